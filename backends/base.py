@@ -1,0 +1,208 @@
+"""The adapter contract: what a backend must offer and what every engine must keep.
+
+Importing this module does not import torch, so names and options can be listed without it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
+Preset = Literal["like-for-like", "library-defaults"]
+Batch = dict[str, "Tensor"]
+TensorKind = Literal[
+    "weights", "gathered", "gradients", "masters", "optimizer", "buffers", "communication"
+]
+
+
+class Unsupported(Exception):
+    """The library cannot run this job here; the message says why, for the report."""
+
+
+class BackendOptions(BaseModel):
+    """Options typed after the colon of a backend's name; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The ranks of one run as one of them sees them."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    ranks_per_node: int
+    device: str
+    """Device type: 'cpu' or 'cuda'."""
+
+    @property
+    def nodes(self) -> int:
+        return self.world_size // self.ranks_per_node
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScale:
+    """Constants of the dynamic loss scaler that fp16-mixed uses; identical for every backend."""
+
+    initial: float = 2.0**16
+    growth_interval: int = 1000
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetupContext:
+    """What the job asks of every engine alike."""
+
+    world: World
+    precision: Precision
+    gradient_clipping: float | None
+    """Largest global L2 norm of the gradient; None: no clipping."""
+    micro_batch_size: int
+    accumulation_steps: int
+    preset: Preset
+    compute_loss: Callable[[nn.Module, Batch], Tensor]
+    """(module, batch) -> scalar: cross entropy summed over the batch's target tokens."""
+    loss_scale: LossScale = field(default_factory=LossScale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effective:
+    """What really runs, read back from live objects wherever the library lets one look."""
+
+    strategy: str
+    """The library's own name of the strategy in force."""
+    wrap_units: list[str]
+    """Names of the modules that are gathered or reduced as one unit; '' is the root."""
+    parameter_dtype: str
+    """Dtype of the weights that forward and backward compute with, outside autocast."""
+    autocast_dtype: str | None
+    master_dtype: str
+    """Dtype of the weights that the optimizer updates."""
+    gradient_dtype: str | None
+    reduce_dtype: str | None
+    """Dtype in which gradients cross the wire; None: nothing crosses."""
+    optimizer: str
+    optimizer_groups: list[dict[str, Any]]
+    """Constants of each parameter group, as the live optimizer holds them."""
+    gradient_clipping: float | None
+    accumulation_steps: int
+    gradient_synchronisation: str
+    """'last micro-step' or 'every micro-step'."""
+    loss_scale: float | None
+    offload: list[str]
+    parameter_count: int
+    """Parameters of the whole model; a tied tensor counts once."""
+    details: dict[str, Any] = field(default_factory=dict)
+    """What only this library has: bucket sizes, thresholds, mesh."""
+
+
+class Engine(ABC):
+    """A model and its optimizer under one strategy, on one rank.
+
+    Every engine keeps this contract:
+
+    1. It never rescales the loss. The gradient that is applied is the sum over micro-steps of the
+       mean over ranks of what `backward` was given; the caller normalises.
+    2. Master weights and optimizer states are fp32 unless the precision is 'bf16'.
+    3. Every default of a library that changes the mathematics is pinned.
+    4. It neither prints nor measures.
+    """
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the loss summed over this rank's target tokens: a scalar, fp32.
+
+        Outside `torch.no_grad()` every call is one micro-step and is followed by `backward`.
+        """
+
+    @abstractmethod
+    def backward(self, loss: Tensor, *, last_micro_step: bool) -> None:
+        """Accumulate gradients of `loss`; after the last micro-step they are reduced over ranks."""
+
+    @abstractmethod
+    def step(self, lr: float) -> float:
+        """Clip, update with learning rate `lr`, zero the gradients.
+
+        Returns the global L2 norm of the unscaled gradient before clipping. It is not finite
+        when a loss scaler skipped the update.
+        """
+
+    @abstractmethod
+    def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name as in the bare model, whole fp32 tensor on the CPU) of the master weights.
+
+        A collective: every rank must exhaust it. A tied tensor comes once.
+        """
+
+    @abstractmethod
+    def effective(self) -> Effective:
+        """Describe what really runs."""
+
+    @abstractmethod
+    def native_config(self) -> dict[str, Any]:
+        """The configuration as it was handed to the library, JSON-serialisable."""
+
+    @abstractmethod
+    def save(self, directory: Path) -> None:
+        """Write a checkpoint from which `load` resumes; a collective."""
+
+    @abstractmethod
+    def load(self, directory: Path) -> None:
+        """Restore weights and optimizer states written by `save`; a collective."""
+
+    def train(self, mode: bool = True) -> None:  # noqa: B027 - optional hook
+        """Switch dropout and the like on or off."""
+
+    def state_tensors(self) -> Iterator[tuple[TensorKind, torch.Tensor]]:
+        """Yield the tensors that live across micro-steps on this rank, with their kind.
+
+        The default yields nothing: model-state bytes of such a backend are reported as n/a.
+        Views of one storage may repeat; the caller counts each storage once.
+        """
+        return iter(())
+
+    def close(self) -> None:  # noqa: B027 - optional hook
+        """Release what the library holds; called once, after the last collective."""
+
+
+BuildModel = Callable[[], "nn.Module"]
+BuildOptimizer = Callable[[Iterable[tuple[str, "nn.Parameter"]]], "torch.optim.Optimizer"]
+
+
+class Backend(ABC):
+    """One strategy of one library. Built from its options; `prepare` makes the engine."""
+
+    Options: ClassVar[type[BackendOptions]] = BackendOptions
+    packages: ClassVar[tuple[str, ...]] = ("torch",)
+    """Distributions whose versions belong to a record of this backend."""
+
+    def __init__(self, options: BackendOptions) -> None:
+        self.options = options
+
+    def unmet_requirements(self, world: World) -> list[str]:
+        """Why this backend cannot run in `world`, one sentence each; empty: it can."""
+        return []
+
+    @abstractmethod
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        """Build the engine; torch.distributed is initialised and the device is set.
+
+        `build_model()` returns the whole model on the CPU, equal on every rank: fp32, or bf16 when
+        the precision is 'bf16'. `build_optimizer(named parameters)` takes names as in the bare model
+        and returns AdamW with the job's constants and weight-decay groups. Raises `Unsupported` where
+        the library cannot do what the context asks, with the library's version in the reason.
+        """

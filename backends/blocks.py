@@ -1,0 +1,26 @@
+"""Which modules of a model are wrapped as units, and the names of its parameters."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def transformer_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Map names to the repeated blocks of a Hugging Face model, in order of execution.
+
+    Uses the class names that the model declares in `_no_split_modules`, as Accelerate and the
+    Trainer do. Raises ValueError where the model declares none that it contains.
+    """
+    declared = set(getattr(model, "_no_split_modules", None) or ())
+    blocks = {name: m for name, m in model.named_modules() if type(m).__name__ in declared}
+    if not blocks:
+        raise ValueError(
+            f"{type(model).__name__} declares no blocks that it contains (_no_split_modules: "
+            f"{sorted(declared) or 'none'}); the wrap units would be a guess"
+        )
+    return blocks
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Number of parameters; a tied tensor counts once. Call it before sharding."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,189 @@
+"""torch FullyShardedDataParallel (FSDP1) in its sharding strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffload,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    ShardingStrategy,
+)
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+from backends.base import (
+    Backend,
+    BackendOptions,
+    BuildModel,
+    BuildOptimizer,
+    Engine,
+    SetupContext,
+    TensorKind,
+    World,
+)
+from backends.blocks import parameter_count, transformer_blocks
+from backends.hybrid import shard_size, unmet_hybrid
+from backends.options import HybridOptions, ShardedOptions
+from backends.precision import compute_dtype, dtype_name, scaler_arguments
+from backends.torch_engine import Strategy, TorchEngine
+
+
+class Fsdp1Backend(Backend):
+    """FullyShardedDataParallel with original parameters, one unit per transformer block and a root."""
+
+    Options = ShardedOptions
+
+    def __init__(self, options: BackendOptions, *, strategy: str = "FULL_SHARD") -> None:
+        super().__init__(options)
+        self.strategy = ShardingStrategy[strategy]
+
+    @property
+    def _hybrid(self) -> bool:
+        return self.strategy is ShardingStrategy.HYBRID_SHARD
+
+    def unmet_requirements(self, world: World) -> list[str]:
+        unmet = []
+        if self._hybrid:
+            unmet += unmet_hybrid(world, self._requested_shard_size())
+        if world.device == "cpu" and self._offload:
+            unmet.append(
+                f"CPUOffload of FSDP1 needs an accelerator to offload from (torch {torch.__version__})"
+            )
+        return unmet
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        model = build_model()
+        count = parameter_count(model)
+        blocks = transformer_blocks(model)
+        dtype = next(model.parameters()).dtype
+        world = context.world
+        device = torch.device(world.device, world.local_rank if world.device == "cuda" else 0)
+        arguments: dict[str, Any] = {
+            "sharding_strategy": self.strategy,
+            "auto_wrap_policy": ModuleWrapPolicy({type(block) for block in blocks.values()}),
+            "use_orig_params": True,
+            "device_id": device if world.device == "cuda" else torch.device("cpu"),
+        }
+        if self._hybrid:
+            size = shard_size(world, self._requested_shard_size())
+            arguments["device_mesh"] = init_device_mesh(
+                world.device,
+                (world.world_size // size, size),
+                mesh_dim_names=("replicate", "shard"),
+            )
+        precision = _mixed_precision(context)
+        if precision is not None:
+            arguments["mixed_precision"] = precision
+        if self._offload:
+            arguments["cpu_offload"] = CPUOffload(offload_params=True)
+        fsdp = FullyShardedDataParallel(model, **arguments)
+        in_force = fsdp.sharding_strategy
+        sharded = in_force is not ShardingStrategy.NO_SHARD
+        strategy = Strategy(
+            name=in_force.name,
+            native_config={key: _plain(value) for key, value in arguments.items()},
+            wrap_units=_unit_names(fsdp),
+            reduce_dtype=(precision.reduce_dtype if precision else None) or dtype,
+            parameter_count=count,
+            compute_dtype=(precision.param_dtype if precision else None) or dtype,
+            autocast=False,
+            offload=["weights", "gradients", "optimizer"] if self._offload else [],
+            details={"requested_strategy": self.strategy.name},
+            norm_group=fsdp.process_group if sharded else None,
+            skip_synchronisation=fsdp.no_sync,
+            named_full_parameters=partial(fsdp1_full_parameters, fsdp),
+        )
+        optimizer = build_optimizer(
+            (_bare_name(name), parameter) for name, parameter in fsdp.named_parameters()
+        )
+        scaler = None
+        if context.precision == "fp16-mixed":
+            scaler = ShardedGradScaler(world.device, **scaler_arguments(context.loss_scale))  # type: ignore[arg-type]
+        return Fsdp1Engine(fsdp, optimizer, context, strategy, scaler)
+
+    @property
+    def _offload(self) -> bool:
+        return getattr(self.options, "offload", "none") == "cpu"
+
+    def _requested_shard_size(self) -> int | None:
+        return self.options.shard_size if isinstance(self.options, HybridOptions) else None
+
+
+class Fsdp1HybridBackend(Fsdp1Backend):
+    """HYBRID_SHARD on a 2-D mesh."""
+
+    Options = HybridOptions
+
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options, strategy="HYBRID_SHARD")
+
+
+class Fsdp1Engine(TorchEngine):
+    """Counts the flat parameters of FSDP1 rather than the views that stand for the originals."""
+
+    def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
+        for kind, tensor in super().state_tensors():
+            if kind != "weights":
+                yield kind, tensor
+        for unit in FullyShardedDataParallel.fsdp_modules(self.module):
+            flat = unit._flat_param
+            if flat is None:
+                continue
+            yield "weights", getattr(flat, "_local_shard", flat.data)
+            for name in ("_mp_shard", "_full_param_padded", "_full_prec_full_param_padded"):
+                gathered = getattr(flat, name, None)
+                if isinstance(gathered, Tensor):
+                    yield "gathered", gathered
+            if flat.grad is not None:
+                yield "gradients", flat.grad
+            saved = getattr(flat, "_saved_grad_shard", None)
+            if isinstance(saved, Tensor):
+                yield "gradients", saved
+
+
+def _mixed_precision(context: SetupContext) -> MixedPrecision | None:
+    """Compute in the low dtype; reduce in fp32 unless the library's default is asked for."""
+    if not context.precision.endswith("-mixed"):
+        return None
+    reduce_dtype = torch.float32 if context.preset == "like-for-like" else None
+    return MixedPrecision(param_dtype=compute_dtype(context.precision), reduce_dtype=reduce_dtype)
+
+
+def fsdp1_full_parameters(fsdp: FullyShardedDataParallel) -> Iterator[tuple[str, Tensor]]:
+    """Gather all parameters of a sharded model; a collective."""
+    with FullyShardedDataParallel.summon_full_params(fsdp, writeback=False):
+        for name, parameter in fsdp.named_parameters():
+            yield _bare_name(name), parameter
+
+
+def _bare_name(name: str) -> str:
+    return name.replace("_fsdp_wrapped_module.", "")
+
+
+def _unit_names(fsdp: FullyShardedDataParallel) -> list[str]:
+    units = [n for n, m in fsdp.named_modules() if isinstance(m, FullyShardedDataParallel)]
+    return [_bare_name(name) for name in units if name] + [""]
+
+
+def _plain(value: Any) -> Any:
+    """Describe an FSDP1 argument in JSON terms."""
+    if isinstance(value, ShardingStrategy):
+        return value.name
+    if isinstance(value, ModuleWrapPolicy):
+        return f"ModuleWrapPolicy({sorted(c.__name__ for c in value._module_classes)})"
+    if isinstance(value, MixedPrecision):
+        return {
+            key: dtype_name(v) if isinstance(v, torch.dtype) else v
+            for key, v in vars(value).items()
+            if v is None or isinstance(v, (bool, torch.dtype))
+        }
+    return value if isinstance(value, (bool, int, str)) else str(value)

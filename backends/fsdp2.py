@@ -1,0 +1,136 @@
+"""torch fully_shard (FSDP2): one unit per transformer block and one for the rest of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from backends.base import (
+    Backend,
+    BackendOptions,
+    BuildModel,
+    BuildOptimizer,
+    Engine,
+    SetupContext,
+    World,
+)
+from backends.blocks import parameter_count, transformer_blocks
+from backends.fsdp2_engine import Fsdp2Engine
+from backends.hybrid import shard_size, unmet_hybrid
+from backends.options import HybridOptions, ShardedOptions
+from backends.precision import compute_dtype, dtype_name
+from backends.single import grad_scaler
+from backends.torch_engine import Strategy
+
+
+class Fsdp2Backend(Backend):
+    """`fully_shard`; `reshard` tells whether a block gives its gathered weights back after forward."""
+
+    Options = ShardedOptions
+
+    def __init__(
+        self, options: BackendOptions, *, reshard: bool = True, hybrid: bool = False
+    ) -> None:
+        super().__init__(options)
+        self.reshard = reshard
+        self.hybrid = hybrid
+
+    def unmet_requirements(self, world: World) -> list[str]:
+        return unmet_hybrid(world, self._requested_shard_size()) if self.hybrid else []
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        model = build_model()
+        count = parameter_count(model)
+        blocks = transformer_blocks(model)
+        mesh = self._mesh(context.world)
+        policy = _mixed_precision(context)
+        offload = getattr(self.options, "offload", "none") == "cpu"
+        arguments: dict[str, Any] = {
+            "mesh": mesh,
+            "reshard_after_forward": self.reshard,
+            "mp_policy": policy,
+        }
+        if offload:
+            arguments["offload_policy"] = CPUOffloadPolicy(
+                pin_memory=context.world.device == "cuda"
+            )
+        for block in blocks.values():
+            fully_shard(block, **arguments)
+        # torch keeps the root gathered between forward and backward unless told otherwise; the
+        # textbook strategy does not.
+        root_reshard = self.reshard if context.preset == "like-for-like" else None
+        fully_shard(model, **(arguments | {"reshard_after_forward": root_reshard}))
+        strategy = Strategy(
+            name="fully_shard" + (" on a 2-D mesh" if self.hybrid else ""),
+            native_config={
+                "reshard_after_forward": self.reshard,
+                "root_reshard_after_forward": root_reshard,
+                "mesh": {"shape": list(mesh.shape), "dimensions": list(mesh.mesh_dim_names or ())},
+                "mp_policy": {
+                    key: dtype_name(value) if isinstance(value, torch.dtype) else value
+                    for key, value in vars(policy).items()
+                },
+                "offload_policy": "CPUOffloadPolicy" if offload else None,
+            },
+            wrap_units=[*blocks, ""],
+            reduce_dtype=policy.reduce_dtype or next(model.parameters()).dtype,
+            parameter_count=count,
+            compute_dtype=policy.param_dtype or next(model.parameters()).dtype,
+            autocast=False,
+            offload=["weights", "gradients", "optimizer"] if offload else [],
+            details={"shard_size": mesh.shape[-1], "replicas": mesh.size() // mesh.shape[-1]},
+            norm_group=mesh.get_group(mesh.ndim - 1),
+            set_synchronisation=partial(synchronise, model),
+            named_full_parameters=partial(fsdp2_full_parameters, model, context.world.device),
+        )
+        optimizer = build_optimizer(model.named_parameters())
+        return Fsdp2Engine(model, optimizer, context, strategy, grad_scaler(context))
+
+    def _requested_shard_size(self) -> int | None:
+        return self.options.shard_size if isinstance(self.options, HybridOptions) else None
+
+    def _mesh(self, world: World) -> DeviceMesh:
+        if not self.hybrid:
+            return init_device_mesh(world.device, (world.world_size,), mesh_dim_names=("shard",))
+        size = shard_size(world, self._requested_shard_size())
+        shape = (world.world_size // size, size)
+        return init_device_mesh(world.device, shape, mesh_dim_names=("replicate", "shard"))
+
+
+class Fsdp2HybridBackend(Fsdp2Backend):
+    """The same on a 2-D mesh: sharded inside a group of ranks, replicated across the groups."""
+
+    Options = HybridOptions
+
+
+def _mixed_precision(context: SetupContext) -> MixedPrecisionPolicy:
+    """Compute in the low dtype; reduce in fp32 unless the library's default is asked for."""
+    if not context.precision.endswith("-mixed"):
+        return MixedPrecisionPolicy()
+    reduce_dtype = torch.float32 if context.preset == "like-for-like" else None
+    return MixedPrecisionPolicy(
+        param_dtype=compute_dtype(context.precision), reduce_dtype=reduce_dtype
+    )
+
+
+def synchronise(model: nn.Module, last: bool) -> None:
+    """Reduce gradients in this micro-step only if it is the last."""
+    model.set_requires_gradient_sync(last)  # type: ignore[operator]
+    model.set_is_last_backward(last)  # type: ignore[operator]
+
+
+def fsdp2_full_parameters(model: nn.Module, device: str) -> Iterator[tuple[str, Tensor]]:
+    """Gather the parameters of a sharded model one by one, on `device`; a collective."""
+    for name, parameter in model.named_parameters():
+        # Offloaded shards lie on the CPU while NCCL gathers device memory only.
+        sharded = parameter.detach().to(device)
+        yield name, sharded.full_tensor() if isinstance(sharded, DTensor) else sharded

@@ -1,0 +1,187 @@
+"""Names of backends and the classes behind them, loaded only when one is built.
+
+Third parties register a `Backend` subclass under the entry-point group 'harness.backends'.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import ValidationError
+
+from backends.base import Backend, BackendOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+ENTRY_POINT_GROUP = "harness.backends"
+REFERENCE = "single"
+
+
+class UnknownBackend(ValueError):
+    """A name or option that no backend has; the message says what was given and what is allowed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One name: where its class is, with which parameters, and what to tell about it."""
+
+    name: str
+    target: str
+    """'module:Class', for a third party as its entry point says."""
+    options: str | None
+    """'module:Class' of the options; None: ask the backend class."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    summary: str = ""
+    packages: tuple[str, ...] = ("torch",)
+
+    def options_class(self) -> type[BackendOptions]:
+        if self.options:
+            return _load(self.options)  # type: ignore[no-any-return]
+        return self.backend_class().Options
+
+    def backend_class(self) -> type[Backend]:
+        loaded = _load(self.target)
+        if not (isinstance(loaded, type) and issubclass(loaded, Backend)):
+            raise UnknownBackend(
+                f"entry point '{self.name}' of group '{ENTRY_POINT_GROUP}' gives {loaded!r}; "
+                "it must name a subclass of backends.base.Backend"
+            )
+        return loaded
+
+
+def _entry(name: str, target: str, options: str, summary: str, *packages: str, **parameters: Any) -> Entry:
+    return Entry(
+        name=name,
+        target=f"backends.{target}",
+        options=f"backends.options:{options}",
+        summary=summary,
+        packages=("torch", *packages),
+        parameters=parameters,
+    )
+
+
+_BUILT_IN = [
+    _entry("single", "single:SingleBackend", "NoOptions", "one process, whole global batch: the reference"),
+    _entry("ddp", "ddp:DdpBackend", "NoOptions", "DistributedDataParallel: nothing sharded"),
+    *(
+        _entry(
+            f"zero{stage}",
+            "zero:ZeroBackend",
+            "ZeroOptions",
+            f"DeepSpeed ZeRO stage {stage}: {sharded} sharded",
+            "deepspeed",
+            stage=stage,
+        )
+        for stage, sharded in enumerate(
+            (
+                "nothing",
+                "optimizer states",
+                "optimizer states and gradients",
+                "optimizer states, gradients and weights",
+            )
+        )
+    ),
+    _entry("fsdp", "fsdp2:Fsdp2Backend", "ShardedOptions", "fully_shard (FSDP2), weights gathered for forward and again for backward"),
+    _entry("fsdp-grad-op", "fsdp2:Fsdp2Backend", "ShardedOptions", "fully_shard (FSDP2), weights kept gathered between forward and backward", reshard=False),
+    _entry("fsdp-hybrid", "fsdp2:Fsdp2HybridBackend", "HybridOptions", "fully_shard (FSDP2) on a 2-D mesh: sharded within, replicated across groups", hybrid=True),
+    _entry("fsdp1", "fsdp1:Fsdp1Backend", "ShardedOptions", "FSDP1 FULL_SHARD", strategy="FULL_SHARD"),
+    _entry("fsdp1-grad-op", "fsdp1:Fsdp1Backend", "ShardedOptions", "FSDP1 SHARD_GRAD_OP", strategy="SHARD_GRAD_OP"),
+    _entry("fsdp1-no-shard", "fsdp1:Fsdp1Backend", "ShardedOptions", "FSDP1 NO_SHARD", strategy="NO_SHARD"),
+    _entry("fsdp1-hybrid", "fsdp1:Fsdp1HybridBackend", "HybridOptions", "FSDP1 HYBRID_SHARD"),
+    _entry("accelerate-ddp", "accelerate:AccelerateDdpBackend", "NoOptions", "DDP through Accelerate", "accelerate"),
+    *(
+        _entry(f"accelerate-zero{stage}", "accelerate:AccelerateZeroBackend", "ZeroOptions", f"DeepSpeed ZeRO stage {stage} through Accelerate", "accelerate", "deepspeed", stage=stage)
+        for stage in (1, 2, 3)
+    ),
+    _entry("accelerate-fsdp", "accelerate:AccelerateFsdpBackend", "ShardedOptions", "FSDP2 through Accelerate", "accelerate", version=2),
+    _entry("accelerate-fsdp1", "accelerate:AccelerateFsdpBackend", "ShardedOptions", "FSDP1 FULL_SHARD through Accelerate", "accelerate", version=1),
+]  # fmt: skip
+
+
+def entries() -> dict[str, Entry]:
+    """Every known backend by name: the built-in ones in their order, then third parties by name.
+
+    A third party cannot take the name of a built-in backend.
+    """
+    known = {entry.name: entry for entry in _BUILT_IN}
+    for point in sorted(_third_parties(), key=lambda p: p.name):
+        if point.name not in known:
+            distribution = (point.dist.name,) if point.dist else ()
+            known[point.name] = Entry(
+                name=point.name,
+                target=point.value,
+                options=None,
+                summary=f"third party: {point.value}",
+                packages=("torch", *distribution),
+            )
+    return known
+
+
+def parse(label: str) -> tuple[Entry, BackendOptions]:
+    """Split 'zero3:offload=cpu,reduce_bucket_size=1000' into its entry and validated options.
+
+    Raises UnknownBackend, naming the alternatives and the closest one.
+    """
+    name, _, given = label.strip().partition(":")
+    known = entries()
+    if name not in known:
+        raise UnknownBackend(f"backend '{name}' is unknown. Available: {_choices(name, known)}")
+    entry = known[name]
+    values: dict[str, Any] = {}
+    for item in filter(None, given.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise UnknownBackend(f"option '{item}' of backend '{name}' has no value; write {item}=VALUE")
+        values[key.strip()] = yaml.safe_load(value)
+    options_class = entry.options_class()
+    for key in values:
+        if key not in options_class.model_fields:
+            raise UnknownBackend(
+                f"option '{key}' of backend '{name}' is unknown. "
+                f"Available: {_choices(key, options_class.model_fields)}"
+            )
+    try:
+        return entry, options_class.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UnknownBackend(
+            f"option '{place}' of backend '{name}' was given {first['input']!r}: {first['msg']}"
+        ) from error
+
+
+def create(label: str) -> Backend:
+    """Build the backend that `label` names; imports its library."""
+    entry, options = parse(label)
+    return entry.backend_class()(options, **entry.parameters)
+
+
+def canonical_label(label: str) -> str:
+    """The one spelling of a label: options that were set, sorted by name, without blanks."""
+    entry, options = parse(label)
+    given = options.model_dump(exclude_unset=True)
+    text = ",".join(f"{key}={given[key]}" for key in sorted(given))
+    return f"{entry.name}:{text}" if text else entry.name
+
+
+def _third_parties() -> Iterable[EntryPoint]:
+    return entry_points(group=ENTRY_POINT_GROUP)
+
+
+def _load(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _choices(given: str, allowed: Iterable[str]) -> str:
+    names = list(allowed)
+    close = difflib.get_close_matches(given, names, n=1)
+    listed = ", ".join(names) or "none"
+    return f"{listed}. Did you mean '{close[0]}'?" if close else listed

@@ -1,0 +1,65 @@
+"""One process that trains on the whole global batch: the reference that every strategy is judged by."""
+
+from __future__ import annotations
+
+import torch
+
+from backends.base import (
+    Backend,
+    BackendOptions,
+    BuildModel,
+    BuildOptimizer,
+    Engine,
+    SetupContext,
+    World,
+)
+from backends.blocks import parameter_count
+from backends.options import NoOptions
+from backends.precision import scaler_arguments
+from backends.torch_engine import Strategy, TorchEngine
+
+
+class SingleBackend(Backend):
+    """No distribution at all."""
+
+    Options = NoOptions
+
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options)
+
+    def unmet_requirements(self, world: World) -> list[str]:
+        if world.world_size == 1:
+            return []
+        return [f"'single' is one process, this world has {world.world_size} ranks"]
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        model = build_model()
+        count = parameter_count(model)
+        model.to(context.world.device)
+        strategy = Strategy(
+            name="single process",
+            native_config={},
+            wrap_units=[""],
+            reduce_dtype=None,
+            parameter_count=count,
+            compute_dtype=next(model.parameters()).dtype,
+            autocast=True,
+            offload=[],
+            details={},
+        )
+        return TorchEngine(
+            model,
+            build_optimizer(model.named_parameters()),
+            context,
+            strategy,
+            grad_scaler(context),
+        )
+
+
+def grad_scaler(context: SetupContext) -> torch.amp.GradScaler | None:
+    """The dynamic loss scaler of fp16-mixed; None at every other precision."""
+    if context.precision != "fp16-mixed":
+        return None
+    return torch.amp.GradScaler(context.world.device, **scaler_arguments(context.loss_scale))

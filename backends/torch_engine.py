@@ -1,0 +1,202 @@
+"""The engine of every strategy whose optimizer is torch's own: single, DDP, FSDP 1 and 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from backends.base import Batch, Effective, Engine, SetupContext, TensorKind
+from backends.gradients import clip, global_norm, local_shard
+from backends.precision import autocast_dtype, dtype_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """What distinguishes one torch strategy from another, as far as the engine is concerned."""
+
+    name: str
+    native_config: dict[str, Any]
+    wrap_units: list[str]
+    reduce_dtype: torch.dtype | None
+    parameter_count: int
+    compute_dtype: torch.dtype
+    autocast: bool
+    offload: list[str]
+    details: dict[str, Any]
+    norm_group: dist.ProcessGroup | None = None
+    """Ranks that hold disjoint parts of the gradient; None: every rank holds all of it."""
+    skip_synchronisation: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Context of a micro-step that is not the last."""
+    set_synchronisation: Callable[[bool], None] | None = None
+    """Alternative to the context: called with whether this micro-step is the last."""
+    named_full_parameters: Callable[[], Iterator[tuple[str, Tensor]]] | None = None
+    """Gathers whole parameters; None: they are whole already."""
+
+
+class TorchEngine(Engine):
+    """Forward under autocast, backward with gradient synchronisation deferred, exact clipping, AdamW."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        context: SetupContext,
+        strategy: Strategy,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        self.module = module
+        self.optimizer = optimizer
+        self.context = context
+        self.strategy = strategy
+        self.scaler = scaler
+        self._micro_steps = 0
+        self._micro_step_stack = ExitStack()
+
+    def forward(self, batch: Batch) -> Tensor:
+        if torch.is_grad_enabled():
+            last = self._micro_steps == self.context.accumulation_steps - 1
+            # DDP and FSDP1 decide in the forward pass whether the backward pass will reduce.
+            if not last:
+                self._micro_step_stack.enter_context(self.strategy.skip_synchronisation())
+            if self.strategy.set_synchronisation is not None:
+                self.strategy.set_synchronisation(last)
+        with self._autocast():
+            return self.context.compute_loss(self.module, batch)
+
+    def backward(self, loss: Tensor, *, last_micro_step: bool) -> None:
+        with self._micro_step_stack:
+            self._run_backward(loss)
+        self._micro_steps = 0 if last_micro_step else self._micro_steps + 1
+
+    def step(self, lr: float) -> float:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self._unscale()
+        gradients = self._gradients()
+        norm = global_norm(gradients, self.strategy.norm_group)
+        clip(gradients, norm, self.context.gradient_clipping)
+        self._update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        gather = self.strategy.named_full_parameters
+        named = gather() if gather else self._bare_module().named_parameters()
+        for name, tensor in named:
+            # A copy: a numpy view of a live FSDP1 parameter would keep its storage from being freed.
+            yield name, tensor.detach().to(device="cpu", dtype=torch.float32, copy=True)
+
+    def effective(self) -> Effective:
+        parameter = next(self.module.parameters())
+        trained = self.optimizer.param_groups[0]["params"][0]
+        reduce_dtype = self.strategy.reduce_dtype
+        autocast = autocast_dtype(self.context.precision) if self.strategy.autocast else None
+        return Effective(
+            strategy=self.strategy.name,
+            wrap_units=self.strategy.wrap_units,
+            parameter_dtype=dtype_name(self.strategy.compute_dtype),
+            autocast_dtype=dtype_name(autocast) if autocast else None,
+            master_dtype=dtype_name(trained.dtype),
+            gradient_dtype=dtype_name(parameter.dtype),
+            reduce_dtype=dtype_name(reduce_dtype) if reduce_dtype else None,
+            optimizer=f"{type(self.optimizer).__module__}.{type(self.optimizer).__name__}",
+            optimizer_groups=describe_groups(self.optimizer),
+            gradient_clipping=self.context.gradient_clipping,
+            accumulation_steps=self.context.accumulation_steps,
+            gradient_synchronisation="last micro-step",
+            loss_scale=float(self.scaler.get_scale()) if self.scaler else None,
+            offload=self.strategy.offload,
+            parameter_count=self.strategy.parameter_count,
+            details=self.strategy.details,
+        )
+
+    def native_config(self) -> dict[str, Any]:
+        return self.strategy.native_config
+
+    def save(self, directory: Path) -> None:
+        from torch.distributed.checkpoint import save
+
+        save(self._state(), checkpoint_id=directory)
+
+    def load(self, directory: Path) -> None:
+        from torch.distributed.checkpoint import load
+        from torch.distributed.checkpoint.state_dict import set_state_dict
+
+        state = self._state()
+        load(state, checkpoint_id=directory)
+        set_state_dict(
+            self.module,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+
+    def train(self, mode: bool = True) -> None:
+        self.module.train(mode)
+
+    def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    yield "optimizer", local_shard(value)
+        for parameter in self.module.parameters():
+            yield "weights", local_shard(parameter.detach())
+            if parameter.grad is not None:
+                yield "gradients", local_shard(parameter.grad)
+        for buffer in self.module.buffers():
+            yield "buffers", buffer
+
+    def _state(self) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        model, optimizer = get_state_dict(self.module, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def _run_backward(self, loss: Tensor) -> None:
+        (self.scaler.scale(loss) if self.scaler else loss).backward()
+
+    def _unscale(self) -> None:
+        if self.scaler:
+            self.scaler.unscale_(self.optimizer)
+
+    def _update(self) -> None:
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        dtype = autocast_dtype(self.context.precision) if self.strategy.autocast else None
+        return torch.autocast(self.context.world.device, dtype) if dtype else nullcontext()
+
+    def _gradients(self) -> list[Tensor]:
+        return [
+            parameter.grad
+            for group in self.optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+
+    def _bare_module(self) -> nn.Module:
+        wrapped = getattr(self.module, "module", None)
+        return wrapped if isinstance(wrapped, nn.Module) else self.module
+
+
+def describe_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The constants of each parameter group that change the update, read from the live optimizer.
+
+    Order of groups and keys is fixed; the learning rate is left out, since the loop sets it each step.
+    """
+    keys = ("betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay")
+    return [
+        {key: list(v) if isinstance(v := group[key], tuple) else v for key in keys if key in group}
+        for group in optimizer.param_groups
+    ]

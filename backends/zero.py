@@ -1,0 +1,80 @@
+"""DeepSpeed ZeRO, stages 0 to 3, through `deepspeed.initialize` with a client AdamW."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from backends.base import (
+    Backend,
+    BackendOptions,
+    BuildModel,
+    BuildOptimizer,
+    Engine,
+    SetupContext,
+    World,
+)
+from backends.blocks import parameter_count
+from backends.options import ZeroOptions
+from backends.zero_config import zero_config
+from backends.zero_engine import ZeroEngine, forget_dummy_step
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+class ZeroBackend(Backend):
+    """One ZeRO stage."""
+
+    Options = ZeroOptions
+    packages = ("torch", "deepspeed")
+
+    def __init__(self, options: BackendOptions, *, stage: int = 0) -> None:
+        super().__init__(options)
+        assert isinstance(options, ZeroOptions)
+        self.zero_options = options
+        self.stage = stage
+
+    def unmet_requirements(self, world: World) -> list[str]:
+        if self.stage == 0 and self.zero_options.offload != "none":
+            return ["ZeRO-Offload needs stage 1, 2 or 3; stage 0 has nothing to offload"]
+        return []
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        deepspeed = import_deepspeed(context.world)
+        deepspeed.init_distributed(
+            dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False
+        )
+        model = build_model()
+        count = parameter_count(model)
+        config = zero_config(self.stage, self.zero_options, context, count)
+        optimizer = build_optimizer(model.named_parameters())
+        # Stage 0 in low precision takes an optimizer step on zero gradients while it sets up: at
+        # learning rate 0 that step moves nothing.
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        if self.stage == 0:
+            forget_dummy_step(optimizer)
+        return ZeroEngine(engine, context, config, self.stage, count)
+
+
+def import_deepspeed(world: World) -> ModuleType:
+    """Import deepspeed with its accelerator pinned to the world's device and its logger silenced."""
+    if world.device == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.ERROR)
+    if world.device == "cpu":
+        # On the CPU DeepSpeed would compile a shared-memory all-reduce (half a minute) that
+        # bypasses torch.distributed, so that its traffic could not be counted.
+        compatible: dict[str, Any] = deepspeed.ops.__compatible_ops__
+        compatible["deepspeed_shm_comm"] = False
+    return deepspeed

@@ -1,0 +1,109 @@
+"""The DeepSpeed configuration of a job: every default that changes the mathematics is pinned here."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from backends.base import SetupContext, Unsupported
+from backends.options import ZeroOptions
+
+# 25 MiB of fp32, the bucket of DDP, so that buffers do not decide a comparison of memory.
+LIKE_FOR_LIKE_BUCKET_ELEMENTS = 25 * 2**20 // 4
+
+
+def zero_config(
+    stage: int, options: ZeroOptions, context: SetupContext, parameter_count: int
+) -> dict[str, Any]:
+    """Return the JSON configuration for `deepspeed.initialize`, the optimizer being the client's.
+
+    Raises Unsupported for a precision that the stage does not have.
+    """
+    clipping = context.gradient_clipping or 0.0
+    if options.gradient_clipping is not None:
+        clipping = options.gradient_clipping
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": context.micro_batch_size,
+        "gradient_accumulation_steps": context.accumulation_steps,
+        # DeepSpeed 0.19 clips at 1.0 when this key is missing.
+        "gradient_clipping": clipping,
+        "prescale_gradients": False,
+        "steps_per_print": 10**9,
+        "zero_optimization": _zero_optimization(stage, options, context, parameter_count),
+    }
+    config |= _precision(stage, context)
+    if options.offload != "none":
+        # The client's AdamW stays in force; DeepSpeed would insist on its own CPUAdam.
+        config["zero_force_ds_cpu_optimizer"] = False
+    return config
+
+
+def _zero_optimization(
+    stage: int, options: ZeroOptions, context: SetupContext, parameter_count: int
+) -> dict[str, Any]:
+    settings: dict[str, Any] = {"stage": stage}
+    if stage == 0:
+        return settings
+    if context.preset == "like-for-like":
+        # Stage 3 allocates the whole bucket at once, however small the model.
+        bucket = min(LIKE_FOR_LIKE_BUCKET_ELEMENTS, parameter_count)
+        settings |= {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+        if stage == 3:
+            # Above 0, ZeRO-3 keeps small parameters, or whole small models, gathered.
+            settings |= {
+                "stage3_param_persistence_threshold": 0,
+                "stage3_max_live_parameters": 0,
+                "stage3_max_reuse_distance": 0,
+            }
+    for name in ("reduce_bucket_size", "allgather_bucket_size"):
+        if (value := getattr(options, name)) is not None:
+            settings[name] = value
+    pinned = context.world.device == "cuda"
+    if options.offload != "none":
+        settings["offload_optimizer"] = {"device": "cpu", "pin_memory": pinned}
+    if options.offload == "cpu" and stage == 3:
+        settings["offload_param"] = {"device": "cpu", "pin_memory": pinned}
+    return settings
+
+
+def _precision(stage: int, context: SetupContext) -> dict[str, Any]:
+    match context.precision:
+        case "bf16-mixed":
+            config: dict[str, Any] = {"bf16": {"enabled": True}}
+        case "fp16-mixed":
+            scale = context.loss_scale
+            config = {
+                "fp16": {
+                    "enabled": True,
+                    "loss_scale": 0,
+                    "initial_scale_power": round(math.log2(scale.initial)),
+                    "loss_scale_window": scale.growth_interval,
+                    "hysteresis": 1,
+                    "min_loss_scale": 1,
+                }
+            }
+        case "bf16":
+            if stage == 0:
+                raise Unsupported(_pure_bf16_reason())
+            config = {
+                "bf16": {
+                    "enabled": True,
+                    "bf16_master_weights_and_grads": True,
+                    "bf16_optimizer_states": True,
+                }
+            }
+            return config
+        case _:
+            return {}
+    if context.preset == "like-for-like":
+        config["communication_data_type"] = "fp32"
+    return config
+
+
+def _pure_bf16_reason() -> str:
+    from importlib.metadata import version
+
+    return (
+        f"DeepSpeed {version('deepspeed')} always keeps fp32 master weights at stage 0; "
+        "bf16 masters and states exist at stages 1 to 3"
+    )

@@ -1,0 +1,213 @@
+"""The engine around a DeepSpeed engine, and where DeepSpeed keeps its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.base import Batch, Effective, Engine, SetupContext, TensorKind
+from backends.gradients import global_norm
+from backends.precision import dtype_name
+from backends.torch_engine import describe_groups
+
+
+class ZeroEngine(Engine):
+    """Drives `DeepSpeedEngine` so that it neither rescales the loss nor decides the boundaries."""
+
+    def __init__(
+        self,
+        engine: Any,
+        context: SetupContext,
+        config: dict[str, Any],
+        stage: int,
+        parameter_count: int,
+    ) -> None:
+        self.engine = engine
+        self.context = context
+        self.config = config
+        self.stage = stage
+        self.parameter_count = parameter_count
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.context.compute_loss(self.engine, batch)
+
+    def backward(self, loss: Tensor, *, last_micro_step: bool) -> None:
+        self.engine.set_gradient_accumulation_boundary(last_micro_step)
+        self.engine.backward(loss, scale_wrt_gas=False)
+        if not last_micro_step:
+            self.engine.step()  # between boundaries it only counts
+
+    def step(self, lr: float) -> float:
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = lr
+        # Stage 0 in fp32 has a bare optimizer behind it and reports no norm.
+        own_norm = hasattr(self.engine.optimizer, "_global_grad_norm")
+        norm = 0.0 if own_norm else self._whole_gradient_norm()
+        self.engine.step()
+        if own_norm:
+            norm = float(self.engine.get_global_grad_norm())
+            if getattr(self.engine.optimizer, "overflow", False):
+                norm = float("inf")
+        return norm
+
+    def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        masters = self._unfused_masters()
+        for name, parameter in self.engine.module.named_parameters():
+            full = masters.get(id(parameter))
+            if full is None:
+                full = safe_get_full_fp32_param(parameter)
+            if full is None:
+                full = parameter
+            yield name, full.detach().to(device="cpu", dtype=torch.float32, copy=True)
+
+    def effective(self) -> Effective:
+        optimizer = self._basic_optimizer()
+        # Stage 3 fills the groups of its optimizer only while it steps.
+        held = optimizer.param_groups[0]["params"]
+        trained = held[0] if held else self.engine.optimizer.fp32_partitioned_groups_flat[0]
+        parameter = next(self.engine.module.parameters())
+        zero = self.engine._config.zero_config
+        offload = [
+            kind
+            for kind, setting in (
+                ("optimizer", zero.offload_optimizer),
+                ("weights", zero.offload_param),
+            )
+            if setting is not None and str(setting.device.value) != "none"
+        ]
+        return Effective(
+            strategy=f"ZeRO stage {self.engine.zero_optimization_stage()}",
+            wrap_units=[""],
+            parameter_dtype=dtype_name(parameter.dtype),
+            autocast_dtype=None,
+            master_dtype=dtype_name(trained.dtype),
+            gradient_dtype=dtype_name(parameter.dtype),
+            reduce_dtype=dtype_name(self.engine.communication_data_type),
+            optimizer=f"{type(optimizer).__module__}.{type(optimizer).__name__}",
+            optimizer_groups=describe_groups(optimizer),
+            gradient_clipping=self.engine.gradient_clipping() or None,
+            accumulation_steps=self.engine.gradient_accumulation_steps(),
+            gradient_synchronisation=(
+                "every micro-step" if self.stage >= 2 else "last micro-step"
+            ),
+            loss_scale=self._loss_scale(),
+            offload=offload,
+            parameter_count=self.parameter_count,
+            details={
+                "optimizer_wrapper": type(self.engine.optimizer).__name__,
+                "reduce_bucket_elements": zero.reduce_bucket_size,
+                "allgather_bucket_elements": zero.allgather_bucket_size,
+                "parameter_persistence_elements": zero.param_persistence_threshold
+                if self.stage == 3
+                else None,
+            },
+        )
+
+    def native_config(self) -> dict[str, Any]:
+        return self.config
+
+    def save(self, directory: Path) -> None:
+        self.engine.save_checkpoint(str(directory))
+
+    def load(self, directory: Path) -> None:
+        path, _ = self.engine.load_checkpoint(str(directory))
+        if path is None:
+            raise FileNotFoundError(f"no DeepSpeed checkpoint in {directory}")
+
+    def train(self, mode: bool = True) -> None:
+        self.engine.train(mode)
+
+    def close(self) -> None:
+        self.engine.destroy()
+
+    def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
+        optimizer = self.engine.optimizer
+        for state in self._basic_optimizer().state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    yield "optimizer", value
+        for kind, names in _KEPT_BY_DEEPSPEED.items():
+            for name in names:
+                for tensor in _tensors(getattr(optimizer, name, None)):
+                    yield kind, tensor
+                    if tensor.grad is not None:
+                        yield "gradients", tensor.grad
+        for bucket in getattr(optimizer, "ipg_buckets", {}).values():
+            for tensor in _tensors(bucket.buffer):
+                yield "communication", tensor
+        for parameter in self.engine.module.parameters():
+            shard = getattr(parameter, "ds_tensor", None)
+            if shard is not None:
+                yield "weights", shard
+                yield "gathered", parameter.data
+            else:
+                yield "weights", parameter.data
+            if parameter.grad is not None:
+                yield "gradients", parameter.grad
+        for buffer in self.engine.module.buffers():
+            yield "buffers", buffer
+
+    def _basic_optimizer(self) -> torch.optim.Optimizer:
+        return self.engine.basic_optimizer
+
+    def _whole_gradient_norm(self) -> float:
+        gradients = (p.grad for p in self.engine.module.parameters() if p.grad is not None)
+        return global_norm(gradients, None)
+
+    def _loss_scale(self) -> float | None:
+        if not self.engine.fp16_enabled():
+            return None
+        return float(getattr(self.engine.optimizer, "cur_scale", self.engine.optimizer.loss_scale))
+
+    def _unfused_masters(self) -> dict[int, Tensor]:
+        """Stage 0 in low precision keeps fp32 masters in lists parallel to the model's parameters."""
+        low = getattr(self.engine.optimizer, "fp16_groups", None)
+        high = getattr(self.engine.optimizer, "fp32_groups", None)
+        if self.stage != 0 or low is None or high is None:
+            return {}
+        return {
+            id(parameter): master
+            for low_group, high_group in zip(low, high, strict=True)
+            for parameter, master in zip(low_group, high_group, strict=True)
+        }
+
+
+_KEPT_BY_DEEPSPEED: dict[TensorKind, tuple[str, ...]] = {
+    "weights": ("bit16_groups_flat", "fp16_partitioned_groups_flat", "bf16_groups_flat"),
+    "masters": (
+        "single_partition_of_fp32_groups",
+        "fp32_partitioned_groups_flat",
+        "fp32_groups_flat_partition",
+        "fp32_groups",
+    ),
+    "gradients": ("averaged_gradients", "grad_partitions_flat_buffer"),
+}
+
+
+def forget_dummy_step(optimizer: torch.optim.Optimizer) -> None:
+    """Set Adam's step count back to zero.
+
+    `FP16_UnfusedOptimizer.initialize_optimizer_states` (DeepSpeed 0.19) steps once on zero gradients,
+    so that training would begin at t = 2 with moments of zero: the first updates come out wrong.
+    """
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), Tensor):
+            state["step"].zero_()
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    """Flatten DeepSpeed's lists and dicts of tensors."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)

@@ -1,0 +1,207 @@
+"""Cells of a matrix: which runs a comparison needs, and how one of them is run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from backends import registry
+from harness.batch import BatchLayout, batch_layout, reference_layout, with_global_batch
+from harness.errors import HarnessError
+from harness.launch.assemble import assemble
+from harness.launch.local import EventHandler, LocalLauncher
+from harness.provenance import code_fingerprint, package_versions
+from harness.record import Record
+from harness.request import RunRequest
+from harness.spec import Experiment, Job
+from harness.store import Store, write_record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run to be made: a backend in a world, of a job whose global batch is resolved."""
+
+    backend: str
+    job: Job
+    job_id: str
+    layout: BatchLayout
+    world_size: int
+    repeat: int
+    key: str
+
+
+def plan(
+    experiment: Experiment,
+    backends: Iterable[str],
+    world_sizes: Iterable[int],
+    repeats: int,
+    device: str,
+) -> list[Cell]:
+    """The cells of a matrix in the order they run, references first.
+
+    Every world size decides its global batch; for each a reference of one process is added. Raises
+    HarnessError for an unknown backend or a batch that does not divide.
+    """
+    labels = [_label(given) for given in _expand(backends)]
+    cells: dict[str, Cell] = {}
+    for world_size in world_sizes:
+        layout = batch_layout(experiment.training, world_size)
+        one_process = reference_layout(layout, experiment.training)
+        for label in [registry.REFERENCE, *labels]:
+            alone = label == registry.REFERENCE
+            for repeat in range(repeats):
+                cell = make_cell(
+                    experiment,
+                    label,
+                    1 if alone else world_size,
+                    one_process if alone else layout,
+                    repeat,
+                    device,
+                )
+                cells.setdefault(cell.key, cell)
+    return list(cells.values())
+
+
+def make_cell(
+    experiment: Experiment,
+    label: str,
+    world_size: int,
+    layout: BatchLayout,
+    repeat: int,
+    device: str,
+) -> Cell:
+    """One cell with its key: equal keys mean equal job, world, measurement, code and versions."""
+    job = with_global_batch(experiment.job(), layout)
+    job_id = job.job_id(_content_digests(job))
+    entry, _ = registry.parse(label)
+    parts = {
+        "job_id": job_id,
+        "backend": label,
+        "world_size": world_size,
+        "layout": [layout.micro_batch_size, layout.accumulation_steps],
+        "repeat": repeat,
+        "measure": experiment.measure.model_dump(),
+        "preset": experiment.runtime.preset,
+        "threads": experiment.runtime.threads_per_rank,
+        "device": device,
+        "code": code_fingerprint(),
+        "packages": package_versions(entry.packages),
+    }
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    return Cell(
+        backend=label,
+        job=job,
+        job_id=job_id,
+        layout=layout,
+        world_size=world_size,
+        repeat=repeat,
+        key=key,
+    )
+
+
+def run_cell(
+    cell: Cell,
+    experiment: Experiment,
+    store: Store,
+    launcher: LocalLauncher,
+    *,
+    command: list[str],
+    on_event: EventHandler,
+    port: int | None = None,
+) -> Record:
+    """Run one cell on this machine; the record is in the store when this returns."""
+    request = make_request(cell, experiment, launcher.device, command)
+    directory = store.run_directory(request.run_id)
+    request.write(directory)
+    outcome = launcher.run(
+        directory,
+        request,
+        timeout_seconds=experiment.runtime.timeout_seconds,
+        on_event=on_event,
+        port=port,
+    )
+    record = assemble(directory, request, outcome)
+    write_record(directory, record)
+    return record
+
+
+def make_request(
+    cell: Cell,
+    experiment: Experiment,
+    device: str,
+    command: list[str],
+    ranks_per_node: int | None = None,
+) -> RunRequest:
+    """What the ranks of a cell are asked to do, under a fresh run id."""
+    now = datetime.now(UTC)
+    name, _, _ = cell.backend.partition(":")
+    ranks_per_node = ranks_per_node or cell.world_size
+    stamp = now.strftime("%Y%m%d-%H%M%S")
+    return RunRequest(
+        run_id=f"{stamp}-{name}-n{cell.world_size}-r{cell.repeat}-{secrets.token_hex(3)}",
+        created_at=now.isoformat(timespec="milliseconds"),
+        command=command,
+        backend=cell.backend,
+        job=cell.job,
+        job_id=cell.job_id,
+        cell=cell.key,
+        repeat=cell.repeat,
+        measure=experiment.measure,
+        preset=experiment.runtime.preset,
+        device=device,
+        world_size=cell.world_size,
+        ranks_per_node=ranks_per_node,
+        threads_per_rank=experiment.runtime.threads_per_rank
+        or max(1, (os.cpu_count() or 1) // ranks_per_node),
+        micro_batch_size=cell.layout.micro_batch_size,
+        accumulation_steps=cell.layout.accumulation_steps,
+    )
+
+
+def reusable(records: Iterable[Record], wanted: Callable[[str], bool]) -> dict[str, Record]:
+    """Newest record of each wanted cell that says something lasting: not failed, not stopped."""
+    lasting = ("ok", "oom", "diverged", "unsupported")
+    return {r.cell: r for r in records if wanted(r.cell) and r.status in lasting}
+
+
+def modules_to_preload(experiment: Experiment, backends: Iterable[str]) -> list[str]:
+    """Modules that these runs import beside torch and transformers, for the fork server."""
+    needed = {package for label in backends for package in registry.parse(label)[0].packages}
+    modules = sorted(needed & {"deepspeed", "accelerate"})
+    if "deepspeed" in needed:
+        # DeepSpeed 0.19 imports its Muon optimizer, and with it torch's compiler, on initialize.
+        modules.append("deepspeed.runtime.zero.muon.muon_optimizer")
+    if experiment.model.name is None:
+        model_type = experiment.model.config_values()["model_type"]
+        modules.append(f"transformers.models.{model_type}.modeling_{model_type}")
+    return modules
+
+
+def _expand(backends: Iterable[str]) -> list[str]:
+    given = list(backends)
+    if given == ["all"]:
+        return [name for name in registry.entries() if name != registry.REFERENCE]
+    return given
+
+
+def _label(given: str) -> str:
+    try:
+        return registry.canonical_label(given)
+    except registry.UnknownBackend as error:
+        raise HarnessError(str(error)) from error
+
+
+def _content_digests(job: Job) -> dict[str, str]:
+    """Digests of the local files that the job names, so that a copy elsewhere is the same job."""
+    digests = {}
+    for name in (job.model.name, job.data.path, job.data.tokenizer):
+        path = Path(name) if name else None
+        if path and path.is_file():
+            digests[str(name)] = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+    return digests

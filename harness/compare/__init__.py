@@ -1,0 +1,1 @@
+"""Same-job check and parity: pure functions of records, no torch."""

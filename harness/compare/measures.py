@@ -1,0 +1,86 @@
+"""What one record says about speed, memory and communication."""
+
+from __future__ import annotations
+
+from statistics import median
+
+from harness.record import Record, StepPart
+from harness.theory.communication import ring_sent_bytes, textbook_sent_bytes
+from harness.theory.strategies import TEXTBOOK
+
+STATE_KINDS = ("weights", "gradients", "masters", "optimizer")
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def timed_steps(record: Record) -> list[StepPart]:
+    """The steps whose duration counts."""
+    return [step for step in record.steps if step.window == "timed"]
+
+
+def step_seconds(record: Record) -> list[float]:
+    """Duration of each timed step, the slowest rank's."""
+    return [step.seconds for step in timed_steps(record)]
+
+
+def rate(record: Record, what: str) -> float | None:
+    """`tokens` or `samples` of the timed steps over their summed duration; None without such steps."""
+    steps = timed_steps(record)
+    seconds = sum(step.seconds for step in steps)
+    return sum(getattr(step, what) for step in steps) / seconds if seconds else None
+
+
+def median_step_seconds(record: Record) -> float | None:
+    """Median duration of a timed step."""
+    seconds = step_seconds(record)
+    return median(seconds) if seconds else None
+
+
+def peak_bytes(record: Record) -> list[int]:
+    """Per rank, the largest allocator peak within the counted steps; empty where nothing counted."""
+    peaks = [
+        [m.peak_bytes for m in rank.memory if m.peak_bytes is not None] for rank in record.ranks
+    ]
+    return [max(of_rank) for of_rank in peaks if of_rank]
+
+
+def model_state_bytes(record: Record) -> int | None:
+    """Weights, gradients, masters and optimizer states after a backward pass, the largest rank's."""
+    sizes = [
+        sum(moment.kinds.get(kind, 0) for kind in STATE_KINDS)
+        for rank in record.ranks
+        for moment in rank.memory
+        if moment.moment == "after_backward" and moment.kinds is not None
+    ]
+    return max(sizes) if sizes else None
+
+
+def sent_bytes_per_step(record: Record) -> float | None:
+    """Ring bytes that a rank sends per counted step, averaged over the ranks."""
+    counted = record.windows.counted if record.windows else 0
+    if not counted or not record.ranks:
+        return None
+    total = sum(
+        ring_sent_bytes(row.op, row.payload_bytes, row.group_size)
+        for row in record.comm
+    )
+    return total / counted / len(record.ranks)
+
+
+def textbook_bytes_per_step(record: Record) -> float | None:
+    """What the textbook says that a rank sends per step; None for a strategy it does not know."""
+    effective = record.backend.effective
+    strategy = TEXTBOOK.get(record.backend.name)
+    if effective is None or strategy is None:
+        return None
+    weights = DTYPE_BYTES.get(effective["parameter_dtype"])
+    reduced = DTYPE_BYTES.get(effective["reduce_dtype"] or effective["parameter_dtype"])
+    if weights is None or reduced is None:
+        return None
+    return textbook_sent_bytes(
+        strategy,
+        effective["parameter_count"],
+        record.world.world_size,
+        weight_bytes=weights,
+        reduce_bytes=reduced,
+        shard_size=effective["details"].get("shard_size"),
+    )

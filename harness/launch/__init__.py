@@ -1,0 +1,1 @@
+"""Starts ranks and turns what they leave behind into records. Never imports torch."""

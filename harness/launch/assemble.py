@@ -1,0 +1,230 @@
+"""Turns what ranks left behind into a record, whether they finished or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from backends import registry
+from harness.launch.local import Outcome, signal_name
+from harness.launch.tail import Tail
+from harness.provenance import environment, package_versions
+from harness.record import (
+    BackendPart,
+    CommunicationPart,
+    ErrorPart,
+    EvaluationPart,
+    MemoryPart,
+    RankPart,
+    Record,
+    Status,
+    StepPart,
+    WeightsPart,
+    WindowsPart,
+    WorldPart,
+)
+from harness.request import RunRequest, rank_file, rank_log
+
+LOG_TAIL_LINES = 40
+Events = dict[int, dict[str, list[dict[str, Any]]]]
+
+
+def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Record:
+    """Build the record of a run from its ranks' events and the way its processes ended."""
+    events = {
+        rank: _by_kind(Tail(rank_file(run_directory, rank)).read())
+        for rank in range(request.world_size)
+    }
+    steps = _steps(events)
+    status, error = _status(run_directory, request, events, steps, outcome)
+    setup = _first(events[0], "setup") or {}
+    final = _first(events[0], "final")
+    entry, options = registry.parse(request.backend)
+    windows = [step.window for step in steps]
+    initial = setup.get("initial_weights")
+    return Record(
+        run_id=request.run_id,
+        created_at=request.created_at,
+        status=status,
+        error=error,
+        reasons=_reasons(events),
+        command=request.command,
+        job=request.job.model_dump(mode="json"),
+        job_id=request.job_id,
+        cell=request.cell,
+        repeat=request.repeat,
+        backend=BackendPart(
+            label=request.backend,
+            name=entry.name,
+            options=options.model_dump(mode="json"),
+            effective=setup.get("effective"),
+            native_config=setup.get("native_config"),
+            versions=setup.get("versions") or package_versions(),
+        ),
+        world=WorldPart(
+            nodes=request.world_size // request.ranks_per_node,
+            ranks_per_node=request.ranks_per_node,
+            world_size=request.world_size,
+            device=request.device,
+            collectives=setup.get("collectives") or ("nccl" if request.device == "cuda" else "gloo"),
+            threads_per_rank=request.threads_per_rank,
+            micro_batch_size=request.micro_batch_size,
+            accumulation_steps=request.accumulation_steps,
+            preset=request.preset,
+        ),
+        environment=environment(),
+        initial_weights=WeightsPart(**initial) if initial else None,
+        final_weights=WeightsPart(**final["weights"]) if final else None,
+        steps=steps,
+        ranks=[part for rank in events if (part := _rank(rank, events[rank])) is not None],
+        comm=[
+            CommunicationPart(rank=rank, **row)
+            for rank in events
+            for row in (_first(events[rank], "measured") or {}).get("communication", [])
+        ],
+        eval=_evaluations(events),
+        windows=WindowsPart(
+            warmup=windows.count("warmup"),
+            counted=windows.count("counted"),
+            timed=windows.count("timed"),
+        ),
+        skipped_steps=sum(step.gradient_norm is None for step in steps)
+        if request.job.training.precision == "fp16-mixed"
+        else 0,
+    )
+
+
+def _by_kind(events: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for event in events:
+        kinds.setdefault(event.pop("kind"), []).append(event)
+    return kinds
+
+
+def _first(kinds: dict[str, list[dict[str, Any]]], kind: str) -> dict[str, Any] | None:
+    found = kinds.get(kind)
+    return found[0] if found else None
+
+
+def _reasons(events: Events) -> list[str]:
+    """What the ranks said, each sentence once."""
+    said = [r for kinds in events.values() for e in kinds.get("unsupported", []) for r in e["reasons"]]
+    return list(dict.fromkeys(said))
+
+
+def _steps(events: Events) -> list[StepPart]:
+    """Steps that every rank finished, summed over the ranks."""
+    per_rank = [kinds.get("step", []) for kinds in events.values()]
+    return [_step(list(rows)) for rows in zip(*per_rank, strict=False)]
+
+
+def _step(rows: list[dict[str, Any]]) -> StepPart:
+    first = rows[0]
+    sums = [row["loss_sum"] for row in rows]
+    loss = None if None in sums else sum(sums) / first["global_target_tokens"]
+    return StepPart(
+        step=first["step"],
+        window=first["window"],
+        loss=loss,
+        gradient_norm=first["gradient_norm"],
+        learning_rate=first["learning_rate"],
+        tokens=sum(row["tokens"] for row in rows),
+        target_tokens=sum(row["target_tokens"] for row in rows),
+        samples=sum(row["samples"] for row in rows),
+        seconds=max(row["seconds"] for row in rows),
+        ledger=f"{sum(int(row['ledger'], 16) for row in rows) % 2**64:016x}",
+    )
+
+
+def _rank(rank: int, kinds: dict[str, list[dict[str, Any]]]) -> RankPart | None:
+    setup = _first(kinds, "setup")
+    if setup is None:
+        return None
+    measured = _first(kinds, "measured") or {}
+    steps = kinds.get("step", [])
+    memory = [MemoryPart(**row) for row in measured.get("memory", [])]
+    return RankPart(
+        rank=rank,
+        host=setup["host"],
+        device_name=setup["device_name"],
+        setup_seconds=setup["setup_seconds"],
+        step_seconds=[row["seconds"] for row in steps],
+        data_seconds=[row["data_seconds"] for row in steps],
+        ledger=[row["ledger"] for row in steps],
+        samples=[row["samples"] for row in steps],
+        memory=memory,
+        reserved_bytes=measured.get("reserved_bytes"),
+        host_peak_bytes=measured.get("host_peak_bytes"),
+    )
+
+
+def _evaluations(events: Events) -> list[EvaluationPart]:
+    per_rank = [kinds.get("evaluation", []) for kinds in events.values()]
+    parts = []
+    for rows in zip(*per_rank, strict=False):
+        targets = sum(row["target_tokens"] for row in rows)
+        sums = [row["loss_sum"] for row in rows]
+        loss = None if None in sums or targets == 0 else sum(sums) / targets
+        parts.append(EvaluationPart(step=rows[0]["step"], loss=loss, target_tokens=targets))
+    return parts
+
+
+def _status(
+    run_directory: Path,
+    request: RunRequest,
+    events: Events,
+    steps: list[StepPart],
+    outcome: Outcome,
+) -> tuple[Status, ErrorPart | None]:
+    failures = [
+        (event["at"], rank, event)
+        for rank, kinds in events.items()
+        for event in kinds.get("failure", [])
+    ]
+    if failures:
+        # The first to fail is the cause; the others fail because it is gone.
+        _, rank, event = min(failures, key=lambda failure: failure[:2])
+        return event["status"], ErrorPart(
+            kind=event["error_kind"],
+            message=event["message"],
+            rank=rank,
+            log_tail=_log_tail(run_directory, rank),
+        )
+    if _reasons(events):
+        return "unsupported", None
+    if all("done" in kinds for kinds in events.values()):
+        lost = [step.step for step in steps if step.loss is None]
+        if lost:
+            return "diverged", ErrorPart(
+                kind="NotFinite", message=f"the loss is not finite from step {lost[0]} on"
+            )
+        return "ok", None
+    if outcome.stopped == "timeout":
+        return "timeout", ErrorPart(
+            kind="Timeout", message=f"stopped after {len(steps)} steps: runtime.timeout_seconds passed"
+        )
+    if outcome.stopped == "interrupted":
+        return "failed", ErrorPart(
+            kind="Interrupted", message=f"interrupted by the user after {len(steps)} steps"
+        )
+    rank, code = next(
+        ((rank, code) for rank, code in outcome.exit_codes.items() if code not in (0, None)),
+        (0, outcome.exit_codes.get(0)),
+    )
+    return "failed", ErrorPart(
+        kind="Exit", message=_exit_message(code), rank=rank, log_tail=_log_tail(run_directory, rank)
+    )
+
+
+def _exit_message(code: int | None) -> str:
+    if code is not None and code < 0:
+        hint = " (the kernel's out-of-memory killer ends processes so)" if code == -9 else ""
+        return f"the rank was killed by {signal_name(code)}{hint}"
+    return f"the rank ended with exit code {code} without having finished"
+
+
+def _log_tail(run_directory: Path, rank: int) -> str:
+    log = rank_log(run_directory, rank)
+    if not log.exists():
+        return ""
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:])

@@ -1,0 +1,56 @@
+"""The first code of a rank that a launcher started: imports nothing heavy before it has its own log."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+
+
+def enter_rank(run_directory: str, log: str, variables: dict[str, str]) -> None:
+    """Run one rank in this fresh process and leave with its exit code."""
+    _detach(log)
+    os.environ.update(variables)
+    from harness.worker.environment import leave
+    from harness.worker.rank import run_rank
+
+    leave(run_rank(Path(run_directory)))
+
+
+def enter_check(job: str, answer: str, log: str) -> None:
+    """Check a job without training: write what is wrong with it, or its facts, as JSON."""
+    _detach(log)
+    from harness.errors import HarnessError
+    from harness.spec import Job
+    from harness.worker.check import check_job
+    from harness.worker.environment import leave
+
+    try:
+        facts = check_job(Job.model_validate_json(job))
+        Path(answer).write_text(json.dumps({"facts": facts}), encoding="utf-8")
+    except HarnessError as error:
+        Path(answer).write_text(json.dumps({"error": str(error)}), encoding="utf-8")
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        leave(1)
+    leave(0)
+
+
+def _detach(log: str) -> None:
+    """Own process group, output to the log, no keyboard interrupts, and no life without the parent."""
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)

@@ -1,0 +1,189 @@
+"""Starts the ranks of one machine, each in a fresh process, and watches them to their end."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.errors import HarnessError, JobError
+from harness.launch.entry import enter_check, enter_rank
+from harness.launch.tail import Tail
+from harness.request import RunRequest, rank_file, rank_log
+
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 10.0
+"""After one rank failed, the others may say what they saw before they are ended."""
+
+EventHandler = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How the processes of a run ended."""
+
+    exit_codes: dict[int, int | None]
+    stopped: Literal["timeout", "interrupted"] | None = None
+
+
+class LocalLauncher:
+    """Runs cells one after the other on this machine.
+
+    On the CPU a fork server imports the libraries once and forks each rank. On CUDA every rank is a
+    plain new process, since a server that touched the driver would spoil its children.
+    """
+
+    def __init__(self, device: str, preload: Iterable[str] = ()) -> None:
+        self.device = device
+        self._context: BaseContext
+        if device == "cpu":
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+            os.environ["HARNESS_PRELOAD"] = ",".join(preload)
+            self._context = multiprocessing.get_context("forkserver")
+            self._context.set_forkserver_preload(["harness.worker.preload"])
+        else:
+            self._context = multiprocessing.get_context("spawn")
+
+    def check(self, job_json: str) -> dict[str, Any]:
+        """Facts about a job, from a process of its own. Raises JobError if it cannot run."""
+        with tempfile.TemporaryDirectory(prefix="harness-check-") as scratch:
+            answer, log = Path(scratch) / "answer.json", Path(scratch) / "log"
+            process = self._context.Process(  # type: ignore[attr-defined]
+                target=enter_check, args=(job_json, str(answer), str(log))
+            )
+            process.start()
+            try:
+                process.join()
+            except KeyboardInterrupt:
+                process.kill()
+                raise
+            if not answer.exists():
+                tail = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
+                raise HarnessError(
+                    f"checking the job failed with exit code {process.exitcode}: {''.join(tail)}"
+                )
+            said: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        if "error" in said:
+            raise JobError(said["error"])
+        facts: dict[str, Any] = said["facts"]
+        return facts
+
+    def run(
+        self,
+        run_directory: Path,
+        request: RunRequest,
+        *,
+        timeout_seconds: float,
+        on_event: EventHandler,
+        port: int | None = None,
+    ) -> Outcome:
+        """Start all ranks, pass rank 0's events on as they come, and return when all have ended."""
+        port = port or free_port()
+        processes = {
+            rank: self._start(run_directory, request, rank, port) for rank in range(request.world_size)
+        }
+        tail = Tail(rank_file(run_directory, 0))
+        stopped: Literal["timeout", "interrupted"] | None = None
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            while alive := [p for p in processes.values() if p.exitcode is None]:
+                wait([p.sentinel for p in alive], timeout=POLL_SECONDS)
+                for event in tail.read():
+                    on_event(event)
+                if any(p.exitcode not in (None, 0) for p in processes.values()):
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+                    if time.monotonic() + POLL_SECONDS >= deadline:
+                        break
+                elif time.monotonic() >= deadline:
+                    stopped = "timeout"
+                    break
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+        codes = {rank: process.exitcode for rank, process in processes.items()}
+        _end(processes.values())
+        for event in tail.read():
+            on_event(event)
+        return Outcome(exit_codes=codes, stopped=stopped)
+
+    def _start(self, run_directory: Path, request: RunRequest, rank: int, port: int) -> Any:
+        variables = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(request.world_size),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(request.world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": str(request.threads_per_rank),
+        }
+        if sys.platform == "linux":
+            variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        process = self._context.Process(  # type: ignore[attr-defined]
+            target=enter_rank,
+            args=(str(run_directory), str(rank_log(run_directory, rank)), variables),
+        )
+        process.start()
+        return process
+
+
+def _end(processes: Iterable[Any]) -> None:
+    """Terminate what still runs, kill what does not listen, and reap everything."""
+    running = [process for process in processes if process.exitcode is None]
+    for process in running:
+        process.terminate()
+    for process in running:
+        process.join(2.0)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+
+
+def free_port() -> int:
+    """A port that nothing listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def require_port(port: int) -> None:
+    """Raise HarnessError if the rendezvous port that the user chose is taken."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise HarnessError(
+                f"--port {port} cannot be used: {reason}; choose another, or leave --port out for a free one"
+            ) from error
+
+
+def resolve_device(asked: str) -> str:
+    """'cpu' or 'cuda' for 'auto'. Looks for the driver first, so that a CPU machine pays nothing."""
+    if asked != "auto":
+        return asked
+    if not (Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi")):
+        return "cpu"
+    question = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 1)"
+    done = subprocess.run([sys.executable, "-c", question], capture_output=True, check=False)
+    return "cuda" if done.returncode == 0 else "cpu"
+
+
+def signal_name(code: int) -> str:
+    """'SIGKILL' for exit code -9 of a process."""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

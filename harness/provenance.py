@@ -1,0 +1,107 @@
+"""What a record says of machine, versions and code. Reads an allow-list of variables, never secrets."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "datasets", "pydantic", "numpy")
+VARIABLES = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR",
+    "CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF",
+    "NCCL_DEBUG", "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME", "NCCL_ALGO",
+    "NCCL_PROTO", "NCCL_IB_HCA", "NCCL_NET_GDR_LEVEL", "GLOO_SOCKET_IFNAME",
+    "TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_COMPILE_DISABLE",
+    "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_JOB_PARTITION",
+)  # fmt: skip
+# What decides a measurement. Reports and tables may change without making records stale.
+MEASURING_SOURCES = (
+    "backends", "harness/worker", "harness/launch", "harness/batch.py", "harness/spec.py",
+    "harness/record.py", "harness/request.py",
+)  # fmt: skip
+
+
+def environment() -> dict[str, Any]:
+    """Describe the machine, the versions, the code and the allow-listed variables."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpus": list(_gpus()),
+        "packages": package_versions(),
+        "code": code_fingerprint(),
+        "git": _git_state(),
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+
+
+def package_versions(extra: tuple[str, ...] = ()) -> dict[str, str]:
+    """Versions of the installed distributions that can change a result."""
+    found = {}
+    for name in (*PACKAGES, *extra):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@lru_cache(maxsize=1)
+def code_fingerprint() -> str:
+    """Digest of the sources that run inside a cell: 12 hexadecimal digits."""
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for name in MEASURING_SOURCES:
+        path = root / name
+        files = sorted(p for p in path.rglob("*") if p.suffix in (".py", ".cpp")) if path.is_dir() else [path]
+        for file in files:
+            digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@lru_cache(maxsize=1)
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()
+
+
+@lru_cache(maxsize=1)
+def _gpus() -> tuple[str, ...]:
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    return tuple(done.stdout.strip().splitlines()) if done.returncode == 0 else ()
+
+
+@lru_cache(maxsize=1)
+def _git_state() -> dict[str, Any] | None:
+    """Commit and cleanliness of the checkout that the harness runs from; None outside of one."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return None
+
+    def git(*arguments: str) -> str | None:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    status = git("status", "--porcelain")
+    return {"commit": commit, "modified": bool(status)} if commit else None

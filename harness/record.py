@@ -1,0 +1,185 @@
+"""The record of one run, schema version 1: everything shown to a person is computed from records.
+
+Integers are bytes, floats seconds, values per rank and not aggregated, unless a field says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+Status = Literal["ok", "oom", "failed", "timeout", "diverged", "unsupported"]
+Window = Literal["warmup", "counted", "timed"]
+Moment = Literal["after_setup", "after_forward", "after_backward", "after_step"]
+
+
+class Part(BaseModel):
+    """A part of a record: frozen; keys of a newer minor version are kept out by the schema version."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ErrorPart(Part):
+    """Why a run has no result, or not a whole one."""
+
+    kind: str
+    message: str
+    rank: int | None = None
+    log_tail: str = ""
+
+
+class BackendPart(Part):
+    """Which backend, and what it really ran."""
+
+    label: str
+    name: str
+    options: dict[str, Any] = {}
+    effective: dict[str, Any] | None = None
+    native_config: dict[str, Any] | None = None
+    versions: dict[str, str] = {}
+
+
+class WorldPart(Part):
+    """The ranks, and how the global batch was cut over them."""
+
+    nodes: int
+    ranks_per_node: int
+    world_size: int
+    device: str
+    collectives: str
+    """Transport of the collectives: 'gloo' or 'nccl'."""
+    threads_per_rank: int
+    micro_batch_size: int
+    accumulation_steps: int
+    preset: str
+
+
+class WeightsPart(Part):
+    """All master weights at one moment."""
+
+    digest: str
+    """SHA-256 over the sorted (name, SHA-256 of the fp32 bytes)."""
+    l2_norm: float | None
+    parameter_count: int
+
+
+class StepPart(Part):
+    """One optimizer step over all ranks."""
+
+    step: int
+    window: Window
+    loss: float | None
+    """Mean cross entropy per target token of the global batch, in nats; None: not finite."""
+    gradient_norm: float | None
+    """Global L2 norm before clipping; None: not finite, so a loss scaler skipped the update."""
+    learning_rate: float
+    tokens: int
+    """Tokens that are not padding, over all ranks."""
+    target_tokens: int
+    """Tokens whose prediction counts in the loss, over all ranks."""
+    samples: int
+    seconds: float
+    """The slowest rank's."""
+    ledger: str
+    """Sum modulo 2^64 of a hash of each sample consumed, over all ranks: equal for equal samples."""
+
+
+class MemoryPart(Part):
+    """Memory of one rank at one moment of a counted step."""
+
+    step: int
+    moment: Moment
+    allocated_bytes: int | None
+    """What torch's allocator serves now."""
+    peak_bytes: int | None
+    """The most it served since the moment before."""
+    kinds: dict[str, int] | None
+    """Live bytes by kind, each storage once; None: the backend does not say."""
+
+
+class RankPart(Part):
+    """What one rank measured."""
+
+    rank: int
+    host: str
+    device_name: str
+    setup_seconds: float
+    """From the start of the rank to its first step."""
+    step_seconds: list[float]
+    data_seconds: list[float]
+    """The part of each step spent on fetching the batch."""
+    ledger: list[str]
+    """Per step, the hash sum over this rank's samples."""
+    samples: list[int]
+    memory: list[MemoryPart]
+    reserved_bytes: int | None = None
+    """CUDA: the most that the caching allocator reserved."""
+    host_peak_bytes: int | None = None
+    """The process's largest resident set, libraries included."""
+
+
+class CommunicationPart(Part):
+    """Collectives of one kind on one rank, summed over the counted steps."""
+
+    rank: int
+    phase: str
+    op: str
+    dtype: str
+    group: str
+    group_ranks: list[int]
+    group_size: int
+    calls: int
+    payload_bytes: int
+    """Size of the whole tensor that the collective works on."""
+
+
+class EvaluationPart(Part):
+    """Loss on the held-out samples, over all ranks."""
+
+    step: int
+    """Number of optimizer steps taken before."""
+    loss: float | None
+    target_tokens: int
+
+
+class WindowsPart(Part):
+    """How many steps each window holds."""
+
+    warmup: int
+    counted: int
+    timed: int
+
+
+class Record(Part):
+    """One run, self-contained."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    run_id: str
+    created_at: str
+    status: Status
+    error: ErrorPart | None = None
+    reasons: list[str] = []
+    """Why the backend is unsupported here."""
+    command: list[str]
+    """The command line that asked for this run."""
+    job: dict[str, Any]
+    job_id: str
+    cell: str
+    """Key of job, backend, world, repeat, measurement and code: equal cells need not run again."""
+    repeat: int
+    backend: BackendPart
+    world: WorldPart
+    environment: dict[str, Any]
+    initial_weights: WeightsPart | None = None
+    final_weights: WeightsPart | None = None
+    steps: list[StepPart] = []
+    ranks: list[RankPart] = []
+    comm: list[CommunicationPart] = []
+    eval: list[EvaluationPart] = []
+    windows: WindowsPart | None = None
+    skipped_steps: int = 0
+    """Updates that a loss scaler skipped."""
+    artifacts: dict[str, str] = Field(default_factory=dict)
+    """Files beside the record, by what they are, relative to the record's folder."""

@@ -1,0 +1,1 @@
+"""Tables, plots and markdown: pure functions of records, no torch."""

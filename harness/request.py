@@ -1,0 +1,54 @@
+"""What a launcher asks of the ranks: one JSON file in the run directory, nothing else crosses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from harness.spec import Job, MeasureSection
+
+REQUEST_NAME = "request.json"
+
+
+class RunRequest(BaseModel):
+    """One run of one cell; the job's global batch is resolved and its cut is here."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run_id: str
+    created_at: str
+    command: list[str]
+    backend: str
+    """Canonical label: name and options."""
+    job: Job
+    job_id: str
+    cell: str
+    repeat: int
+    measure: MeasureSection
+    preset: str
+    device: str
+    """'cpu' or 'cuda'; 'auto' is resolved before."""
+    world_size: int
+    ranks_per_node: int
+    threads_per_rank: int
+    micro_batch_size: int
+    accumulation_steps: int
+
+    def write(self, run_directory: Path) -> None:
+        (run_directory / REQUEST_NAME).write_text(self.model_dump_json(indent=1), encoding="utf-8")
+
+    @classmethod
+    def read(cls, run_directory: Path) -> RunRequest:
+        text = (run_directory / REQUEST_NAME).read_text(encoding="utf-8")
+        return cls.model_validate_json(text)
+
+
+def rank_file(run_directory: Path, rank: int) -> Path:
+    """Where a rank appends its events, one JSON object a line."""
+    return run_directory / f"rank-{rank:05d}.jsonl"
+
+
+def rank_log(run_directory: Path, rank: int) -> Path:
+    """Where a rank's standard output and error go."""
+    return run_directory / f"rank-{rank:05d}.log"

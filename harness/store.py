@@ -1,0 +1,99 @@
+"""Where records live: one folder per run, the record written to a temporary name and renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from harness.errors import HarnessError
+from harness.record import SCHEMA_VERSION, Record
+
+RECORD_NAME = "record.json"
+
+
+class Store:
+    """A folder of runs."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def prepare(self) -> None:
+        """Create the folder. Raises HarnessError where it cannot be written."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            probe = self.root / f".probe-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise HarnessError(
+                f"runs folder '{self.root}' cannot be written: {error.strerror}; give another with --runs"
+            ) from error
+
+    def run_directory(self, run_id: str) -> Path:
+        """Make the folder of a new run."""
+        directory = self.root / run_id
+        directory.mkdir(parents=True)
+        return directory
+
+    def discard(self, run_id: str) -> None:
+        """Remove the folder of a run that never began."""
+        shutil.rmtree(self.root / run_id, ignore_errors=True)
+
+    def records(self) -> list[Record]:
+        """All records of the folder, oldest first."""
+        found = [read_record(path) for path in self.root.glob(f"*/{RECORD_NAME}")]
+        return sorted(found, key=lambda record: (record.created_at, record.run_id))
+
+
+def write_record(directory: Path, record: Record) -> Path:
+    """Write the record so that a reader sees all of it or nothing."""
+    path = directory / RECORD_NAME
+    temporary = directory / f".{RECORD_NAME}.{os.getpid()}"
+    temporary.write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+    return path
+
+
+def read_record(path: Path) -> Record:
+    """Read one record. Raises HarnessError if it is none, or of another schema version."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise HarnessError(f"record {path} cannot be read: {error}") from error
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if version != SCHEMA_VERSION:
+        raise HarnessError(
+            f"record {path} has schema version {version}; this harness reads {SCHEMA_VERSION}"
+        )
+    try:
+        return Record.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise HarnessError(f"record {path} is not valid at '{place}': {first['msg']}") from error
+
+
+def read_runs(paths: Iterable[Path]) -> list[tuple[Path, Record]]:
+    """Read records from files, run folders and folders of runs, each once, in the order given."""
+    seen: dict[Path, Record] = {}
+    for path in paths:
+        files = list(_record_files(path))
+        if not files:
+            raise HarnessError(f"'{path}' holds no record: give a record.json, a run folder or a folder of runs")
+        for file in files:
+            seen.setdefault(file.resolve(), read_record(file))
+    return list(seen.items())
+
+
+def _record_files(path: Path) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+    elif (path / RECORD_NAME).is_file():
+        yield path / RECORD_NAME
+    elif path.is_dir():
+        yield from sorted(path.glob(f"*/{RECORD_NAME}"))

@@ -1,0 +1,1 @@
+"""Closed forms of communication and memory. Pure arithmetic, no torch."""

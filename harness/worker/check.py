@@ -1,0 +1,36 @@
+"""Checks a job before any run begins: data, tokenizer, model and their fit, without building weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from harness.errors import JobError
+from harness.spec import Job
+from harness.worker.loop import describe_data, training_steps
+from harness.worker.model import model_config
+from harness.worker.samples import Sampler, load_samples
+
+
+def check_job(job: Job) -> dict[str, Any]:
+    """Return facts about the job: parameters, samples, steps. Raises JobError if it cannot run."""
+    from transformers import AutoModelForCausalLM
+
+    samples = load_samples(job)
+    sampler = Sampler(samples, job)
+    config = model_config(job, samples.vocabulary_size)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                config, attn_implementation=job.model.attention, trust_remote_code=False
+            )
+    except (ValueError, ImportError) as error:
+        raise JobError(f"model '{job.model.name or config.model_type}': {error}") from error
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "architecture": type(model).__name__,
+        "model_config": config.to_diff_dict(),
+        "data": describe_data(samples, sampler),
+        "steps": training_steps(job, sampler),
+    }

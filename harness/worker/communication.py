@@ -1,0 +1,119 @@
+"""Counts every collective of every process group, whoever calls it and on whatever transport.
+
+All of them, from Python or C++ threads, pass the dispatcher operators `c10d::*`. A kernel at the key
+BackendSelect sees each call and redispatches below itself. It cannot see calls made straight on a
+`Backend` object and shared-memory paths that are no collectives of torch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from backends.precision import dtype_name
+
+# Operator -> (collective, index of the argument that holds the whole tensor).
+OPERATORS: dict[str, tuple[str, int]] = {
+    "allreduce_": ("all_reduce", 0),
+    "allreduce_coalesced_": ("all_reduce", 0),
+    "_allgather_base_": ("all_gather", 0),
+    "allgather_": ("all_gather", 0),
+    "allgather_coalesced_": ("all_gather", 0),
+    "allgather_into_tensor_coalesced_": ("all_gather", 0),
+    "_reduce_scatter_base_": ("reduce_scatter", 1),
+    "reduce_scatter_": ("reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "broadcast_": ("broadcast", 0),
+    "reduce_": ("reduce", 0),
+    "gather_": ("gather", 0),
+    "scatter_": ("scatter", 0),
+    "alltoall_": ("all_to_all", 1),
+    "alltoall_base_": ("all_to_all", 1),
+    "send": ("send", 0),
+    "recv_": ("recv", 0),
+}
+
+
+@dataclass(frozen=True)
+class CollectiveKey:
+    """What is counted apart."""
+
+    phase: str
+    op: str
+    dtype: str
+    group: str
+
+
+class CommunicationCounter:
+    """Counts while installed and running; `phase` names what the loop is doing."""
+
+    def __init__(self) -> None:
+        self.phase = "setup"
+        self.running = False
+        self.calls: dict[CollectiveKey, int] = {}
+        self.payload_bytes: dict[CollectiveKey, int] = {}
+        self.groups: dict[str, list[int]] = {}
+        self._lock = threading.Lock()
+        self._library: torch.library.Library | None = None
+
+    def install(self) -> None:
+        """Put the kernels in place; call it once per process, before the first collective counts."""
+        after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)  # type: ignore[attr-defined]
+        self._library = torch.library.Library("c10d", "IMPL")
+        for name, (op, whole) in OPERATORS.items():
+            overload = getattr(torch.ops.c10d, name).default
+            self._library.impl(
+                name, self._kernel(overload, op, whole, after), "BackendSelect", with_keyset=True
+            )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What was counted so far, one row per phase, collective, dtype and group."""
+        return [
+            {
+                "phase": key.phase,
+                "op": key.op,
+                "dtype": key.dtype,
+                "group": key.group,
+                "group_ranks": self.groups[key.group],
+                "group_size": len(self.groups[key.group]),
+                "calls": calls,
+                "payload_bytes": self.payload_bytes[key],
+            }
+            for key, calls in self.calls.items()
+        ]
+
+    def _kernel(self, overload: Any, op: str, whole: int, after: Any) -> Callable[..., Any]:
+        def count_and_redispatch(keyset: Any, *arguments: Any) -> Any:
+            if self.running:
+                self._count(op, arguments, whole)
+            return overload.redispatch(keyset & after, *arguments)
+
+        return count_and_redispatch
+
+    def _count(self, op: str, arguments: tuple[Any, ...], whole: int) -> None:
+        boxed = next(a for a in arguments if isinstance(a, torch.ScriptObject))
+        group = dist.ProcessGroup.unbox(boxed)
+        tensors = _tensors(arguments[whole])
+        if op in ("gather", "scatter") and not tensors:
+            tensors = _tensors(arguments[1 - whole])
+        dtype = dtype_name(tensors[0].dtype) if tensors else "none"
+        key = CollectiveKey(self.phase, op, dtype, group.group_name)
+        payload = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        with self._lock:
+            if key.group not in self.groups:
+                self.groups[key.group] = dist.get_process_group_ranks(group)
+            self.calls[key] = self.calls.get(key, 0) + 1
+            self.payload_bytes[key] = self.payload_bytes.get(key, 0) + payload
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []

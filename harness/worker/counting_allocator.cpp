@@ -1,0 +1,53 @@
+// Counts every byte that torch's CPU allocator serves: the CPU counterpart of
+// torch.cuda.memory_allocated and torch.cuda.max_memory_allocated.
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+namespace {
+
+constexpr size_t kHeader = 64;  // holds the size and keeps the alignment torch expects
+std::atomic<long long> allocated{0};
+std::atomic<long long> peak{0};
+
+void release(void* data) {
+  if (data == nullptr) return;
+  char* block = static_cast<char*>(data) - kHeader;
+  allocated -= *reinterpret_cast<long long*>(block);
+  std::free(block);
+}
+
+class CountingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    const c10::Device cpu(c10::DeviceType::CPU);
+    if (bytes == 0) return {nullptr, nullptr, &release, cpu};
+    void* block = nullptr;
+    if (posix_memalign(&block, kHeader, bytes + kHeader) != 0) throw std::bad_alloc();
+    *static_cast<long long*>(block) = static_cast<long long>(bytes);
+    const long long now = (allocated += static_cast<long long>(bytes));
+    long long highest = peak.load();
+    while (now > highest && !peak.compare_exchange_weak(highest, now)) {
+    }
+    void* data = static_cast<char*>(block) + kHeader;
+    return {data, data, &release, cpu};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+};
+
+CountingAllocator counting_allocator;
+
+}  // namespace
+
+extern "C" {
+void harness_install_allocator() { c10::SetCPUAllocator(&counting_allocator, 255); }
+long long harness_allocated_bytes() { return allocated; }
+long long harness_peak_bytes() { return peak; }
+void harness_reset_peak() { peak = allocated.load(); }
+}

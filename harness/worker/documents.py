@@ -1,0 +1,126 @@
+"""Reads each data source as documents: a prompt that is not trained on, and a text that is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import JobError
+from harness.spec import DataSection
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text whose tokens are targets, after a prompt whose tokens are not."""
+
+    text: str
+    prompt: str = ""
+
+
+def read_documents(data: DataSection) -> Iterator[Document]:
+    """Yield the documents of a source in their order. Raises JobError if they cannot be read."""
+    match data.source:
+        case "prose":
+            return _prose()
+        case "text":
+            return iter([Document(_read_text(data.path))])
+        case "jsonl":
+            return _json_lines(data)
+        case "squad":
+            return _squad(data)
+        case "datasets":
+            return _datasets(data)
+
+
+def _prose() -> Iterator[Document]:
+    from pydoc_data.topics import topics
+
+    for name in sorted(topics):
+        yield Document(topics[name])
+
+
+def _read_text(path: str | None) -> str:
+    assert path is not None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise JobError(
+            f"data.path '{path}' cannot be read: {error.strerror}; give an existing file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise JobError(f"data.path '{path}' is not UTF-8 text (byte {error.start})") from error
+
+
+def _json_lines(data: DataSection) -> Iterator[Document]:
+    for number, line in enumerate(_read_text(data.path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise JobError(f"data.path '{data.path}', line {number}: not JSON: {error.msg}") from error
+        if not isinstance(row, dict):
+            raise JobError(f"data.path '{data.path}', line {number}: not a JSON object")
+        yield _row(data, row, f"line {number}")
+
+
+def _row(data: DataSection, row: Mapping[str, Any], where: str) -> Document:
+    values = []
+    for name, field in (("text_field", data.text_field), ("prompt_field", data.prompt_field)):
+        if field is None:
+            values.append("")
+            continue
+        value = row.get(field)
+        if not isinstance(value, str):
+            raise JobError(
+                f"data.{name} is '{field}', but {where} of '{data.path}' has no text there; its "
+                f"fields: {', '.join(map(str, row)) or 'none'}"
+            )
+        values.append(value)
+    return Document(text=values[0], prompt=values[1])
+
+
+def _squad(data: DataSection) -> Iterator[Document]:
+    """One document per question: context and question as the prompt, the first answer as the text."""
+    try:
+        articles = json.loads(_read_text(data.path))["data"]
+        for article in articles:
+            for paragraph in article["paragraphs"]:
+                for question in paragraph["qas"]:
+                    if question["answers"]:
+                        yield Document(
+                            prompt=f"{paragraph['context']}\nQuestion: {question['question']}\nAnswer:",
+                            text=f" {question['answers'][0]['text']}",
+                        )
+    except json.JSONDecodeError as error:
+        raise JobError(f"data.path '{data.path}' is not JSON: {error.msg}") from error
+    except (KeyError, TypeError, IndexError) as error:
+        raise JobError(
+            f"data.path '{data.path}' is not in the SQuAD v1.1 layout (data, paragraphs, qas, answers): "
+            f"{type(error).__name__} {error}"
+        ) from error
+
+
+def _datasets(data: DataSection) -> Iterator[Document]:
+    import datasets
+
+    assert data.path is not None
+    try:
+        if (Path(data.path) / "state.json").exists() or (
+            Path(data.path) / "dataset_dict.json"
+        ).exists():
+            loaded = datasets.load_from_disk(data.path)
+            if isinstance(loaded, datasets.DatasetDict):
+                loaded = loaded[data.split]
+        else:
+            loaded = datasets.load_dataset(data.path, data.configuration, split=data.split)
+    except Exception as error:  # the library raises a dozen unrelated types here
+        lines = str(error).strip().splitlines() or [repr(error)]
+        raise JobError(
+            f"data.path '{data.path}' (split '{data.split}') cannot be loaded by datasets: {lines[0]}"
+        ) from error
+    for index, row in enumerate(loaded):
+        yield _row(data, row, f"row {index}")

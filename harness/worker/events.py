@@ -1,0 +1,33 @@
+"""What a rank tells the launcher: one JSON object a line, appended as it happens, never lost."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+
+class EventWriter:
+    """Appends events to the rank's file; each line is complete before the next begins."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", buffering=1, encoding="utf-8")
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Append one event. Floats that are not finite become null, as JSON has none."""
+        self._file.write(json.dumps({"kind": kind, **finite(values)}) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def finite(value: Any) -> Any:
+    """Replace floats that are not finite by None, within dicts, lists and tuples."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value

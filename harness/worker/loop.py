@@ -1,0 +1,182 @@
+"""The one training loop: the same samples, losses and learning rates under every backend."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.base import Batch, Engine, World
+from harness.batch import BatchLayout
+from harness.record import Window
+from harness.spec import Job, MeasureSection
+from harness.worker.events import EventWriter
+from harness.worker.optimizer import learning_rate
+from harness.worker.probes import Probes
+from harness.worker.samples import IGNORED, Sampler, Samples, ledger_entry
+
+LEDGER_MODULUS = 2**64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """Everything that one rank needs to train; `run` does it."""
+
+    job: Job
+    layout: BatchLayout
+    measure: MeasureSection
+    world: World
+    samples: Samples
+    sampler: Sampler
+    engine: Engine
+    probes: Probes
+    events: EventWriter
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the whole training."""
+        return training_steps(self.job, self.sampler)
+
+    def run(self) -> None:
+        """Train, writing one event per step and evaluation as they end."""
+        every = self.job.evaluation.every_steps
+        for step in range(self.steps):
+            self._train_step(step)
+            if every and (step + 1) % every == 0:
+                self._evaluate(step + 1)
+
+    def window(self, step: int) -> Window:
+        """Which window a step belongs to."""
+        if step < self.measure.warmup_steps:
+            return "warmup"
+        if step < self.measure.warmup_steps + self.measure.counted_steps:
+            return "counted"
+        return "timed"
+
+    def _train_step(self, step: int) -> None:
+        window = self.window(step)
+        engine, probes = self.engine, self.probes
+        rate = learning_rate(step, self.steps, self.job.optimizer, self.job.schedule)
+        ids = self.sampler.step_ids(step)
+        global_targets = int(self.samples.targets[ids].sum())
+        probes.begin_step(step, counted=window == "counted")
+        loss_sum = torch.zeros((), dtype=torch.float64)
+        tally = _Tally()
+        data_seconds = 0.0
+        self._synchronise()
+        begin = time.perf_counter()
+        for micro_step in range(self.layout.accumulation_steps):
+            last = micro_step == self.layout.accumulation_steps - 1
+            fetch = time.perf_counter()
+            batch = self._batch(step, micro_step, tally)
+            data_seconds += time.perf_counter() - fetch
+            probes.phase("forward")
+            loss = engine.forward(batch)
+            if last:
+                probes.moment("after_forward")
+            probes.phase("backward")
+            # Engines average over ranks, so this makes the gradient that of the mean per target token.
+            engine.backward(loss * (self.world.world_size / global_targets), last_micro_step=last)
+            loss_sum += loss.detach().double().cpu()
+        del loss, batch
+        probes.moment("after_backward")
+        probes.phase("step")
+        norm = engine.step(rate)
+        self._synchronise()
+        seconds = time.perf_counter() - begin
+        probes.moment("after_step")
+        probes.end_step()
+        self.events.write(
+            "step",
+            step=step,
+            window=window,
+            loss_sum=float(loss_sum),
+            gradient_norm=norm,
+            learning_rate=rate,
+            tokens=tally.tokens,
+            target_tokens=tally.targets,
+            global_target_tokens=global_targets,
+            samples=tally.samples,
+            ledger=f"{tally.ledger:016x}",
+            seconds=seconds,
+            data_seconds=data_seconds,
+        )
+
+    def _batch(self, step: int, micro_step: int, tally: _Tally) -> Batch:
+        ids = self.sampler.micro_batch_ids(
+            step, micro_step, self.world.rank, self.world.world_size, self.layout
+        )
+        tokens, labels = self.samples.tokens[ids], self.samples.labels[ids]
+        tally.samples += len(ids)
+        tally.tokens += int(self.samples.lengths[ids].sum())
+        tally.targets += int(self.samples.targets[ids].sum())
+        for row, sample_id in enumerate(ids):
+            entry = ledger_entry(sample_id, tokens[row], labels[row])
+            tally.ledger = (tally.ledger + entry) % LEDGER_MODULUS
+        return self._to_device({"tokens": tokens, "labels": labels})
+
+    @torch.no_grad()
+    def _evaluate(self, steps_taken: int) -> None:
+        """Every rank runs the same number of batches; a rank without samples masks what it runs."""
+        self.probes.phase("evaluation")
+        self.engine.train(False)
+        size = self.layout.micro_batch_size
+        ids = self.sampler.evaluation_ids
+        stride = size * self.world.world_size
+        loss_sum, targets = 0.0, 0
+        for start in range(0, len(ids), stride):
+            mine = ids[start + self.world.rank * size :][:size]
+            padded = (mine + ids[:1] * size)[:size]
+            labels = self.samples.labels[padded].clone()
+            labels[len(mine) :] = IGNORED
+            batch = self._to_device({"tokens": self.samples.tokens[padded], "labels": labels})
+            loss_sum += float(self.engine.forward(batch))
+            targets += int((labels[:, 1:] != IGNORED).sum())
+        self.engine.train(True)
+        self.events.write(
+            "evaluation", step=steps_taken, loss_sum=loss_sum, target_tokens=targets
+        )
+
+    def _to_device(self, batch: Batch) -> dict[str, Tensor]:
+        if self.world.device == "cpu":
+            return batch
+        return {key: value.to(self.world.device, non_blocking=True) for key, value in batch.items()}
+
+    def _synchronise(self) -> None:
+        if self.world.device == "cuda":
+            torch.cuda.synchronize()
+
+
+@dataclass
+class _Tally:
+    """What one rank consumed in one step."""
+
+    samples: int = 0
+    tokens: int = 0
+    targets: int = 0
+    ledger: int = 0
+
+
+def training_steps(job: Job, sampler: Sampler) -> int:
+    """Optimizer steps that the job asks for, from steps or epochs."""
+    from harness.spec import DEFAULT_STEPS
+
+    if job.training.epochs is None:
+        return job.training.steps or DEFAULT_STEPS
+    whole = job.training.epochs * sampler.training_count / sampler.global_batch_size
+    return max(1, math.floor(whole))
+
+
+def describe_data(samples: Samples, sampler: Sampler) -> dict[str, Any]:
+    """Numbers about the data for the record."""
+    return {
+        "samples": len(samples),
+        "training_samples": sampler.training_count,
+        "evaluation_samples": len(sampler.evaluation_ids),
+        "target_tokens": int(samples.targets.sum()),
+        "vocabulary_size": samples.vocabulary_size,
+    }

@@ -1,0 +1,139 @@
+"""Memory of this rank: what torch's allocator serves, its peak, and live tensors by kind.
+
+On CUDA the caching allocator counts. On the CPU a counting allocator is compiled once and installed
+before the model is built; without a C++ compiler allocated and peak bytes are None.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+class AllocatorProbe(ABC):
+    """Reads bytes that torch's allocator serves now, and at most since the last reset."""
+
+    @abstractmethod
+    def allocated_bytes(self) -> int | None: ...
+
+    @abstractmethod
+    def peak_bytes(self) -> int | None: ...
+
+    @abstractmethod
+    def reset_peak(self) -> None: ...
+
+    def reserved_bytes(self) -> int | None:
+        """Most bytes reserved from the device; None where the allocator reserves nothing."""
+        return None
+
+
+class CudaAllocatorProbe(AllocatorProbe):
+    """torch.cuda's own statistics of the current device."""
+
+    def allocated_bytes(self) -> int:
+        return torch.cuda.memory_allocated()
+
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated()
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
+    def reserved_bytes(self) -> int:
+        return torch.cuda.max_memory_reserved()
+
+
+class CpuAllocatorProbe(AllocatorProbe):
+    """The counting allocator of counting_allocator.cpp, loaded into this process."""
+
+    def __init__(self, library: Path) -> None:
+        self._library = ctypes.CDLL(str(library))
+        for name in ("allocated", "peak"):
+            getattr(self._library, f"harness_{name}_bytes").restype = ctypes.c_longlong
+        self._library.harness_install_allocator()
+
+    def allocated_bytes(self) -> int:
+        return int(self._library.harness_allocated_bytes())
+
+    def peak_bytes(self) -> int:
+        return int(self._library.harness_peak_bytes())
+
+    def reset_peak(self) -> None:
+        self._library.harness_reset_peak()
+
+
+class NoAllocatorProbe(AllocatorProbe):
+    """Where nothing counts: every figure is None."""
+
+    def allocated_bytes(self) -> None:
+        return None
+
+    def peak_bytes(self) -> None:
+        return None
+
+    def reset_peak(self) -> None:
+        return None
+
+
+def allocator_probe(device: str) -> AllocatorProbe:
+    """The probe for a device; install it before the first tensor that is to be counted."""
+    if device == "cuda":
+        return CudaAllocatorProbe()
+    library = counting_allocator()
+    return CpuAllocatorProbe(library) if library else NoAllocatorProbe()
+
+
+def counting_allocator() -> Path | None:
+    """Compile the counting allocator, or find it compiled for this torch; None without a compiler."""
+    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
+    source = Path(__file__).with_name("counting_allocator.cpp")
+    key = hashlib.sha256(source.read_bytes() + torch.__version__.encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sharding-harness"
+    library = cache / f"counting_allocator-{key}.so"
+    if library.exists():
+        return library
+    if compiler is None:
+        return None
+    torch_root = Path(torch.__file__).parent
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            built = Path(scratch) / library.name
+            command = [compiler, "-O2", "-fPIC", "-shared", "-std=c++20", f"-I{torch_root}/include"]
+            abi = int(torch._C._GLIBCXX_USE_CXX11_ABI)
+            command += [f"-D_GLIBCXX_USE_CXX11_ABI={abi}", str(source), "-o", str(built)]
+            command += [f"-L{torch_root}/lib", "-lc10"]
+            subprocess.run(command, check=True, capture_output=True, timeout=120)
+            built.replace(library)  # atomic, so that ranks may race
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return library
+
+
+def live_bytes_by_kind(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int] | None:
+    """Sum the storages of (kind, tensor), each storage once under its first kind; None: no tensors."""
+    seen: set[int] = set()
+    kinds: dict[str, int] = {}
+    for kind, tensor in tensors:
+        storage = tensor.untyped_storage()
+        size = storage.nbytes()
+        if size and storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            kinds[kind] = kinds.get(kind, 0) + size
+    return kinds or None
+
+
+def host_peak_bytes() -> int:
+    """Largest resident set of this process so far (Linux counts it in KiB)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,172 @@
+"""Builds the job's model, equal on every rank, and the loss that every backend computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from backends.precision import COMPUTE_DTYPES
+from harness.errors import JobError, choices
+from harness.spec import Job, ModelSection
+from harness.worker.samples import IGNORED
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+def summed_cross_entropy(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Cross entropy of the next token, summed over the batch's target tokens: a scalar, fp32.
+
+    batch: `tokens` and `labels`, int64 (samples, length). Padding stands on the right, so causal
+    attention keeps it away from every target and no mask is needed.
+    """
+    logits = module(input_ids=batch["tokens"], use_cache=False).logits
+    return functional.cross_entropy(
+        logits[:, :-1].float().reshape(-1, logits.shape[-1]),
+        batch["labels"][:, 1:].reshape(-1),
+        ignore_index=IGNORED,
+        reduction="sum",
+    )
+
+
+def model_config(job: Job, vocabulary_size: int) -> PreTrainedConfig:
+    """The Hugging Face configuration of the job's model, checked against data and loop.
+
+    Raises JobError: unknown type or key, not a causal language model, context or vocabulary too small.
+    """
+    config = _named_config(job.model) if job.model.name else _given_config(job.model, vocabulary_size)
+    _check_causal(config, job.model.name or config.model_type)
+    if job.model.dropout is not None:
+        _set_dropout(config, job.model.dropout)
+    context = getattr(config, "max_position_embeddings", None)
+    if isinstance(context, int) and job.data.sequence_length > context:
+        raise JobError(
+            f"data.sequence_length {job.data.sequence_length} is longer than the model's context of "
+            f"{context} positions; shorten it or choose a model with a longer context"
+        )
+    if vocabulary_size > config.vocab_size:
+        raise JobError(
+            f"the tokenizer has {vocabulary_size} ids but the model's vocab_size is "
+            f"{config.vocab_size}; raise model.config.vocab_size or change data.tokenizer"
+        )
+    return config
+
+
+def build_model(job: Job, config: PreTrainedConfig) -> nn.Module:
+    """The whole model on the CPU: fp32, or bf16 for precision 'bf16'.
+
+    At a mixed precision the initial weights are rounded to the compute dtype: DeepSpeed copies its fp32
+    masters from low-precision weights, and every backend must start from the same numbers.
+    """
+    from transformers import AutoModelForCausalLM
+
+    arguments: dict[str, Any] = {
+        "attn_implementation": job.model.attention,
+        "dtype": torch.float32,
+        "trust_remote_code": False,
+    }
+    torch.manual_seed(job.training.seed)
+    try:
+        if job.model.name and job.model.weights != "random":
+            model = AutoModelForCausalLM.from_pretrained(
+                job.model.name, config=config, revision=job.model.revision, **arguments
+            )
+        else:
+            model = AutoModelForCausalLM.from_config(config, **arguments)
+    except (OSError, ValueError, ImportError) as error:
+        raise JobError(f"model '{job.model.name or config.model_type}': {_first_line(error)}") from error
+    if job.training.activation_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    compute = COMPUTE_DTYPES[job.training.precision]
+    if compute is not torch.float32:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(parameter.to(compute).float())
+    if job.training.precision == "bf16":
+        model.to(torch.bfloat16)
+    model.train()
+    return model
+
+
+def _given_config(model: ModelSection, vocabulary_size: int) -> PreTrainedConfig:
+    from transformers import CONFIG_MAPPING
+
+    values = {"vocab_size": vocabulary_size} | model.config_values()
+    model_type = values.pop("model_type")
+    if model_type not in CONFIG_MAPPING:
+        raise JobError(
+            f"model.config.model_type '{model_type}' is unknown to transformers. "
+            f"{_closest(model_type, list(CONFIG_MAPPING.keys()))}"
+        )
+    config_class = CONFIG_MAPPING[model_type]
+    default = config_class()
+    known = set(default.to_dict()) | set(getattr(config_class, "attribute_map", {}))
+    for key in values:
+        if key not in known:
+            raise JobError(
+                f"model.config.{key} is no setting of {model_type}. Allowed: {choices(key, known)}"
+            )
+    try:
+        return config_class(**values)
+    except (ValueError, TypeError) as error:
+        raise JobError(f"model.config is refused by {model_type}: {_first_line(error)}") from error
+    except Exception as error:  # huggingface_hub's strict dataclasses raise their own hierarchy
+        if "Validation" not in type(error).__name__:
+            raise
+        raise JobError(f"model.config is refused by {model_type}: {_first_line(error)}") from error
+
+
+def _named_config(model: ModelSection) -> PreTrainedConfig:
+    from transformers import AutoConfig
+
+    assert model.name is not None
+    try:
+        return AutoConfig.from_pretrained(
+            model.name, revision=model.revision, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise JobError(
+            f"model.name '{model.name}' cannot be loaded: {_first_line(error)} "
+            "Give a local folder, or a hub name this machine can reach"
+        ) from error
+
+
+def _check_causal(config: PreTrainedConfig, name: str) -> None:
+    # By name: the public mappings import every model of the library when they are searched.
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    )
+
+    causal = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    # BERT and its kin have a causal head, but attend to both sides unless they are made decoders.
+    masked = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    bidirectional = masked and not getattr(config, "is_decoder", False)
+    if not causal or bidirectional or getattr(config, "is_encoder_decoder", False):
+        raise JobError(
+            f"model '{name}' ({config.model_type}) is not a causal language model; choose one such as "
+            "llama, gpt2, bloom, qwen2 or mistral"
+        )
+
+
+def _set_dropout(config: PreTrainedConfig, probability: float) -> None:
+    for key, value in config.to_dict().items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if "dropout" in key or key.endswith("pdrop"):
+                setattr(config, key, probability)
+
+
+def _closest(given: str, allowed: list[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(given, allowed, n=3)
+    return f"Did you mean {' or '.join(map(repr, close))}?" if close else "See its list of models"
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    line = lines[0] if lines else repr(error)
+    return line if line.endswith((".", "?", "!")) else line + "."

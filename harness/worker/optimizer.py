@@ -1,0 +1,62 @@
+"""The job's AdamW with its weight-decay groups, and its learning rate at every step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from harness.spec import OptimizerSection, ScheduleSection
+
+
+def decaying_names(model: nn.Module, optimizer: OptimizerSection) -> frozenset[str]:
+    """Names of the parameters that decay. Decided on the whole model: shards lose their dimensions."""
+    return frozenset(
+        name
+        for name, parameter in model.named_parameters()
+        if optimizer.decay == "all" or parameter.ndim >= 2
+    )
+
+
+def build_adamw(
+    named: Iterable[tuple[str, nn.Parameter]],
+    section: OptimizerSection,
+    decaying: frozenset[str],
+) -> torch.optim.AdamW:
+    """AdamW with every constant explicit; the loop sets the learning rate before each step."""
+    decay: list[nn.Parameter] = []
+    keep: list[nn.Parameter] = []
+    for name, parameter in named:
+        (decay if name in decaying else keep).append(parameter)
+    groups = [
+        {"params": decay, "weight_decay": section.weight_decay},
+        {"params": keep, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=section.learning_rate,
+        betas=(section.beta1, section.beta2),
+        eps=section.epsilon,
+        amsgrad=False,
+    )
+
+
+def learning_rate(
+    step: int, steps: int, optimizer: OptimizerSection, schedule: ScheduleSection
+) -> float:
+    """Learning rate of optimizer step `step` (from 0) of `steps`.
+
+    Warm-up: peak x (step + 1) / warmup_steps. Then linear or half a cosine from the peak down to
+    peak x final_fraction at the last step.
+    """
+    peak = optimizer.learning_rate
+    if step < schedule.warmup_steps:
+        return peak * (step + 1) / schedule.warmup_steps
+    if schedule.kind == "constant":
+        return peak
+    remaining = max(1, steps - 1 - schedule.warmup_steps)
+    progress = min(1.0, (step - schedule.warmup_steps) / remaining)
+    shape = 1 - progress if schedule.kind == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    return peak * (schedule.final_fraction + (1 - schedule.final_fraction) * shape)

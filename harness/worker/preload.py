@@ -1,0 +1,31 @@
+"""Imports that every rank needs, done once in the fork server and inherited by each fresh process.
+
+Used on the CPU only: a process that has touched the CUDA driver cannot be forked.
+"""
+
+import os
+import sys
+
+# The server shares the launcher's standard output, where only the launcher may write.
+os.dup2(2, 1)
+
+import torch  # noqa: E402
+import torch.distributed.checkpoint  # noqa: E402
+import torch.distributed.checkpoint.state_dict  # noqa: E402
+import torch.distributed.fsdp  # noqa: E402
+import torch.distributed.tensor  # noqa: E402
+import transformers  # noqa: E402
+import transformers.modeling_utils  # noqa: E402
+
+import backends.fsdp1  # noqa: E402
+import backends.fsdp2  # noqa: E402
+import harness.worker.check  # noqa: E402
+import harness.worker.rank  # noqa: E402, F401
+
+torch.set_num_threads(1)
+for name in os.environ.get("HARNESS_PRELOAD", "").split(","):
+    if name:
+        try:
+            __import__(name)
+        except Exception as error:  # a broken library must only cost its own backend
+            print(f"preloading {name} failed: {error}", file=sys.stderr)

@@ -1,0 +1,169 @@
+"""One rank of one run, from its request to its last event."""
+
+from __future__ import annotations
+
+import socket
+import time
+import traceback
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from backends import registry
+from backends.base import Engine, LossScale, SetupContext, Unsupported, World
+from harness.batch import BatchLayout
+from harness.errors import HarnessError
+from harness.request import RunRequest, rank_file
+from harness.worker.communication import CommunicationCounter
+from harness.worker.environment import device_name, join_process_group, prepare_process, world_of
+from harness.worker.events import EventWriter
+from harness.worker.loop import Loop, describe_data
+from harness.worker.memory import allocator_probe, host_peak_bytes
+from harness.worker.model import build_model, model_config, summed_cross_entropy
+from harness.worker.optimizer import build_adamw, decaying_names
+from harness.worker.probes import Probes
+from harness.worker.samples import Sampler, load_samples
+from harness.worker.weights import digest_weights
+
+COLLECTIVE_TIMEOUT_SECONDS = 600.0
+
+
+def run_rank(run_directory: Path) -> int:
+    """Run this rank's part and write its events; return the exit code.
+
+    0 also when the backend is unsupported or ran out of memory: the events say so.
+    """
+    started = time.perf_counter()
+    request = RunRequest.read(run_directory)
+    world = world_of(request)
+    events = EventWriter(rank_file(run_directory, world.rank))
+    try:
+        _train(request, world, events, started)
+    except Unsupported as reason:
+        events.write("unsupported", reasons=[str(reason)])
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        _fail(events, error, "oom")
+        return 1
+    except HarnessError as error:
+        _fail(events, error, "failed")
+        return 1
+    except BaseException as error:
+        traceback.print_exc()
+        out_of_memory = "can't allocate memory" in str(error)
+        _fail(events, error, "oom" if out_of_memory else "failed")
+        return 1
+    return 0
+
+
+def _train(request: RunRequest, world: World, events: EventWriter, started: float) -> None:
+    prepare_process(request, world)
+    backend = registry.create(request.backend)
+    reasons = backend.unmet_requirements(world)
+    if reasons:
+        events.write("unsupported", reasons=reasons)
+        return
+    allocator = allocator_probe(world.device)
+    counter = CommunicationCounter()
+    counter.install()
+    collectives = join_process_group(world, COLLECTIVE_TIMEOUT_SECONDS)
+    job = request.job
+    layout = BatchLayout(
+        global_batch_size=job.training.global_batch_size or 0,
+        micro_batch_size=request.micro_batch_size,
+        accumulation_steps=request.accumulation_steps,
+    )
+    samples = load_samples(job)
+    sampler = Sampler(samples, job)
+    probes = Probes(allocator, counter)
+    engine = _prepare(request, world, backend, samples.vocabulary_size)
+    probes.attach(engine)
+    engine.train(True)
+    initial = digest_weights(engine) if request.measure.weight_digests else None
+    loop = Loop(
+        job=job,
+        layout=layout,
+        measure=request.measure,
+        world=world,
+        samples=samples,
+        sampler=sampler,
+        engine=engine,
+        probes=probes,
+        events=events,
+    )
+    dist.barrier()
+    events.write(
+        "setup",
+        effective=asdict(engine.effective()),
+        native_config=engine.native_config(),
+        versions={name: _version(name) for name in backend.packages},
+        initial_weights=initial,
+        collectives=collectives,
+        host=socket.gethostname(),
+        device_name=device_name(world),
+        data=describe_data(samples, sampler),
+        steps=loop.steps,
+        setup_seconds=time.perf_counter() - started,
+    )
+    loop.run()
+    events.write(
+        "measured",
+        memory=probes.memory,
+        communication=counter.rows(),
+        reserved_bytes=allocator.reserved_bytes(),
+        host_peak_bytes=host_peak_bytes(),
+    )
+    if request.measure.weight_digests:
+        events.write("final", weights=digest_weights(engine))
+    events.write("done")
+    events.close()
+    dist.barrier()
+
+
+def _prepare(
+    request: RunRequest, world: World, backend: registry.Backend, vocabulary_size: int
+) -> Engine:
+    job = request.job
+    config = model_config(job, vocabulary_size)
+    decaying: list[frozenset[str]] = []
+
+    def build() -> torch.nn.Module:
+        model = build_model(job, config)
+        decaying.append(decaying_names(model, job.optimizer))
+        return model
+
+    context = SetupContext(
+        world=world,
+        precision=job.training.precision,
+        gradient_clipping=job.training.gradient_clipping,
+        micro_batch_size=request.micro_batch_size,
+        accumulation_steps=request.accumulation_steps,
+        preset=request.preset,  # type: ignore[arg-type]
+        compute_loss=summed_cross_entropy,
+        loss_scale=LossScale(
+            initial=job.training.initial_loss_scale,
+            growth_interval=job.training.loss_scale_growth_interval,
+        ),
+    )
+    return backend.prepare(
+        build, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context
+    )
+
+
+def _fail(events: EventWriter, error: BaseException, status: str) -> None:
+    events.write(
+        "failure",
+        status=status,
+        error_kind=type(error).__name__,
+        message=str(error) or repr(error),
+        at=time.time(),
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
