@@ -88,6 +88,14 @@ def _gpus() -> tuple[str, ...]:
     return tuple(done.stdout.strip().splitlines()) if done.returncode == 0 else ()
 
 
+def gpu_count() -> int:
+    """GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, else all that the driver lists."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
+    return len(_gpus())
+
+
 @lru_cache(maxsize=1)
 def _git_state() -> dict[str, Any] | None:
     """Commit and cleanliness of the checkout that the harness runs from; None outside of one."""

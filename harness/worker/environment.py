@@ -43,6 +43,8 @@ def prepare_process(request: RunRequest, world: World) -> None:
 def join_process_group(world: World, timeout_seconds: float) -> str:
     """Initialise torch.distributed over nccl or gloo; return which."""
     backend = "nccl" if world.device == "cuda" else "gloo"
+    if dist.is_initialized():
+        return backend
     device = torch.device("cuda", world.local_rank) if world.device == "cuda" else None
     dist.init_process_group(
         backend,

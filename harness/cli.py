@@ -1,0 +1,157 @@
+"""The command line: the only place that prints. Results go to standard output, the rest to standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+EXIT_ERROR = 1
+EXIT_STRICT = 3
+
+
+def main() -> None:
+    """Entry point of the `harness` command."""
+    harness(prog_name="harness")
+
+
+def common(command: Callable[..., int]) -> Callable[..., None]:
+    """Turn errors that a user can act on into one line and exit code 1."""
+
+    @wraps(command)
+    def guarded(debug: bool, **arguments: Any) -> None:
+        from harness.errors import HarnessError
+
+        try:
+            code = command(**arguments)
+        except KeyboardInterrupt:
+            click.echo("interrupted; every run that began has a record", err=True)
+            code = 130
+        except Exception as error:
+            if debug:
+                raise
+            if isinstance(error, HarnessError):
+                text = " ".join(str(error).split())
+            else:
+                text = f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)"
+            click.echo(f"harness: {text}", err=True)
+            code = EXIT_ERROR
+        sys.exit(code)
+
+    return click.option("--debug", is_flag=True, help="Show the traceback of an error.")(guarded)
+
+
+_config = click.option(
+    "--config", type=click.Path(path_type=Path), help="YAML file; without one the default job."
+)
+_set = click.option(
+    "--set", "assignments", multiple=True, metavar="A.B=C", help="Override a setting; repeatable."
+)
+_runs = click.option(
+    "--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True,
+    help="Folder of the records.",
+)  # fmt: skip
+_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+_port = click.option(
+    "--port", type=click.IntRange(1, 65535), help="Rendezvous port; without one a free port."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="sharding-harness")
+def harness() -> None:
+    """Run one fine-tuning job under every data-parallel sharding strategy and compare what happened."""
+
+
+@harness.command()
+@click.option("--backend", required=True, help="Name, with options after a colon: zero3:offload=cpu.")
+@_config
+@click.option("--nproc", type=click.IntRange(1), help="Ranks on this machine.")
+@click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Machines.")
+@_set
+@_runs
+@_port
+@_json
+@common
+def run(
+    backend: str,
+    config: Path | None,
+    nproc: int | None,
+    nodes: int,
+    assignments: tuple[str, ...],
+    runs: Path,
+    port: int | None,
+    as_json: bool,
+) -> int:
+    """Run one job under one backend and record it.
+
+    Starts the ranks itself, or becomes one of them under torchrun or accelerate launch.
+    """
+    from harness.commands import run_once
+
+    return run_once(
+        backend=backend, config=config, nproc=nproc, nodes=nodes, assignments=assignments,
+        runs=runs, port=port, as_json=as_json,
+    )  # fmt: skip
+
+
+@harness.command()
+@_config
+@click.option("--backends", help="Comma-separated names with their options, or all.")
+@click.option("--nproc", help="Numbers of ranks, comma-separated: 2,4.")
+@click.option("--repeats", type=click.IntRange(1), help="Runs of each cell.")
+@_set
+@_runs
+@click.option("--report", type=click.Path(path_type=Path), help="Write a markdown report here.")
+@click.option("--fresh", is_flag=True, help="Run every cell, also those that have a record.")
+@click.option("--strict", is_flag=True, help="Exit with 3 if a cell failed or parity failed.")
+@_json
+@common
+def compare(
+    config: Path | None,
+    backends: str | None,
+    nproc: str | None,
+    repeats: int | None,
+    assignments: tuple[str, ...],
+    runs: Path,
+    report: Path | None,
+    fresh: bool,
+    strict: bool,
+    as_json: bool,
+) -> int:
+    """Run the missing cells of backends x world sizes x repeats and compare them all."""
+    from harness.commands import compare_matrix
+
+    return compare_matrix(
+        config=config, backends=backends, nproc=nproc, repeats=repeats, assignments=assignments,
+        runs=runs, report=report, fresh=fresh, strict=strict, as_json=as_json,
+    )  # fmt: skip
+
+
+@harness.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Markdown file.")
+@common
+def report(runs: tuple[Path, ...], output: Path) -> int:
+    """Write a markdown report of records: files, run folders or folders of runs."""
+    from harness.commands import report_runs
+
+    return report_runs(runs, output)
+
+
+@harness.command()
+@_json
+@common
+def backends(as_json: bool) -> int:
+    """List the backends with their options and library versions."""
+    from harness.commands import list_backends
+
+    return list_backends(as_json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""What a person sees while runs go on: a progress bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+PLAIN_LINES = 5
+"""Progress lines of one run where there is no terminal."""
+
+
+class Progress:
+    """Follows the events of one run's rank 0."""
+
+    def __init__(self, label: str, world_size: int, stream: TextIO, *, plain_lines: bool) -> None:
+        self._label = label
+        self._world_size = world_size
+        self._stream = stream
+        self._terminal = stream.isatty()
+        self._plain_lines = plain_lines and not self._terminal
+        self._steps = 0
+        self._bar: tqdm[Any] | None = None
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        """Show one event."""
+        if event["kind"] == "setup":
+            self._steps = event["steps"]
+            if self._terminal:
+                self._bar = tqdm(
+                    total=self._steps, desc=self._label, unit="step", file=self._stream, leave=False
+                )
+        elif event["kind"] == "step":
+            self._show(event)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _show(self, event: dict[str, Any]) -> None:
+        # Rank 0 knows its own share only; the record has the loss over all ranks.
+        mean = event["loss_sum"]
+        if mean is not None and event["target_tokens"]:
+            mean /= event["target_tokens"]
+        loss = "not finite" if mean is None else f"{mean:.4f}"
+        speed = event["tokens"] * self._world_size / event["seconds"]
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {loss}, {speed:,.0f} tokens/s", refresh=False)
+            self._bar.update()
+        elif self._plain_lines:
+            done = event["step"] + 1
+            every = max(1, self._steps // PLAIN_LINES)
+            if done % every == 0 or done == self._steps:
+                print(
+                    f"{self._label}: step {done}/{self._steps}, loss {loss} (rank 0), "
+                    f"{speed:,.0f} tokens/s",
+                    file=self._stream,
+                    flush=True,
+                )

@@ -1,0 +1,43 @@
+"""How numbers are written for people."""
+
+from __future__ import annotations
+
+NOT_AVAILABLE = "n/a"
+
+
+def megabytes(value: float | None) -> str:
+    """Bytes as MB (1e6), three significant places below 100."""
+    return NOT_AVAILABLE if value is None else number(value / 1e6)
+
+
+def milliseconds(value: float | None) -> str:
+    """Seconds as ms."""
+    return NOT_AVAILABLE if value is None else number(value * 1e3)
+
+
+def number(value: float | None) -> str:
+    """Three significant places, no exponent, thousands separated."""
+    if value is None:
+        return NOT_AVAILABLE
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    if abs(value) >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"
+
+
+def scientific(value: float | None) -> str:
+    """Two significant places with exponent; 0 as 0."""
+    if value is None:
+        return NOT_AVAILABLE
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def markdown_text(text: str) -> str:
+    """Free text made harmless in a markdown table cell."""
+    flat = " ".join(text.split())
+    for character in "\\`*_[]<>|#":
+        flat = flat.replace(character, f"\\{character}")
+    return flat
