@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 from typing import Any
 
@@ -47,6 +48,9 @@ class AccelerateEngineMixin:
     def _update(self) -> None:
         self.optimizer.step()
 
+    def close(self) -> None:
+        forget_accelerator()
+
 
 class AccelerateDdpEngine(AccelerateEngineMixin, TorchEngine):
     """DDP as Accelerate prepares it."""
@@ -77,6 +81,13 @@ class AccelerateZeroEngine(ZeroEngine):
         finally:
             del self.engine.step
 
+    def close(self) -> None:
+        super().close()
+        from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+        unset_hf_deepspeed_config()
+        forget_accelerator()
+
 
 class AccelerateDdpBackend(Backend):
     """`Accelerator` without a plugin: DDP."""
@@ -103,9 +114,7 @@ class AccelerateDdpBackend(Backend):
         if context.world.device != "cpu":
             model.to(accelerator.device)
         prepared, optimizer = accelerator.prepare(model, optimizer)
-        if context.world.world_size > 1 and not isinstance(
-            prepared, nn.parallel.DistributedDataParallel
-        ):
+        if context.world.world_size > 1 and not isinstance(prepared, nn.parallel.DistributedDataParallel):
             raise Unsupported(
                 f"accelerate {version('accelerate')} prepared {type(prepared).__name__}, not DDP"
             )
@@ -212,9 +221,7 @@ class AccelerateFsdpBackend(Backend):
         }
         if self.version == 1:
             settings |= {"use_orig_params": True, "sync_module_states": False}
-        accelerator = _accelerator(
-            context, cpu=False, fsdp_plugin=FullyShardedDataParallelPlugin(**settings)
-        )
+        accelerator = _accelerator(context, cpu=False, fsdp_plugin=FullyShardedDataParallelPlugin(**settings))
         if accelerator.distributed_type is not DistributedType.FSDP:
             raise Unsupported(
                 f"accelerate {version('accelerate')} chose {accelerator.distributed_type.value} "
@@ -254,6 +261,14 @@ class AccelerateFsdpBackend(Backend):
         return engine
 
 
+def forget_accelerator() -> None:
+    """Drop Accelerate's process-wide state, so that another engine may be built in this process."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
+
+
 def _accelerator(
     context: SetupContext, *, cpu: bool, handlers: list[Any] | None = None, **plugins: Any
 ) -> Any:
@@ -267,9 +282,7 @@ def _accelerator(
     return Accelerator(
         cpu=cpu,
         mixed_precision=_MIXED_PRECISION[context.precision],
-        gradient_accumulation_steps=context.accumulation_steps
-        if "deepspeed_plugin" in plugins
-        else 1,
+        gradient_accumulation_steps=context.accumulation_steps if "deepspeed_plugin" in plugins else 1,
         kwargs_handlers=handlers,
         **plugins,
     )

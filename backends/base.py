@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Preset = Literal["like-for-like", "library-defaults"]
 Batch = dict[str, "Tensor"]
-TensorKind = Literal[
-    "weights", "gathered", "gradients", "masters", "optimizer", "buffers", "communication"
-]
+TensorKind = Literal["weights", "gathered", "gradients", "masters", "optimizer", "buffers", "communication"]
 
 
 class Unsupported(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ from backends.torch_engine import Strategy, TorchEngine
 class Fsdp1Backend(Backend):
     """FullyShardedDataParallel with original parameters, one unit per transformer block and a root."""
 
-    Options = ShardedOptions
+    Options: ClassVar[type[BackendOptions]] = ShardedOptions
 
     def __init__(self, options: BackendOptions, *, strategy: str = "FULL_SHARD") -> None:
         super().__init__(options)

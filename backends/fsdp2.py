@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +33,9 @@ from backends.torch_engine import Strategy
 class Fsdp2Backend(Backend):
     """`fully_shard`; `reshard` tells whether a block gives its gathered weights back after forward."""
 
-    Options = ShardedOptions
+    Options: ClassVar[type[BackendOptions]] = ShardedOptions
 
-    def __init__(
-        self, options: BackendOptions, *, reshard: bool = True, hybrid: bool = False
-    ) -> None:
+    def __init__(self, options: BackendOptions, *, reshard: bool = True, hybrid: bool = False) -> None:
         super().__init__(options)
         self.reshard = reshard
         self.hybrid = hybrid
@@ -60,9 +58,7 @@ class Fsdp2Backend(Backend):
             "mp_policy": policy,
         }
         if offload:
-            arguments["offload_policy"] = CPUOffloadPolicy(
-                pin_memory=context.world.device == "cuda"
-            )
+            arguments["offload_policy"] = CPUOffloadPolicy(pin_memory=context.world.device == "cuda")
         for block in blocks.values():
             fully_shard(block, **arguments)
         # torch keeps the root gathered between forward and backward unless told otherwise; the
@@ -117,9 +113,7 @@ def _mixed_precision(context: SetupContext) -> MixedPrecisionPolicy:
     if not context.precision.endswith("-mixed"):
         return MixedPrecisionPolicy()
     reduce_dtype = torch.float32 if context.preset == "like-for-like" else None
-    return MixedPrecisionPolicy(
-        param_dtype=compute_dtype(context.precision), reduce_dtype=reduce_dtype
-    )
+    return MixedPrecisionPolicy(param_dtype=compute_dtype(context.precision), reduce_dtype=reduce_dtype)
 
 
 def synchronise(model: nn.Module, last: bool) -> None:

@@ -16,9 +16,7 @@ def unmet_hybrid(world: World, requested: int | None) -> list[str]:
     """Why `world` cannot be cut into shard groups of one size with at least two groups of two ranks."""
     size = shard_size(world, requested)
     if world.world_size % size:
-        return [
-            f"shard_size {size} does not divide the world size {world.world_size}; choose a divisor"
-        ]
+        return [f"shard_size {size} does not divide the world size {world.world_size}; choose a divisor"]
     if size < 2 or world.world_size // size < 2:
         return [
             f"hybrid sharding needs at least 2 replicas of at least 2 shards; {world.world_size} ranks "

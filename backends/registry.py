@@ -88,21 +88,72 @@ _BUILT_IN = [
             )
         )
     ),
-    _entry("fsdp", "fsdp2:Fsdp2Backend", "ShardedOptions", "fully_shard (FSDP2), weights gathered for forward and again for backward"),
-    _entry("fsdp-grad-op", "fsdp2:Fsdp2Backend", "ShardedOptions", "fully_shard (FSDP2), weights kept gathered between forward and backward", reshard=False),
-    _entry("fsdp-hybrid", "fsdp2:Fsdp2HybridBackend", "HybridOptions", "fully_shard (FSDP2) on a 2-D mesh: sharded within, replicated across groups", hybrid=True),
+    _entry(
+        "fsdp",
+        "fsdp2:Fsdp2Backend",
+        "ShardedOptions",
+        "fully_shard (FSDP2), weights gathered for forward and again for backward",
+    ),
+    _entry(
+        "fsdp-grad-op",
+        "fsdp2:Fsdp2Backend",
+        "ShardedOptions",
+        "fully_shard (FSDP2), weights kept gathered between forward and backward",
+        reshard=False,
+    ),
+    _entry(
+        "fsdp-hybrid",
+        "fsdp2:Fsdp2HybridBackend",
+        "HybridOptions",
+        "fully_shard (FSDP2) on a 2-D mesh: sharded within, replicated across groups",
+        hybrid=True,
+    ),
     _entry("fsdp1", "fsdp1:Fsdp1Backend", "ShardedOptions", "FSDP1 FULL_SHARD", strategy="FULL_SHARD"),
-    _entry("fsdp1-grad-op", "fsdp1:Fsdp1Backend", "ShardedOptions", "FSDP1 SHARD_GRAD_OP", strategy="SHARD_GRAD_OP"),
+    _entry(
+        "fsdp1-grad-op",
+        "fsdp1:Fsdp1Backend",
+        "ShardedOptions",
+        "FSDP1 SHARD_GRAD_OP",
+        strategy="SHARD_GRAD_OP",
+    ),
     _entry("fsdp1-no-shard", "fsdp1:Fsdp1Backend", "ShardedOptions", "FSDP1 NO_SHARD", strategy="NO_SHARD"),
     _entry("fsdp1-hybrid", "fsdp1:Fsdp1HybridBackend", "HybridOptions", "FSDP1 HYBRID_SHARD"),
-    _entry("accelerate-ddp", "accelerate:AccelerateDdpBackend", "NoOptions", "DDP through Accelerate", "accelerate"),
+    _entry(
+        "accelerate-ddp",
+        "accelerate:AccelerateDdpBackend",
+        "NoOptions",
+        "DDP through Accelerate",
+        "accelerate",
+    ),
     *(
-        _entry(f"accelerate-zero{stage}", "accelerate:AccelerateZeroBackend", "ZeroOptions", f"DeepSpeed ZeRO stage {stage} through Accelerate", "accelerate", "deepspeed", stage=stage)
+        _entry(
+            f"accelerate-zero{stage}",
+            "accelerate:AccelerateZeroBackend",
+            "ZeroOptions",
+            f"DeepSpeed ZeRO stage {stage} through Accelerate",
+            "accelerate",
+            "deepspeed",
+            stage=stage,
+        )
         for stage in (1, 2, 3)
     ),
-    _entry("accelerate-fsdp", "accelerate:AccelerateFsdpBackend", "ShardedOptions", "FSDP2 through Accelerate", "accelerate", version=2),
-    _entry("accelerate-fsdp1", "accelerate:AccelerateFsdpBackend", "ShardedOptions", "FSDP1 FULL_SHARD through Accelerate", "accelerate", version=1),
-]  # fmt: skip
+    _entry(
+        "accelerate-fsdp",
+        "accelerate:AccelerateFsdpBackend",
+        "ShardedOptions",
+        "FSDP2 through Accelerate",
+        "accelerate",
+        version=2,
+    ),
+    _entry(
+        "accelerate-fsdp1",
+        "accelerate:AccelerateFsdpBackend",
+        "ShardedOptions",
+        "FSDP1 FULL_SHARD through Accelerate",
+        "accelerate",
+        version=1,
+    ),
+]
 
 
 def entries() -> dict[str, Entry]:

@@ -62,4 +62,4 @@ def grad_scaler(context: SetupContext) -> torch.amp.GradScaler | None:
     """The dynamic loss scaler of fp16-mixed; None at every other precision."""
     if context.precision != "fp16-mixed":
         return None
-    return torch.amp.GradScaler(context.world.device, **scaler_arguments(context.loss_scale))
+    return torch.amp.GradScaler(context.world.device, **scaler_arguments(context.loss_scale))  # type: ignore[arg-type]

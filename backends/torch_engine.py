@@ -121,13 +121,13 @@ class TorchEngine(Engine):
         return self.strategy.native_config
 
     def save(self, directory: Path) -> None:
-        from torch.distributed.checkpoint import save
+        from torch.distributed.checkpoint.state_dict_saver import save
 
         save(self._state(), checkpoint_id=directory)
 
     def load(self, directory: Path) -> None:
-        from torch.distributed.checkpoint import load
         from torch.distributed.checkpoint.state_dict import set_state_dict
+        from torch.distributed.checkpoint.state_dict_loader import load
 
         state = self._state()
         load(state, checkpoint_id=directory)

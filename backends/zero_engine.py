@@ -93,9 +93,7 @@ class ZeroEngine(Engine):
             optimizer_groups=describe_groups(optimizer),
             gradient_clipping=self.engine.gradient_clipping() or None,
             accumulation_steps=self.engine.gradient_accumulation_steps(),
-            gradient_synchronisation=(
-                "every micro-step" if self.stage >= 2 else "last micro-step"
-            ),
+            gradient_synchronisation=("every micro-step" if self.stage >= 2 else "last micro-step"),
             loss_scale=self._loss_scale(),
             offload=offload,
             parameter_count=self.parameter_count,

@@ -39,9 +39,7 @@ def batch_layout(training: TrainingSection, world_size: int) -> BatchLayout:
         accumulation = _exact(total, world_size * micro, "accumulation_steps", training, world_size)
     if total != world_size * micro * accumulation:
         raise JobError(_mismatch(training, world_size))
-    return BatchLayout(
-        global_batch_size=total, micro_batch_size=micro, accumulation_steps=accumulation
-    )
+    return BatchLayout(global_batch_size=total, micro_batch_size=micro, accumulation_steps=accumulation)
 
 
 def reference_layout(layout: BatchLayout, training: TrainingSection) -> BatchLayout:
@@ -51,9 +49,7 @@ def reference_layout(layout: BatchLayout, training: TrainingSection) -> BatchLay
         micro = training.micro_batch_size
     else:
         micro = total // layout.accumulation_steps
-    return BatchLayout(
-        global_batch_size=total, micro_batch_size=micro, accumulation_steps=total // micro
-    )
+    return BatchLayout(global_batch_size=total, micro_batch_size=micro, accumulation_steps=total // micro)
 
 
 def with_global_batch(job: Job, layout: BatchLayout) -> Job:
@@ -76,11 +72,14 @@ def _exact(total: int, divisor: int, name: str, training: TrainingSection, world
 
 
 def _mismatch(training: TrainingSection, world_size: int, missing: str | None = None) -> str:
-    given = ", ".join(
-        f"{name} {value}"
-        for name in ("global_batch_size", "micro_batch_size", "accumulation_steps")
-        if (value := getattr(training, name)) is not None
-    ) or f"global_batch_size {DEFAULT_GLOBAL_BATCH_SIZE} (default)"
+    given = (
+        ", ".join(
+            f"{name} {value}"
+            for name in ("global_batch_size", "micro_batch_size", "accumulation_steps")
+            if (value := getattr(training, name)) is not None
+        )
+        or f"global_batch_size {DEFAULT_GLOBAL_BATCH_SIZE} (default)"
+    )
     problem = f"leaves no whole {missing}" if missing else "do not multiply to the global batch"
     return (
         f"{given} on {world_size} ranks {problem}: training.global_batch_size must equal ranks x "

@@ -37,7 +37,9 @@ def common(command: Callable[..., int]) -> Callable[..., None]:
             if isinstance(error, HarnessError):
                 text = " ".join(str(error).split())
             else:
-                text = f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)"
+                text = (
+                    f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)"
+                )
             click.echo(f"harness: {text}", err=True)
             code = EXIT_ERROR
         sys.exit(code)

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -75,9 +76,7 @@ def run_once(
     launcher.check(cell.job.model_dump_json())
     progress = Progress(label, world_size, sys.stderr, plain_lines=True)
     try:
-        record = run_cell(
-            cell, experiment, store, launcher, command=_command(), on_event=progress, port=port
-        )
+        record = run_cell(cell, experiment, store, launcher, command=_command(), on_event=progress, port=port)
     finally:
         progress.close()
     return _present_run(record, store, as_json)
@@ -141,7 +140,7 @@ def list_backends(as_json: bool) -> int:
     """`harness backends`."""
     from harness.provenance import package_versions
 
-    documents = []
+    documents: list[dict[str, Any]] = []
     for entry in registry.entries().values():
         versions = package_versions(entry.packages)
         options = entry.options_class().model_fields
@@ -185,9 +184,7 @@ def split_backends(text: str) -> list[str]:
     return labels
 
 
-def _run_cells(
-    cells: Sequence[Cell], experiment: Experiment, store: Store, device: str
-) -> dict[str, Record]:
+def _run_cells(cells: Sequence[Cell], experiment: Experiment, store: Store, device: str) -> dict[str, Record]:
     """Run cells one after the other; what ran before an interruption is kept."""
     done: dict[str, Record] = {}
     if not cells:
@@ -198,9 +195,7 @@ def _run_cells(
     for number, cell in enumerate(cells, start=1):
         progress = Progress(cell.backend, cell.world_size, sys.stderr, plain_lines=False)
         try:
-            record = run_cell(
-                cell, experiment, store, launcher, command=_command(), on_event=progress
-            )
+            record = run_cell(cell, experiment, store, launcher, command=_command(), on_event=progress)
         finally:
             progress.close()
         done[cell.key] = record
@@ -275,8 +270,7 @@ def _present_comparison(rows: Sequence[Row], report: Path | None, as_json: bool)
 
 def _any_bad(rows: Sequence[Row]) -> bool:
     return any(
-        row.record.status not in ("ok", "unsupported") or row.judgement.parity == "diverged"
-        for row in rows
+        row.record.status not in ("ok", "unsupported") or row.judgement.parity == "diverged" for row in rows
     )
 
 
@@ -320,4 +314,3 @@ def _sizes(text: str) -> list[int]:
 def _command() -> list[str]:
     """The command line as a person would type it again."""
     return ["harness", *sys.argv[1:]]
-

@@ -53,8 +53,7 @@ class Progress:
             every = max(1, self._steps // PLAIN_LINES)
             if done % every == 0 or done == self._steps:
                 print(
-                    f"{self._label}: step {done}/{self._steps}, loss {loss} (rank 0), "
-                    f"{speed:,.0f} tokens/s",
+                    f"{self._label}: step {done}/{self._steps}, loss {loss} (rank 0), {speed:,.0f} tokens/s",
                     file=self._stream,
                     flush=True,
                 )

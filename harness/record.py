@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 Status = Literal["ok", "oom", "failed", "timeout", "diverged", "unsupported"]
 Window = Literal["warmup", "counted", "timed"]
 Moment = Literal["after_setup", "after_forward", "after_backward", "after_step"]

@@ -40,9 +40,7 @@ class Section(BaseModel):
 class ModelSection(Section):
     """The model: a checkpoint by name or path, or a configuration with random weights."""
 
-    name: str | None = Field(
-        None, description="Hugging Face hub name or local folder; excludes `config`"
-    )
+    name: str | None = Field(None, description="Hugging Face hub name or local folder; excludes `config`")
     revision: str | None = Field(None, description="hub revision of `name`")
     weights: Literal["pretrained", "random"] | None = Field(
         None,
@@ -56,9 +54,7 @@ class ModelSection(Section):
             "tokenizer's"
         ),
     )
-    attention: Literal["eager", "sdpa", "flash_attention_2"] = Field(
-        "sdpa", description="attention kernel"
-    )
+    attention: Literal["eager", "sdpa", "flash_attention_2"] = Field("sdpa", description="attention kernel")
     dropout: float | None = Field(
         0.0,
         ge=0,
@@ -120,9 +116,7 @@ class DataSection(Section):
             )
         if self.source != "prose" and self.path is None:
             raise ValueError(f"source '{self.source}' needs a `path`")
-        if self.prompt_field is not None and (
-            self.source not in ("jsonl", "datasets") or self.is_packed
-        ):
+        if self.prompt_field is not None and (self.source not in ("jsonl", "datasets") or self.is_packed):
             raise ValueError("`prompt_field` needs source jsonl or datasets and `packed: false`")
         if self.source == "squad" and self.packed:
             raise ValueError("source 'squad' is one sample per question; leave `packed` out")
@@ -168,9 +162,7 @@ class TrainingSection(Section):
     global_batch_size: PositiveInt | None = Field(
         None, description="samples per optimizer step over all ranks"
     )
-    micro_batch_size: PositiveInt | None = Field(
-        None, description="samples per rank and forward pass"
-    )
+    micro_batch_size: PositiveInt | None = Field(None, description="samples per rank and forward pass")
     accumulation_steps: PositiveInt | None = Field(
         None, description="forward passes per optimizer step and rank"
     )

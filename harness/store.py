@@ -67,9 +67,7 @@ def read_record(path: Path) -> Record:
         raise HarnessError(f"record {path} cannot be read: {error}") from error
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
-        raise HarnessError(
-            f"record {path} has schema version {version}; this harness reads {SCHEMA_VERSION}"
-        )
+        raise HarnessError(f"record {path} has schema version {version}; this harness reads {SCHEMA_VERSION}")
     try:
         return Record.model_validate(document)
     except ValidationError as error:
@@ -84,7 +82,9 @@ def read_runs(paths: Iterable[Path]) -> list[tuple[Path, Record]]:
     for path in paths:
         files = list(_record_files(path))
         if not files:
-            raise HarnessError(f"'{path}' holds no record: give a record.json, a run folder or a folder of runs")
+            raise HarnessError(
+                f"'{path}' holds no record: give a record.json, a run folder or a folder of runs"
+            )
         for file in files:
             seen.setdefault(file.resolve(), read_record(file))
     return list(seen.items())

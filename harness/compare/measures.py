@@ -37,9 +37,7 @@ def median_step_seconds(record: Record) -> float | None:
 
 def peak_bytes(record: Record) -> list[int]:
     """Per rank, the largest allocator peak within the counted steps; empty where nothing counted."""
-    peaks = [
-        [m.peak_bytes for m in rank.memory if m.peak_bytes is not None] for rank in record.ranks
-    ]
+    peaks = [[m.peak_bytes for m in rank.memory if m.peak_bytes is not None] for rank in record.ranks]
     return [max(of_rank) for of_rank in peaks if of_rank]
 
 
@@ -59,10 +57,7 @@ def sent_bytes_per_step(record: Record) -> float | None:
     counted = record.windows.counted if record.windows else 0
     if not counted or not record.ranks:
         return None
-    total = sum(
-        ring_sent_bytes(row.op, row.payload_bytes, row.group_size)
-        for row in record.comm
-    )
+    total = sum(ring_sent_bytes(row.op, row.payload_bytes, row.group_size) for row in record.comm)
     return total / counted / len(record.ranks)
 
 

@@ -61,9 +61,7 @@ def job_differences(reference: Record, record: Record) -> list[Difference]:
             reference.initial_weights.parameter_count,
             record.initial_weights.parameter_count,
         )
-        check(
-            "initial weights", reference.initial_weights.digest, record.initial_weights.digest
-        )
+        check("initial weights", reference.initial_weights.digest, record.initial_weights.digest)
     for left, right in zip(reference.steps, record.steps, strict=False):
         for field in ("ledger", "samples", "target_tokens", "learning_rate"):
             before = len(found)
@@ -104,9 +102,7 @@ def judge(reference: Record | None, record: Record) -> Judgement:
     losses = [(a.loss, b.loss) for a, b in pairs]
     norms = [(a.gradient_norm, b.gradient_norm) for a, b in pairs]
     loss = max((abs(a - b) for a, b in losses if a is not None and b is not None), default=None)
-    norm = max(
-        (abs(a - b) / a for a, b in norms if a is not None and b is not None and a), default=None
-    )
+    norm = max((abs(a - b) / a for a, b in norms if a is not None and b is not None and a), default=None)
     return Judgement(
         parity=_level(reference, record, losses, norms, loss, norm),
         loss_difference=loss,

@@ -100,9 +100,7 @@ def findings(rows: Sequence[Row]) -> list[dict[str, Any]]:
         world = row.record.world
         if row.record.backend.name != REFERENCE and row.record.status == "ok":
             cut = f"{world.micro_batch_size} x {world.accumulation_steps}"
-            layouts.setdefault(world.world_size, {}).setdefault(cut, []).append(
-                row.record.backend.label
-            )
+            layouts.setdefault(world.world_size, {}).setdefault(cut, []).append(row.record.backend.label)
     for size, cuts in layouts.items():
         if len(cuts) > 1:
             found.append(

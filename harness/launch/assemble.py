@@ -32,8 +32,7 @@ Events = dict[int, dict[str, list[dict[str, Any]]]]
 def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Record:
     """Build the record of a run from its ranks' events and the way its processes ended."""
     events = {
-        rank: _by_kind(Tail(rank_file(run_directory, rank)).read())
-        for rank in range(request.world_size)
+        rank: _by_kind(Tail(rank_file(run_directory, rank)).read()) for rank in range(request.world_size)
     }
     steps = _steps(events)
     status, error = _status(run_directory, request, events, steps, outcome)
@@ -177,9 +176,7 @@ def _status(
     outcome: Outcome,
 ) -> tuple[Status, ErrorPart | None]:
     failures = [
-        (event["at"], rank, event)
-        for rank, kinds in events.items()
-        for event in kinds.get("failure", [])
+        (event["at"], rank, event) for rank, kinds in events.items() for event in kinds.get("failure", [])
     ]
     if failures:
         # The first to fail is the cause; the others fail because it is gone.

@@ -56,7 +56,11 @@ def _jobs(rows: Sequence[Row]) -> str:
     for job_id in ids:
         record = next(row.record for row in rows if row.record.job_id == job_id)
         weights = next(
-            (r.record.initial_weights for r in rows if r.record.job_id == job_id and r.record.initial_weights),
+            (
+                r.record.initial_weights
+                for r in rows
+                if r.record.job_id == job_id and r.record.initial_weights
+            ),
             None,
         )
         size = f", {weights.parameter_count:,} parameters" if weights else ""
@@ -130,10 +134,7 @@ def _memory(rows: Sequence[Row]) -> str:
     for group in grouped(rows):
         record = group[0].record
         moments = [
-            m.kinds
-            for rank in record.ranks
-            for m in rank.memory
-            if m.moment == "after_backward" and m.kinds
+            m.kinds for rank in record.ranks for m in rank.memory if m.moment == "after_backward" and m.kinds
         ]
         if moments:
             largest = max(moments, key=lambda held: sum(held.values()))
@@ -169,7 +170,16 @@ def _communication(rows: Sequence[Row]) -> str:
             )  # fmt: skip
     if not body:
         return ""
-    headers = ("backend", "ranks", "phase", "collective", "dtype", "group", "calls/step", "payload MB/step")
+    headers = (
+        "backend",
+        "ranks",
+        "phase",
+        "collective",
+        "dtype",
+        "group",
+        "calls/step",
+        "payload MB/step",
+    )
     return "## Communication of rank 0 per step\n\n" + _table(headers, body)
 
 
@@ -204,10 +214,11 @@ def _reading() -> str:
             "- textbook: the same from the closed form of the strategy. Where it differs, the library does "
             "something else than the paper.",
             "- loss diff and norm diff: the largest difference of a step to the reference, which is one "
-            "process on the whole global batch; the loss in nats per target token, the gradient norm relative.",
+            "process on the whole global batch: of the loss in nats per target token, of the norm relative.",
             f"- parity: exact, bit-equal losses, norms and final weights; tight, losses within "
             f"{TIGHT_WITHOUT_CLIPPING:g} ({TIGHT_WITH_CLIPPING:g} with clipping) and norms within 20 times "
-            f"that; band, within {BAND_LOW_PRECISION:g} in low precision; diverged, beyond; unjudged, says why.",
+            f"that; band, losses within {BAND_LOW_PRECISION:g} in low precision; diverged, beyond; unjudged, "
+            "no comparison was possible.",
         ]
     )
 

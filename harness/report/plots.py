@@ -29,7 +29,7 @@ def loss_curves(rows: Sequence[Row], path: Path) -> Path | None:
         "text.color": GREY, "axes.labelcolor": GREY, "xtick.color": GREY, "ytick.color": GREY,
         "axes.edgecolor": GREY, "axes.spines.top": False, "axes.spines.right": False,
     }  # fmt: skip
-    with mpl.rc_context(settings):
+    with mpl.rc_context(settings):  # type: ignore[arg-type]
         figure, (above, below) = pyplot.subplots(
             2, 1, figsize=(8, 6.4), sharex=True, height_ratios=(3, 2), layout="constrained"
         )
@@ -62,9 +62,7 @@ def loss_curves(rows: Sequence[Row], path: Path) -> Path | None:
         below.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
         for axis in (above, below):
             axis.grid(color=GREY, alpha=0.25, linewidth=0.5)
-        figure.legend(
-            handles=lines, loc="outside lower center", ncols=3, frameon=False, fontsize=8
-        )
+        figure.legend(handles=lines, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
         figure.savefig(path, metadata={"Date": None, "Creator": None}, transparent=True)
         pyplot.close(figure)
     return path

@@ -109,9 +109,7 @@ def _datasets(data: DataSection) -> Iterator[Document]:
 
     assert data.path is not None
     try:
-        if (Path(data.path) / "state.json").exists() or (
-            Path(data.path) / "dataset_dict.json"
-        ).exists():
+        if (Path(data.path) / "state.json").exists() or (Path(data.path) / "dataset_dict.json").exists():
             loaded = datasets.load_from_disk(data.path)
             if isinstance(loaded, datasets.DatasetDict):
                 loaded = loaded[data.split]

@@ -37,7 +37,7 @@ def prepare_process(request: RunRequest, world: World) -> None:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
     # Deterministic mode would fill every fresh buffer, which costs time and changes no result.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def join_process_group(world: World, timeout_seconds: float) -> str:

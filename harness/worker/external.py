@@ -21,9 +21,7 @@ from harness.worker.environment import join_process_group, prepare_process, worl
 from harness.worker.rank import COLLECTIVE_TIMEOUT_SECONDS, run_rank
 
 
-def run_external(
-    make_request: Callable[[], RunRequest], runs: Path
-) -> tuple[Record | None, int]:
+def run_external(make_request: Callable[[], RunRequest], runs: Path) -> tuple[Record | None, int]:
     """Run this process's rank of a run that rank 0 names; return (rank 0's record, exit code).
 
     `make_request` is called on every rank; rank 0's answer counts. The runs folder must be shared.
@@ -59,4 +57,3 @@ def _record_on_termination(directory: Path, request: RunRequest) -> None:
         os._exit(1)
 
     signal.signal(signal.SIGTERM, write_and_leave)
-

@@ -137,9 +137,7 @@ class Loop:
             loss_sum += float(self.engine.forward(batch))
             targets += int((labels[:, 1:] != IGNORED).sum())
         self.engine.train(True)
-        self.events.write(
-            "evaluation", step=steps_taken, loss_sum=loss_sum, target_tokens=targets
-        )
+        self.events.write("evaluation", step=steps_taken, loss_sum=loss_sum, target_tokens=targets)
 
     def _to_device(self, batch: Batch) -> dict[str, Tensor]:
         if self.world.device == "cpu":

@@ -86,7 +86,7 @@ def build_model(job: Job, config: PreTrainedConfig) -> nn.Module:
             for parameter in model.parameters():
                 parameter.copy_(parameter.to(compute).float())
     if job.training.precision == "bf16":
-        model.to(torch.bfloat16)
+        nn.Module.to(model, torch.bfloat16)
     model.train()
     return model
 
@@ -124,9 +124,7 @@ def _named_config(model: ModelSection) -> PreTrainedConfig:
 
     assert model.name is not None
     try:
-        return AutoConfig.from_pretrained(
-            model.name, revision=model.revision, trust_remote_code=False
-        )
+        return AutoConfig.from_pretrained(model.name, revision=model.revision, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise JobError(
             f"model.name '{model.name}' cannot be loaded: {_first_line(error)} "

@@ -43,9 +43,7 @@ def build_adamw(
     )
 
 
-def learning_rate(
-    step: int, steps: int, optimizer: OptimizerSection, schedule: ScheduleSection
-) -> float:
+def learning_rate(step: int, steps: int, optimizer: OptimizerSection, schedule: ScheduleSection) -> float:
     """Learning rate of optimizer step `step` (from 0) of `steps`.
 
     Warm-up: peak x (step + 1) / warmup_steps. Then linear or half a cosine from the peak down to

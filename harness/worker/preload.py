@@ -15,10 +15,10 @@ import torch.distributed.checkpoint.state_dict  # noqa: E402
 import torch.distributed.fsdp  # noqa: E402
 import torch.distributed.tensor  # noqa: E402
 import transformers  # noqa: E402
-import transformers.modeling_utils  # noqa: E402
+import transformers.modeling_utils  # noqa: E402, F401
 
 import backends.fsdp1  # noqa: E402
-import backends.fsdp2  # noqa: E402
+import backends.fsdp2  # noqa: E402, F401
 import harness.worker.check  # noqa: E402
 import harness.worker.rank  # noqa: E402, F401
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from backends import registry
-from backends.base import Engine, LossScale, SetupContext, Unsupported, World
+from backends.base import Backend, Engine, LossScale, SetupContext, Unsupported, World
 from harness.batch import BatchLayout
 from harness.errors import HarnessError
 from harness.request import RunRequest, rank_file
@@ -122,9 +122,7 @@ def _train(request: RunRequest, world: World, events: EventWriter, started: floa
     dist.barrier()
 
 
-def _prepare(
-    request: RunRequest, world: World, backend: registry.Backend, vocabulary_size: int
-) -> Engine:
+def _prepare(request: RunRequest, world: World, backend: Backend, vocabulary_size: int) -> Engine:
     job = request.job
     config = model_config(job, vocabulary_size)
     decaying: list[frozenset[str]] = []
@@ -147,9 +145,7 @@ def _prepare(
             growth_interval=job.training.loss_scale_growth_interval,
         ),
     )
-    return backend.prepare(
-        build, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context
-    )
+    return backend.prepare(build, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context)
 
 
 def _fail(events: EventWriter, error: BaseException, status: str) -> None:

@@ -125,9 +125,7 @@ def ledger_entry(sample_id: int, tokens: Tensor, labels: Tensor) -> int:
     return int.from_bytes(digest.digest(), "big")
 
 
-def _packed(
-    documents: Iterable[Document], tokenizer: Tokenizer, length: int
-) -> tuple[Tensor, Tensor]:
+def _packed(documents: Iterable[Document], tokenizer: Tokenizer, length: int) -> tuple[Tensor, Tensor]:
     stream: list[int] = []
     for document in documents:
         if document.text:
@@ -138,9 +136,7 @@ def _packed(
     return tokens, tokens
 
 
-def _padded(
-    documents: Iterable[Document], tokenizer: Tokenizer, length: int
-) -> tuple[Tensor, Tensor]:
+def _padded(documents: Iterable[Document], tokenizer: Tokenizer, length: int) -> tuple[Tensor, Tensor]:
     token_rows: list[list[int]] = []
     label_rows: list[list[int]] = []
     for document in documents:
@@ -157,9 +153,7 @@ def _outside_the_allocator(values: object, shape: tuple[int, int]) -> Tensor:
     return torch.from_numpy(numpy.array(values, dtype=numpy.int64).reshape(shape))
 
 
-def _one_sample(
-    document: Document, tokenizer: Tokenizer, length: int
-) -> tuple[list[int], list[int]]:
+def _one_sample(document: Document, tokenizer: Tokenizer, length: int) -> tuple[list[int], list[int]]:
     """Prompt and text and an end, cut to `length`: the prompt from its left so that the text stays."""
     prompt = tokenizer.encode(document.prompt) if document.prompt else []
     text = [*tokenizer.encode(document.text), tokenizer.end_of_text][:length]

@@ -1,0 +1,93 @@
+"""Runs all cases of one backend on real ranks that share one process group."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from pathlib import Path
+
+from harness.launch.local import free_port
+
+JOIN_SECONDS = 300
+
+
+def traces(label: str, world_size: int, folder: Path) -> list:
+    """Train every case of a backend on `world_size` fresh processes; one Trace per case.
+
+    `label` is a backend's name, or 'module:Class' of a backend that is not registered.
+    """
+    import torch
+
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["harness.worker.preload", "deepspeed", "accelerate"])
+    port = free_port()
+    processes = [
+        context.Process(target=_rank, args=(label, rank, world_size, port, str(folder)))
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(JOIN_SECONDS)
+        if process.exitcode is None:
+            process.kill()
+    logs = "\n".join(path.read_text() for path in sorted(folder.glob("*.error")))
+    codes = [process.exitcode for process in processes]
+    assert codes == [0] * world_size, f"{label}: exit codes {codes}\n{logs}"
+    per_rank = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
+    return [_merge(parts) for parts in zip(*per_rank, strict=True)]
+
+
+def _merge(parts: list) -> object:
+    """Losses add up over ranks; norms and weights must be the same on every rank."""
+    first = parts[0]
+    for other in parts[1:]:
+        assert other.norms == first.norms, "ranks disagree about the gradient norm"
+        assert all((other.weights[name] == first.weights[name]).all() for name in first.weights), (
+            "ranks disagree about the weights"
+        )
+    first.losses = [sum(shares) for shares in zip(*(part.losses for part in parts), strict=True)]
+    return first
+
+
+def _rank(label: str, rank: int, world_size: int, port: int, folder: str) -> None:
+    code = 1
+    try:
+        _train_all(label, rank, world_size, port, Path(folder))
+        code = 0
+    except BaseException:
+        (Path(folder) / f"{rank}.error").write_text(traceback.format_exc())
+    os._exit(code)
+
+
+def _train_all(label: str, rank: int, world_size: int, port: int, folder: Path) -> None:
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+        OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
+    )  # fmt: skip
+    from importlib import import_module
+
+    import torch
+    import torch.distributed as dist
+
+    from backends import registry
+    from backends.base import World
+    from backends.options import NoOptions
+    from tests.contract.cases import CASES, train
+
+    torch.set_num_threads(1)
+    world = World(
+        rank=rank, world_size=world_size, local_rank=rank, ranks_per_node=world_size, device="cpu"
+    )
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    if label.startswith("tests."):
+        module, _, name = label.partition(":")
+        backend = getattr(import_module(module), name)(NoOptions())
+    else:
+        backend = registry.create(label)
+    assert backend.unmet_requirements(world) == []
+    torch.save([train(backend, case, world) for case in CASES], folder / f"{rank}.pt")
+    dist.barrier()

@@ -1,0 +1,93 @@
+"""Every registered backend trains as one process does; engines that do not are rejected."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends import registry
+from backends.base import World
+from tests.contract.cases import CASES, Case
+from tests.contract.ranks import traces
+
+HYBRID = {"fsdp-hybrid", "fsdp1-hybrid"}
+LOSS_TOLERANCE = 5e-6
+"""Nats per token. 5e-5 would be fair where a library clips by an fp32 norm; none needs it here."""
+NORM_TOLERANCE = 1e-5
+"""Relative. Norms are accumulated in fp64 by every backend; what is left is fp32 gradients."""
+WEIGHT_TOLERANCE = 1e-5
+"""Absolute, after 6 steps that move weights by up to 6e-3."""
+
+
+def runnable() -> list[str]:
+    """Registered backends that can run on CPU ranks."""
+    names = []
+    for name in registry.entries():
+        size = 4 if name in HYBRID else 2
+        world = World(rank=0, world_size=size, local_rank=0, ranks_per_node=size, device="cpu")
+        if name != registry.REFERENCE and not registry.create(name).unmet_requirements(world):
+            names.append(name)
+    return names
+
+
+def violations(reference, trace, case: Case) -> list[str]:
+    """What of the contract a trace breaks; empty: nothing."""
+    loss, norm, weight = reached(reference, trace)
+    found = []
+    if not loss <= LOSS_TOLERANCE:
+        found.append(f"{case.name}: loss differs by {loss:.1e}")
+    if not norm <= NORM_TOLERANCE:
+        found.append(f"{case.name}: gradient norm differs by {norm:.1e}")
+    if not weight <= WEIGHT_TOLERANCE:
+        found.append(f"{case.name}: a weight differs by {weight:.1e}")
+    return found
+
+
+def reached(reference, trace) -> tuple[float, float, float]:
+    """Largest differences: loss, relative gradient norm, weight."""
+    loss = max(abs(a - b) for a, b in zip(reference.losses, trace.losses, strict=True))
+    norm = max(abs(a - b) / a for a, b in zip(reference.norms, trace.norms, strict=True))
+    assert reference.weights.keys() == trace.weights.keys()
+    weight = max(
+        float((reference.weights[name] - trace.weights[name]).abs().max())
+        for name in reference.weights
+    )
+    return loss, norm, weight
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> list:
+    return traces(registry.REFERENCE, 1, tmp_path_factory.mktemp("reference"))
+
+
+def test_the_cases_are_worth_comparing(reference) -> None:
+    for case, trace in zip(CASES, reference, strict=True):
+        assert trace.losses[-1] < trace.losses[0] - 0.02, case.name
+        if case.clipping:
+            assert min(trace.norms) > case.clipping, f"{case.name}: clipping never acts"
+
+
+@pytest.mark.parametrize("name", runnable())
+def test_backend_trains_as_one_process_does(name, reference, tmp_path, contract_table) -> None:
+    size = 4 if name in HYBRID else 2
+    found = []
+    for case, expected, trace in zip(CASES, reference, traces(name, size, tmp_path), strict=True):
+        contract_table.append((name, size, case.name, *reached(expected, trace)))
+        found += violations(expected, trace, case)
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "defect", ["LossScaledTwice", "GradientsSummed", "NoClipping", "LastMicroStepOnly"]
+)
+def test_a_wrong_engine_is_rejected(defect, reference, tmp_path) -> None:
+    result = traces(f"tests.contract.wrong:{defect}", 2, tmp_path)
+    rejected = {
+        case
+        for case, expected, trace in zip(CASES, reference, result, strict=True)
+        if violations(expected, trace, case)
+    }
+    affected = {
+        "NoClipping": {case for case in CASES if case.clipping},
+        "LastMicroStepOnly": {case for case in CASES if case.accumulation_steps > 1},
+    }.get(defect, set(CASES))
+    assert rejected == affected
