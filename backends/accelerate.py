@@ -156,7 +156,7 @@ class AccelerateZeroBackend(Backend):
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
-        deepspeed = import_deepspeed(context.world)
+        deepspeed = import_deepspeed(context.world, context.precision)
         deepspeed.init_distributed(
             dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False
         )
@@ -279,10 +279,17 @@ def _accelerator(
     handlers = list(handlers or [])
     if context.precision == "fp16-mixed" and "deepspeed_plugin" not in plugins:
         handlers.append(GradScalerKwargs(**scaler_arguments(context.loss_scale)))
-    return Accelerator(
+    accelerator = Accelerator(
         cpu=cpu,
         mixed_precision=_MIXED_PRECISION[context.precision],
         gradient_accumulation_steps=context.accumulation_steps if "deepspeed_plugin" in plugins else 1,
         kwargs_handlers=handlers,
         **plugins,
     )
+    mixed = context.precision.endswith("-mixed") and not plugins
+    if mixed and not accelerator.native_amp:
+        raise Unsupported(
+            f"accelerate {version('accelerate')} was asked for {accelerator.mixed_precision} on "
+            f"{context.world.device} and would silently train without autocast"
+        )
+    return accelerator

@@ -14,7 +14,9 @@ from backends.base import (
     BuildModel,
     BuildOptimizer,
     Engine,
+    Precision,
     SetupContext,
+    Unsupported,
     World,
 )
 from backends.blocks import parameter_count
@@ -46,7 +48,7 @@ class ZeroBackend(Backend):
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
-        deepspeed = import_deepspeed(context.world)
+        deepspeed = import_deepspeed(context.world, context.precision)
         deepspeed.init_distributed(
             dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False
         )
@@ -64,14 +66,23 @@ class ZeroBackend(Backend):
         return ZeroEngine(engine, context, config, self.stage, count)
 
 
-def import_deepspeed(world: World) -> ModuleType:
-    """Import deepspeed with its accelerator pinned to the world's device and its logger silenced."""
+def import_deepspeed(world: World, precision: Precision) -> ModuleType:
+    """Import deepspeed with its accelerator pinned to the world's device and its logger silenced.
+
+    Raises Unsupported where its accelerator lacks the precision.
+    """
     if world.device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
+    from deepspeed.accelerator import get_accelerator
     from deepspeed.utils import logger
 
     logger.setLevel(logging.ERROR)
+    accelerator = get_accelerator()
+    if precision == "fp16-mixed" and not accelerator.is_fp16_supported():
+        raise Unsupported(
+            f"DeepSpeed {deepspeed.__version__} says that {accelerator.device_name()} here has no fp16"
+        )
     if world.device == "cpu":
         # On the CPU DeepSpeed would compile a shared-memory all-reduce (half a minute) that
         # bypasses torch.distributed, so that its traffic could not be counted.

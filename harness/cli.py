@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -40,7 +41,8 @@ def common(command: Callable[..., int]) -> Callable[..., None]:
                 text = (
                     f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)"
                 )
-            click.echo(f"harness: {text}", err=True)
+            if os.environ.get("RANK", "0") == "0":  # torchrun's other ranks would say the same
+                click.echo(f"harness: {text}", err=True)
             code = EXIT_ERROR
         sys.exit(code)
 

@@ -172,6 +172,10 @@ class Record(Part):
     backend: BackendPart
     world: WorldPart
     environment: dict[str, Any]
+    model: dict[str, Any] | None = None
+    """What was really built: architecture, attention kernel, parameters, tied tensors."""
+    data: dict[str, Any] | None = None
+    """Numbers of samples and target tokens."""
     initial_weights: WeightsPart | None = None
     final_weights: WeightsPart | None = None
     steps: list[StepPart] = []

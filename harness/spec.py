@@ -54,7 +54,9 @@ class ModelSection(Section):
             "tokenizer's"
         ),
     )
-    attention: Literal["eager", "sdpa", "flash_attention_2"] = Field("sdpa", description="attention kernel")
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field(
+        "auto", description="attention kernel; auto: sdpa where the architecture has it, else eager"
+    )
     dropout: float | None = Field(
         0.0,
         ge=0,
@@ -69,6 +71,11 @@ class ModelSection(Section):
         if self.name is None and (self.weights == "pretrained" or self.revision):
             raise ValueError("`weights: pretrained` and `revision` need a `name`")
         return self
+
+    @property
+    def attention_kernel(self) -> str | None:
+        """What transformers is asked for; None: its own choice."""
+        return None if self.attention == "auto" else self.attention
 
     def config_values(self) -> dict[str, Any]:
         """Configuration values of a model without a name, the default's filled in."""

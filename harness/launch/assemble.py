@@ -72,6 +72,8 @@ def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Reco
             preset=request.preset,
         ),
         environment=environment(),
+        model=setup.get("model"),
+        data=setup.get("data"),
         initial_weights=WeightsPart(**initial) if initial else None,
         final_weights=WeightsPart(**final["weights"]) if final else None,
         steps=steps,

@@ -64,6 +64,9 @@ def _jobs(rows: Sequence[Row]) -> str:
             None,
         )
         size = f", {weights.parameter_count:,} parameters" if weights else ""
+        built = next((r.record.model for r in rows if r.record.job_id == job_id and r.record.model), None)
+        if built:
+            size = f", {built['architecture']}, attention {built['attention']}{size}"
         training = record.job["training"]
         parts.append(
             f"Job `{job_id}`{size}: global batch {training['global_batch_size']} samples of "
@@ -212,7 +215,8 @@ def _reading() -> str:
             "payload of every collective, counted in torch's dispatcher; all-reduce has two passes, the "
             "others one. A transport that emulates a collective, as gloo does reduce-scatter, sends more.",
             "- textbook: the same from the closed form of the strategy. Where it differs, the library does "
-            "something else than the paper.",
+            "something else than the paper. It is for one micro-step per step; "
+            "accumulation adds what a library gathers or reduces in each.",
             "- loss diff and norm diff: the largest difference of a step to the reference, which is one "
             "process on the whole global batch: of the loss in nats per target token, of the norm relative.",
             f"- parity: exact, bit-equal losses, norms and final weights; tight, losses within "

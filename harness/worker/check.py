@@ -23,7 +23,7 @@ def check_job(job: Job) -> dict[str, Any]:
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
-                config, attn_implementation=job.model.attention, trust_remote_code=False
+                config, attn_implementation=job.model.attention_kernel, trust_remote_code=False
             )
     except (ValueError, ImportError) as error:
         raise JobError(f"model '{job.model.name or config.model_type}': {error}") from error

@@ -64,7 +64,7 @@ def build_model(job: Job, config: PreTrainedConfig) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     arguments: dict[str, Any] = {
-        "attn_implementation": job.model.attention,
+        "attn_implementation": job.model.attention_kernel,
         "dtype": torch.float32,
         "trust_remote_code": False,
     }
@@ -89,6 +89,20 @@ def build_model(job: Job, config: PreTrainedConfig) -> nn.Module:
         nn.Module.to(model, torch.bfloat16)
     model.train()
     return model
+
+
+def describe_model(model: nn.Module) -> dict[str, Any]:
+    """Facts about a whole model for the record: what was really built."""
+    config: Any = model.config
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    return {
+        "architecture": type(model).__name__,
+        "attention": config._attn_implementation,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "tied_parameters": len(names) - len(list(model.parameters())),
+        "activation_checkpointing": bool(getattr(model, "is_gradient_checkpointing", False)),
+        "config": config.to_diff_dict(),
+    }
 
 
 def _given_config(model: ModelSection, vocabulary_size: int) -> PreTrainedConfig:

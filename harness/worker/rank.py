@@ -8,6 +8,7 @@ import traceback
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from harness.worker.environment import device_name, join_process_group, prepare_
 from harness.worker.events import EventWriter
 from harness.worker.loop import Loop, describe_data
 from harness.worker.memory import allocator_probe, host_peak_bytes
-from harness.worker.model import build_model, model_config, summed_cross_entropy
+from harness.worker.model import build_model, describe_model, model_config, summed_cross_entropy
 from harness.worker.optimizer import build_adamw, decaying_names
 from harness.worker.probes import Probes
 from harness.worker.samples import Sampler, load_samples
@@ -78,7 +79,8 @@ def _train(request: RunRequest, world: World, events: EventWriter, started: floa
     samples = load_samples(job)
     sampler = Sampler(samples, job)
     probes = Probes(allocator, counter)
-    engine = _prepare(request, world, backend, samples.vocabulary_size)
+    model_facts: dict[str, Any] = {}
+    engine = _prepare(request, world, backend, samples.vocabulary_size, model_facts)
     probes.attach(engine)
     engine.train(True)
     initial = digest_weights(engine) if request.measure.weight_digests else None
@@ -103,6 +105,7 @@ def _train(request: RunRequest, world: World, events: EventWriter, started: floa
         collectives=collectives,
         host=socket.gethostname(),
         device_name=device_name(world),
+        model=model_facts,
         data=describe_data(samples, sampler),
         steps=loop.steps,
         setup_seconds=time.perf_counter() - started,
@@ -122,7 +125,13 @@ def _train(request: RunRequest, world: World, events: EventWriter, started: floa
     dist.barrier()
 
 
-def _prepare(request: RunRequest, world: World, backend: Backend, vocabulary_size: int) -> Engine:
+def _prepare(
+    request: RunRequest,
+    world: World,
+    backend: Backend,
+    vocabulary_size: int,
+    facts: dict[str, Any],
+) -> Engine:
     job = request.job
     config = model_config(job, vocabulary_size)
     decaying: list[frozenset[str]] = []
@@ -130,6 +139,7 @@ def _prepare(request: RunRequest, world: World, backend: Backend, vocabulary_siz
     def build() -> torch.nn.Module:
         model = build_model(job, config)
         decaying.append(decaying_names(model, job.optimizer))
+        facts.update(describe_model(model))
         return model
 
     context = SetupContext(
