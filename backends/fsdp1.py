@@ -97,7 +97,10 @@ class Fsdp1Backend(Backend):
             compute_dtype=(precision.param_dtype if precision else None) or dtype,
             autocast=False,
             offload=["weights", "gradients", "optimizer"] if self._offload else [],
-            details={"requested_strategy": self.strategy.name},
+            details={
+                "requested_strategy": self.strategy.name,
+                "shard_size": torch.distributed.get_world_size(fsdp.process_group) if sharded else 1,
+            },
             norm_group=fsdp.process_group if sharded else None,
             skip_synchronisation=fsdp.no_sync,
             named_full_parameters=partial(fsdp1_full_parameters, fsdp),

@@ -79,7 +79,7 @@ class ZeroEngine(Engine):
                 ("optimizer", zero.offload_optimizer),
                 ("weights", zero.offload_param),
             )
-            if setting is not None and str(setting.device.value) != "none"
+            if setting is not None and str(getattr(setting.device, "value", setting.device)) != "none"
         ]
         return Effective(
             strategy=f"ZeRO stage {self.engine.zero_optimization_stage()}",
