@@ -72,7 +72,8 @@ def findings(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """What a reader must be told: {id, backends, message, values}."""
     found = []
     for row in rows:
-        label = f"{row.record.backend.label} on {row.record.world.world_size} ranks"
+        size = row.record.world.world_size
+        label = f"{row.record.backend.label} on {size} rank{'s' if size > 1 else ''}"
         values = row.as_json()
         if row.judgement.not_same_job:
             first = row.judgement.not_same_job[0]

@@ -28,6 +28,11 @@ def number(value: float | None) -> str:
     return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"
 
 
+def ranks(count: int) -> str:
+    """'1 rank', '2 ranks'."""
+    return f"{count} rank" if count == 1 else f"{count} ranks"
+
+
 def scientific(value: float | None) -> str:
     """Two significant places with exponent; 0 as 0."""
     if value is None:

@@ -15,7 +15,7 @@ from tabulate import tabulate
 from harness.compare.parity import BAND_LOW_PRECISION, TIGHT_WITH_CLIPPING, TIGHT_WITHOUT_CLIPPING
 from harness.compare.rows import Row, findings, make_rows, reason
 from harness.record import Record
-from harness.report.formats import markdown_text, megabytes
+from harness.report.formats import markdown_text, megabytes, number, ranks
 from harness.report.plots import loss_curves
 from harness.report.tables import grouped, main_table
 
@@ -34,6 +34,7 @@ def write_report(runs: Sequence[tuple[Path, Record]], output: Path) -> Path:
         _results(rows),
         _findings(rows),
         _curves(picture),
+        _evaluations(rows),
         _memory(rows),
         _communication(rows),
         _failures(rows),
@@ -130,6 +131,21 @@ def _curves(picture: Path | None) -> str:
     )
 
 
+def _evaluations(rows: Sequence[Row]) -> str:
+    """Held-out loss of each run; nothing where no job evaluates."""
+    steps = sorted({part.step for row in rows for part in row.record.eval})
+    if not steps:
+        return ""
+    body = []
+    for row in rows:
+        losses = {part.step: part.loss for part in row.record.eval}
+        if losses:
+            label = [row.record.backend.label, str(row.record.world.world_size)]
+            body.append(label + [number(losses.get(step)) for step in steps])
+    headers = ("backend", "ranks", *(f"after step {step}" for step in steps))
+    return "## Loss on held-out samples (nats per token)\n\n" + _table(headers, body)
+
+
 def _memory(rows: Sequence[Row]) -> str:
     """Live bytes by kind after the backward pass, the rank that holds most."""
     kinds = ("weights", "gathered", "gradients", "masters", "optimizer", "communication", "buffers")
@@ -188,7 +204,7 @@ def _communication(rows: Sequence[Row]) -> str:
 
 def _failures(rows: Sequence[Row]) -> str:
     lines = [
-        f"- {markdown_text(row.record.backend.label)} on {row.record.world.world_size} ranks: "
+        f"- {markdown_text(row.record.backend.label)} on {ranks(row.record.world.world_size)}: "
         f"{row.record.status}: {markdown_text(why)}"
         for row in rows
         if (why := reason(row.record)) is not None
@@ -238,7 +254,7 @@ def _configurations(rows: Sequence[Row]) -> str:
         record = group[0].record
         if record.backend.effective is None:
             continue
-        title = f"{record.backend.label}, {record.world.world_size} ranks"
+        title = f"{record.backend.label}, {ranks(record.world.world_size)}"
         document = {
             "effective": record.backend.effective,
             "native_config": record.backend.native_config,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness.compare.rows import Row
 from harness.record import Record
+from harness.report.formats import ranks
 
 # Okabe and Ito: told apart by colour-blind readers; black last, for the reference.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8A6D00")
@@ -23,6 +24,7 @@ def loss_curves(rows: Sequence[Row], path: Path) -> Path | None:
 
     mpl.use("svg")
     from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
 
     settings = {
         "svg.hashsalt": "sharding-harness", "svg.fonttype": "none", "font.size": 9,
@@ -34,15 +36,19 @@ def loss_curves(rows: Sequence[Row], path: Path) -> Path | None:
             2, 1, figsize=(8, 6.4), sharex=True, height_ratios=(3, 2), layout="constrained"
         )
         reference = _references(drawn)
+        several_jobs = len({row.record.job_id for row in drawn}) > 1
         lines = []
         for index, row in enumerate(drawn):
             style = {
                 "color": COLOURS[index % len(COLOURS)],
                 "linestyle": LINE_STYLES[index // len(COLOURS) % len(LINE_STYLES)],
-                "linewidth": 1.4,
+                # Curves that agree lie on each other: the earlier ones are wider and stay visible.
+                "linewidth": 4.0 - 3.0 * index / max(1, len(drawn) - 1),
             }
             record = row.record
-            label = f"{record.backend.label}, {record.world.world_size} ranks"
+            label = f"{record.backend.label}, {ranks(record.world.world_size)}"
+            if several_jobs:
+                label += f", job {record.job_id[:6]}"
             steps = [(s.step, s.loss) for s in record.steps if s.loss is not None]
             lines += above.plot(*zip(*steps, strict=True), label=label, **style)
             beside = reference.get(record.job_id)
@@ -58,6 +64,7 @@ def loss_curves(rows: Sequence[Row], path: Path) -> Path | None:
         above.set_ylabel("loss (nats per token)")
         below.set_ylabel("loss minus reference\n(nats per token)")
         below.set_xlabel("optimizer step")
+        below.xaxis.set_major_locator(MaxNLocator(integer=True))
         below.axhline(0, color=GREY, linewidth=0.6)
         below.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
         for axis in (above, below):

@@ -11,7 +11,7 @@ from tabulate import tabulate
 from harness.compare import measures
 from harness.compare.parity import Parity
 from harness.compare.rows import Row, reason
-from harness.report.formats import megabytes, milliseconds, number, scientific
+from harness.report.formats import megabytes, milliseconds, number, ranks, scientific
 
 HEADERS = (
     "backend", "ranks", "status", "samples/s", "tokens/s", "step ms (min..max)",
@@ -51,7 +51,7 @@ def short_status(rows: Sequence[Row]) -> str:
 def cell_line(row: Row) -> str:
     """One finished cell in one line, for a person who waits."""
     record = row.record
-    head = f"{record.backend.label} on {record.world.world_size} ranks: {record.status}"
+    head = f"{record.backend.label} on {ranks(record.world.world_size)}: {record.status}"
     why = reason(record)
     if why:
         return f"{head}: {why}"
