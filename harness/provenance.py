@@ -14,7 +14,7 @@ from typing import Any
 
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "datasets", "pydantic", "numpy")
 VARIABLES = (
-    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR",
+    "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR",
     "CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF",
     "NCCL_DEBUG", "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME", "NCCL_ALGO",
     "NCCL_PROTO", "NCCL_IB_HCA", "NCCL_NET_GDR_LEVEL", "GLOO_SOCKET_IFNAME",
@@ -29,12 +29,16 @@ MEASURING_SOURCES = (
 
 
 def environment() -> dict[str, Any]:
-    """Describe the machine, the versions, the code and the allow-listed variables."""
+    """Describe the machine, the versions, the code and the allow-listed variables.
+
+    The load average (runnable processes over the last minute) tells whether a run shared the machine.
+    """
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": list(_gpus()),
         "packages": package_versions(),
