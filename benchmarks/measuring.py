@@ -1,0 +1,139 @@
+"""What the benchmarks share: starting the harness and the bare loops, judging, describing the machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+BARE = Path(__file__).parent / "bare"
+BARE_LOOPS: dict[str, list[str]] = {
+    "ddp": ["ddp.py"],
+    "zero0": ["zero.py", "--stage", "0"],
+    "zero1": ["zero.py", "--stage", "1"],
+    "zero2": ["zero.py", "--stage", "2"],
+    "zero3": ["zero.py", "--stage", "3"],
+    "fsdp": ["fsdp2.py"],
+    "fsdp-grad-op": ["fsdp2.py", "--keep-gathered"],
+    "fsdp1": ["fsdp1.py"],
+}
+"""The bare loop that does what a backend of the harness does."""
+RANKS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A ratio of the harness over the plain way, and the most it may be."""
+
+    name: str
+    ratio: float
+    lowest: float
+    highest: float
+    target: float
+    detail: str
+
+    @property
+    def met(self) -> bool:
+        return self.ratio <= self.target
+
+
+def harness_command() -> list[str]:
+    """The installed command of this interpreter's environment."""
+    return [str(Path(sys.executable).with_name("harness"))]
+
+
+def bare_command(backend: str, *arguments: str) -> list[str]:
+    """Plain torchrun of the bare loop of a backend."""
+    script, *own = BARE_LOOPS[backend]
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    return [torchrun, "--nproc-per-node", str(RANKS), str(BARE / script), *own, *arguments]
+
+
+def run_quietly(command: Sequence[str]) -> tuple[float, str]:
+    """Wall seconds and standard output of a command; one that fails ends the benchmark."""
+    variables = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    if sys.platform == "linux":
+        # The launcher of the harness sets it too; gloo may find no interface by the host's name.
+        variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    begin = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    seconds = time.perf_counter() - begin
+    if done.returncode != 0:
+        tail = "\n".join(done.stderr.splitlines()[-20:])
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{tail}")
+    return seconds, done.stdout
+
+
+def bare_document(output: str) -> dict[str, Any]:
+    """The JSON line of a bare loop, whatever its library printed around it."""
+    lines = [line for line in output.splitlines() if line.startswith('{"step_seconds"')]
+    return json.loads(lines[-1])
+
+
+def progress(text: str) -> None:
+    """Tell the person who waits."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def machine() -> dict[str, Any]:
+    """What a result must say of where it was measured."""
+    packages = ("torch", "deepspeed", "transformers")
+    return {
+        "python": platform.python_version(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "load_average": round(os.getloadavg()[0], 2),
+        "versions": {name: version(name) for name in packages},
+    }
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """Command line that every benchmark has."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    return parser
+
+
+def present(results: Sequence[Result], *, as_json: bool) -> int:
+    """Print the results; 1 if a target is missed."""
+    if as_json:
+        documents = [asdict(result) | {"met": result.met} for result in results]
+        print(json.dumps({"machine": machine(), "results": documents}, indent=1))
+    else:
+        print(table(results))
+    return 0 if all(result.met for result in results) else 1
+
+
+def table(results: Sequence[Result]) -> str:
+    """The results for a person."""
+    rows = [
+        (
+            result.name,
+            f"{result.ratio:.3f}",
+            f"{result.lowest:.3f} to {result.highest:.3f}",
+            f"at most {result.target:g}",
+            "met" if result.met else "MISSED",
+            result.detail,
+        )
+        for result in results
+    ]
+    headers = ("benchmark", "ratio", "spread", "target", "", "measured")
+    return tabulate(rows, headers=headers, disable_numparse=True)
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

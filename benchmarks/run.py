@@ -1,0 +1,22 @@
+"""Runs all benchmarks and prints one table; exits with 1 if a target is missed."""
+
+from __future__ import annotations
+
+import sys
+
+import compare_speed
+import help_speed
+import measuring
+import step_time
+
+
+def main() -> int:
+    parser = measuring.options(__doc__)
+    parser.add_argument("--pairs", type=int, default=5, help="pairs of the step time benchmark")
+    options = parser.parse_args()
+    results = [help_speed.measure(), compare_speed.measure(), *step_time.measure(pairs=options.pairs)]
+    return measuring.present(results, as_json=options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

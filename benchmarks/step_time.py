@@ -1,0 +1,110 @@
+"""Step time inside the harness over that of a bare loop, from pairs of runs in alternating order."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import measuring
+
+TARGET = 1.02
+BACKENDS = ("ddp", "zero3", "fsdp")
+# Bigger than the default job, so that a step is arithmetic rather than Python and scheduling.
+HIDDEN_SIZE = 256
+INTERMEDIATE_SIZE = 704
+LAYERS = 4
+LOSS_TOLERANCE = 1e-3
+Pair = tuple[float, float]
+
+
+def main() -> int:
+    parser = measuring.options(__doc__)
+    parser.add_argument("--pairs", type=int, default=5, help="paired repeats of each backend")
+    parser.add_argument("--steps", type=int, default=40, help="optimizer steps of each run")
+    parser.add_argument("--backends", default=",".join(BACKENDS), help="comma-separated")
+    options = parser.parse_args()
+    results = measure(options.backends.split(","), options.pairs, options.steps)
+    return measuring.present(results, as_json=options.json)
+
+
+def measure(
+    backends: Sequence[str] = BACKENDS, pairs: int = 5, steps: int = 40
+) -> list[measuring.Result]:
+    """The median ratio of each backend. Backends alternate too, so that each meets the same load."""
+    measured: dict[str, list[Pair]] = {backend: [] for backend in backends}
+    for number in range(pairs):
+        for backend in backends:
+            harness, bare = one_pair(backend, steps, harness_first=number % 2 == 0)
+            measured[backend].append((harness, bare))
+            measuring.progress(
+                f"step time, {backend}, pair {number + 1}/{pairs}: harness {harness:.4f} s, "
+                f"bare {bare:.4f} s, ratio {harness / bare:.3f}"
+            )
+    return [result(backend, done) for backend, done in measured.items()]
+
+
+def result(backend: str, pairs: Sequence[Pair]) -> measuring.Result:
+    """Median and extremes of the ratios."""
+    ratios = [harness / bare for harness, bare in pairs]
+    harness_seconds = statistics.median(harness for harness, _ in pairs)
+    bare_seconds = statistics.median(bare for _, bare in pairs)
+    return measuring.Result(
+        name=f"step time, {backend}",
+        ratio=statistics.median(ratios),
+        lowest=min(ratios),
+        highest=max(ratios),
+        target=TARGET,
+        detail=f"{harness_seconds * 1e3:.1f} ms over {bare_seconds * 1e3:.1f} ms, {len(pairs)} pairs",
+    )
+
+
+def one_pair(backend: str, steps: int, *, harness_first: bool) -> Pair:
+    """Median seconds of the timed steps, inside the harness and of the same steps of the bare loop."""
+    if harness_first:
+        record = run_harness(backend, steps)
+        bare = run_bare(backend, steps)
+    else:
+        bare = run_bare(backend, steps)
+        record = run_harness(backend, steps)
+    timed = [row for row in record["steps"] if row["window"] == "timed"]
+    for row in timed:
+        difference = abs(row["loss"] - bare["losses"][row["step"]])
+        if not difference < LOSS_TOLERANCE:
+            raise SystemExit(
+                f"{backend}: losses differ by {difference} at step {row['step']}: not one job"
+            )
+    return (
+        statistics.median(row["seconds"] for row in timed),
+        statistics.median(bare["step_seconds"][row["step"]] for row in timed),
+    )
+
+
+def run_harness(backend: str, steps: int) -> dict:
+    """The record of a run inside the harness."""
+    settings = {
+        "training.steps": steps,
+        "model.config.hidden_size": HIDDEN_SIZE,
+        "model.config.intermediate_size": INTERMEDIATE_SIZE,
+        "model.config.num_hidden_layers": LAYERS,
+        "runtime.device": "cpu",
+    }
+    assignments = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as runs:
+        command = [*measuring.harness_command(), "run", "--json", "--backend", backend, "--runs", runs]
+        command += ["--nproc", str(measuring.RANKS), *assignments]
+        return json.loads(measuring.run_quietly(command)[1])
+
+
+def run_bare(backend: str, steps: int) -> dict:
+    """Seconds and losses of the bare loop."""
+    arguments = ["--steps", str(steps), "--hidden-size", str(HIDDEN_SIZE)]
+    arguments += ["--intermediate-size", str(INTERMEDIATE_SIZE), "--layers", str(LAYERS)]
+    command = measuring.bare_command(backend, *arguments)
+    return measuring.bare_document(measuring.run_quietly(command)[1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

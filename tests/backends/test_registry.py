@@ -1,0 +1,180 @@
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backends.registry import UnknownBackend, canonical_label, create, entries, parse
+
+BUILT_IN = [
+    "single", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp-hybrid", "fsdp1",
+    "fsdp1-grad-op", "fsdp1-no-shard", "fsdp1-hybrid", "accelerate-ddp", "accelerate-zero1",
+    "accelerate-zero2", "accelerate-zero3", "accelerate-fsdp", "accelerate-fsdp1",
+]  # fmt: skip
+PLUGIN = """
+from typing import Literal
+
+from backends.base import Backend, BackendOptions
+
+
+class MineOptions(BackendOptions):
+    size: int = 3
+    mode: Literal["a", "b"] = "a"
+
+
+class Mine(Backend):
+    Options = MineOptions
+
+    def prepare(self, build_model, build_optimizer, context):
+        raise NotImplementedError
+
+
+def not_a_backend():
+    return Mine
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installed distribution with entry points of every sort; the folder that holds it."""
+    (tmp_path / "mine_plugin.py").write_text(PLUGIN)
+    info = tmp_path / "mine_backends-1.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine-backends\nVersion: 1.5\n")
+    (info / "entry_points.txt").write_text(
+        "[harness.backends]\nmine = mine_plugin:Mine\nddp = mine_plugin:Mine\n"
+        "not-one = mine_plugin:not_a_backend\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    return tmp_path
+
+
+def refused(label: str) -> str:
+    with pytest.raises(UnknownBackend) as caught:
+        parse(label)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_built_in_backends_come_in_their_order() -> None:
+    assert list(entries())[: len(BUILT_IN)] == BUILT_IN
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("zerro3", "zero3"), ("fdsp", "fsdp"), ("DDP", None), ("accelerat-ddp", "accelerate-ddp")],
+)
+def test_unknown_name_is_refused_with_suggestion(given: str, meant: str | None) -> None:
+    message = refused(given)
+    assert f"backend '{given}' is unknown" in message
+    assert all(name in message for name in BUILT_IN)
+    if meant:
+        assert message.endswith(f"Did you mean '{meant}'?")
+
+
+def test_empty_name_is_refused() -> None:
+    assert "backend '' is unknown" in refused("")
+
+
+def test_unknown_option_is_refused_with_suggestion() -> None:
+    message = refused("zero3:ofload=cpu")
+    assert "option 'ofload' of backend 'zero3' is unknown" in message
+    assert "Did you mean 'offload'?" in message
+
+
+def test_backend_without_options_says_so() -> None:
+    assert "Available: none" in refused("ddp:offload=cpu")
+
+
+def test_option_without_value_is_refused() -> None:
+    assert "option 'offload' of backend 'zero3' has no value" in refused("zero3:offload")
+
+
+@pytest.mark.parametrize(
+    "label", ["zero3:offload=gpu", "zero3:reduce_bucket_size=-1", "fsdp-hybrid:shard_size=x"]
+)
+def test_bad_value_of_an_option_is_refused(label: str) -> None:
+    name, _, option = label.partition(":")
+    assert f"option '{option.partition('=')[0]}' of backend '{name}' was given" in refused(label)
+
+
+@pytest.mark.parametrize(
+    "label", ["zero3:offload=[x", "zero3:offload={", "zero3:offload=*a", "zero3:offload='x"]
+)
+def test_value_that_is_no_yaml_is_refused(label: str) -> None:
+    assert "offload" in refused(label)
+
+
+def test_size_with_an_exponent_is_a_number() -> None:
+    _, options = parse("zero3:reduce_bucket_size=5e8")
+    assert options.model_dump()["reduce_bucket_size"] == 500_000_000
+
+
+@pytest.mark.parametrize(
+    ("given", "canonical"),
+    [
+        ("ddp", "ddp"),
+        (" ddp ", "ddp"),
+        ("ddp:", "ddp"),
+        ("zero3:reduce_bucket_size=1000,offload=cpu", "zero3:offload=cpu,reduce_bucket_size=1000"),
+        ("zero3: offload = cpu , reduce_bucket_size=1000", "zero3:offload=cpu,reduce_bucket_size=1000"),
+        ("zero3:reduce_bucket_size=1_000", "zero3:reduce_bucket_size=1000"),
+        ("zero2:gradient_clipping=0", "zero2:gradient_clipping=0.0"),
+    ],
+)
+def test_a_label_has_one_spelling(given: str, canonical: str) -> None:
+    assert canonical_label(given) == canonical
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["zero3:offload=cpu,gradient_clipping=0.5", "fsdp-hybrid:shard_size=2", "zero1:reduce_bucket_size=null"],
+)
+def test_canonical_label_is_canonical(label: str) -> None:
+    once = canonical_label(label)
+    assert canonical_label(once) == once
+    assert parse(once)[1] == parse(label)[1]
+
+
+def test_third_party_backend_is_found_and_built(plugin: Path) -> None:
+    assert list(entries())[len(BUILT_IN) :] == ["mine", "not-one"]
+    backend = create("mine:size=5")
+    assert type(backend).__name__ == "Mine"
+    assert backend.options.model_dump() == {"size": 5, "mode": "a"}
+
+
+def test_version_of_a_third_party_belongs_to_its_cells(plugin: Path) -> None:
+    assert "mine-backends" in entries()["mine"].packages
+
+
+def test_options_of_a_third_party_are_checked(plugin: Path) -> None:
+    assert "Did you mean 'size'?" in refused("mine:sise=5")
+    assert canonical_label("mine:size=5,mode=b") == "mine:mode=b,size=5"
+
+
+def test_third_party_cannot_take_a_built_in_name(plugin: Path) -> None:
+    assert entries()["ddp"].target == "backends.ddp:DdpBackend"
+    assert type(create("ddp")).__name__ == "DdpBackend"
+
+
+def test_entry_point_that_is_no_backend_is_refused(plugin: Path) -> None:
+    assert "must name a subclass of backends.base.Backend" in refused("not-one")
+
+
+@pytest.mark.parametrize("target", ["no_such_module:Mine", "mine_plugin:NoSuchClass"])
+def test_entry_point_that_cannot_be_loaded_is_refused(plugin: Path, target: str) -> None:
+    info = plugin / "mine_backends-1.5.dist-info" / "entry_points.txt"
+    info.write_text(f"[harness.backends]\nbroken = {target}\n")
+    importlib.invalidate_caches()
+    assert "broken" in refused("broken")
+
+
+def test_entries_know_their_names_without_torch() -> None:
+    script = (
+        "import sys; from backends import registry; registry.canonical_label('zero3:offload=cpu'); "
+        "[e.options_class() for e in registry.entries().values()]; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -1,0 +1,87 @@
+import pytest
+
+from harness.compare import measures
+from harness.record import BackendPart, WindowsPart
+from tests.records import make_communication, make_effective, make_record, make_steps
+
+
+def test_rates_take_timed_steps_only() -> None:
+    steps = make_steps(changes={0: {"seconds": 100.0}, 1: {"seconds": 100.0}, 3: {"seconds": 1.5}})
+    record = make_record(steps=steps)
+    assert measures.rate(record, "tokens") == 1024.0
+    assert measures.rate(record, "samples") == 8.0
+    assert measures.median_step_seconds(record) == 1.0
+
+
+def test_run_without_timed_steps_has_no_rate() -> None:
+    record = make_record(steps=make_steps()[:2])
+    assert measures.rate(record, "tokens") is None
+    assert measures.median_step_seconds(record) is None
+
+
+def test_peak_is_each_ranks_largest() -> None:
+    assert measures.peak_bytes(make_record(label="ddp", world_size=2)) == [2_000_000, 2_001_000]
+
+
+def test_run_without_a_counting_allocator_has_no_peak() -> None:
+    record = make_record()
+    rank = record.ranks[0]
+    moment = rank.memory[0].model_copy(update={"peak_bytes": None, "kinds": None})
+    silent = make_record(ranks=[rank.model_copy(update={"memory": [moment]})])
+    assert measures.peak_bytes(silent) == []
+    assert measures.model_state_bytes(silent) is None
+
+
+def test_model_states_leave_out_gathered_weights_and_buffers() -> None:
+    record = make_record()
+    rank = record.ranks[0]
+    kinds = {"weights": 1, "gradients": 2, "masters": 4, "optimizer": 8, "gathered": 16, "buffers": 32}
+    moment = rank.memory[0].model_copy(update={"kinds": kinds})
+    assert measures.model_state_bytes(make_record(ranks=[rank.model_copy(update={"memory": [moment]})])) == 15
+
+
+def test_sent_bytes_are_ring_bytes_per_counted_step_and_rank() -> None:
+    communication = make_communication(4, "all_reduce", 4000) + make_communication(4, "all_gather", 800)
+    record = make_record(
+        label="ddp", world_size=4, comm=communication, windows=WindowsPart(warmup=1, counted=2, timed=1)
+    )
+    assert measures.sent_bytes_per_step(record) == (1.5 * 4000 + 0.75 * 800) / 2
+
+
+def test_run_without_counted_steps_has_no_volume() -> None:
+    record = make_record(label="ddp", windows=WindowsPart(warmup=1, counted=0, timed=3))
+    assert measures.sent_bytes_per_step(record) is None
+
+
+def backend(label: str, **effective: object) -> BackendPart:
+    return BackendPart(label=label, name=label, effective=make_effective(**effective))
+
+
+@pytest.mark.parametrize(
+    ("label", "sent"), [("ddp", 4000.0), ("zero1", 4000.0), ("zero3", 6000.0), ("single", 0.0)]
+)
+def test_textbook_volume_follows_the_strategy(label: str, sent: float) -> None:
+    record = make_record(label=label, world_size=2, backend=backend(label))
+    assert measures.textbook_bytes_per_step(record) == sent
+
+
+def test_textbook_volume_takes_the_dtypes_that_ran() -> None:
+    part = backend("fsdp", parameter_dtype="bfloat16", reduce_dtype="float32")
+    record = make_record(label="fsdp", world_size=2, backend=part)
+    assert measures.textbook_bytes_per_step(record) == 4000.0
+
+
+def test_textbook_volume_of_a_hybrid_takes_its_shard_size() -> None:
+    part = backend("fsdp-hybrid", details={"shard_size": 2})
+    record = make_record(label="fsdp-hybrid", world_size=4, backend=part)
+    assert measures.textbook_bytes_per_step(record) == 0.5 * 1000 * 12 + 2 * 0.5 * 500 * 4
+
+
+def test_unknown_backend_has_no_textbook_volume() -> None:
+    record = make_record(label="mine", world_size=2, backend=backend("mine"))
+    assert measures.textbook_bytes_per_step(record) is None
+
+
+def test_run_that_never_began_has_no_textbook_volume() -> None:
+    part = BackendPart(label="ddp", name="ddp", effective=None)
+    assert measures.textbook_bytes_per_step(make_record(label="ddp", backend=part)) is None

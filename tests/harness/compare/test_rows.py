@@ -1,0 +1,99 @@
+import json
+
+from harness.compare.rows import compare_document, findings, make_rows, reason
+from harness.record import ErrorPart
+from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
+
+ROW_KEYS = {
+    "backend", "world_size", "repeat", "job_id", "status", "reason", "run_id", "tokens_per_second",
+    "samples_per_second", "step_seconds", "peak_bytes", "model_state_bytes", "sent_bytes_per_step",
+    "expected_sent_bytes_per_step", "textbook_sent_bytes_per_step", "max_loss_difference",
+    "max_grad_norm_difference", "parity", "parity_reason",
+}  # fmt: skip
+
+
+def test_a_row_holds_every_key_whatever_the_run_gave() -> None:
+    rows = make_rows(
+        [make_record(), make_record(label="ddp", status="failed", steps=[], ranks=[], windows=None)]
+    )
+    assert [set(row.as_json()) for row in rows] == [ROW_KEYS, ROW_KEYS]
+
+
+def test_document_is_json_and_holds_the_job() -> None:
+    document = compare_document(make_rows([make_record(), make_record(label="ddp")]))
+    assert json.loads(json.dumps(document)) == document
+    assert set(document) == {"job_id", "job_ids", "rows", "findings"}
+    assert document["job_id"] == "0123456789ab"
+    assert [row["parity"] for row in document["rows"]] == ["exact", "exact"]
+
+
+def test_document_of_several_jobs_names_no_single_one() -> None:
+    document = compare_document(make_rows([make_record(), make_record(job_id="b" * 12)]))
+    assert document["job_id"] is None
+    assert document["job_ids"] == ["0123456789ab", "b" * 12]
+
+
+def test_each_run_is_judged_by_the_reference_of_its_own_job() -> None:
+    losses = [loss + 1 for loss in LOSSES]
+    second = {"job_id": "b" * 12, "steps": make_steps(losses)}
+    rows = make_rows(
+        [make_record(label="ddp", **second), make_record(), make_record(label="single", **second)]
+    )
+    assert [row.judgement.parity for row in rows] == ["exact", "exact", "exact"]
+
+
+def test_run_without_a_reference_of_its_job_is_unjudged() -> None:
+    rows = make_rows([make_record(), make_record(label="ddp", job_id="b" * 12)])
+    assert rows[1].judgement.parity == "unjudged"
+
+
+def test_a_reference_that_worked_is_preferred_to_one_that_failed() -> None:
+    rows = make_rows([make_record(status="failed"), make_record(), make_record(label="ddp")])
+    assert rows[2].judgement.parity == "exact"
+
+
+def test_agreement_gives_no_finding() -> None:
+    assert findings(make_rows([make_record(), make_record(label="ddp")])) == []
+
+
+def test_divergence_is_a_finding_with_its_size() -> None:
+    steps = make_steps(LOSSES, [norm * 2 for norm in NORMS])
+    other = make_record(label="zero1", steps=steps, final_weights=make_weights("c" * 64))
+    (found,) = findings(make_rows([make_record(), other]))
+    assert found["id"] == "diverged"
+    assert found["backends"] == ["zero1"]
+    assert found["values"]["max_grad_norm_difference"] == 1.0
+
+
+def test_another_job_is_a_finding_with_both_values() -> None:
+    other = make_record(label="ddp", initial_weights=make_weights("d" * 64))
+    (found,) = findings(make_rows([make_record(), other]))
+    assert found["id"] == "not-same-job"
+    assert "initial weights" in found["message"]
+    assert found["values"] == {"reference": "a" * 64, "given": "d" * 64}
+
+
+def test_different_micro_batches_on_one_world_are_a_finding() -> None:
+    ddp, zero = make_record(label="ddp"), make_record(label="zero1")
+    world = zero.world.model_copy(update={"micro_batch_size": 2, "accumulation_steps": 2})
+    rows = make_rows([make_record(), ddp, zero.model_copy(update={"world": world})])
+    (found,) = findings(rows)
+    assert found["id"] == "micro-batch-differs"
+    assert found["values"] == {"4 x 1": ["ddp"], "2 x 2": ["zero1"]}
+
+
+def test_reason_names_error_rank_and_first_line() -> None:
+    error = ErrorPart(kind="RuntimeError", message="first\nsecond", rank=3)
+    assert reason(make_record(status="failed", error=error)) == "RuntimeError (rank 3): first"
+
+
+def test_reason_of_an_unsupported_backend_is_what_it_said() -> None:
+    assert reason(make_record(status="unsupported", reasons=["too old", "no GPU"])) == "too old; no GPU"
+
+
+def test_whole_result_needs_no_reason() -> None:
+    assert reason(make_record()) is None
+
+
+def test_empty_message_is_still_a_reason() -> None:
+    assert reason(make_record(status="failed", error=ErrorPart(kind="KeyError", message=""))) is not None

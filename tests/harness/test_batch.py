@@ -1,0 +1,147 @@
+from pathlib import Path
+
+import pytest
+
+from harness.batch import BatchLayout, batch_layout, reference_layout, with_global_batch
+from harness.cells import make_cell
+from harness.config import load_experiment
+from harness.errors import JobError
+from harness.spec import Job, TrainingSection
+
+
+def layout(total: int, micro: int, accumulation: int) -> BatchLayout:
+    return BatchLayout(
+        global_batch_size=total, micro_batch_size=micro, accumulation_steps=accumulation
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "world_size", "expected"),
+    [
+        ({"global_batch_size": 16, "micro_batch_size": 2}, 4, (16, 2, 2)),
+        ({"global_batch_size": 16, "accumulation_steps": 4}, 2, (16, 2, 4)),
+        ({"micro_batch_size": 3, "accumulation_steps": 5}, 2, (30, 3, 5)),
+        ({"global_batch_size": 16, "micro_batch_size": 2, "accumulation_steps": 4}, 2, (16, 2, 4)),
+        ({"global_batch_size": 16}, 4, (16, 4, 1)),
+        ({"micro_batch_size": 4}, 3, (12, 4, 1)),
+        ({"accumulation_steps": 2}, 2, (8, 2, 2)),
+        ({}, 2, (8, 4, 1)),
+    ],
+)
+def test_what_is_not_given_is_derived(
+    given: dict[str, int], world_size: int, expected: tuple[int, int, int]
+) -> None:
+    assert batch_layout(TrainingSection(**given), world_size) == layout(*expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "world_size", "named"),
+    [
+        ({"global_batch_size": 16, "micro_batch_size": 2, "accumulation_steps": 4}, 4, "do not multiply"),
+        ({"global_batch_size": 10}, 4, "no whole micro_batch_size"),
+        ({"global_batch_size": 2}, 4, "no whole micro_batch_size"),
+        ({"global_batch_size": 10, "micro_batch_size": 4}, 2, "no whole accumulation_steps"),
+        ({"global_batch_size": 4, "micro_batch_size": 4}, 2, "no whole accumulation_steps"),
+        ({}, 3, "global_batch_size 8 (default) on 3 ranks"),
+        ({"accumulation_steps": 3}, 2, "accumulation_steps 3 on 2 ranks"),
+    ],
+)
+def test_batch_that_does_not_divide_is_refused(given: dict[str, int], world_size: int, named: str) -> None:
+    with pytest.raises(JobError) as caught:
+        batch_layout(TrainingSection(**given), world_size)
+    assert named in str(caught.value)
+    assert all(str(value) in str(caught.value) for value in given.values())
+
+
+def test_refusal_names_the_default_global_batch_when_it_takes_part() -> None:
+    with pytest.raises(JobError, match="global_batch_size 8"):
+        batch_layout(TrainingSection(accumulation_steps=3), 2)
+
+
+def test_micro_batch_and_accumulation_scale_the_global_batch_with_the_world() -> None:
+    training = TrainingSection(micro_batch_size=2, accumulation_steps=3)
+    assert [batch_layout(training, n).global_batch_size for n in (1, 2, 4)] == [6, 12, 24]
+
+
+def test_reference_keeps_a_given_micro_batch() -> None:
+    training = TrainingSection(global_batch_size=16, micro_batch_size=2)
+    assert reference_layout(batch_layout(training, 4), training) == layout(16, 2, 8)
+
+
+def test_reference_keeps_the_accumulation_where_no_micro_batch_is_given() -> None:
+    training = TrainingSection(global_batch_size=16, accumulation_steps=2)
+    assert reference_layout(batch_layout(training, 4), training) == layout(16, 8, 2)
+
+
+def test_reference_of_weak_scaling_has_the_global_batch_of_the_world() -> None:
+    training = TrainingSection(micro_batch_size=2, accumulation_steps=3)
+    assert reference_layout(batch_layout(training, 4), training) == layout(24, 2, 12)
+
+
+def job_id(world_size: int, **given: int) -> str:
+    job = Job(training=TrainingSection(**given))
+    return with_global_batch(job, batch_layout(job.training, world_size)).job_id()
+
+
+def test_job_id_ignores_how_the_global_batch_is_cut() -> None:
+    ids = {
+        job_id(1, global_batch_size=16),
+        job_id(4, global_batch_size=16),
+        job_id(2, global_batch_size=16, micro_batch_size=2),
+        job_id(2, global_batch_size=16, accumulation_steps=4),
+        job_id(4, micro_batch_size=2, accumulation_steps=2),
+    }
+    assert len(ids) == 1
+
+
+def test_default_global_batch_is_the_same_job_as_writing_it() -> None:
+    assert job_id(2) == job_id(2, global_batch_size=8)
+
+
+def test_job_id_knows_the_global_batch() -> None:
+    assert job_id(2, global_batch_size=16) != job_id(2, global_batch_size=8)
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "training.seed=1",
+        "training.steps=21",
+        "optimizer.learning_rate=2e-3",
+        "data.sequence_length=64",
+        "model.config={num_hidden_layers: 2}",
+        "evaluation.every_steps=5",
+    ],
+)
+def test_job_id_knows_what_changes_the_training(assignment: str) -> None:
+    assert load_experiment(None, [assignment]).job().job_id() != load_experiment(None).job().job_id()
+
+
+@pytest.mark.parametrize(
+    "assignment", ["measure.warmup_steps=1", "runtime.threads_per_rank=1", "compare.repeats=2"]
+)
+def test_job_id_ignores_how_it_is_run_and_measured(assignment: str) -> None:
+    assert load_experiment(None, [assignment]).job().job_id() == load_experiment(None).job().job_id()
+
+
+def cell_of(path: Path) -> tuple[str, str]:
+    experiment = load_experiment(None, ["data.source=text", f"data.path={path}"])
+    cell = make_cell(experiment, "ddp", 2, batch_layout(experiment.training, 2), 0, "cpu")
+    return cell.job_id, cell.key
+
+
+def test_same_file_at_another_path_is_the_same_job(tmp_path: Path) -> None:
+    first, second, other = tmp_path / "a.txt", tmp_path / "b.txt", tmp_path / "c.txt"
+    first.write_text("the same words")
+    second.write_text("the same words")
+    other.write_text("other words")
+    assert cell_of(first) == cell_of(second)
+    assert cell_of(first)[0] != cell_of(other)[0]
+
+
+def test_file_that_changed_in_place_is_another_job(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("before")
+    before = cell_of(path)
+    path.write_text("after")
+    assert cell_of(path) != before

@@ -1,0 +1,89 @@
+import pytest
+
+from harness.cells import plan, reusable
+from harness.config import load_experiment
+from harness.errors import HarnessError
+from tests.records import make_record
+
+
+def test_references_come_first_and_once_per_global_batch() -> None:
+    experiment = load_experiment(None, ["training.global_batch_size=16"])
+    cells = plan(experiment, ["ddp", "zero1"], [2, 4], 1, "cpu")
+    assert [(c.backend, c.world_size) for c in cells] == [
+        ("single", 1), ("ddp", 2), ("zero1", 2), ("ddp", 4), ("zero1", 4)
+    ]  # fmt: skip
+    assert len({c.job_id for c in cells}) == 1
+
+
+def test_weak_scaling_has_a_reference_for_every_world() -> None:
+    experiment = load_experiment(None, ["training.micro_batch_size=2"])
+    cells = plan(experiment, ["ddp"], [2, 4], 1, "cpu")
+    assert [(c.backend, c.layout.global_batch_size) for c in cells] == [
+        ("single", 4), ("ddp", 4), ("single", 8), ("ddp", 8)
+    ]  # fmt: skip
+
+
+def test_repeats_have_cells_of_their_own() -> None:
+    cells = plan(load_experiment(None), ["ddp"], [2], 3, "cpu")
+    assert [(c.backend, c.repeat) for c in cells] == [
+        ("single", 0), ("single", 1), ("single", 2), ("ddp", 0), ("ddp", 1), ("ddp", 2)
+    ]  # fmt: skip
+    assert len({c.key for c in cells}) == 6
+
+
+def test_the_same_backend_twice_is_one_cell() -> None:
+    cells = plan(load_experiment(None), ["ddp", " ddp", "single"], [2], 1, "cpu")
+    assert [c.backend for c in cells] == ["single", "ddp"]
+
+
+def test_all_means_every_backend_but_the_reference_once_more() -> None:
+    cells = plan(load_experiment(None), ["all"], [2], 1, "cpu")
+    labels = [c.backend for c in cells]
+    assert labels[0] == "single"
+    assert labels.count("single") == 1
+    assert {"ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp1"} <= set(labels)
+
+
+@pytest.mark.parametrize(
+    "assignment", ["measure.counted_steps=1", "runtime.threads_per_rank=1", "runtime.preset=library-defaults"]
+)
+def test_measuring_otherwise_is_another_cell_of_the_same_job(assignment: str) -> None:
+    before = plan(load_experiment(None), ["ddp"], [2], 1, "cpu")
+    after = plan(load_experiment(None, [assignment]), ["ddp"], [2], 1, "cpu")
+    assert {c.job_id for c in before} == {c.job_id for c in after}
+    assert not {c.key for c in before} & {c.key for c in after}
+
+
+def test_a_longer_timeout_is_the_same_cell() -> None:
+    before = plan(load_experiment(None), ["ddp"], [2], 1, "cpu")
+    after = plan(load_experiment(None, ["runtime.timeout_seconds=9"]), ["ddp"], [2], 1, "cpu")
+    assert [c.key for c in before] == [c.key for c in after]
+
+
+@pytest.mark.parametrize("label", ["zero3:reduce_bucket_size=null", "zero3:offload=cpu", "fsdp-hybrid"])
+def test_labels_with_options_can_be_planned(label: str) -> None:
+    assert len(plan(load_experiment(None), [label], [2], 1, "cpu")) == 2
+
+
+def test_unknown_backend_is_refused() -> None:
+    with pytest.raises(HarnessError, match="Did you mean 'zero3'"):
+        plan(load_experiment(None), ["zerro3"], [2], 1, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("status", "kept"),
+    [("ok", True), ("oom", True), ("diverged", True), ("unsupported", True), ("failed", False),
+     ("timeout", False)],
+)  # fmt: skip
+def test_only_lasting_results_are_reused(status: str, kept: bool) -> None:
+    record = make_record(status=status)
+    assert (record.cell in reusable([record], lambda _: True)) is kept
+
+
+def test_the_newest_record_of_a_cell_is_reused() -> None:
+    old, new = make_record(run_id="old"), make_record(run_id="new")
+    assert reusable([old, new], lambda _: True)[old.cell].run_id == "new"
+
+
+def test_records_of_other_cells_are_not_reused() -> None:
+    assert reusable([make_record()], lambda _: False) == {}

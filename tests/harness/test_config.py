@@ -1,0 +1,192 @@
+from pathlib import Path
+
+import pytest
+
+from harness.config import load_experiment
+from harness.errors import HarnessError
+from harness.spec import Experiment
+
+
+def refused(*assignments: str) -> str:
+    with pytest.raises(HarnessError) as caught:
+        load_experiment(None, assignments)
+    return str(caught.value)
+
+
+def refused_file(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(HarnessError) as caught:
+        load_experiment(path)
+    return str(caught.value)
+
+
+def test_no_file_and_no_assignment_is_the_default_job() -> None:
+    assert load_experiment(None) == Experiment()
+
+
+def test_unknown_section_is_refused_with_suggestion() -> None:
+    message = refused("trainig.steps=3")
+    assert "'trainig' is unknown" in message
+    assert "Did you mean 'training'?" in message
+
+
+def test_unknown_key_of_a_section_is_refused_with_suggestion() -> None:
+    message = refused("training.step=3")
+    assert "'training.step' is unknown" in message
+    assert "Did you mean 'steps'?" in message
+    assert "global_batch_size" in message
+
+
+@pytest.mark.parametrize(
+    "section",
+    ["model", "data", "optimizer", "schedule", "training", "evaluation", "measure", "runtime", "compare"],
+)
+def test_every_section_refuses_unknown_keys(section: str) -> None:
+    message = refused(f"{section}.no_such_key=1")
+    assert f"'{section}.no_such_key' is unknown. Allowed in {section}:" in message
+
+
+def test_unknown_key_in_a_file_is_refused_with_suggestion(tmp_path: Path) -> None:
+    message = refused_file(tmp_path, "optimizer:\n  learning_rates: 0.1\n")
+    assert "'optimizer.learning_rates' is unknown" in message
+    assert "Did you mean 'learning_rate'?" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-3", 1e-3), ("1E-3", 1e-3), ("0.002", 0.002), ("3e-4", 3e-4), ("1", 1.0)]
+)
+def test_set_reads_numbers_as_a_person_writes_them(text: str, value: float) -> None:
+    experiment = load_experiment(None, [f"optimizer.learning_rate={text}"])
+    assert experiment.optimizer.learning_rate == value
+
+
+def test_set_reads_null_as_absent() -> None:
+    experiment = load_experiment(None, ["training.gradient_clipping=null"])
+    assert experiment.training.gradient_clipping is None
+
+
+def test_set_reads_mappings_lists_and_booleans() -> None:
+    experiment = load_experiment(
+        None,
+        [
+            "model.config={hidden_size: 32, num_hidden_layers: 2}",
+            "compare.backends=[ddp, zero1]",
+            "data.shuffle=false",
+        ],
+    )
+    assert experiment.model.config == {"hidden_size": 32, "num_hidden_layers": 2}
+    assert experiment.compare.backends == ["ddp", "zero1"]
+    assert experiment.data.shuffle is False
+
+
+def test_set_reaches_into_the_model_configuration() -> None:
+    experiment = load_experiment(None, ["model.config.hidden_size=64", "model.config.num_hidden_layers=1"])
+    assert experiment.model.config == {"hidden_size": 64, "num_hidden_layers": 1}
+
+
+def test_exponent_within_a_mapping_is_a_number() -> None:
+    experiment = load_experiment(None, ["model.config={rms_norm_eps: 1e-5}"])
+    assert experiment.model.config == {"rms_norm_eps": 1e-5}
+
+
+def test_exponent_within_the_model_configuration_of_a_file_is_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("model:\n  config:\n    rms_norm_eps: 1e-5\n")
+    assert load_experiment(path).model.config == {"rms_norm_eps": 1e-5}
+
+
+def test_a_later_set_wins_and_set_wins_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("training:\n  steps: 7\n  seed: 5\n")
+    experiment = load_experiment(path, ["training.steps=8", "training.steps=9"])
+    assert experiment.training.steps == 9
+    assert experiment.training.seed == 5
+
+
+@pytest.mark.parametrize("assignment", ["training.steps", "=3", "training.=3", ".steps=3"])
+def test_set_without_key_or_value_is_refused(assignment: str) -> None:
+    assert f"--set was given '{assignment}'; write SECTION.KEY=VALUE" in refused(assignment)
+
+
+def test_set_below_a_value_is_refused(tmp_path: Path) -> None:
+    assert "'steps' is a value (3), not a section" in refused("training.steps=3", "training.steps.more=1")
+
+
+def test_set_with_bad_yaml_is_refused() -> None:
+    assert "--set model.config is not valid YAML" in refused("model.config={hidden_size: 32")
+
+
+def test_bad_yaml_is_refused_with_its_line(tmp_path: Path) -> None:
+    message = refused_file(tmp_path, "training:\n  steps: [1, 2\n  seed: 0\n")
+    assert "is not valid YAML, line" in message
+    assert "\n" not in message
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match=r"none\.yaml cannot be read: No such file"):
+        load_experiment(tmp_path / "none.yaml")
+
+
+def test_folder_as_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="cannot be read: Is a directory"):
+        load_experiment(tmp_path)
+
+
+def test_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_bytes(b"training: \xff\xfe\n")
+    with pytest.raises(HarnessError, match="is not UTF-8"):
+        load_experiment(path)
+
+
+@pytest.mark.parametrize(("text", "kind"), [("- 1\n- 2\n", "list"), ("hello\n", "str"), ("3\n", "int")])
+def test_file_that_holds_no_mapping_is_refused(tmp_path: Path, text: str, kind: str) -> None:
+    message = refused_file(tmp_path, text)
+    assert f"holds a {kind}; it must be a mapping" in message
+
+
+def test_empty_file_is_the_default_job(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("# nothing yet\n")
+    assert load_experiment(path) == Experiment()
+
+
+def test_empty_section_is_the_default_section(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("training:\n  # steps: 20\n")
+    assert load_experiment(path) == Experiment()
+
+
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (["training.steps=3", "training.epochs=1"], "give either `steps` or `epochs`, not both"),
+        (["model.name=gpt2", "model.config={n_layer: 1}"], "give either `name` or `config`, not both"),
+        (["model.weights=pretrained"], "need a `name`"),
+        (["data.source=text"], "source 'text' needs a `path`"),
+        (["data.path=notes.txt"], "would be ignored with source 'prose'"),
+        (["data.prompt_field=question"], "`prompt_field` needs source jsonl or datasets"),
+        (["data.source=squad", "data.path=a.json", "data.packed=true"], "leave `packed` out"),
+        (["data.sequence_length=1"], "must be at least 2"),
+        (["training.initial_loss_scale=3"], "must be a power of two"),
+    ],
+)
+def test_contradictions_are_refused(assignments: list[str], message: str) -> None:
+    assert message in refused(*assignments)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "place"),
+    [
+        ("training.steps=0", "'training.steps' was given 0"),
+        ("training.steps=many", "'training.steps' was given 'many'"),
+        ("training.precision=fp8", "'training.precision' was given 'fp8'"),
+        ("schedule.final_fraction=2", "'schedule.final_fraction' was given 2"),
+        ("compare.backends=[]", "'compare.backends' was given []"),
+    ],
+)
+def test_bad_value_is_named_with_its_place(assignment: str, place: str) -> None:
+    message = refused(assignment)
+    assert place in message
+    assert "\n" not in message

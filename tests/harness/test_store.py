@@ -1,0 +1,116 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.store import Store, read_record, read_runs, write_record
+from tests.records import make_record
+
+
+def saved(root: Path, name: str, **changes: object) -> Path:
+    directory = root / name
+    directory.mkdir(parents=True)
+    return write_record(directory, make_record(run_id=name, **changes))
+
+
+def edited(tmp_path: Path, **changes: object) -> Path:
+    path = saved(tmp_path, "run")
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return path
+
+
+def test_record_survives_writing_and_reading(tmp_path: Path) -> None:
+    record = make_record(label="zero3:offload=cpu", status="diverged", reasons=["a", "b"])
+    assert read_record(write_record(tmp_path, record)) == record
+
+
+def test_writing_leaves_the_record_alone_in_its_folder(tmp_path: Path) -> None:
+    path = saved(tmp_path, "run")
+    write_record(path.parent, make_record(run_id="again"))
+    assert [p.name for p in path.parent.iterdir()] == ["record.json"]
+    assert read_record(path).run_id == "again"
+
+
+def test_failed_write_keeps_the_former_record(tmp_path: Path) -> None:
+    path = saved(tmp_path, "run")
+    with pytest.raises(OSError, match="directory"):
+        write_record(path, make_record())
+    assert read_record(path).run_id == "run"
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_another_schema_version_is_refused(tmp_path: Path, version: object) -> None:
+    with pytest.raises(HarnessError, match=f"has schema version {version}; this harness reads 1"):
+        read_record(edited(tmp_path, schema_version=version))
+
+
+def test_unknown_key_is_refused_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="not valid at 'no_such_key'"):
+        read_record(edited(tmp_path, no_such_key=1))
+
+
+def test_wrong_value_is_refused_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="not valid at 'status'"):
+        read_record(edited(tmp_path, status="splendid"))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", '"record"', "{}", "\u0000"])
+def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(text)
+    with pytest.raises(HarnessError, match=r"record\.json"):
+        read_record(path)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(HarnessError, match="cannot be read"):
+        read_record(path)
+
+
+def test_records_come_oldest_first_and_unfinished_runs_are_passed_over(tmp_path: Path) -> None:
+    saved(tmp_path, "b", created_at="2026-01-01")
+    saved(tmp_path, "a", created_at="2026-01-02")
+    (tmp_path / "unfinished").mkdir()
+    assert [record.run_id for record in Store(tmp_path).records()] == ["b", "a"]
+
+
+def test_runs_are_read_from_files_folders_and_folders_of_runs_once(tmp_path: Path) -> None:
+    first = saved(tmp_path, "a")
+    saved(tmp_path, "b")
+    for paths in ([first, tmp_path], [first.parent, tmp_path], [first, first.parent, tmp_path]):
+        assert [record.run_id for _, record in read_runs(paths)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["missing", "empty"])
+def test_a_folder_without_records_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(HarnessError, match=f"{name}' holds no record"):
+        read_runs([tmp_path / name])
+
+
+def test_folder_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(HarnessError, match="cannot be written"):
+        Store(tmp_path / "file" / "runs").prepare()
+
+
+def test_preparing_leaves_an_empty_folder(tmp_path: Path) -> None:
+    Store(tmp_path / "a" / "runs").prepare()
+    assert list((tmp_path / "a" / "runs").iterdir()) == []
+
+
+def test_a_run_folder_is_never_shared(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.run_directory("run")
+    with pytest.raises(FileExistsError):
+        store.run_directory("run")
+
+
+def test_discarded_run_leaves_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    (store.run_directory("run") / "rank-00000.log").write_text("x")
+    store.discard("run")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,153 @@
+"""Deterministic records for tests, built without running anything."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.record import (
+    BackendPart,
+    CommunicationPart,
+    MemoryPart,
+    RankPart,
+    Record,
+    StepPart,
+    WeightsPart,
+    WindowsPart,
+    WorldPart,
+)
+from harness.spec import Job, TrainingSection
+
+LOSSES = (5.5, 5.25, 5.0, 4.75)
+NORMS = (2.0, 1.5, 1.25, 1.0)
+WINDOWS = ("warmup", "counted", "timed", "timed")
+JOB = Job(training=TrainingSection(steps=4, global_batch_size=8)).model_dump(mode="json")
+ENVIRONMENT = {
+    "python": "3.12.0",
+    "platform": "Linux-test",
+    "cpu": "Test CPU",
+    "cores": 8,
+    "memory_bytes": 16 * 2**30,
+    "gpus": [],
+    "packages": {"torch": "2.11.0", "deepspeed": "0.19.8"},
+    "code": "0123456789ab",
+    "git": {"commit": "f" * 40, "modified": False},
+    "variables": {},
+}
+
+
+def make_steps(
+    losses: Sequence[float | None] = LOSSES,
+    norms: Sequence[float | None] = NORMS,
+    *,
+    seconds: float = 0.5,
+    changes: dict[int, dict[str, Any]] | None = None,
+) -> list[StepPart]:
+    """Steps of 8 samples and 1024 tokens; `changes` overrides fields of single steps."""
+    steps = []
+    for step, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
+        values: dict[str, Any] = {
+            "step": step,
+            "window": WINDOWS[min(step, len(WINDOWS) - 1)],
+            "loss": loss,
+            "gradient_norm": norm,
+            "learning_rate": 1e-3 / (step + 1),
+            "tokens": 1024,
+            "target_tokens": 1016,
+            "samples": 8,
+            "seconds": seconds,
+            "ledger": f"{step:016x}",
+        }
+        steps.append(StepPart(**(values | (changes or {}).get(step, {}))))
+    return steps
+
+
+def make_weights(digest: str = "a" * 64) -> WeightsPart:
+    return WeightsPart(digest=digest, l2_norm=10.0, parameter_count=1000)
+
+
+def make_effective(**changes: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "strategy": "DistributedDataParallel",
+        "parameter_count": 1000,
+        "parameter_dtype": "float32",
+        "reduce_dtype": "float32",
+        "details": {},
+    }
+    return values | changes
+
+
+def make_ranks(world_size: int, state_bytes: int = 16_000) -> list[RankPart]:
+    quarter = state_bytes // 4
+    kinds = {"weights": quarter, "gradients": quarter, "optimizer": 2 * quarter}
+    return [
+        RankPart(
+            rank=rank,
+            host="host",
+            device_name="cpu",
+            setup_seconds=1.0,
+            step_seconds=[0.5] * 4,
+            data_seconds=[0.01] * 4,
+            ledger=["0" * 16] * 4,
+            samples=[8 // world_size] * 4,
+            memory=[
+                MemoryPart(
+                    step=1,
+                    moment="after_backward",
+                    allocated_bytes=state_bytes,
+                    peak_bytes=2_000_000 + 1000 * rank,
+                    kinds=kinds,
+                )
+            ],
+        )
+        for rank in range(world_size)
+    ]
+
+
+def make_communication(
+    world_size: int, op: str = "all_reduce", payload_bytes: int = 4000
+) -> list[CommunicationPart]:
+    return [
+        CommunicationPart(
+            rank=rank, phase="backward", op=op, dtype="float32", group="0",
+            group_ranks=list(range(world_size)), group_size=world_size, calls=1,
+            payload_bytes=payload_bytes,
+        )
+        for rank in range(world_size)
+    ]  # fmt: skip
+
+
+def make_record(**changes: Any) -> Record:
+    """A finished run of the reference, with any field of the record replaced.
+
+    `label` and `world_size` and `training` and `model` shape the parts that follow from them.
+    """
+    label: str = changes.pop("label", "single")
+    name = label.partition(":")[0]
+    world_size: int = changes.pop("world_size", 1 if name == "single" else 2)
+    training: dict[str, Any] = changes.pop("training", {})
+    model: dict[str, Any] = changes.pop("model", {})
+    values: dict[str, Any] = {
+        "run_id": f"run-{name}-n{world_size}",
+        "created_at": "2026-01-02T03:04:05.678+00:00",
+        "status": "ok",
+        "command": ["harness", "compare", "--backends", "ddp"],
+        "job": JOB | {"training": JOB["training"] | training, "model": JOB["model"] | model},
+        "job_id": "0123456789ab",
+        "cell": f"cell-{label}-{world_size}",
+        "repeat": 0,
+        "backend": BackendPart(
+            label=label, name=name, effective=make_effective(), native_config={}, versions={"torch": "2.11.0"}
+        ),
+        "world": WorldPart(
+            nodes=1, ranks_per_node=world_size, world_size=world_size, device="cpu", collectives="gloo",
+            threads_per_rank=1, micro_batch_size=8 // world_size, accumulation_steps=1,
+            preset="like-for-like",
+        ),
+        "environment": ENVIRONMENT,
+        "initial_weights": make_weights(),
+        "final_weights": make_weights("b" * 64),
+        "steps": make_steps(),
+        "ranks": make_ranks(world_size),
+        "comm": make_communication(world_size) if world_size > 1 else [],
+        "windows": WindowsPart(warmup=1, counted=1, timed=2),
+    }  # fmt: skip
+    return Record(**(values | changes))

@@ -1,0 +1,50 @@
+"""Which way imports go, and what the command line does not load."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+WITHOUT_TORCH = [
+    "harness.batch", "harness.cells", "harness.cli", "harness.commands", "harness.compare.measures",
+    "harness.compare.parity", "harness.compare.rows", "harness.config", "harness.launch.assemble",
+    "harness.launch.local", "harness.provenance", "harness.record", "harness.report.markdown",
+    "harness.report.plots", "harness.report.tables", "harness.spec", "harness.store",
+    "harness.theory.communication", "backends.base", "backends.options", "backends.registry",
+]  # fmt: skip
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level packages that a source file imports, wherever in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "backends").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_backends_never_import_the_harness(path: Path) -> None:
+    assert "harness" not in imported(path)
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_module_loads_without_torch(module: str) -> None:
+    script = (
+        f"import sys, {module}; print(sorted({{'torch', 'transformers', 'deepspeed'}} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["compare", "report", "theory"])
+def test_pure_packages_name_no_library_of_the_ranks(name: str) -> None:
+    for path in (ROOT / "harness" / name).rglob("*.py"):
+        assert not imported(path) & {"torch", "transformers", "deepspeed", "accelerate"}, path
