@@ -16,6 +16,7 @@ import yaml
 from pydantic import ValidationError
 
 from backends.base import Backend, BackendOptions
+from backends.values import parse_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,7 +48,12 @@ class Entry:
         return self.backend_class().Options
 
     def backend_class(self) -> type[Backend]:
-        loaded = _load(self.target)
+        try:
+            loaded = _load(self.target)
+        except Exception as error:  # a third party's module may raise anything when it is imported
+            raise UnknownBackend(
+                f"backend '{self.name}' ({self.target}) cannot be loaded: {type(error).__name__}: {error}"
+            ) from error
         if not (isinstance(loaded, type) and issubclass(loaded, Backend)):
             raise UnknownBackend(
                 f"entry point '{self.name}' of group '{ENTRY_POINT_GROUP}' gives {loaded!r}; "
@@ -190,7 +196,12 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
         key, equals, value = item.partition("=")
         if not equals:
             raise UnknownBackend(f"option '{item}' of backend '{name}' has no value; write {item}=VALUE")
-        values[key.strip()] = yaml.safe_load(value)
+        try:
+            values[key.strip()] = parse_value(value)
+        except yaml.YAMLError as error:
+            raise UnknownBackend(
+                f"option '{key}' of backend '{name}' was given {value!r}, which is no YAML value"
+            ) from error
     options_class = entry.options_class()
     for key in values:
         if key not in options_class.model_fields:
@@ -217,7 +228,7 @@ def create(label: str) -> Backend:
 def canonical_label(label: str) -> str:
     """The one spelling of a label: options that were set, sorted by name, without blanks."""
     entry, options = parse(label)
-    given = options.model_dump(exclude_unset=True)
+    given = options.model_dump(exclude_unset=True, exclude_none=True)
     text = ",".join(f"{key}={given[key]}" for key in sorted(given))
     return f"{entry.name}:{text}" if text else entry.name
 

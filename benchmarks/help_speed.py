@@ -24,8 +24,7 @@ def measure(repeats: int = 20) -> measuring.Result:
     for command in (help_command, nothing):  # fills the file cache
         measuring.run_quietly(command)
     pairs = [
-        (measuring.run_quietly(help_command)[0], measuring.run_quietly(nothing)[0])
-        for _ in range(repeats)
+        (measuring.run_quietly(help_command)[0], measuring.run_quietly(nothing)[0]) for _ in range(repeats)
     ]
     help_seconds = statistics.median(seconds for seconds, _ in pairs)
     nothing_seconds = statistics.median(seconds for _, seconds in pairs)

@@ -30,9 +30,7 @@ def main() -> int:
     return measuring.present(results, as_json=options.json)
 
 
-def measure(
-    backends: Sequence[str] = BACKENDS, pairs: int = 5, steps: int = 40
-) -> list[measuring.Result]:
+def measure(backends: Sequence[str] = BACKENDS, pairs: int = 5, steps: int = 40) -> list[measuring.Result]:
     """The median ratio of each backend. Backends alternate too, so that each meets the same load."""
     measured: dict[str, list[Pair]] = {backend: [] for backend in backends}
     for number in range(pairs):
@@ -73,9 +71,7 @@ def one_pair(backend: str, steps: int, *, harness_first: bool) -> Pair:
     for row in timed:
         difference = abs(row["loss"] - bare["losses"][row["step"]])
         if not difference < LOSS_TOLERANCE:
-            raise SystemExit(
-                f"{backend}: losses differ by {difference} at step {row['step']}: not one job"
-            )
+            raise SystemExit(f"{backend}: losses differ by {difference} at step {row['step']}: not one job")
     return (
         statistics.median(row["seconds"] for row in timed),
         statistics.median(bare["step_seconds"][row["step"]] for row in timed),

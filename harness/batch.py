@@ -72,14 +72,14 @@ def _exact(total: int, divisor: int, name: str, training: TrainingSection, world
 
 
 def _mismatch(training: TrainingSection, world_size: int, missing: str | None = None) -> str:
-    given = (
-        ", ".join(
-            f"{name} {value}"
-            for name in ("global_batch_size", "micro_batch_size", "accumulation_steps")
-            if (value := getattr(training, name)) is not None
-        )
-        or f"global_batch_size {DEFAULT_GLOBAL_BATCH_SIZE} (default)"
-    )
+    parts = [
+        f"{name} {value}"
+        for name in ("global_batch_size", "micro_batch_size", "accumulation_steps")
+        if (value := getattr(training, name)) is not None
+    ]
+    if training.global_batch_size is None and training.micro_batch_size is None:
+        parts.insert(0, f"global_batch_size {DEFAULT_GLOBAL_BATCH_SIZE} (default)")
+    given = ", ".join(parts)
     problem = f"leaves no whole {missing}" if missing else "do not multiply to the global batch"
     return (
         f"{given} on {world_size} ranks {problem}: training.global_batch_size must equal ranks x "

@@ -16,7 +16,7 @@ from harness.batch import BatchLayout, batch_layout, reference_layout, with_glob
 from harness.errors import HarnessError
 from harness.launch.assemble import assemble
 from harness.launch.local import EventHandler, LocalLauncher
-from harness.provenance import code_fingerprint, package_versions
+from harness.provenance import code_fingerprint, content_digest, package_versions
 from harness.record import Record
 from harness.request import RunRequest
 from harness.spec import Experiment, Job
@@ -199,9 +199,6 @@ def _label(given: str) -> str:
 
 def _content_digests(job: Job) -> dict[str, str]:
     """Digests of the local files that the job names, so that a copy elsewhere is the same job."""
-    digests = {}
-    for name in (job.model.name, job.data.path, job.data.tokenizer):
-        path = Path(name) if name else None
-        if path and path.is_file():
-            digests[str(name)] = "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
-    return digests
+    tokenizer = None if job.data.tokenizer == "bytes" else job.data.tokenizer
+    named = [name for name in (job.model.name, job.data.path, tokenizer) if name]
+    return {name: content_digest(Path(name)) for name in named if Path(name).exists()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -17,6 +18,9 @@ EXIT_STRICT = 3
 
 def main() -> None:
     """Entry point of the `harness` command."""
+    # A launcher that is told to end must stop its ranks and write their record, as for Ctrl-C.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     harness(prog_name="harness")
 
 
@@ -36,11 +40,12 @@ def common(command: Callable[..., int]) -> Callable[..., None]:
             if debug:
                 raise
             if isinstance(error, HarnessError):
-                text = " ".join(str(error).split())
+                text = str(error)
             else:
                 text = (
                     f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)"
                 )
+            text = " ".join(text.split())
             if os.environ.get("RANK", "0") == "0":  # torchrun's other ranks would say the same
                 click.echo(f"harness: {text}", err=True)
             code = EXIT_ERROR

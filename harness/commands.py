@@ -105,8 +105,10 @@ def compare_matrix(
         _require_gpus(device, size)
     store = Store(runs)
     store.prepare()
+    if report is not None:
+        _require_writable(report)
     wanted = {cell.key for cell in cells}
-    known = {} if fresh else reusable(store.records(), wanted.__contains__)
+    known = {} if fresh else reusable(_readable_records(store), wanted.__contains__)
     missing = [cell for cell in cells if cell.key not in known]
     if len(missing) < len(cells):
         click.echo(f"{len(cells) - len(missing)} of {len(cells)} cells have a record", err=True)
@@ -128,10 +130,8 @@ def report_runs(runs: Sequence[Path], output: Path) -> int:
     from harness.report.markdown import write_report
 
     found = read_runs(runs)
-    try:
-        write_report(found, output)
-    except OSError as error:
-        raise HarnessError(f"report '{output}' cannot be written: {error.strerror}") from error
+    _require_writable(output)
+    write_report(found, output)
     click.echo(f"{output}: {len(found)} records", err=True)
     return 0
 
@@ -143,11 +143,16 @@ def list_backends(as_json: bool) -> int:
     documents: list[dict[str, Any]] = []
     for entry in registry.entries().values():
         versions = package_versions(entry.packages)
-        options = entry.options_class().model_fields
+        try:
+            options = entry.options_class().model_fields
+            problem = None
+        except registry.UnknownBackend as error:
+            options, problem = {}, str(error)
         documents.append(
             {
                 "name": entry.name,
-                "summary": entry.summary,
+                "summary": problem or entry.summary,
+                "loads": problem is None,
                 "installed": all(package in versions for package in entry.packages),
                 "versions": {name: versions.get(name) for name in entry.packages},
                 "options": {name: field.description for name, field in options.items()},
@@ -266,6 +271,24 @@ def _present_comparison(rows: Sequence[Row], report: Path | None, as_json: bool)
         click.echo(json.dumps(compare_document(rows), indent=1))
     if report is not None:
         click.echo(f"report: {report}", err=True)
+
+
+def _require_writable(report: Path) -> None:
+    """Say before hours of runs, not after them, that a report cannot be written."""
+    try:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        with report.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise HarnessError(f"report '{report}' cannot be written: {error.strerror}") from error
+
+
+def _readable_records(store: Store) -> list[Record]:
+    """Records to take over; one that cannot be read is named and passed over."""
+    records, unreadable = store.records()
+    for problem in unreadable:
+        click.echo(f"passed over: {problem}", err=True)
+    return records
 
 
 def _any_bad(rows: Sequence[Row]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from backends.values import parse_value
 from harness.errors import HarnessError, choices
 from harness.spec import Experiment
 
@@ -21,6 +22,8 @@ def load_experiment(path: Path | None, assignments: Sequence[str] = ()) -> Exper
     Raises HarnessError naming the key, what was given and what is allowed.
     """
     document = _read(path) if path else {}
+    # A section whose lines are all commented out is empty, not null.
+    document = {key: {} if value is None else value for key, value in document.items()}
     for assignment in assignments:
         _assign(document, assignment)
     try:
@@ -58,27 +61,17 @@ def _assign(document: dict[str, Any], assignment: str) -> None:
         if not isinstance(inner, dict):
             raise HarnessError(f"--set {key}: '{part}' is a value ({inner!r}), not a section")
         target = inner
-    target[parts[-1]] = _number(_parse(text, f"--set {key}"))
+    target[parts[-1]] = _parse(text, f"--set {key}")
 
 
 def _parse(text: str, where: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return parse_value(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "unreadable"
         raise HarnessError(f"{where} is not valid YAML{line}: {problem}") from error
-
-
-def _number(value: Any) -> Any:
-    """YAML 1.1 reads '1e-3' as text; a person means a number."""
-    if isinstance(value, str):
-        try:
-            return float(value) if "e" in value.lower() and value[0] in "0123456789.-+" else value
-        except (ValueError, IndexError):
-            return value
-    return value
 
 
 def _explain(error: ValidationError) -> str:

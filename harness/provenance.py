@@ -92,6 +92,17 @@ def _gpus() -> tuple[str, ...]:
     return tuple(done.stdout.strip().splitlines()) if done.returncode == 0 else ()
 
 
+def content_digest(path: Path) -> str:
+    """SHA-256 of a file, or of the names and contents of all files of a folder."""
+    digest = hashlib.sha256()
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    for file in files:
+        with file.open("rb") as content:
+            own = hashlib.file_digest(content, "sha256").hexdigest()
+        digest.update(f"{file.relative_to(path) if file != path else ''} {own}\n".encode())
+    return f"sha256:{digest.hexdigest()}"
+
+
 def gpu_count() -> int:
     """GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, else all that the driver lists."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

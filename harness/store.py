@@ -44,10 +44,15 @@ class Store:
         """Remove the folder of a run that never began."""
         shutil.rmtree(self.root / run_id, ignore_errors=True)
 
-    def records(self) -> list[Record]:
-        """All records of the folder, oldest first."""
-        found = [read_record(path) for path in self.root.glob(f"*/{RECORD_NAME}")]
-        return sorted(found, key=lambda record: (record.created_at, record.run_id))
+    def records(self) -> tuple[list[Record], list[str]]:
+        """All records of the folder, oldest first, and what is wrong with those that cannot be read."""
+        found, problems = [], []
+        for path in sorted(self.root.glob(f"*/{RECORD_NAME}")):
+            try:
+                found.append(read_record(path))
+            except HarnessError as error:
+                problems.append(str(error))
+        return sorted(found, key=lambda record: (record.created_at, record.run_id)), problems
 
 
 def write_record(directory: Path, record: Record) -> Path:

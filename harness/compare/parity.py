@@ -120,6 +120,9 @@ def _level(
 ) -> Parity:
     if record.status == "diverged" or loss is None or any(b is None for _, b in losses):
         return "diverged"
+    scaled = record.job["training"]["precision"] == "fp16-mixed"
+    if not scaled and any(a is not None and b is None for a, b in norms):
+        return "diverged"
     same_weights = (
         reference.final_weights is not None
         and record.final_weights is not None

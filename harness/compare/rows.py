@@ -53,7 +53,8 @@ def reason(record: Record) -> str | None:
     if record.error is None:
         return None
     where = f" (rank {record.error.rank})" if record.error.rank is not None else ""
-    return f"{record.error.kind}{where}: {record.error.message.splitlines()[0]}"
+    message = record.error.message.strip() or "no message"
+    return f"{record.error.kind}{where}: {message.splitlines()[0]}"
 
 
 def make_rows(records: Iterable[Record]) -> list[Row]:

@@ -177,6 +177,10 @@ def _status(
     steps: list[StepPart],
     outcome: Outcome,
 ) -> tuple[Status, ErrorPart | None]:
+    killed = [(rank, code) for rank, code in outcome.exit_codes.items() if code is not None and code < 0]
+    if killed:
+        # The others fail because this one is gone, and may say so before anybody sees it die.
+        return "failed", _exit_error(run_directory, *killed[0])
     failures = [
         (event["at"], rank, event) for rank, kinds in events.items() for event in kinds.get("failure", [])
     ]
@@ -210,7 +214,11 @@ def _status(
         ((rank, code) for rank, code in outcome.exit_codes.items() if code not in (0, None)),
         (0, outcome.exit_codes.get(0)),
     )
-    return "failed", ErrorPart(
+    return "failed", _exit_error(run_directory, rank, code)
+
+
+def _exit_error(run_directory: Path, rank: int, code: int | None) -> ErrorPart:
+    return ErrorPart(
         kind="Exit", message=_exit_message(code), rank=rank, log_tail=_log_tail(run_directory, rank)
     )
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
+import multiprocessing
 import os
 import signal
-import sys
+import threading
 from pathlib import Path
-
-PR_SET_PDEATHSIG = 1
 
 
 def enter_rank(run_directory: str, log: str, variables: dict[str, str]) -> None:
     """Run one rank in this fresh process and leave with its exit code."""
     _detach(log)
+    _follow_the_launcher()
     os.environ.update(variables)
     from harness.worker.environment import leave
     from harness.worker.rank import run_rank
@@ -25,6 +24,7 @@ def enter_rank(run_directory: str, log: str, variables: dict[str, str]) -> None:
 def enter_check(job: str, answer: str, log: str) -> None:
     """Check a job without training: write what is wrong with it, or its facts, as JSON."""
     _detach(log)
+    _follow_the_launcher()
     from harness.errors import HarnessError
     from harness.spec import Job
     from harness.worker.check import check_job
@@ -44,13 +44,27 @@ def enter_check(job: str, answer: str, log: str) -> None:
 
 
 def _detach(log: str) -> None:
-    """Own process group, output to the log, no keyboard interrupts, and no life without the parent."""
+    """Own process group, output to the log, no keyboard interrupts."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+
+
+def _follow_the_launcher() -> None:
+    """End this process when the launcher is gone, however it ended.
+
+    The fork server is no help: it lives as long as any of its children.
+    """
+    launcher = multiprocessing.parent_process()
+    if launcher is None:
+        return
+
+    def wait_and_leave() -> None:
+        launcher.join()
+        os._exit(1)
+
+    threading.Thread(target=wait_and_leave, daemon=True).start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import shlex
@@ -245,7 +246,7 @@ def _reading() -> str:
 
 def _reproduce(rows: Sequence[Row]) -> str:
     commands = list(dict.fromkeys(shlex.join(row.record.command) for row in rows))
-    return "## How to reproduce\n\n```sh\n" + "\n".join(commands) + "\n```"
+    return "## How to reproduce\n\n" + _code_block("sh", "\n".join(commands))
 
 
 def _configurations(rows: Sequence[Row]) -> str:
@@ -280,17 +281,21 @@ def _records(runs: Sequence[tuple[Path, Record]], output: Path) -> str:
 
 
 def _table(headers: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A markdown table; every cell is text, whatever it contains."""
+    body = [[markdown_text(cell) for cell in line] for line in body]
     return tabulate(body, headers=headers, tablefmt="github", disable_numparse=True)
 
 
 def _folded(title: str, language: str, text: str) -> str:
+    return f"<details><summary>{html.escape(title)}</summary>\n\n{_code_block(language, text)}\n\n</details>"
+
+
+def _code_block(language: str, text: str) -> str:
+    """A fenced block whose fence is longer than any run of backticks in the text."""
     fence = "```"
     while fence in text:
         fence += "`"
-    return (
-        f"<details><summary>{markdown_text(title)}</summary>\n\n{fence}{language}\n{text.rstrip()}\n{fence}"
-        "\n\n</details>"
-    )
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
 def _yaml(document: dict[str, Any]) -> str:

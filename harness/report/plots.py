@@ -27,7 +27,7 @@ def loss_curves(rows: Sequence[Row], path: Path) -> Path | None:
     from matplotlib.ticker import MaxNLocator
 
     settings = {
-        "svg.hashsalt": "sharding-harness", "svg.fonttype": "none", "font.size": 9,
+        "svg.hashsalt": "sharding-harness", "svg.fonttype": "none", "text.parse_math": False, "font.size": 9,
         "text.color": GREY, "axes.labelcolor": GREY, "xtick.color": GREY, "ytick.color": GREY,
         "axes.edgecolor": GREY, "axes.spines.top": False, "axes.spines.right": False,
     }  # fmt: skip

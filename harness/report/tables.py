@@ -11,7 +11,7 @@ from tabulate import tabulate
 from harness.compare import measures
 from harness.compare.parity import Parity
 from harness.compare.rows import Row, reason
-from harness.report.formats import megabytes, milliseconds, number, ranks, scientific
+from harness.report.formats import markdown_text, megabytes, milliseconds, number, ranks, scientific
 
 HEADERS = (
     "backend", "ranks", "status", "samples/s", "tokens/s", "step ms (min..max)",
@@ -25,6 +25,9 @@ _LEVELS: tuple[Parity, ...] = ("diverged", "unjudged", "band", "tight", "exact")
 def main_table(rows: Sequence[Row], style: str = "simple") -> str:
     """Render the main table in a style of tabulate ('simple', 'github', ...)."""
     body = [_line(group) for group in grouped(rows)]
+    if style == "github":
+        for line in body:
+            line[0] = markdown_text(line[0])
     return tabulate(
         body, headers=HEADERS, tablefmt=style, disable_numparse=True,
         colalign=("left", "right", "left", *["right"] * 9, "left"),

@@ -55,7 +55,7 @@ def _read_text(path: str | None) -> str:
 
 
 def _json_lines(data: DataSection) -> Iterator[Document]:
-    for number, line in enumerate(_read_text(data.path).splitlines(), start=1):
+    for number, line in enumerate(_read_text(data.path).split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -117,6 +117,7 @@ def _given_config(model: ModelSection, vocabulary_size: int) -> PreTrainedConfig
         )
     config_class = CONFIG_MAPPING[model_type]
     default = config_class()
+    _check_causal(default, model_type)
     known = set(default.to_dict()) | set(getattr(config_class, "attribute_map", {}))
     for key in values:
         if key not in known:

@@ -27,5 +27,7 @@ for name in os.environ.get("HARNESS_PRELOAD", "").split(","):
     if name:
         try:
             __import__(name)
+        except ModuleNotFoundError:
+            continue  # the run that needs it will say so
         except Exception as error:  # a broken library must only cost its own backend
             print(f"preloading {name} failed: {error}", file=sys.stderr)

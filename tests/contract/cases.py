@@ -98,9 +98,7 @@ def train(backend: Backend, case: Case, world: World) -> Trace:
         decaying.append(decaying_names(model, job.optimizer))
         return model
 
-    engine = backend.prepare(
-        build, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context
-    )
+    engine = backend.prepare(build, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context)
     engine.train(True)
     trace = _train(engine, case, world, micro)
     engine.close()

@@ -79,9 +79,7 @@ def _train_all(label: str, rank: int, world_size: int, port: int, folder: Path) 
     from tests.contract.cases import CASES, train
 
     torch.set_num_threads(1)
-    world = World(
-        rank=rank, world_size=world_size, local_rank=rank, ranks_per_node=world_size, device="cpu"
-    )
+    world = World(rank=rank, world_size=world_size, local_rank=rank, ranks_per_node=world_size, device="cpu")
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     if label.startswith("tests."):
         module, _, name = label.partition(":")

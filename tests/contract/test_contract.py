@@ -48,8 +48,7 @@ def reached(reference, trace) -> tuple[float, float, float]:
     norm = max(abs(a - b) / a for a, b in zip(reference.norms, trace.norms, strict=True))
     assert reference.weights.keys() == trace.weights.keys()
     weight = max(
-        float((reference.weights[name] - trace.weights[name]).abs().max())
-        for name in reference.weights
+        float((reference.weights[name] - trace.weights[name]).abs().max()) for name in reference.weights
     )
     return loss, norm, weight
 
@@ -76,9 +75,7 @@ def test_backend_trains_as_one_process_does(name, reference, tmp_path, contract_
     assert found == []
 
 
-@pytest.mark.parametrize(
-    "defect", ["LossScaledTwice", "GradientsSummed", "NoClipping", "LastMicroStepOnly"]
-)
+@pytest.mark.parametrize("defect", ["LossScaledTwice", "GradientsSummed", "NoClipping", "LastMicroStepOnly"])
 def test_a_wrong_engine_is_rejected(defect, reference, tmp_path) -> None:
     result = traces(f"tests.contract.wrong:{defect}", 2, tmp_path)
     rejected = {

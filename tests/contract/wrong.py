@@ -39,9 +39,7 @@ class NoClipping(DdpBackend):
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
-        return super().prepare(
-            build_model, build_optimizer, replace(context, gradient_clipping=None)
-        )
+        return super().prepare(build_model, build_optimizer, replace(context, gradient_clipping=None))
 
 
 class LastMicroStepOnly(DdpBackend):

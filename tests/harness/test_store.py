@@ -74,7 +74,12 @@ def test_records_come_oldest_first_and_unfinished_runs_are_passed_over(tmp_path:
     saved(tmp_path, "b", created_at="2026-01-01")
     saved(tmp_path, "a", created_at="2026-01-02")
     (tmp_path / "unfinished").mkdir()
-    assert [record.run_id for record in Store(tmp_path).records()] == ["b", "a"]
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "record.json").write_text("{")
+    records, problems = Store(tmp_path).records()
+    assert [record.run_id for record in records] == ["b", "a"]
+    assert len(problems) == 1
+    assert "broken" in problems[0]
 
 
 def test_runs_are_read_from_files_folders_and_folders_of_runs_once(tmp_path: Path) -> None:
