@@ -51,9 +51,9 @@ class LocalLauncher:
         self._context: BaseContext
         if device == "cpu":
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
-            # Spinning OpenMP threads stall each other where another process needs a core: steps of a
+            # OpenMP threads that spin long stall each other where another process needs a core: steps of a
             # rank with two threads were seen to last 60 times longer. Read when torch is imported.
-            os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+            os.environ.setdefault("GOMP_SPINCOUNT", "10000")
             os.environ["HARNESS_PRELOAD"] = ",".join(preload)
             self._context = multiprocessing.get_context("forkserver")
             self._context.set_forkserver_preload(["harness.worker.preload"])
