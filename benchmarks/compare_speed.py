@@ -20,7 +20,7 @@ def main() -> int:
 
 
 def measure(repeats: int = 1, steps: int = 20) -> measuring.Result:
-    """The median ratio; the comparison runs the reference of one process too, the bare side does not."""
+    """The median ratio; both sides train the same eight, the reference of one process among them."""
     pairs = []
     for number in range(repeats):
         if number % 2 == 0:

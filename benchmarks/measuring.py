@@ -19,13 +19,13 @@ from tabulate import tabulate
 
 BARE = Path(__file__).parent / "bare"
 BARE_LOOPS: dict[str, list[str]] = {
+    "single": ["single.py"],
     "ddp": ["ddp.py"],
     "zero0": ["zero.py", "--stage", "0"],
     "zero1": ["zero.py", "--stage", "1"],
     "zero2": ["zero.py", "--stage", "2"],
     "zero3": ["zero.py", "--stage", "3"],
     "fsdp": ["fsdp2.py"],
-    "fsdp-grad-op": ["fsdp2.py", "--keep-gathered"],
     "fsdp1": ["fsdp1.py"],
 }
 """The bare loop that does what a backend of the harness does."""
@@ -57,7 +57,8 @@ def bare_command(backend: str, *arguments: str) -> list[str]:
     """Plain torchrun of the bare loop of a backend."""
     script, *own = BARE_LOOPS[backend]
     torchrun = str(Path(sys.executable).with_name("torchrun"))
-    return [torchrun, "--nproc-per-node", str(RANKS), str(BARE / script), *own, *arguments]
+    ranks = 1 if backend == "single" else RANKS
+    return [torchrun, "--nproc-per-node", str(ranks), str(BARE / script), *own, *arguments]
 
 
 def run_quietly(command: Sequence[str]) -> tuple[float, str]:

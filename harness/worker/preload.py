@@ -3,15 +3,15 @@
 Used on the CPU only: a process that has touched the CUDA driver cannot be forked.
 """
 
+import gc
 import os
 import sys
 
 # The server shares the launcher's standard output, where only the launcher may write.
 os.dup2(2, 1)
+gc.disable()
 
 import torch  # noqa: E402
-import torch.distributed.checkpoint  # noqa: E402
-import torch.distributed.checkpoint.state_dict  # noqa: E402
 import torch.distributed.fsdp  # noqa: E402
 import torch.distributed.tensor  # noqa: E402
 import transformers  # noqa: E402
@@ -31,3 +31,7 @@ for name in os.environ.get("HARNESS_PRELOAD", "").split(","):
             continue  # the run that needs it will say so
         except Exception as error:  # a broken library must only cost its own backend
             print(f"preloading {name} failed: {error}", file=sys.stderr)
+
+# What was imported lives as long as the server: keep the collectors of its children away from it.
+gc.enable()
+gc.freeze()
