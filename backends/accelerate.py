@@ -20,11 +20,11 @@ from backends.base import (
     World,
 )
 from backends.blocks import parameter_count, transformer_blocks
-from backends.fsdp1 import Fsdp1Engine, fsdp1_full_parameters
-from backends.fsdp2 import fsdp2_full_parameters, synchronise
+from backends.fsdp1 import Fsdp1Engine, fsdp1_full_parameters, fsdp1_mixed_precision
+from backends.fsdp2 import fsdp2_full_parameters, mixed_precision, synchronise
 from backends.fsdp2_engine import Fsdp2Engine
 from backends.options import NoOptions, ShardedOptions, ZeroOptions
-from backends.precision import scaler_arguments
+from backends.precision import autocast_dtype, scaler_arguments
 from backends.torch_engine import Strategy, TorchEngine
 from backends.zero import import_deepspeed
 from backends.zero_config import zero_config
@@ -133,6 +133,7 @@ class AccelerateDdpBackend(Backend):
             compute_dtype=dtype,
             autocast=False,  # Accelerate puts the autocast into the model's forward
             offload=[],
+            library_autocast=autocast_dtype(context.precision),
             details={"autocast": "inside the prepared forward"},
             **({"skip_synchronisation": prepared.no_sync} if distributed else {}),
         )
@@ -219,6 +220,9 @@ class AccelerateFsdpBackend(Backend):
             "cpu_ram_efficient_loading": False,
             "state_dict_type": "SHARDED_STATE_DICT",
         }
+        policy = mixed_precision(context) if self.version == 2 else fsdp1_mixed_precision(context)
+        if context.preset == "like-for-like" and context.precision.endswith("-mixed"):
+            settings["mixed_precision_policy"] = policy
         if self.version == 1:
             settings |= {"use_orig_params": True, "sync_module_states": False}
         accelerator = _accelerator(context, cpu=False, fsdp_plugin=FullyShardedDataParallelPlugin(**settings))
@@ -230,18 +234,25 @@ class AccelerateFsdpBackend(Backend):
         optimizer = build_optimizer(model.named_parameters())
         prepared, optimizer = accelerator.prepare(model, optimizer)
         fsdp2 = self.version == 2
-        policy = accelerator.state.fsdp_plugin.mixed_precision_policy
+        in_force = accelerator.state.fsdp_plugin.mixed_precision_policy
         dtype = next(prepared.parameters()).dtype
         strategy = Strategy(
             name=f"{'fully_shard' if fsdp2 else prepared.sharding_strategy.name} through Accelerate",
-            native_config={"mixed_precision": accelerator.mixed_precision, "fsdp_plugin": settings},
+            native_config={
+                "mixed_precision": accelerator.mixed_precision,
+                "fsdp_plugin": {
+                    key: value if isinstance(value, (bool, int, str, list)) else str(value)
+                    for key, value in settings.items()
+                },
+            },
+            library_autocast=autocast_dtype(context.precision) if accelerator.native_amp else None,
             wrap_units=[*blocks, ""],
-            reduce_dtype=getattr(policy, "reduce_dtype", None) or dtype,
+            reduce_dtype=getattr(in_force, "reduce_dtype", None) or dtype,
             parameter_count=count,
-            compute_dtype=getattr(policy, "param_dtype", None) or dtype,
+            compute_dtype=getattr(in_force, "param_dtype", None) or dtype,
             autocast=False,
             offload=["weights", "gradients", "optimizer"] if offload else [],
-            details={"mixed_precision_policy": str(policy)},
+            details={"mixed_precision_policy": str(in_force)},
             norm_group=torch.distributed.group.WORLD,
             **(
                 {
@@ -279,9 +290,13 @@ def _accelerator(
     handlers = list(handlers or [])
     if context.precision == "fp16-mixed" and "deepspeed_plugin" not in plugins:
         handlers.append(GradScalerKwargs(**scaler_arguments(context.loss_scale)))
+    autocast = _MIXED_PRECISION[context.precision]
+    if "fsdp_plugin" in plugins and context.preset == "like-for-like" and autocast == "bf16":
+        # The plugin carries the dtypes; autocast on top of them would not be what native FSDP does.
+        autocast = "no"
     accelerator = Accelerator(
         cpu=cpu,
-        mixed_precision=_MIXED_PRECISION[context.precision],
+        mixed_precision=autocast,
         gradient_accumulation_steps=context.accumulation_steps if "deepspeed_plugin" in plugins else 1,
         kwargs_handlers=handlers,
         **plugins,

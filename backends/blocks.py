@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from torch import nn
 
+from backends.base import Unsupported
+
 
 def transformer_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """Map names to the repeated blocks of a Hugging Face model, in order of execution.
 
     Uses the class names that the model declares in `_no_split_modules`, as Accelerate and the
-    Trainer do. Raises ValueError where the model declares none that it contains.
+    Trainer do. Raises Unsupported where the model declares none that it contains.
     """
     declared = set(getattr(model, "_no_split_modules", None) or ())
     blocks = {name: m for name, m in model.named_modules() if type(m).__name__ in declared}
     if not blocks:
-        raise ValueError(
+        raise Unsupported(
             f"{type(model).__name__} declares no blocks that it contains (_no_split_modules: "
             f"{sorted(declared) or 'none'}); the wrap units would be a guess"
         )

@@ -80,7 +80,7 @@ class Fsdp1Backend(Backend):
                 (world.world_size // size, size),
                 mesh_dim_names=("replicate", "shard"),
             )
-        precision = _mixed_precision(context)
+        precision = fsdp1_mixed_precision(context)
         if precision is not None:
             arguments["mixed_precision"] = precision
         if self._offload:
@@ -153,7 +153,7 @@ class Fsdp1Engine(TorchEngine):
                 yield "gradients", saved
 
 
-def _mixed_precision(context: SetupContext) -> MixedPrecision | None:
+def fsdp1_mixed_precision(context: SetupContext) -> MixedPrecision | None:
     """Compute in the low dtype; reduce in fp32 unless the library's default is asked for."""
     if not context.precision.endswith("-mixed"):
         return None

@@ -19,6 +19,7 @@ from backends.base import (
     BuildOptimizer,
     Engine,
     SetupContext,
+    Unsupported,
     World,
 )
 from backends.blocks import parameter_count, transformer_blocks
@@ -50,8 +51,13 @@ class Fsdp2Backend(Backend):
         count = parameter_count(model)
         blocks = transformer_blocks(model)
         mesh = self._mesh(context.world)
-        policy = _mixed_precision(context)
+        policy = mixed_precision(context)
         offload = getattr(self.options, "offload", "none") == "cpu"
+        if offload and context.precision == "fp16-mixed" and context.world.device == "cuda":
+            raise Unsupported(
+                f"torch {torch.__version__}: GradScaler reduces its overflow flag where the gradients "
+                "are; offloaded ones lie on the CPU, which NCCL cannot reach"
+            )
         arguments: dict[str, Any] = {
             "mesh": mesh,
             "reshard_after_forward": self.reshard,
@@ -108,7 +114,7 @@ class Fsdp2HybridBackend(Fsdp2Backend):
     Options = HybridOptions
 
 
-def _mixed_precision(context: SetupContext) -> MixedPrecisionPolicy:
+def mixed_precision(context: SetupContext) -> MixedPrecisionPolicy:
     """Compute in the low dtype; reduce in fp32 unless the library's default is asked for."""
     if not context.precision.endswith("-mixed"):
         return MixedPrecisionPolicy()

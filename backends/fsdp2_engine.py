@@ -6,26 +6,46 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from backends.base import TensorKind
+from backends.gradients import local_shard
 from backends.torch_engine import TorchEngine
 
 
 class Fsdp2Engine(TorchEngine):
-    """Adds the gathered weights and the unsharded gradients that accumulation keeps alive."""
+    """Tells the sharded weights from the gathered ones, which may stand in their place."""
+
+    def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        # After a forward pass without a backward pass the module may still hold gathered weights, in
+        # the compute dtype, under the names of its parameters.
+        for module in self.module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return super().full_parameters()
 
     def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
-        yield from super().state_tensors()
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    yield "optimizer", local_shard(value)
+        for parameter in self._sharded_parameters():
+            sharded = parameter.sharded_param
+            yield "weights", local_shard(sharded.detach())
+            if sharded.grad is not None:
+                yield "gradients", local_shard(sharded.grad)
+            for gathered in parameter.all_gather_outputs:
+                yield "gathered", gathered
+            if parameter.unsharded_accumulated_grad is not None:
+                yield "gradients", parameter.unsharded_accumulated_grad
+        for buffer in self.module.buffers():
+            yield "buffers", buffer
+
+    def _sharded_parameters(self) -> Iterator[Any]:
         for module in self.module.modules():
-            state = getattr(module, "_get_fsdp_state", None)
-            if state is None:
-                continue
-            for group in _parameter_groups(state()):
-                for parameter in group.fsdp_params:
-                    for gathered in parameter.all_gather_outputs:
-                        yield "gathered", gathered
-                    if parameter.unsharded_accumulated_grad is not None:
-                        yield "gradients", parameter.unsharded_accumulated_grad
+            if isinstance(module, FSDPModule):
+                for group in _parameter_groups(module._get_fsdp_state()):
+                    yield from group.fsdp_params
 
 
 def _parameter_groups(state: Any) -> list[Any]:

@@ -30,6 +30,8 @@ class Strategy:
     autocast: bool
     offload: list[str]
     details: dict[str, Any]
+    library_autocast: torch.dtype | None = None
+    """Autocast that the library itself puts around the forward pass."""
     norm_group: dist.ProcessGroup | None = None
     """Ranks that hold disjoint parts of the gradient; None: every rank holds all of it."""
     skip_synchronisation: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -97,7 +99,9 @@ class TorchEngine(Engine):
         parameter = next(self.module.parameters())
         trained = self.optimizer.param_groups[0]["params"][0]
         reduce_dtype = self.strategy.reduce_dtype
-        autocast = autocast_dtype(self.context.precision) if self.strategy.autocast else None
+        autocast = self.strategy.library_autocast
+        if self.strategy.autocast:
+            autocast = autocast_dtype(self.context.precision)
         return Effective(
             strategy=self.strategy.name,
             wrap_units=self.strategy.wrap_units,
@@ -137,6 +141,8 @@ class TorchEngine(Engine):
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
         )
+        if self.scaler:
+            self.scaler.load_state_dict(state["scaler"])
 
     def train(self, mode: bool = True) -> None:
         self.module.train(mode)
@@ -157,7 +163,10 @@ class TorchEngine(Engine):
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
         model, optimizer = get_state_dict(self.module, self.optimizer)
-        return {"model": model, "optimizer": optimizer}
+        state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+        if self.scaler:
+            state["scaler"] = self.scaler.state_dict()
+        return state
 
     def _run_backward(self, loss: Tensor) -> None:
         (self.scaler.scale(loss) if self.scaler else loss).backward()

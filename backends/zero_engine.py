@@ -47,9 +47,11 @@ class ZeroEngine(Engine):
         # Stage 0 in fp32 has a bare optimizer behind it and reports no norm.
         own_norm = hasattr(self.engine.optimizer, "_global_grad_norm")
         norm = 0.0 if own_norm else self._whole_gradient_norm()
+        # The optimizer of stage 0 in fp16 reports the norm of the gradients before unscaling.
+        scale = (self._loss_scale() or 1.0) if self.stage == 0 else 1.0
         self.engine.step()
         if own_norm:
-            norm = float(self.engine.get_global_grad_norm())
+            norm = float(self.engine.get_global_grad_norm()) / scale
             if getattr(self.engine.optimizer, "overflow", False):
                 norm = float("inf")
         return norm
@@ -98,6 +100,7 @@ class ZeroEngine(Engine):
             offload=offload,
             parameter_count=self.parameter_count,
             details={
+                "gradient_accumulation_dtype": dtype_name(self.engine.get_data_types()[1]),
                 "optimizer_wrapper": type(self.engine.optimizer).__name__,
                 "reduce_bucket_elements": zero.reduce_bucket_size,
                 "allgather_bucket_elements": zero.allgather_bucket_size,

@@ -16,7 +16,7 @@ from harness.batch import BatchLayout, batch_layout, reference_layout, with_glob
 from harness.errors import HarnessError
 from harness.launch.assemble import assemble
 from harness.launch.local import EventHandler, LocalLauncher
-from harness.provenance import code_fingerprint, content_digest, package_versions
+from harness.provenance import code_fingerprint, content_digest, machine_name, package_versions
 from harness.record import Record
 from harness.request import RunRequest
 from harness.spec import Experiment, Job
@@ -92,6 +92,7 @@ def make_cell(
         "device": device,
         "code": code_fingerprint(),
         "packages": package_versions(entry.packages),
+        "machine": machine_name(),
     }
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return Cell(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,6 +97,11 @@ def compare_matrix(
     as_json: bool,
 ) -> int:
     """`harness compare`."""
+    if started_as_rank():
+        raise HarnessError(
+            "compare starts its own ranks and cannot be one of a launcher's: run it without torchrun, or "
+            "start `harness run` under torchrun for each backend"
+        )
     experiment = load_experiment(config, assignments)
     device = resolve_device(experiment.runtime.device)
     names = split_backends(backends) if backends else experiment.compare.backends
@@ -129,7 +135,9 @@ def report_runs(runs: Sequence[Path], output: Path) -> int:
     """`harness report`."""
     from harness.report.markdown import write_report
 
-    found = read_runs(runs)
+    found, unreadable = read_runs(runs)
+    for problem in unreadable:
+        click.echo(f"passed over: {problem}", err=True)
     _require_writable(output)
     write_report(found, output)
     click.echo(f"{output}: {len(found)} records", err=True)
@@ -225,11 +233,15 @@ def _run_as_rank(
     layout = batch_layout(experiment.training, world_size)
     cell = make_cell(experiment, label, world_size, layout, 0, device)
     store.prepare()
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries would prefer a GPU that they see
     from harness.worker.environment import leave
     from harness.worker.external import run_external
 
     def request() -> RunRequest:
-        return make_request(cell, experiment, device, _command(), external_ranks_per_node())
+        per_node = external_ranks_per_node()
+        launcher = ["torchrun", "--nproc-per-node", str(per_node), "-m"]
+        return make_request(cell, experiment, device, launcher + _command(), per_node)
 
     record, code = run_external(request, store.root)
     if record is not None and external_rank() == 0:
@@ -292,8 +304,12 @@ def _readable_records(store: Store) -> list[Record]:
 
 
 def _any_bad(rows: Sequence[Row]) -> bool:
+    """Whether a cell failed, left its reference, or was no run of the same job."""
     return any(
-        row.record.status not in ("ok", "unsupported") or row.judgement.parity == "diverged" for row in rows
+        row.record.status not in ("ok", "unsupported")
+        or row.judgement.parity == "diverged"
+        or row.judgement.not_same_job
+        for row in rows
     )
 
 

@@ -93,6 +93,11 @@ def _gpus() -> tuple[str, ...]:
     return tuple(done.stdout.strip().splitlines()) if done.returncode == 0 else ()
 
 
+def machine_name() -> str:
+    """Processor, cores and GPUs: timings of another machine are not this one's."""
+    return f"{_cpu_model()} x {os.cpu_count()}; {'; '.join(_gpus())}"
+
+
 def content_digest(path: Path) -> str:
     """SHA-256 of a file, or of the names and contents of all files of a folder."""
     digest = hashlib.sha256()

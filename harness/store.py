@@ -81,9 +81,14 @@ def read_record(path: Path) -> Record:
         raise HarnessError(f"record {path} is not valid at '{place}': {first['msg']}") from error
 
 
-def read_runs(paths: Iterable[Path]) -> list[tuple[Path, Record]]:
-    """Read records from files, run folders and folders of runs, each once, in the order given."""
+def read_runs(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[str]]:
+    """Read records from files, run folders and folders of runs, each once, in the order given.
+
+    Returns (path, record) pairs, and what is wrong with records of a folder that cannot be read; a file
+    that was named itself and cannot be read raises HarnessError.
+    """
     seen: dict[Path, Record] = {}
+    problems = []
     for path in paths:
         files = list(_record_files(path))
         if not files:
@@ -91,8 +96,13 @@ def read_runs(paths: Iterable[Path]) -> list[tuple[Path, Record]]:
                 f"'{path}' holds no record: give a record.json, a run folder or a folder of runs"
             )
         for file in files:
-            seen.setdefault(file.resolve(), read_record(file))
-    return list(seen.items())
+            try:
+                seen.setdefault(file.resolve(), read_record(file))
+            except HarnessError as error:
+                if file == path:
+                    raise
+                problems.append(str(error))
+    return list(seen.items()), problems
 
 
 def _record_files(path: Path) -> Iterator[Path]:

@@ -68,9 +68,18 @@ def job_differences(reference: Record, record: Record) -> list[Difference]:
             check(f"{field} of step {left.step}", getattr(left, field), getattr(right, field))
             if len(found) > before:
                 return found
+    asked, runs = reference.backend.effective, record.backend.effective
+    if asked and runs:
+        check("gradient clipping in force", asked["gradient_clipping"], runs["gradient_clipping"])
+        check("optimizer constants", _constants(asked), _constants(runs))
     if record.status == "ok" and reference.status == "ok":
         check("number of steps", len(reference.steps), len(record.steps))
     return found
+
+
+def _constants(effective: dict[str, Any]) -> list[str]:
+    """Constants of the optimizer's groups, whatever their order."""
+    return sorted({str(sorted(group.items())) for group in effective["optimizer_groups"]})
 
 
 def judge(reference: Record | None, record: Record) -> Judgement:

@@ -97,6 +97,7 @@ def findings(rows: Sequence[Row]) -> list[dict[str, Any]]:
                     },
                 }
             )
+    found += _untimed(rows)
     layouts: dict[int, dict[str, list[str]]] = {}
     for row in rows:
         world = row.record.world
@@ -115,6 +116,23 @@ def findings(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+def _untimed(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Runs that ended well but were too short for a step to be timed."""
+    short = [r.record for r in rows if r.record.status == "ok" and not measures.timed_steps(r.record)]
+    if not short:
+        return []
+    steps = max(len(record.steps) for record in short)
+    return [
+        {
+            "id": "nothing-timed",
+            "backends": sorted({record.backend.label for record in short}),
+            "message": f"{steps} steps leave none to time after those of measure.warmup_steps and "
+            "measure.counted_steps: speed is n/a",
+            "values": {"steps": steps},
+        }
+    ]
 
 
 def compare_document(rows: Sequence[Row]) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class LocalLauncher:
         self._context: BaseContext
         if device == "cpu":
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries would prefer a GPU that they see
             # OpenMP threads that spin long stall each other where another process needs a core: steps of a
             # rank with two threads were seen to last 60 times longer. Read when torch is imported.
             os.environ.setdefault("GOMP_SPINCOUNT", "10000")

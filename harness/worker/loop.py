@@ -64,7 +64,7 @@ class Loop:
         ids = self.sampler.step_ids(step)
         global_targets = int(self.samples.targets[ids].sum())
         probes.begin_step(step, counted=window == "counted")
-        loss_sum = torch.zeros((), dtype=torch.float64)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
         tally = _Tally()
         data_seconds = 0.0
         self._synchronise()
@@ -81,7 +81,7 @@ class Loop:
             probes.phase("backward")
             # Engines average over ranks, so this makes the gradient that of the mean per target token.
             engine.backward(loss * (self.world.world_size / global_targets), last_micro_step=last)
-            loss_sum += loss.detach().double().cpu()
+            loss_sum += loss.detach().double()
         del loss, batch
         probes.moment("after_backward")
         probes.phase("step")

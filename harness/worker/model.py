@@ -79,7 +79,7 @@ def build_model(job: Job, config: PreTrainedConfig) -> nn.Module:
     except (OSError, ValueError, ImportError) as error:
         raise JobError(f"model '{job.model.name or config.model_type}': {_first_line(error)}") from error
     if job.training.activation_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        _enable_checkpointing(model)
     compute = COMPUTE_DTYPES[job.training.precision]
     if compute is not torch.float32:
         with torch.no_grad():
@@ -100,9 +100,24 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
         "attention": config._attn_implementation,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "tied_parameters": len(names) - len(list(model.parameters())),
-        "activation_checkpointing": bool(getattr(model, "is_gradient_checkpointing", False)),
+        "activation_checkpointing": _checkpoints(model),
         "config": config.to_diff_dict(),
     }
+
+
+def _enable_checkpointing(model: Any) -> None:
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable()
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def _checkpoints(model: nn.Module) -> bool:
+    """Whether blocks recompute their activations; transformers 5 renamed the property."""
+    for name in ("is_activation_checkpointing", "is_gradient_checkpointing"):
+        if hasattr(type(model), name):
+            return bool(getattr(model, name))
+    raise AttributeError(f"{type(model).__name__} does not say whether it checkpoints activations")
 
 
 def _given_config(model: ModelSection, vocabulary_size: int) -> PreTrainedConfig:
@@ -182,4 +197,6 @@ def _closest(given: str, allowed: list[str]) -> str:
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     line = lines[0] if lines else repr(error)
+    if line.endswith(":") and len(lines) > 1:
+        line = f"{line} {lines[1]}"
     return line if line.endswith((".", "?", "!")) else line + "."

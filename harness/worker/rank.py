@@ -35,7 +35,7 @@ COLLECTIVE_TIMEOUT_SECONDS = 600.0
 def run_rank(run_directory: Path) -> int:
     """Run this rank's part and write its events; return the exit code.
 
-    0 also when the backend is unsupported or ran out of memory: the events say so.
+    0 also when the backend is unsupported; 1 when it failed or ran out of memory. The events say which.
     """
     started = time.perf_counter()
     request = RunRequest.read(run_directory)

@@ -42,7 +42,7 @@ class Samples:
 def load_samples(job: Job) -> Samples:
     """Read, tokenise and cut the job's data.
 
-    Raises JobError if there is none, or not enough for the held-out samples and one global batch.
+    Raises JobError if there is none.
     """
     data = job.data
     tokenizer = load_tokenizer(data.tokenizer)

@@ -17,6 +17,12 @@ def traces(label: str, world_size: int, folder: Path) -> list:
 
     `label` is a backend's name, or 'module:Class' of a backend that is not registered.
     """
+    per_rank = on_ranks("cases", label, world_size, folder)
+    return [_merge(parts) for parts in zip(*per_rank, strict=True)]
+
+
+def on_ranks(what: str, label: str, world_size: int, folder: Path) -> list:
+    """Do 'cases', 'resume' or 'evaluate' on every rank; what each rank returned, in order."""
     import torch
 
     os.environ["DS_ACCELERATOR"] = "cpu"
@@ -24,7 +30,7 @@ def traces(label: str, world_size: int, folder: Path) -> list:
     context.set_forkserver_preload(["harness.worker.preload", "deepspeed", "accelerate"])
     port = free_port()
     processes = [
-        context.Process(target=_rank, args=(label, rank, world_size, port, str(folder)))
+        context.Process(target=_rank, args=(what, label, rank, world_size, port, str(folder)))
         for rank in range(world_size)
     ]
     for process in processes:
@@ -36,8 +42,7 @@ def traces(label: str, world_size: int, folder: Path) -> list:
     logs = "\n".join(path.read_text() for path in sorted(folder.glob("*.error")))
     codes = [process.exitcode for process in processes]
     assert codes == [0] * world_size, f"{label}: exit codes {codes}\n{logs}"
-    per_rank = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
-    return [_merge(parts) for parts in zip(*per_rank, strict=True)]
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
 
 
 def _merge(parts: list) -> object:
@@ -52,17 +57,17 @@ def _merge(parts: list) -> object:
     return first
 
 
-def _rank(label: str, rank: int, world_size: int, port: int, folder: str) -> None:
+def _rank(what: str, label: str, rank: int, world_size: int, port: int, folder: str) -> None:
     code = 1
     try:
-        _train_all(label, rank, world_size, port, Path(folder))
+        _do(what, label, rank, world_size, port, Path(folder))
         code = 0
     except BaseException:
         (Path(folder) / f"{rank}.error").write_text(traceback.format_exc())
     os._exit(code)
 
 
-def _train_all(label: str, rank: int, world_size: int, port: int, folder: Path) -> None:
+def _do(what: str, label: str, rank: int, world_size: int, port: int, folder: Path) -> None:
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank),
         LOCAL_WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
@@ -77,6 +82,7 @@ def _train_all(label: str, rank: int, world_size: int, port: int, folder: Path) 
     from backends.base import World
     from backends.options import NoOptions
     from tests.contract.cases import CASES, train
+    from tests.contract.checkpoints import evaluation_difference, resumed_difference
 
     torch.set_num_threads(1)
     world = World(rank=rank, world_size=world_size, local_rank=rank, ranks_per_node=world_size, device="cpu")
@@ -87,5 +93,10 @@ def _train_all(label: str, rank: int, world_size: int, port: int, folder: Path) 
     else:
         backend = registry.create(label)
     assert backend.unmet_requirements(world) == []
-    torch.save([train(backend, case, world) for case in CASES], folder / f"{rank}.pt")
+    deeds = {
+        "cases": lambda: [train(backend, case, world) for case in CASES],
+        "resume": lambda: resumed_difference(backend, world, folder / "checkpoint"),
+        "evaluate": lambda: evaluation_difference(backend, world),
+    }
+    torch.save(deeds[what](), folder / f"{rank}.pt")
     dist.barrier()

@@ -86,7 +86,7 @@ def test_runs_are_read_from_files_folders_and_folders_of_runs_once(tmp_path: Pat
     first = saved(tmp_path, "a")
     saved(tmp_path, "b")
     for paths in ([first, tmp_path], [first.parent, tmp_path], [first, first.parent, tmp_path]):
-        assert [record.run_id for _, record in read_runs(paths)] == ["a", "b"]
+        assert [record.run_id for _, record in read_runs(paths)[0]] == ["a", "b"]
 
 
 @pytest.mark.parametrize("name", ["missing", "empty"])
