@@ -70,6 +70,11 @@ def make_effective(**changes: Any) -> dict[str, Any]:
         "parameter_count": 1000,
         "parameter_dtype": "float32",
         "reduce_dtype": "float32",
+        "gradient_clipping": 1.0,
+        "optimizer_groups": [
+            {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
+            {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.0},
+        ],
         "details": {},
     }
     return values | changes

@@ -4,7 +4,7 @@ import pytest
 
 from harness.compare.parity import Judgement, job_differences, judge
 from harness.record import Record
-from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
+from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps, make_weights
 
 
 def reference(**changes: Any) -> Record:
@@ -159,3 +159,18 @@ def test_run_without_result_is_unjudged(status: str) -> None:
 @pytest.mark.parametrize("other", [None, make_record(status="failed"), make_record(status="diverged")])
 def test_without_a_reference_is_unjudged(other: Record | None) -> None:
     assert unjudged(judge(other, make_record(label="ddp"))) == "the reference has no result"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"gradient_clipping": None}, "gradient clipping in force"),
+        ({"optimizer_groups": [{"betas": [0.9, 0.999], "eps": 1e-8}]}, "optimizer constants"),
+    ],
+)
+def test_other_settings_in_force_are_not_the_same_job(changes: dict, named: str) -> None:
+    record = make_record(label="ddp")
+    backend = record.backend.model_copy(update={"effective": make_effective(**changes)})
+    judgement = judge(reference(), record.model_copy(update={"backend": backend}))
+    assert judgement.parity == "unjudged"
+    assert [difference.field for difference in judgement.not_same_job] == [named]
