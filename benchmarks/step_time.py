@@ -82,6 +82,7 @@ def run_harness(backend: str, steps: int) -> dict:
     """The record of a run inside the harness."""
     settings = {
         "training.steps": steps,
+        "training.deterministic": "false",  # as the bare loops leave it
         "model.config.hidden_size": HIDDEN_SIZE,
         "model.config.intermediate_size": INTERMEDIATE_SIZE,
         "model.config.num_hidden_layers": LAYERS,
