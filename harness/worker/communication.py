@@ -50,19 +50,18 @@ class CollectiveKey:
 
 
 class CommunicationCounter:
-    """Counts while installed and running; `phase` names what the loop is doing."""
+    """Counts between `start` and `stop`; `phase` names what the loop is doing."""
 
     def __init__(self) -> None:
         self.phase = "setup"
-        self.running = False
         self.calls: dict[CollectiveKey, int] = {}
         self.payload_bytes: dict[CollectiveKey, int] = {}
         self.groups: dict[str, list[int]] = {}
         self._lock = threading.Lock()
         self._library: torch.library.Library | None = None
 
-    def install(self) -> None:
-        """Put the kernels in place; call it once per process, before the first collective counts."""
+    def start(self) -> None:
+        """Put the kernels in place, between two steps. Nothing of them is left after `stop`."""
         after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)  # type: ignore[attr-defined]
         self._library = torch.library.Library("c10d", "IMPL")
         for name, (op, whole) in OPERATORS.items():
@@ -70,6 +69,12 @@ class CommunicationCounter:
             self._library.impl(
                 name, self._kernel(overload, op, whole, after), "BackendSelect", with_keyset=True
             )
+
+    def stop(self) -> None:
+        """Take the kernels away again, if they are there."""
+        if self._library is not None:
+            self._library._destroy()
+            self._library = None
 
     def rows(self) -> list[dict[str, Any]]:
         """What was counted so far, one row per phase, collective, dtype and group."""
@@ -89,8 +94,7 @@ class CommunicationCounter:
 
     def _kernel(self, overload: Any, op: str, whole: int, after: Any) -> Callable[..., Any]:
         def count_and_redispatch(keyset: Any, *arguments: Any) -> Any:
-            if self.running:
-                self._count(op, arguments, whole)
+            self._count(op, arguments, whole)
             return overload.redispatch(keyset & after, *arguments)
 
         return count_and_redispatch

@@ -26,8 +26,8 @@ class Probes:
     def begin_step(self, step: int, *, counted: bool) -> None:
         """Start a step; memory and communication are recorded only while `counted`."""
         self._step = step if counted else None
-        self.counter.running = counted
         if counted:
+            self.counter.start()
             self.allocator.reset_peak()
 
     def phase(self, name: str) -> None:
@@ -50,5 +50,5 @@ class Probes:
         self.allocator.reset_peak()
 
     def end_step(self) -> None:
-        self.counter.running = False
+        self.counter.stop()
         self._step = None

@@ -68,7 +68,6 @@ def _train(request: RunRequest, world: World, events: EventWriter, started: floa
         return
     allocator = allocator_probe(world.device)
     counter = CommunicationCounter()
-    counter.install()
     collectives = join_process_group(world, COLLECTIVE_TIMEOUT_SECONDS)
     job = request.job
     layout = BatchLayout(
