@@ -47,6 +47,7 @@ CountingAllocator counting_allocator;
 
 extern "C" {
 void harness_install_allocator() { c10::SetCPUAllocator(&counting_allocator, 255); }
+void harness_remove_allocator() { c10::SetCPUAllocator(c10::GetDefaultCPUAllocator(), 255); }
 long long harness_allocated_bytes() { return allocated; }
 long long harness_peak_bytes() { return peak; }
 void harness_reset_peak() { peak = allocated.load(); }

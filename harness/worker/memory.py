@@ -33,6 +33,9 @@ class AllocatorProbe(ABC):
     @abstractmethod
     def reset_peak(self) -> None: ...
 
+    def release(self) -> None:  # noqa: B027 - only a probe that costs has something to release
+        """Stop counting, so that the timed steps do not pay for it; figures are stale afterwards."""
+
     def reserved_bytes(self) -> int | None:
         """Most bytes reserved from the device; None where the allocator reserves nothing."""
         return None
@@ -71,6 +74,10 @@ class CpuAllocatorProbe(AllocatorProbe):
 
     def reset_peak(self) -> None:
         self._library.harness_reset_peak()
+
+    def release(self) -> None:
+        # What the counting allocator served still carries its own deleter.
+        self._library.harness_remove_allocator()
 
 
 class NoAllocatorProbe(AllocatorProbe):

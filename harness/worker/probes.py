@@ -29,6 +29,8 @@ class Probes:
         if counted:
             self.counter.start()
             self.allocator.reset_peak()
+        elif self.memory:
+            self.allocator.release()  # the counted steps are over
 
     def phase(self, name: str) -> None:
         """Name what the collectives from here on belong to."""
