@@ -48,7 +48,7 @@ def plan(
     Every world size decides its global batch; for each a reference of one process is added. Raises
     HarnessError for an unknown backend or a batch that does not divide.
     """
-    labels = [_label(given) for given in _expand(backends)]
+    labels = [canonical_label(given) for given in _expand(backends)]
     cells: dict[str, Cell] = {}
     for world_size in world_sizes:
         layout = batch_layout(experiment.training, world_size)
@@ -191,7 +191,8 @@ def _expand(backends: Iterable[str]) -> list[str]:
     return given
 
 
-def _label(given: str) -> str:
+def canonical_label(given: str) -> str:
+    """The one spelling of a backend's label. Raises HarnessError if no backend has it."""
     try:
         return registry.canonical_label(given)
     except registry.UnknownBackend as error:

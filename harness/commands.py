@@ -15,6 +15,7 @@ from backends import registry
 from harness.batch import batch_layout
 from harness.cells import (
     Cell,
+    canonical_label,
     make_cell,
     make_request,
     modules_to_preload,
@@ -56,7 +57,7 @@ def run_once(
 ) -> int:
     """`harness run`."""
     experiment = load_experiment(config, assignments)
-    label = _canonical(backend)
+    label = canonical_label(backend)
     device = resolve_device(experiment.runtime.device)
     store = Store(runs)
     if started_as_rank():
@@ -315,13 +316,6 @@ def _any_bad(rows: Sequence[Row]) -> bool:
 
 def _record_path(store: Store, record: Record) -> Path:
     return store.root / record.run_id / "record.json"
-
-
-def _canonical(label: str) -> str:
-    try:
-        return registry.canonical_label(label)
-    except registry.UnknownBackend as error:
-        raise HarnessError(str(error)) from error
 
 
 def _world_size(label: str, nproc: int | None, device: str) -> int:

@@ -20,7 +20,7 @@ class Row:
     judgement: Judgement
 
     def as_json(self) -> dict[str, Any]:
-        """The row of `compare --json`; bytes and rates per DESIGN, None where nothing was measured."""
+        """The row of `compare --json`: bytes per rank, rates over all ranks, None if not measured."""
         record = self.record
         peaks = measures.peak_bytes(record)
         return {
