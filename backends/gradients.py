@@ -9,6 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+DOT_ELEMENTS = 2**16
+
+
 def local_shard(tensor: Tensor) -> Tensor:
     """Return the part of a DTensor that this rank holds; any other tensor as it is."""
     to_local = getattr(tensor, "to_local", None)
@@ -18,17 +21,29 @@ def local_shard(tensor: Tensor) -> Tensor:
 def global_norm(gradients: Iterable[Tensor], group: dist.ProcessGroup | None) -> float:
     """L2 norm of the gradient whose disjoint parts the ranks of `group` hold; None: all of it is here.
 
-    Squares are summed in fp64: in fp32 the CPU kernel of `torch.linalg.vector_norm` loses 1e-4 of the
-    norm, which clipping then turns into loss differences between strategies that split differently.
+    In fp32 the CPU kernel of `torch.linalg.vector_norm` loses up to 1e-4 of the norm, which clipping
+    then turns into loss differences between strategies that split differently.
     """
     shards = [local_shard(gradient) for gradient in gradients]
-    squares = [torch.linalg.vector_norm(shard, dtype=torch.float64) ** 2 for shard in shards]
+    squares = [_sum_of_squares(shard) for shard in shards]
     device = shards[0].device if shards else torch.device("cpu")
     total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
     if group is not None:
         total = total.to(_communication_device(group, device))
         dist.all_reduce(total, group=group)
     return float(total.sqrt())
+
+
+def _sum_of_squares(tensor: Tensor) -> Tensor:
+    """Sum of squares as an fp64 scalar, within 1e-7 of exact, without a copy of the tensor.
+
+    On the CPU an fp64 `vector_norm` takes ten times as long as fp32 dot products of short pieces, which
+    lose next to nothing.
+    """
+    if tensor.device.type == "cpu" and tensor.dtype == torch.float32:
+        pieces = tensor.reshape(-1).split(DOT_ELEMENTS)
+        return torch.stack([torch.dot(piece, piece) for piece in pieces]).sum(dtype=torch.float64)
+    return torch.linalg.vector_norm(tensor, dtype=torch.float64) ** 2
 
 
 def clip(gradients: Sequence[Tensor], norm: float, largest_norm: float | None) -> None:
