@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-
 DOT_ELEMENTS = 2**16
 
 

@@ -11,8 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION: Literal[1] = 1
 Status = Literal["ok", "oom", "failed", "timeout", "diverged", "unsupported"]
-Window = Literal["warmup", "counted", "timed"]
-Moment = Literal["after_setup", "after_forward", "after_backward", "after_step"]
+Window = Literal["warmup", "counted", "traced", "timed"]
+Moment = Literal[
+    "after_setup", "after_forward", "after_backward", "after_step", "during_evaluation", "during_checkpoint"
+]
 
 
 class Part(BaseModel):
@@ -39,6 +41,26 @@ class BackendPart(Part):
     effective: dict[str, Any] | None = None
     native_config: dict[str, Any] | None = None
     versions: dict[str, str] = {}
+
+
+class TensorPart(Part):
+    """A tensor of the model: a parameter or a buffer."""
+
+    name: str
+    shape: list[int]
+    dtype: str
+
+
+class LayoutPart(Part):
+    """What closed forms need to know of the model, as it was before a library touched it."""
+
+    parameters: list[TensorPart]
+    """In the model's order; a tied tensor comes once, under its first name."""
+    decaying: list[str]
+    """Names of the parameters that decay: the optimizer has one group of them and one of the rest."""
+    buffers: list[TensorPart]
+    blocks: list[str]
+    """Names of the transformer blocks, each of which is wrapped as one unit."""
 
 
 class WorldPart(Part):
@@ -97,6 +119,39 @@ class MemoryPart(Part):
     """The most it served since the moment before."""
     kinds: dict[str, int] | None
     """Live bytes by kind, each storage once; None: the backend does not say."""
+    reserved_bytes: int | None = None
+    """CUDA: what the caching allocator holds of the device; above `allocated_bytes` it is fragmentation."""
+    device_used_bytes: int | None = None
+    """CUDA: the device memory of this process as the driver counts it (NVML), context and NCCL included."""
+    host_resident_bytes: int | None = None
+    pinned_bytes: int | None = None
+    """CUDA: page-locked host memory that torch allocated."""
+
+
+class WaitPart(Part):
+    """A stretch of a traced step in which a rank waited for communication."""
+
+    name: str
+    """The collective that was waited for."""
+    phase: str
+    seconds: float
+
+
+class OverlapPart(Part):
+    """How one traced step of one rank divides, from the profiler; the four parts add up to the step."""
+
+    step: int
+    seconds: float
+    compute_seconds: float
+    """Computing, whether or not communication runs beside it."""
+    communication_seconds: float
+    """Communicating, whether or not computation runs beside it."""
+    exposed_seconds: float
+    """Communicating while nothing computes."""
+    idle_seconds: float
+    """Neither."""
+    waits: list[WaitPart] = []
+    """The ten longest, longest first."""
 
 
 class RankPart(Part):
@@ -110,10 +165,15 @@ class RankPart(Part):
     step_seconds: list[float]
     data_seconds: list[float]
     """The part of each step spent on fetching the batch."""
+    phase_seconds: dict[str, list[float]] = {}
+    """Per step: 'forward', 'backward' and 'step' (clipping and update), each summed over micro-steps."""
     ledger: list[str]
     """Per step, the hash sum over this rank's samples."""
     samples: list[int]
     memory: list[MemoryPart]
+    overlap: list[OverlapPart] = []
+    probe_seconds: dict[str, float] = {}
+    """What each probe cost in the steps in which it ran, seconds per step."""
     reserved_bytes: int | None = None
     """CUDA: the most that the caching allocator reserved."""
     host_peak_bytes: int | None = None
@@ -121,7 +181,11 @@ class RankPart(Part):
 
 
 class CommunicationPart(Part):
-    """Collectives of one kind on one rank, summed over the counted steps."""
+    """Collectives of one kind on one rank.
+
+    Summed over the counted steps in the phases forward, backward and step; over the whole run in the
+    phases setup, evaluation and checkpoint.
+    """
 
     rank: int
     phase: str
@@ -133,6 +197,9 @@ class CommunicationPart(Part):
     calls: int
     payload_bytes: int
     """Size of the whole tensor that the collective works on."""
+    role: Literal["world", "shard", "replica"] = "world"
+    """What the group is for: all ranks, those that share one copy of the weights, or those that hold
+    the same shard."""
 
 
 class EvaluationPart(Part):
@@ -150,6 +217,7 @@ class WindowsPart(Part):
     warmup: int
     counted: int
     timed: int
+    traced: int = 0
 
 
 class Record(Part):
@@ -172,6 +240,7 @@ class Record(Part):
     backend: BackendPart
     world: WorldPart
     environment: dict[str, Any]
+    layout: LayoutPart | None = None
     model: dict[str, Any] | None = None
     """What was really built: architecture, attention kernel, parameters, tied tensors."""
     data: dict[str, Any] | None = None

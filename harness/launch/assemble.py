@@ -39,7 +39,7 @@ def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Reco
     setup = _first(events[0], "setup") or {}
     final = _first(events[0], "final")
     entry, options = registry.parse(request.backend)
-    windows = [step.window for step in steps]
+    windows: list[str] = [step.window for step in steps]
     initial = setup.get("initial_weights")
     return Record(
         run_id=request.run_id,
@@ -72,6 +72,7 @@ def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Reco
             preset=request.preset,
         ),
         environment=environment(),
+        layout=setup.get("layout"),
         model=setup.get("model"),
         data=setup.get("data"),
         initial_weights=WeightsPart(**initial) if initial else None,
@@ -84,11 +85,7 @@ def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Reco
             for row in (_first(events[rank], "measured") or {}).get("communication", [])
         ],
         eval=_evaluations(events),
-        windows=WindowsPart(
-            warmup=windows.count("warmup"),
-            counted=windows.count("counted"),
-            timed=windows.count("timed"),
-        ),
+        windows=WindowsPart(**{name: windows.count(name) for name in WindowsPart.model_fields}),
         skipped_steps=sum(step.gradient_norm is None for step in steps)
         if request.job.training.precision == "fp16-mixed"
         else 0,

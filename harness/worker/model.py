@@ -8,12 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from backends.precision import COMPUTE_DTYPES
+from backends.base import Unsupported
+from backends.blocks import transformer_blocks
+from backends.precision import COMPUTE_DTYPES, dtype_name
 from harness.errors import JobError, choices
 from harness.spec import Job, ModelSection
 from harness.worker.samples import IGNORED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from transformers import PreTrainedConfig
 
 
@@ -102,6 +106,27 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
         "tied_parameters": len(names) - len(list(model.parameters())),
         "activation_checkpointing": _checkpoints(model),
         "config": config.to_diff_dict(),
+    }
+
+
+def describe_layout(model: nn.Module, decaying: frozenset[str]) -> dict[str, Any]:
+    """The tensors of a bare model and its blocks, in the form of `record.LayoutPart`."""
+
+    def describe(named: Iterable[tuple[str, Tensor]]) -> list[dict[str, Any]]:
+        return [
+            {"name": name, "shape": list(tensor.shape), "dtype": dtype_name(tensor.dtype)}
+            for name, tensor in named
+        ]
+
+    try:
+        blocks = list(transformer_blocks(model))
+    except Unsupported:  # only some backends need blocks; those say so themselves
+        blocks = []
+    return {
+        "parameters": describe(model.named_parameters()),
+        "decaying": sorted(decaying),
+        "buffers": describe(model.named_buffers()),
+        "blocks": blocks,
     }
 
 

@@ -23,7 +23,13 @@ from harness.worker.environment import device_name, join_process_group, prepare_
 from harness.worker.events import EventWriter
 from harness.worker.loop import Loop, describe_data
 from harness.worker.memory import allocator_probe, host_peak_bytes
-from harness.worker.model import build_model, describe_model, model_config, summed_cross_entropy
+from harness.worker.model import (
+    build_model,
+    describe_layout,
+    describe_model,
+    model_config,
+    summed_cross_entropy,
+)
 from harness.worker.optimizer import build_adamw, decaying_names
 from harness.worker.probes import Probes
 from harness.worker.samples import Sampler, load_samples
@@ -78,8 +84,8 @@ def _train(request: RunRequest, world: World, events: EventWriter, started: floa
     samples = load_samples(job)
     sampler = Sampler(samples, job)
     probes = Probes(allocator, counter)
-    model_facts: dict[str, Any] = {}
-    engine = _prepare(request, world, backend, samples.vocabulary_size, model_facts)
+    built: dict[str, Any] = {}
+    engine = _prepare(request, world, backend, samples.vocabulary_size, built)
     probes.attach(engine)
     engine.train(True)
     initial = digest_weights(engine) if request.measure.weight_digests else None
@@ -104,7 +110,7 @@ def _train(request: RunRequest, world: World, events: EventWriter, started: floa
         collectives=collectives,
         host=socket.gethostname(),
         device_name=device_name(world),
-        model=model_facts,
+        **built,
         data=describe_data(samples, sampler),
         steps=loop.steps,
         setup_seconds=time.perf_counter() - started,
@@ -129,8 +135,9 @@ def _prepare(
     world: World,
     backend: Backend,
     vocabulary_size: int,
-    facts: dict[str, Any],
+    built: dict[str, Any],
 ) -> Engine:
+    """Prepare the engine; `built` receives what the record says of the bare model."""
     job = request.job
     config = model_config(job, vocabulary_size)
     decaying: list[frozenset[str]] = []
@@ -138,7 +145,8 @@ def _prepare(
     def build() -> torch.nn.Module:
         model = build_model(job, config)
         decaying.append(decaying_names(model, job.optimizer))
-        facts.update(describe_model(model))
+        built["model"] = describe_model(model)
+        built["layout"] = describe_layout(model, decaying[-1])
         return model
 
     context = SetupContext(
