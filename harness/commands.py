@@ -24,7 +24,9 @@ from harness.cells import (
     run_cell,
 )
 from harness.cli import EXIT_STRICT
-from harness.compare.rows import Row, compare_document, findings, make_rows, reason
+from harness.compare.document import compare_document
+from harness.compare.findings.catalogue import find_all
+from harness.compare.rows import Row, make_rows, reason
 from harness.config import load_experiment
 from harness.display import Progress
 from harness.errors import HarnessError
@@ -276,8 +278,8 @@ def _present_comparison(rows: Sequence[Row], report: Path | None, as_json: bool)
     from harness.report.tables import main_table
 
     table = main_table(rows)
-    for finding in findings(rows):
-        table += f"\nfinding {finding['id']}: {finding['message']}"
+    for finding in find_all(rows):
+        table += f"\nfinding {finding.id}: {finding.message}"
     # With --json the table is for the person who watches, the document for the program that reads.
     click.echo(table, err=as_json)
     if as_json:

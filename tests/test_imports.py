@@ -9,11 +9,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 WITHOUT_TORCH = [
-    "harness.batch", "harness.cells", "harness.cli", "harness.commands", "harness.compare.measures",
-    "harness.compare.parity", "harness.compare.rows", "harness.config", "harness.launch.assemble",
-    "harness.launch.local", "harness.provenance", "harness.record", "harness.report.markdown",
-    "harness.report.plots", "harness.report.tables", "harness.spec", "harness.store",
-    "harness.theory.communication", "backends.base", "backends.options", "backends.registry",
+    "harness.batch", "harness.cells", "harness.cli", "harness.commands", "harness.compare.document",
+    "harness.compare.findings.catalogue", "harness.compare.measures", "harness.compare.parity",
+    "harness.compare.rows", "harness.config", "harness.launch.assemble", "harness.launch.local",
+    "harness.provenance", "harness.record", "harness.report.markdown", "harness.report.plots",
+    "harness.report.tables", "harness.spec", "harness.store", "harness.theory.communication",
+    "backends.base", "backends.options", "backends.registry",
 ]  # fmt: skip
 
 

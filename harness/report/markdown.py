@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 from tabulate import tabulate
 
+from harness.compare.findings.catalogue import find_all
 from harness.compare.parity import BAND_LOW_PRECISION, TIGHT_WITH_CLIPPING, TIGHT_WITHOUT_CLIPPING
-from harness.compare.rows import Row, findings, make_rows, reason
+from harness.compare.rows import Row, make_rows, reason
 from harness.record import Record
 from harness.report.formats import markdown_text, megabytes, number, ranks
 from harness.report.plots import loss_curves
@@ -113,12 +114,11 @@ def _results(rows: Sequence[Row]) -> str:
 
 
 def _findings(rows: Sequence[Row]) -> str:
-    found = findings(rows)
+    found = find_all(rows)
     if not found:
         return "## Findings\n\nNone: every judged run is the same job as its reference and agrees with it."
     lines = [
-        f"- **{f['id']}**: {markdown_text(f['message'])} ({markdown_text(json.dumps(f['values']))})"
-        for f in found
+        f"- **{f.id}**: {markdown_text(f.message)} ({markdown_text(json.dumps(f.values))})" for f in found
     ]
     return "## Findings\n\n" + "\n".join(lines)
 

@@ -1,8 +1,9 @@
 import json
 
-from harness.compare.rows import compare_document, findings, make_rows, reason
+from harness.compare.document import compare_document
+from harness.compare.rows import make_rows, reason
 from harness.record import ErrorPart
-from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
+from tests.records import LOSSES, make_record, make_steps
 
 ROW_KEYS = {
     "backend", "world_size", "repeat", "job_id", "status", "reason", "run_id", "tokens_per_second",
@@ -50,36 +51,6 @@ def test_run_without_a_reference_of_its_job_is_unjudged() -> None:
 def test_a_reference_that_worked_is_preferred_to_one_that_failed() -> None:
     rows = make_rows([make_record(status="failed"), make_record(), make_record(label="ddp")])
     assert rows[2].judgement.parity == "exact"
-
-
-def test_agreement_gives_no_finding() -> None:
-    assert findings(make_rows([make_record(), make_record(label="ddp")])) == []
-
-
-def test_divergence_is_a_finding_with_its_size() -> None:
-    steps = make_steps(LOSSES, [norm * 2 for norm in NORMS])
-    other = make_record(label="zero1", steps=steps, final_weights=make_weights("c" * 64))
-    (found,) = findings(make_rows([make_record(), other]))
-    assert found["id"] == "diverged"
-    assert found["backends"] == ["zero1"]
-    assert found["values"]["max_grad_norm_difference"] == 1.0
-
-
-def test_another_job_is_a_finding_with_both_values() -> None:
-    other = make_record(label="ddp", initial_weights=make_weights("d" * 64))
-    (found,) = findings(make_rows([make_record(), other]))
-    assert found["id"] == "not-same-job"
-    assert "initial weights" in found["message"]
-    assert found["values"] == {"reference": "a" * 64, "given": "d" * 64}
-
-
-def test_different_micro_batches_on_one_world_are_a_finding() -> None:
-    ddp, zero = make_record(label="ddp"), make_record(label="zero1")
-    world = zero.world.model_copy(update={"micro_batch_size": 2, "accumulation_steps": 2})
-    rows = make_rows([make_record(), ddp, zero.model_copy(update={"world": world})])
-    (found,) = findings(rows)
-    assert found["id"] == "micro-batch-differs"
-    assert found["values"] == {"4 x 1": ["ddp"], "2 x 2": ["zero1"]}
 
 
 def test_reason_names_error_rank_and_first_line() -> None:

@@ -1,0 +1,44 @@
+"""All findings: the modules that look for them, and what each kind means.
+
+A module has KINDS and `find(rows) -> list[Finding]`, a pure function of the rows. To add one, write it
+and name it in MODULES; `docs/findings.md` follows from KINDS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+
+from harness.compare.findings import divergence, same_job, split, timing
+from harness.compare.findings.finding import Finding, Kind
+from harness.compare.rows import Row
+
+MODULES: tuple[ModuleType, ...] = (same_job, divergence, split, timing)
+"""In the order in which a reader is told."""
+
+
+def find_all(rows: Sequence[Row]) -> list[Finding]:
+    """Every finding of a comparison."""
+    return [finding for module in MODULES for finding in module.find(rows)]
+
+
+def kinds() -> dict[str, Kind]:
+    """Every kind of finding by its id."""
+    return {kind.id: kind for module in MODULES for kind in module.KINDS}
+
+
+def explain() -> str:
+    """The text of `docs/findings.md`."""
+    parts = [
+        "# Findings",
+        "What `compare` and the report tell beside the numbers. Ids are stable: `compare --json` has them "
+        "under `findings`, each with the backends it is about and the values behind it.",
+        "Written from the catalogue in `harness/compare/findings`; `pytest --update-golden` writes it anew.",
+    ]
+    for kind in kinds().values():
+        parts += [
+            f"## {kind.id}",
+            f"{kind.title}.",
+            f"- Cause: {kind.cause}\n- How to confirm it: {kind.confirm}\n- How to mend it: {kind.fix}",
+        ]
+    return "\n\n".join(parts) + "\n"
