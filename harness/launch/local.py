@@ -24,7 +24,7 @@ from harness.launch.entry import enter_check, enter_rank
 from harness.launch.tail import Tail
 from harness.request import RunRequest, rank_file, rank_log
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.25
 GRACE_SECONDS = 10.0
 """After one rank failed, the others may say what they saw before they are ended."""
 
