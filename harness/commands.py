@@ -125,7 +125,7 @@ def compare_matrix(
     records = [done[cell.key] for cell in cells if cell.key in done]
     rows = make_rows(records)
     if report is not None:
-        from harness.report.markdown import write_report
+        from harness.report.report import write_report
 
         write_report([(_record_path(store, r), r) for r in records], report)
     _present_comparison(rows, report, as_json)
@@ -136,7 +136,7 @@ def compare_matrix(
 
 def report_runs(runs: Sequence[Path], output: Path) -> int:
     """`harness report`."""
-    from harness.report.markdown import write_report
+    from harness.report.report import write_report
 
     found, unreadable = read_runs(runs)
     for problem in unreadable:

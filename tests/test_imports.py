@@ -12,7 +12,7 @@ WITHOUT_TORCH = [
     "harness.batch", "harness.cells", "harness.cli", "harness.commands", "harness.compare.document",
     "harness.compare.findings.catalogue", "harness.compare.measures", "harness.compare.parity",
     "harness.compare.rows", "harness.config", "harness.launch.assemble", "harness.launch.local",
-    "harness.provenance", "harness.record", "harness.report.markdown", "harness.report.plots",
+    "harness.provenance", "harness.record", "harness.report.report", "harness.report.drawing",
     "harness.report.tables", "harness.spec", "harness.store", "harness.theory.communication",
     "backends.base", "backends.options", "backends.registry",
 ]  # fmt: skip

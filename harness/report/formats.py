@@ -46,3 +46,8 @@ def markdown_text(text: str) -> str:
     for character in "\\`*_[]<>|#":
         flat = flat.replace(character, f"\\{character}")
     return flat
+
+
+def short(value: float | None) -> str:
+    """As many digits as a count needs: 1, 2.5."""
+    return NOT_AVAILABLE if value is None else f"{value:g}"

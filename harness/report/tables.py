@@ -11,37 +11,41 @@ from tabulate import tabulate
 from harness.compare import measures
 from harness.compare.parity import Parity
 from harness.compare.rows import Row, reason
-from harness.report.formats import markdown_text, megabytes, milliseconds, number, ranks, scientific
+from harness.report.document import Column, Shown, Table
+from harness.report.formats import megabytes, milliseconds, number, ranks, scientific
+from harness.report.groups import grouped
 
-HEADERS = (
-    "backend", "ranks", "status", "samples/s", "tokens/s", "step ms (min..max)",
-    "peak MB/rank (spread)", "states MB", "sent MB/step", "textbook", "loss diff", "norm diff",
-    "parity",
-)  # fmt: skip
+COLUMNS = (
+    Column("backend", "backend", align="left"),
+    Column("world_size", "ranks"),
+    Column("status", "status", align="left"),
+    Column("samples_per_second", "samples/s", number),
+    Column("tokens_per_second", "tokens/s", number),
+    Column("step_seconds", "step ms (min..max)", milliseconds),
+    Column("peak_bytes", "peak MB/rank (spread)", megabytes),
+    Column("model_state_bytes", "states MB", megabytes),
+    Column("sent_bytes_per_step", "sent MB/step", megabytes),
+    Column("textbook_sent_bytes_per_step", "textbook", megabytes),
+    Column("max_loss_difference", "loss diff", scientific),
+    Column("max_grad_norm_difference", "norm diff", scientific),
+    Column("parity", "parity", align="left"),
+)
 # Worst first: a row of repeats is as good as its worst one.
 _LEVELS: tuple[Parity, ...] = ("diverged", "unjudged", "band", "tight", "exact")
 
 
 def main_table(rows: Sequence[Row], style: str = "simple") -> str:
-    """Render the main table in a style of tabulate ('simple', 'github', ...)."""
-    body = [_line(group) for group in grouped(rows)]
-    if style == "github":
-        for line in body:
-            line[0] = markdown_text(line[0])
+    """The main table for a terminal, in a style of tabulate."""
+    table = results_table(rows)
     return tabulate(
-        body, headers=HEADERS, tablefmt=style, disable_numparse=True,
-        colalign=("left", "right", "left", *["right"] * 9, "left"),
+        table.texts(), headers=[column.title for column in table.columns], tablefmt=style,
+        disable_numparse=True, colalign=[column.align for column in table.columns],
     )  # fmt: skip
 
 
-def grouped(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows of one job, backend and world size together, in their first order."""
-    groups: dict[tuple[str, str, int], list[Row]] = {}
-    for row in rows:
-        record = row.record
-        key = (record.job_id, record.backend.label, record.world.world_size)
-        groups.setdefault(key, []).append(row)
-    return list(groups.values())
+def results_table(rows: Sequence[Row]) -> Table:
+    """One line per job, backend and world size."""
+    return Table(key="results", columns=COLUMNS, rows=[_line(group) for group in grouped(rows)])
 
 
 def short_status(rows: Sequence[Row]) -> str:
@@ -66,32 +70,40 @@ def cell_line(row: Row) -> str:
     )
 
 
-def _line(rows: Sequence[Row]) -> list[str]:
+def _line(rows: Sequence[Row]) -> list[Any]:
     documents = [row.as_json() for row in rows]
     seconds = [s for row in rows for s in measures.step_seconds(row.record)]
     peaks = [p for row in rows for p in measures.peak_bytes(row.record)]
     record = rows[0].record
-    spread = f" ({megabytes(max(peaks) - min(peaks))})" if peaks else ""
-    times = (
-        f"{milliseconds(median(seconds))} ({milliseconds(min(seconds))}..{milliseconds(max(seconds))})"
-        if seconds
-        else milliseconds(None)
-    )
     return [
         record.backend.label,
-        str(record.world.world_size),
+        record.world.world_size,
         short_status(rows),
-        number(_median(documents, "samples_per_second")),
-        number(_median(documents, "tokens_per_second")),
-        times,
-        f"{megabytes(max(peaks) if peaks else None)}{spread}",
-        megabytes(_median(documents, "model_state_bytes")),
-        megabytes(_median(documents, "sent_bytes_per_step")),
-        megabytes(_median(documents, "textbook_sent_bytes_per_step")),
-        scientific(_largest(documents, "max_loss_difference")),
-        scientific(_largest(documents, "max_grad_norm_difference")),
+        _median(documents, "samples_per_second"),
+        _median(documents, "tokens_per_second"),
+        _step_seconds(seconds),
+        _peak(peaks),
+        _median(documents, "model_state_bytes"),
+        _median(documents, "sent_bytes_per_step"),
+        _median(documents, "textbook_sent_bytes_per_step"),
+        _largest(documents, "max_loss_difference"),
+        _largest(documents, "max_grad_norm_difference"),
         min((row.judgement.parity for row in rows), key=_LEVELS.index),
     ]
+
+
+def _step_seconds(seconds: Sequence[float]) -> Shown | None:
+    if not seconds:
+        return None
+    middle = median(seconds)
+    text = f"{milliseconds(middle)} ({milliseconds(min(seconds))}..{milliseconds(max(seconds))})"
+    return Shown(middle, text)
+
+
+def _peak(peaks: Sequence[int]) -> Shown | None:
+    if not peaks:
+        return None
+    return Shown(max(peaks), f"{megabytes(max(peaks))} ({megabytes(max(peaks) - min(peaks))})")
 
 
 def _median(documents: Sequence[dict[str, Any]], key: str) -> float | None:

@@ -2,7 +2,7 @@ import re
 from pathlib import Path
 
 from harness.record import BackendPart, ErrorPart, Record
-from harness.report.markdown import write_report
+from harness.report.report import write_report
 from harness.store import write_record
 from tests.records import (
     LOSSES,
@@ -121,8 +121,8 @@ def test_commands_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
 def test_several_jobs_are_told_apart(tmp_path: Path) -> None:
     text = report_of(tmp_path, [make_record(), make_record(job_id="b" * 12)]).read_text()
     assert "These records hold 2 jobs" in text
-    assert "Job `0123456789ab`" in text
-    assert "Job `bbbbbbbbbbbb`" in text
+    assert "Job 0123456789ab," in text
+    assert "Job bbbbbbbbbbbb," in text
 
 
 def test_report_without_any_step_has_no_picture(tmp_path: Path) -> None:

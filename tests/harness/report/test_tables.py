@@ -1,6 +1,6 @@
 from harness.compare.rows import make_rows
 from harness.record import ErrorPart
-from harness.report.tables import HEADERS, cell_line, main_table
+from harness.report.tables import COLUMNS, cell_line, main_table
 from tests.records import LOSSES, make_record, make_steps, make_weights
 
 
@@ -13,7 +13,7 @@ def test_one_line_per_backend_and_world_in_the_order_given() -> None:
     records = [make_record(), make_record(label="ddp"), make_record(label="ddp", world_size=4)]
     lines = cells(main_table(make_rows(records), "github"))
     assert [line[:3] for line in lines] == [["single", "1", "ok"], ["ddp", "2", "ok"], ["ddp", "4", "ok"]]
-    assert {len(line) for line in lines} == {len(HEADERS)}
+    assert {len(line) for line in lines} == {len(COLUMNS)}
 
 
 def test_figures_of_a_run_are_in_their_columns() -> None:

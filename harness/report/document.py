@@ -1,0 +1,164 @@
+"""What a report consists of, whatever the format: sections of blocks.
+
+Every string is plain text. A writer makes it harmless for its format; sections never escape anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import yaml
+
+from harness.report.formats import NOT_AVAILABLE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Align = Literal["left", "right"]
+
+
+def plain(value: Any) -> str:
+    """Text of a value without a unit; None as n/a."""
+    return NOT_AVAILABLE if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: `key` for programs, with the unit, as in the record; `title` for people."""
+
+    key: str
+    title: str
+    show: Callable[[Any], str] = plain
+    """Text of a raw value (bytes, seconds, ...), which may be None."""
+    align: Align = "right"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A cell whose text for people says more than its value."""
+
+    value: Any
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of raw values under their columns; CSV and JSON get the values, the others the text."""
+
+    key: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Any]]
+    caption: str = ""
+
+    def texts(self) -> list[list[str]]:
+        """Every cell as text for people."""
+        return [
+            [cell.text if isinstance(cell, Shown) else column.show(cell) for column, cell in self._pairs(row)]
+            for row in self.rows
+        ]
+
+    def values(self) -> list[list[Any]]:
+        """Every cell as its raw value."""
+        return [
+            [cell.value if isinstance(cell, Shown) else cell for _, cell in self._pairs(row)]
+            for row in self.rows
+        ]
+
+    def _pairs(self, row: Sequence[Any]) -> list[tuple[Column, Any]]:
+        return list(zip(self.columns, row, strict=True))
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Sentences."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of lines; a pair is a name, which is emphasised, and what is said of it."""
+
+    items: Sequence[str | tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading within a section."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines to be shown as they are."""
+
+    language: str
+    text: str
+
+
+def yaml_code(values: dict[str, Any]) -> Code:
+    """Settings as lines of YAML, in their own order."""
+    return Code("yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Blocks behind a title that opens them."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A picture, drawn when it is written; beside report.md it is report.KEY.svg and report.KEY.png."""
+
+    key: str
+    caption: str
+    """What it shows, for those who see it and for those who do not."""
+    draw: Callable[[Figure], None] = field(repr=False)
+    """Draws on an empty figure; colours and fonts are set by then."""
+    width_inches: float = 8.0
+    height_inches: float = 4.5
+
+
+Block: TypeAlias = Paragraph | Items | Heading | Table | Picture | Code | Folded
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report under a heading of its own."""
+
+    key: str
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Document:
+    """The whole report."""
+
+    title: str
+    sections: Sequence[Section]
+
+    def pictures(self) -> list[Picture]:
+        """Every picture, folded ones too, in order."""
+        return [block for block in self.blocks() if isinstance(block, Picture)]
+
+    def tables(self) -> list[Table]:
+        """Every table, folded ones too, in order."""
+        return [block for block in self.blocks() if isinstance(block, Table)]
+
+    def blocks(self) -> list[Block]:
+        """Every block that is not itself a fold, in order."""
+        return [block for section in self.sections for block in _unfolded(section.blocks)]
+
+
+def _unfolded(blocks: Sequence[Block]) -> list[Block]:
+    found: list[Block] = []
+    for block in blocks:
+        found += _unfolded(block.blocks) if isinstance(block, Folded) else [block]
+    return found

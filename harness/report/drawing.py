@@ -1,0 +1,49 @@
+"""Pictures to SVG and PNG: one style for all, equal records give equal bytes."""
+
+from __future__ import annotations
+
+import io
+
+from harness.report.document import Picture
+
+# Okabe and Ito's colours, which colour-blind readers tell apart, without black: it vanishes on dark pages.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8A6D00")
+LINE_STYLES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+GREY = "#7A7A7A"
+"""Text and axes: above 4:1 in contrast on white and on black, as the background is transparent."""
+SETTINGS = {
+    "svg.hashsalt": "sharding-harness", "svg.fonttype": "none", "text.parse_math": False, "font.size": 9,
+    "text.color": GREY, "axes.labelcolor": GREY, "xtick.color": GREY, "ytick.color": GREY,
+    "axes.edgecolor": GREY, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
+    "axes.titlesize": 9, "axes.titlecolor": GREY, "grid.color": GREY, "grid.alpha": 0.25,
+    "grid.linewidth": 0.5, "legend.frameon": False, "legend.fontsize": 8, "hatch.linewidth": 0.6,
+    "savefig.transparent": True,
+}  # fmt: skip
+# Without these, files would carry the time and the library's version.
+METADATA = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
+PNG_DOTS_PER_INCH = 150
+
+
+def draw(picture: Picture, formats: tuple[str, ...] = ("svg", "png")) -> dict[str, bytes]:
+    """Draw a picture; returns its bytes by format."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(SETTINGS):  # type: ignore[arg-type]
+        figure = Figure(figsize=(picture.width_inches, picture.height_inches), layout="constrained")
+        picture.draw(figure)
+        images = {}
+        for form in formats:
+            target = io.BytesIO()
+            figure.savefig(target, format=form, metadata=METADATA[form], dpi=PNG_DOTS_PER_INCH)
+            images[form] = target.getvalue()
+    return images
+
+
+def style(index: int) -> dict[str, str]:
+    """Colour and line style of the n-th curve."""
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "linestyle": LINE_STYLES[index // len(COLOURS) % len(LINE_STYLES)],
+    }

@@ -1,0 +1,39 @@
+"""The job or jobs that the records ran."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.compare.rows import Row
+from harness.report.document import Block, Folded, Paragraph, Section, yaml_code
+
+
+def job_section(rows: Sequence[Row]) -> Section:
+    """Each job in a sentence, every setting folded."""
+    ids = list(dict.fromkeys(row.record.job_id for row in rows))
+    blocks: list[Block] = []
+    if len(ids) > 1:
+        blocks.append(
+            Paragraph(
+                f"These records hold {len(ids)} jobs. A run is compared only with the reference of its "
+                "own job."
+            )
+        )
+    for job_id in ids:
+        of_job = [row.record for row in rows if row.record.job_id == job_id]
+        job = of_job[0].job
+        weights = next((r.initial_weights for r in of_job if r.initial_weights), None)
+        built = next((r.model for r in of_job if r.model), None)
+        facts = [f"{built['architecture']}, attention {built['attention']}"] if built else []
+        if weights:
+            facts.append(f"{weights.parameter_count:,} parameters")
+        training = job["training"]
+        blocks.append(
+            Paragraph(
+                f"Job {', '.join([job_id, *facts])}: global batch {training['global_batch_size']} samples of "
+                f"{job['data']['sequence_length']} tokens, precision {training['precision']}, "
+                f"gradient clipping {training['gradient_clipping'] or 'none'}."
+            )
+        )
+        blocks.append(Folded(f"Job {job_id}, every setting", [yaml_code(job)]))
+    return Section("job", "The job", blocks)

@@ -1,0 +1,39 @@
+"""Loss curves, their differences to the reference, and the loss on held-out samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.compare.rows import Row
+from harness.report.document import Block, Column, Heading, Paragraph, Section, Table
+from harness.report.formats import number
+from harness.report.pictures.loss import loss_picture
+
+
+def loss_section(rows: Sequence[Row]) -> Section | None:
+    """None without any loss."""
+    picture = loss_picture(rows)
+    if picture is None:
+        return None
+    text = "Above: the loss of every run. Below: each run minus the reference of its job."
+    blocks: list[Block] = [Paragraph(text), picture]
+    held_out = _held_out(rows)
+    if held_out:
+        blocks += [Heading("Loss on held-out samples (nats per token)"), held_out]
+    return Section("loss", "Loss", blocks)
+
+
+def _held_out(rows: Sequence[Row]) -> Table | None:
+    steps = sorted({part.step for row in rows for part in row.record.eval})
+    if not steps:
+        return None
+    body = []
+    for row in rows:
+        losses = {part.step: part.loss for part in row.record.eval}
+        if losses:
+            label = [row.record.backend.label, row.record.world.world_size, row.record.repeat]
+            body.append([*label, *(losses.get(step) for step in steps)])
+    columns = [Column("backend", "backend", align="left"), Column("world_size", "ranks")]
+    columns.append(Column("repeat", "repeat"))
+    columns += [Column(f"loss_after_step_{step}", f"after step {step}", number) for step in steps]
+    return Table(key="held_out_loss", columns=columns, rows=body)

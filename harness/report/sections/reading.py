@@ -1,0 +1,38 @@
+"""How each number was read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.compare.parity import BAND_LOW_PRECISION, TIGHT_WITH_CLIPPING, TIGHT_WITHOUT_CLIPPING
+from harness.compare.rows import Row
+from harness.report.document import Items, Section
+
+
+def reading_section(rows: Sequence[Row]) -> Section:
+    """Definitions and formulae of the columns."""
+    return Section("reading", "How to read the numbers", [Items(_LINES)])
+
+
+_LINES = [
+    "MB is 1e6 bytes; n/a means not measured.",
+    "samples/s and tokens/s: what all ranks consumed in the timed steps, over the summed duration "
+    "of those steps. A step lasts as long as on its slowest rank. Padding is no token.",
+    "peak MB/rank: the largest figure of torch's allocator in the counted steps, on the rank where "
+    "it is largest; in brackets the difference to the smallest rank. CUDA: the caching allocator. "
+    "CPU: a counting allocator in front of malloc.",
+    "states MB: live weights, gradients, fp32 masters and optimizer states after a backward pass, "
+    "each storage once, on the rank where they are largest.",
+    "sent MB/step: bytes that a rank sends per optimizer step on a ring: passes x (n - 1) / n x "
+    "payload of every collective, counted in torch's dispatcher; all-reduce has two passes, the "
+    "others one. A transport that emulates a collective, as gloo does reduce-scatter, sends more.",
+    "textbook: the same from the closed form of the strategy. Where it differs, the library does "
+    "something else than the paper. It is for one micro-step per step; "
+    "accumulation adds what a library gathers or reduces in each.",
+    "loss diff and norm diff: the largest difference of a step to the reference, which is one "
+    "process on the whole global batch: of the loss in nats per target token, of the norm relative.",
+    f"parity: exact, bit-equal losses, norms and final weights; tight, losses within "
+    f"{TIGHT_WITHOUT_CLIPPING:g} ({TIGHT_WITH_CLIPPING:g} with clipping) and norms within 20 times "
+    f"that; band, losses within {BAND_LOW_PRECISION:g} in low precision; diverged, beyond; unjudged, "
+    "no comparison was possible.",
+]

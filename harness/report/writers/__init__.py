@@ -1,0 +1,1 @@
+"""Writers: the same document as markdown, HTML, CSV, JSON or LaTeX."""

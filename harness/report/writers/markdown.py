@@ -1,0 +1,79 @@
+"""A document as GitHub-flavoured markdown."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+
+from tabulate import tabulate
+
+from harness.report.document import (
+    Block,
+    Code,
+    Document,
+    Folded,
+    Heading,
+    Items,
+    Paragraph,
+    Picture,
+    Table,
+)
+from harness.report.formats import markdown_text
+
+
+def render_markdown(document: Document, pictures: Mapping[str, str]) -> str:
+    """The document; `pictures` holds the file name of each picture by its key."""
+    parts = [f"# {markdown_text(document.title)}"]
+    for section in document.sections:
+        parts.append(f"## {markdown_text(section.title)}")
+        parts += [_block(block, pictures) for block in section.blocks]
+    return "\n\n".join(parts) + "\n"
+
+
+def code_block(language: str, text: str) -> str:
+    """A fenced block whose fence is longer than any run of backticks in the text."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+
+
+def _block(block: Block, pictures: Mapping[str, str]) -> str:
+    match block:
+        case Paragraph():
+            return markdown_text(block.text)
+        case Heading():
+            return f"### {markdown_text(block.text)}"
+        case Items():
+            return "\n".join(f"- {_item(item)}" for item in block.items)
+        case Table():
+            return _table(block)
+        case Picture():
+            return f"![{markdown_text(block.caption)}]({pictures[block.key]})"
+        case Code():
+            return code_block(block.language, block.text)
+        case Folded():
+            inside = "\n\n".join(_block(part, pictures) for part in block.blocks)
+            title = html.escape(" ".join(block.title.split()))
+            return f"<details><summary>{title}</summary>\n\n{inside}\n\n</details>"
+
+
+def _item(item: str | tuple[str, str]) -> str:
+    if isinstance(item, str):
+        return markdown_text(item)
+    name, text = item
+    return f"**{markdown_text(name)}**: {markdown_text(text)}"
+
+
+def _table(table: Table) -> str:
+    body = [[markdown_text(cell) for cell in row] for row in table.texts()]
+    titles = [markdown_text(column.title) for column in table.columns]
+    text = tabulate(
+        body, headers=titles, tablefmt="pipe", disable_numparse=True, colalign=_alignments(table, body)
+    )
+    return f"{text}\n\n{markdown_text(table.caption)}" if table.caption else text
+
+
+def _alignments(table: Table, body: Sequence[Sequence[str]]) -> list[str] | None:
+    # tabulate 0.10 refuses alignments for a table without rows
+    return [column.align for column in table.columns] if body else None
