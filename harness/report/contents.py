@@ -16,9 +16,11 @@ from harness.report.sections.memory import memory_section
 from harness.report.sections.reading import reading_section
 from harness.report.sections.reproduce import configuration_section, reproduce_section
 from harness.report.sections.results import results_section
+from harness.report.sections.verdict import verdict_section
 
 TITLE = "Comparison of data-parallel sharding strategies"
 SECTIONS: tuple[Callable[[Sequence[Row]], Section | None], ...] = (
+    verdict_section,
     job_section,
     machine_section,
     results_section,

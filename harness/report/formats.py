@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 NOT_AVAILABLE = "n/a"
 
 
@@ -51,3 +53,20 @@ def markdown_text(text: str) -> str:
 def short(value: float | None) -> str:
     """As many digits as a count needs: 1, 2.5."""
     return NOT_AVAILABLE if value is None else f"{value:g}"
+
+
+def percent(value: float | None) -> str:
+    """A ratio as whole percent: 98 %."""
+    return NOT_AVAILABLE if value is None else f"{value:.0%}".replace("%", " %")
+
+
+def signed_percent(value: float | None) -> str:
+    """A relative change: +5.0 %, -0.3 %."""
+    return NOT_AVAILABLE if value is None else f"{value:+.1%}".replace("%", " %")
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """'a, b and c'; beyond `most` names the rest as a number."""
+    if len(names) > most:
+        return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)

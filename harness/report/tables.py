@@ -3,35 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 from tabulate import tabulate
 
-from harness.compare import measures
-from harness.compare.parity import Parity
+from harness.compare.repeats import Repeats, fastest, group_repeats
 from harness.compare.rows import Row, reason
+from harness.compare.statistics import median_interval, percentile_95, significance
 from harness.report.document import Column, Shown, Table
-from harness.report.formats import megabytes, milliseconds, number, ranks, scientific
-from harness.report.groups import grouped
+from harness.report.formats import (
+    megabytes,
+    milliseconds,
+    number,
+    percent,
+    ranks,
+    scientific,
+)
 
+LABELS = (Column("backend", "backend", align="left"), Column("world_size", "ranks"))
 COLUMNS = (
-    Column("backend", "backend", align="left"),
-    Column("world_size", "ranks"),
+    *LABELS,
     Column("status", "status", align="left"),
-    Column("samples_per_second", "samples/s", number),
     Column("tokens_per_second", "tokens/s", number),
-    Column("step_seconds", "step ms (min..max)", milliseconds),
+    Column("of_fastest", "of fastest", percent),
+    Column("step_seconds", "step ms", milliseconds),
     Column("peak_bytes", "peak MB/rank (spread)", megabytes),
     Column("model_state_bytes", "states MB", megabytes),
     Column("sent_bytes_per_step", "sent MB/step", megabytes),
+    Column("expected_sent_bytes_per_step", "expected", megabytes),
     Column("textbook_sent_bytes_per_step", "textbook", megabytes),
     Column("max_loss_difference", "loss diff", scientific),
     Column("max_grad_norm_difference", "norm diff", scientific),
     Column("parity", "parity", align="left"),
 )
-# Worst first: a row of repeats is as good as its worst one.
-_LEVELS: tuple[Parity, ...] = ("diverged", "unjudged", "band", "tight", "exact")
+SPREAD_COLUMNS = (
+    *LABELS,
+    Column("runs", "runs"),
+    Column("samples_per_second", "samples/s", number),
+    Column("tokens_per_second", "tokens/s", number),
+    Column("tokens_per_second_low", "from", number),
+    Column("tokens_per_second_high", "to", number),
+    Column("steps", "timed steps"),
+    Column("step_seconds", "step ms", milliseconds),
+    Column("step_seconds_p95", "p95 ms", milliseconds),
+    Column("step_seconds_smallest", "least ms", milliseconds),
+    Column("step_seconds_largest", "most ms", milliseconds),
+)
+WITHIN_NOISE = "≈"
+NOT_JUDGED = "?"
+MARKS = {"within noise": WITHIN_NOISE, "not judged": NOT_JUDGED, "beyond noise": ""}
 
 
 def main_table(rows: Sequence[Row], style: str = "simple") -> str:
@@ -45,14 +65,42 @@ def main_table(rows: Sequence[Row], style: str = "simple") -> str:
 
 def results_table(rows: Sequence[Row]) -> Table:
     """One line per job, backend and world size."""
-    return Table(key="results", columns=COLUMNS, rows=[_line(group) for group in grouped(rows)])
+    groups = group_repeats(rows)
+    jobs = list(dict.fromkeys(group.record.job_id for group in groups))
+    columns = COLUMNS if len(jobs) < 2 else (Column("job_id", "job", align="left"), *COLUMNS)
+    body = []
+    for group in groups:
+        line = _line(group, fastest(groups, group))
+        body.append(line if len(jobs) < 2 else [group.record.job_id, *line])
+    return Table(key="results", columns=columns, rows=body)
 
 
-def short_status(rows: Sequence[Row]) -> str:
-    """The status shared by repeats, or each with its count."""
-    statuses = [row.record.status for row in rows]
-    kinds = list(dict.fromkeys(statuses))
-    return kinds[0] if len(kinds) == 1 else ", ".join(f"{k} x{statuses.count(k)}" for k in kinds)
+def spread_table(rows: Sequence[Row]) -> Table | None:
+    """How far runs and steps spread; None where nothing was timed."""
+    body = []
+    for group in group_repeats(rows):
+        seconds = group.step_seconds
+        if not seconds:
+            continue
+        rates = group.values("tokens_per_second")
+        interval = median_interval(rates)
+        body.append(
+            [
+                group.label,
+                group.world_size,
+                len(rates),
+                group.median("samples_per_second"),
+                group.median("tokens_per_second"),
+                interval.low if interval else None,
+                interval.high if interval else None,
+                len(seconds),
+                group.step_median,
+                percentile_95(seconds),
+                min(seconds),
+                max(seconds),
+            ]
+        )
+    return Table(key="spread", columns=SPREAD_COLUMNS, rows=body) if body else None
 
 
 def cell_line(row: Row) -> str:
@@ -70,47 +118,37 @@ def cell_line(row: Row) -> str:
     )
 
 
-def _line(rows: Sequence[Row]) -> list[Any]:
-    documents = [row.as_json() for row in rows]
-    seconds = [s for row in rows for s in measures.step_seconds(row.record)]
-    peaks = [p for row in rows for p in measures.peak_bytes(row.record)]
-    record = rows[0].record
+def _line(group: Repeats, best: Repeats | None) -> list[Any]:
     return [
-        record.backend.label,
-        record.world.world_size,
-        short_status(rows),
-        _median(documents, "samples_per_second"),
-        _median(documents, "tokens_per_second"),
-        _step_seconds(seconds),
-        _peak(peaks),
-        _median(documents, "model_state_bytes"),
-        _median(documents, "sent_bytes_per_step"),
-        _median(documents, "textbook_sent_bytes_per_step"),
-        _largest(documents, "max_loss_difference"),
-        _largest(documents, "max_grad_norm_difference"),
-        min((row.judgement.parity for row in rows), key=_LEVELS.index),
+        group.label,
+        group.world_size,
+        group.status,
+        group.median("tokens_per_second"),
+        _of_fastest(group, best),
+        group.step_median,
+        _peak(group.rank_peaks),
+        group.median("model_state_bytes"),
+        group.median("sent_bytes_per_step"),
+        group.median("expected_sent_bytes_per_step"),
+        group.median("textbook_sent_bytes_per_step"),
+        group.largest("max_loss_difference"),
+        group.largest("max_grad_norm_difference"),
+        group.parity,
     ]
 
 
-def _step_seconds(seconds: Sequence[float]) -> Shown | None:
-    if not seconds:
+def _of_fastest(group: Repeats, best: Repeats | None) -> Shown | float | None:
+    rate = group.median("tokens_per_second")
+    if best is None or rate is None:
         return None
-    middle = median(seconds)
-    text = f"{milliseconds(middle)} ({milliseconds(min(seconds))}..{milliseconds(max(seconds))})"
-    return Shown(middle, text)
+    if group is best:
+        return Shown(1.0, percent(1.0))
+    ratio = rate / (best.median("tokens_per_second") or rate)
+    mark = MARKS[significance(group.values("tokens_per_second"), best.values("tokens_per_second"))]
+    return Shown(ratio, f"{percent(ratio)} {mark}".rstrip())
 
 
 def _peak(peaks: Sequence[int]) -> Shown | None:
     if not peaks:
         return None
     return Shown(max(peaks), f"{megabytes(max(peaks))} ({megabytes(max(peaks) - min(peaks))})")
-
-
-def _median(documents: Sequence[dict[str, Any]], key: str) -> float | None:
-    values = [document[key] for document in documents if document[key] is not None]
-    return median(values) if values else None
-
-
-def _largest(documents: Sequence[dict[str, Any]], key: str) -> float | None:
-    values = [document[key] for document in documents if document[key] is not None]
-    return max(values) if values else None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
 from harness.report.document import Column, Section, Table
 from harness.report.formats import megabytes, short
-from harness.report.groups import grouped
 
 COLUMNS = (
     Column("backend", "backend", align="left"),
@@ -24,8 +24,8 @@ COLUMNS = (
 def communication_section(rows: Sequence[Row]) -> Section | None:
     """What rank 0 asked for in the counted steps; None where nothing was counted."""
     body = []
-    for group in grouped(rows):
-        record = group[0].record
+    for group in group_repeats(rows):
+        record = group.record
         counted = record.windows.counted if record.windows else 0
         totals: dict[tuple[str, str, str, int], list[int]] = {}
         for row in record.comm:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
 from harness.report.document import Column, Paragraph, Section, Table
 from harness.report.formats import megabytes
-from harness.report.groups import grouped
 
 KINDS = ("weights", "gathered", "gradients", "masters", "optimizer", "communication", "buffers")
 
@@ -15,8 +15,8 @@ KINDS = ("weights", "gathered", "gradients", "masters", "optimizer", "communicat
 def memory_section(rows: Sequence[Row]) -> Section | None:
     """Live bytes by kind after the backward pass, the rank that holds most; None where nothing counted."""
     body = []
-    for group in grouped(rows):
-        record = group[0].record
+    for group in group_repeats(rows):
+        record = group.record
         moments = [
             m.kinds for rank in record.ranks for m in rank.memory if m.moment == "after_backward" and m.kinds
         ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from harness.compare.parity import BAND_LOW_PRECISION, TIGHT_WITH_CLIPPING, TIGHT_WITHOUT_CLIPPING
 from harness.compare.rows import Row
+from harness.compare.statistics import FEWEST_RUNS, LEVEL, RESAMPLES
 from harness.report.document import Items, Section
 
 
@@ -17,7 +18,12 @@ def reading_section(rows: Sequence[Row]) -> Section:
 _LINES = [
     "MB is 1e6 bytes; n/a means not measured.",
     "samples/s and tokens/s: what all ranks consumed in the timed steps, over the summed duration "
-    "of those steps. A step lasts as long as on its slowest rank. Padding is no token.",
+    "of those steps; the median over repeats. A step lasts as long as on its slowest rank. "
+    "Padding is no token.",
+    "step ms: the median over the timed steps of all repeats; p95 their 95th percentile.",
+    f"intervals: {LEVEL:.0%} percentile bootstrap of the median over runs, {RESAMPLES} resamples, "
+    f"fixed seed. Runs are drawn, not steps. Below {FEWEST_RUNS} runs there is none. Two cells differ "
+    "beyond noise if the interval of the ratio of their medians leaves out 100 %.",
     "peak MB/rank: the largest figure of torch's allocator in the counted steps, on the rank where "
     "it is largest; in brackets the difference to the smallest rank. CUDA: the caching allocator. "
     "CPU: a counting allocator in front of malloc.",
@@ -26,6 +32,8 @@ _LINES = [
     "sent MB/step: bytes that a rank sends per optimizer step on a ring: passes x (n - 1) / n x "
     "payload of every collective, counted in torch's dispatcher; all-reduce has two passes, the "
     "others one. A transport that emulates a collective, as gloo does reduce-scatter, sends more.",
+    "expected: the same for what this implementation does: its buckets, units, paddings and repeated "
+    "collectives.",
     "textbook: the same from the closed form of the strategy. Where it differs, the library does "
     "something else than the paper. It is for one micro-step per step; "
     "accumulation adds what a library gathers or reduces in each.",

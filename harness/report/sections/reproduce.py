@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
 from harness.report.document import Code, Folded, Section, yaml_code
 from harness.report.formats import ranks
-from harness.report.groups import grouped
 
 
 def reproduce_section(rows: Sequence[Row]) -> Section:
@@ -20,8 +20,8 @@ def reproduce_section(rows: Sequence[Row]) -> Section:
 def configuration_section(rows: Sequence[Row]) -> Section | None:
     """What was in force for each backend and world size, folded."""
     blocks = []
-    for group in grouped(rows):
-        record = group[0].record
+    for group in group_repeats(rows):
+        record = group.record
         if record.backend.effective is None:
             continue
         document = {

@@ -1,0 +1,129 @@
+"""The repeats of one job, backend and world size, summed up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+from backends.registry import REFERENCE
+from harness.compare import measures
+from harness.compare.parity import Parity
+from harness.compare.rows import Row
+from harness.record import Record
+
+# Worst first: a row of repeats is as good as its worst one.
+LEVELS: tuple[Parity, ...] = ("diverged", "unjudged", "band", "tight", "exact")
+RepeatsKey = tuple[str, str, int]
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Runs of one job, backend and world size, in the order of the records."""
+
+    rows: Sequence[Row]
+
+    @property
+    def record(self) -> Record:
+        """The first repeat, for what all repeats share."""
+        return self.rows[0].record
+
+    @property
+    def label(self) -> str:
+        """The backend with its options."""
+        return self.record.backend.label
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.record.world.world_size
+
+    @property
+    def key(self) -> RepeatsKey:
+        """Job, backend and number of ranks."""
+        return self.record.job_id, self.label, self.world_size
+
+    @property
+    def title(self) -> str:
+        """'ddp on 2 ranks'."""
+        return f"{self.label} on {self.world_size} rank{'s' if self.world_size > 1 else ''}"
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether the others are compared with it."""
+        return self.record.backend.name == REFERENCE
+
+    @property
+    def status(self) -> str:
+        """The status that repeats share, or each with its count."""
+        statuses = [row.record.status for row in self.rows]
+        kinds = list(dict.fromkeys(statuses))
+        return kinds[0] if len(kinds) == 1 else ", ".join(f"{k} x{statuses.count(k)}" for k in kinds)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every repeat ended well."""
+        return all(row.record.status == "ok" for row in self.rows)
+
+    @property
+    def parity(self) -> Parity:
+        """That of the worst repeat."""
+        return min((row.judgement.parity for row in self.rows), key=LEVELS.index)
+
+    @cached_property
+    def documents(self) -> list[dict[str, Any]]:
+        """The row of `compare --json` of each repeat."""
+        return [row.as_json() for row in self.rows]
+
+    @cached_property
+    def step_seconds(self) -> list[float]:
+        """Every timed step of every repeat."""
+        return [seconds for row in self.rows for seconds in measures.step_seconds(row.record)]
+
+    @property
+    def step_median(self) -> float | None:
+        """Median of every timed step of every repeat."""
+        return median(self.step_seconds) if self.step_seconds else None
+
+    @cached_property
+    def rank_peaks(self) -> list[int]:
+        """Peak bytes of every rank of every repeat."""
+        return [peak for row in self.rows for peak in measures.peak_bytes(row.record)]
+
+    def values(self, key: str) -> list[float]:
+        """One figure per repeat, those that have none left out."""
+        return [document[key] for document in self.documents if document[key] is not None]
+
+    def median(self, key: str) -> float | None:
+        """Median over the repeats."""
+        values = self.values(key)
+        return median(values) if values else None
+
+    def largest(self, key: str) -> float | None:
+        """Largest over the repeats."""
+        return max(self.values(key), default=None)
+
+
+def group_repeats(rows: Sequence[Row]) -> list[Repeats]:
+    """Rows of one job, backend and world size together, in their first order."""
+    groups: dict[RepeatsKey, list[Row]] = {}
+    for row in rows:
+        record = row.record
+        key = (record.job_id, record.backend.label, record.world.world_size)
+        groups.setdefault(key, []).append(row)
+    return [Repeats(group) for group in groups.values()]
+
+
+def fastest(groups: Sequence[Repeats], given: Repeats) -> Repeats | None:
+    """The repeats of the same job and world size with the highest median throughput; None without any."""
+    rivals = [
+        other
+        for other in groups
+        if other.record.job_id == given.record.job_id
+        and other.world_size == given.world_size
+        and other.whole
+        and other.values("tokens_per_second")
+    ]
+    return max(rivals, key=lambda other: other.median("tokens_per_second") or 0.0, default=None)

@@ -1,0 +1,169 @@
+"""The verdict: three to six plain sentences for each job, computed from its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from harness.compare.findings.catalogue import find_all
+from harness.compare.repeats import Repeats, group_repeats
+from harness.compare.rows import Row
+from harness.compare.statistics import FEWEST_RUNS, median_interval, significance
+from harness.report.document import Block, Items, Paragraph, Section
+from harness.report.formats import listed, megabytes, number, percent, ranks, scientific
+
+MOST_JOBS = 4
+"""Beyond these the verdict would be longer than the tables it sums up."""
+
+
+def verdict_section(rows: Sequence[Row]) -> Section:
+    """What a reader should take away."""
+    jobs: dict[str, list[Row]] = {}
+    for row in rows:
+        jobs.setdefault(row.record.job_id, []).append(row)
+    if len(jobs) == 1:
+        return Section("verdict", "Verdict", [Paragraph(" ".join(sentences(rows)))])
+    blocks: list[Block] = [
+        Items([(f"Job {job_id}", " ".join(sentences(own))) for job_id, own in list(jobs.items())[:MOST_JOBS]])
+    ]
+    if len(jobs) > MOST_JOBS:
+        rest = f"The other {len(jobs) - MOST_JOBS} of {len(jobs)} jobs are in the tables below."
+        blocks.append(Paragraph(rest))
+    return Section("verdict", "Verdict", blocks)
+
+
+def sentences(rows: Sequence[Row]) -> list[str]:
+    """The sentences of one job: what fits, what is fastest, what it costs, whether losses agree."""
+    groups = group_repeats(rows)
+    told = [_fits(groups)]
+    size = _size_to_compare(groups)
+    if size is not None:
+        timed = [g for g in groups if g.world_size == size and g.whole]
+        told += [_speed(timed, size), _memory(timed), _communication(timed)]
+    told += [_losses(groups), _findings(rows)]
+    return [sentence for sentence in told if sentence]
+
+
+def _fits(groups: Sequence[Repeats]) -> str:
+    """How many cells ended how."""
+    whole = [group for group in groups if group.whole]
+    parts = [f"{len(whole)} ended well"] if len(whole) < len(groups) else ["all ended well"]
+    kinds = (
+        ("oom", "out of memory"), ("failed", "failed"), ("timeout", "ran out of time"),
+        ("diverged", "lost its numbers"), ("unsupported", "unsupported here"),
+    )  # fmt: skip
+    for status, words in kinds:
+        names = [g.title for g in groups if any(row.record.status == status for row in g.rows)]
+        if names:
+            parts.append(f"{words}: {listed(names)}")
+    cells = "1 cell" if len(groups) == 1 else f"{len(groups)} cells of backend and number of ranks"
+    return f"Of {cells}, {'; '.join(parts)}." if len(groups) > 1 else f"The only cell: {'; '.join(parts)}."
+
+
+def _size_to_compare(groups: Sequence[Repeats]) -> int | None:
+    """The world size with most timed backends; of equals the largest."""
+    sizes = [g.world_size for g in groups if g.whole and g.values("tokens_per_second")]
+    return max(sizes, key=lambda size: (sizes.count(size), size), default=None)
+
+
+def _speed(groups: Sequence[Repeats], size: int) -> str:
+    key = "tokens_per_second"
+    ordered = sorted((g for g in groups if g.values(key)), key=lambda g: g.median(key) or 0.0, reverse=True)
+    if not ordered:
+        return ""
+    best, others = ordered[0], ordered[1:]
+    rate = best.median(key)
+    text = f"On {ranks(size)} {best.label} is fastest with {number(rate)} tokens/s"
+    interval = median_interval(best.values(key))
+    if interval is not None:
+        text += f" (95 % interval {number(interval.low)} to {number(interval.high)})"
+    if not others:
+        return f"On {ranks(size)} only {best.label} was timed, with {number(rate)} tokens/s."
+    slowest = others[-1]
+    text += f", {slowest.label} slowest with {percent((slowest.median(key) or 0) / (rate or 1))} of that"
+    judged = {g.label: significance(g.values(key), best.values(key)) for g in others}
+    close = [label for label, found in judged.items() if found == "within noise"]
+    open_ = [label for label, found in judged.items() if found == "not judged"]
+    if close:
+        text += f"; {listed(close)} {'is' if len(close) == 1 else 'are'} within the noise of the fastest"
+    if len(open_) == len(others):
+        text += f"; with fewer than {FEWEST_RUNS} runs of each, noise may explain any of these differences"
+    elif open_:
+        text += f"; {listed(open_)}: fewer than {FEWEST_RUNS} runs, not judged"
+    elif not close:
+        text += "; every difference to the fastest is beyond noise"
+    return text + "."
+
+
+def _memory(groups: Sequence[Repeats]) -> str:
+    peaks = {group.label: max(group.rank_peaks) for group in groups if group.rank_peaks}
+    if not peaks:
+        return "Peak memory was not measured."
+    return f"The peak memory of a rank {_range(peaks, groups)}."
+
+
+def _communication(groups: Sequence[Repeats]) -> str:
+    sent = {g.label: value for g in groups if (value := g.median("sent_bytes_per_step")) is not None}
+    if not sent:
+        return "Communication was not measured."
+    if not any(sent.values()):
+        return "Nothing was communicated." if groups[0].world_size > 1 else ""
+    off = []
+    for group in groups:
+        expected = group.median("expected_sent_bytes_per_step")
+        measured = group.median("sent_bytes_per_step")
+        if expected and measured is not None and abs(measured / expected - 1) > 0.01:
+            off.append(f"{group.label} ({percent(measured / expected)})")
+    known = any(group.median("expected_sent_bytes_per_step") for group in groups)
+    tail = ""
+    if known:
+        tail = f"; not what its implementation should send: {listed(off)}" if off else "; all as expected"
+    return f"What a rank sends per step {_range(sent, groups)}{tail}."
+
+
+def _range(figures: Mapping[str, float], groups: Sequence[Repeats]) -> str:
+    """'is from 1 MB (a, b) to 2 MB (c); the fastest, d, has 1.5 MB'."""
+    least, most = min(figures.values()), max(figures.values())
+
+    def who(value: float) -> str:
+        return listed(
+            [label for label, figure in figures.items() if megabytes(figure) == megabytes(value)], 4
+        )
+
+    if megabytes(least) == megabytes(most):
+        return f"is {megabytes(most)} MB{' for each of them' if len(figures) > 1 else ''}"
+    text = f"is from {megabytes(least)} MB ({who(least)}) to {megabytes(most)} MB ({who(most)})"
+    timed = [group for group in groups if group.label in figures and group.values("tokens_per_second")]
+    best = max(timed, key=lambda group: group.median("tokens_per_second") or 0.0, default=None)
+    if best is not None:
+        text += f"; {best.label}, the fastest, has {megabytes(figures[best.label])} MB"
+    return text
+
+
+def _losses(groups: Sequence[Repeats]) -> str:
+    """Agreement of everything but the reference itself."""
+    others = [g for g in groups if not g.is_reference]
+    judged = [g for g in others if g.parity != "unjudged"]
+    if not judged:
+        return "No loss could be compared with a reference." if others else ""
+    off = [g.title for g in judged if g.parity == "diverged"]
+    agree = len(judged) - len(off)
+    largest = max(
+        (g.largest("max_loss_difference") or 0.0 for g in judged if g.title not in off), default=0.0
+    )
+    text = f"Losses and gradient norms of {agree} of {len(judged)} judged cells agree with the reference"
+    if agree:
+        text += f", to {scientific(largest)} nats per token" if largest else ", bit for bit"
+    if off:
+        text += f"; {listed(off)} {'leaves' if len(off) == 1 else 'leave'} it"
+    unjudged = [g.title for g in others if g.parity == "unjudged" and g.whole]
+    if unjudged:
+        text += f"; {listed(unjudged)} could not be judged"
+    return text + "."
+
+
+def _findings(rows: Sequence[Row]) -> str:
+    names = list(dict.fromkeys(finding.id for finding in find_all(rows)))
+    if not names:
+        return "No finding speaks against the comparison."
+    count = "1 kind of finding" if len(names) == 1 else f"{len(names)} kinds of finding"
+    return f"{count} must be read before these figures are used: {listed(names)}."

@@ -1,0 +1,70 @@
+from harness.compare.rows import make_rows
+from harness.record import ErrorPart, Record
+from harness.report.document import Document
+from harness.report.sections.verdict import sentences, verdict_section
+from harness.report.writers.markdown import render_markdown
+from tests.records import make_record, make_steps
+
+
+def verdict(*records: Record) -> str:
+    return " ".join(sentences(make_rows(records)))
+
+
+def repeats(label: str, *seconds: float) -> list[Record]:
+    return [
+        make_record(label=label, repeat=n, run_id=f"{label}-{n}", steps=make_steps(seconds=s))
+        for n, s in enumerate(seconds)
+    ]
+
+
+def test_three_to_six_sentences() -> None:
+    assert 3 <= len(sentences(make_rows([make_record(), make_record(label="ddp")]))) <= 6
+
+
+def test_cells_that_did_not_fit_are_named() -> None:
+    error = ErrorPart(kind="OutOfMemoryError", message="no memory", rank=0)
+    text = verdict(make_record(), make_record(label="ddp", status="oom", error=error, steps=[], ranks=[]))
+    assert "1 ended well; out of memory: ddp on 2 ranks." in text
+
+
+def test_fastest_is_named_with_its_rival_in_the_noise() -> None:
+    text = verdict(
+        *repeats("ddp", 0.5, 0.51, 0.52),
+        *repeats("fsdp", 0.505, 0.515, 0.525),
+        *repeats("zero3", 1.0, 1.1, 1.2),
+    )
+    assert "On 2 ranks ddp is fastest with 2,008 tokens/s" in text
+    assert "zero3 slowest with 46 % of that" in text
+    assert "fsdp is within the noise of the fastest" in text
+
+
+def test_single_runs_say_that_noise_was_not_measured() -> None:
+    assert "noise may explain any of these differences" in verdict(
+        *repeats("ddp", 0.5), *repeats("fsdp", 0.9)
+    )
+
+
+def test_apart_from_noise_is_said() -> None:
+    text = verdict(*repeats("ddp", 0.5, 0.51, 0.52), *repeats("zero3", 1.0, 1.1, 1.2))
+    assert "every difference to the fastest is beyond noise" in text
+
+
+def test_diverged_cell_is_named() -> None:
+    wrong = make_record(label="zero1", steps=make_steps(norms=(4.0, 3.0, 2.5, 2.0)))
+    text = verdict(make_record(), make_record(label="ddp"), wrong)
+    assert "1 of 2 judged cells agree with the reference, bit for bit; zero1 on 2 ranks leaves it." in text
+
+
+def test_nothing_measured_is_not_called_a_result() -> None:
+    failed = make_record(label="ddp", status="failed", steps=[], ranks=[], comm=[], windows=None)
+    text = verdict(failed)
+    assert "The only cell: 0 ended well; failed: ddp on 2 ranks." in text
+    assert "fastest" not in text
+    assert "No loss could be compared" in text
+
+
+def test_each_job_has_its_own_verdict() -> None:
+    section = verdict_section(make_rows([make_record(), make_record(job_id="b" * 12)]))
+    text = render_markdown(Document("t", [section]), {})
+    assert "**Job 0123456789ab**" in text
+    assert "**Job bbbbbbbbbbbb**" in text
