@@ -184,7 +184,8 @@ class CommunicationPart(Part):
     """Collectives of one kind on one rank.
 
     Summed over the counted steps in the phases forward, backward and step; over the whole run in the
-    phases setup, evaluation and checkpoint.
+    phases setup, evaluation and checkpoint, and in digest, the gathering of the initial weights for
+    their digest.
     """
 
     rank: int

@@ -9,6 +9,7 @@ from harness.theory.communication import ring_sent_bytes, textbook_sent_bytes
 from harness.theory.strategies import TEXTBOOK
 
 STATE_KINDS = ("weights", "gradients", "masters", "optimizer")
+STEP_PHASES = ("forward", "backward", "step")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -57,7 +58,11 @@ def sent_bytes_per_step(record: Record) -> float | None:
     counted = record.windows.counted if record.windows else 0
     if not counted or not record.ranks:
         return None
-    total = sum(ring_sent_bytes(row.op, row.payload_bytes, row.group_size) for row in record.comm)
+    total = sum(
+        ring_sent_bytes(row.op, row.payload_bytes, row.group_size)
+        for row in record.comm
+        if row.phase in STEP_PHASES
+    )
     return total / counted / len(record.ranks)
 
 

@@ -8,9 +8,10 @@ BackendSelect sees each call and redispatches below itself. It cannot see calls 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -36,6 +37,7 @@ OPERATORS: dict[str, tuple[str, int]] = {
     "alltoall_base_": ("all_to_all", 1),
     "send": ("send", 0),
     "recv_": ("recv", 0),
+    "barrier": ("barrier", 0),
 }
 
 
@@ -50,7 +52,7 @@ class CollectiveKey:
 
 
 class CommunicationCounter:
-    """Counts between `start` and `stop`; `phase` names what the loop is doing."""
+    """Counts inside `counting` and between `start` and `stop`; `phase` names what the loop is doing."""
 
     def __init__(self) -> None:
         self.phase = "setup"
@@ -59,6 +61,23 @@ class CommunicationCounter:
         self.groups: dict[str, list[int]] = {}
         self._lock = threading.Lock()
         self._library: torch.library.Library | None = None
+
+    @contextmanager
+    def counting(self, phase: str) -> Iterator[None]:
+        """Count what happens inside as `phase`; the phase of before is back afterwards.
+
+        May stand inside another window of counting, which then goes on.
+        """
+        before, begun_here = self.phase, self._library is None
+        self.phase = phase
+        if begun_here:
+            self.start()
+        try:
+            yield
+        finally:
+            self.phase = before
+            if begun_here:
+                self.stop()
 
     def start(self) -> None:
         """Put the kernels in place, between two steps. Nothing of them is left after `stop`."""
@@ -86,6 +105,7 @@ class CommunicationCounter:
                 "group": key.group,
                 "group_ranks": self.groups[key.group],
                 "group_size": len(self.groups[key.group]),
+                "role": group_role(self.groups[key.group], dist.get_world_size()),
                 "calls": calls,
                 "payload_bytes": self.payload_bytes[key],
             }
@@ -102,7 +122,7 @@ class CommunicationCounter:
     def _count(self, op: str, arguments: tuple[Any, ...], whole: int) -> None:
         boxed = next(a for a in arguments if isinstance(a, torch.ScriptObject))
         group = dist.ProcessGroup.unbox(boxed)
-        tensors = _tensors(arguments[whole])
+        tensors = [] if op == "barrier" else _tensors(arguments[whole])
         if op in ("gather", "scatter") and not tensors:
             tensors = _tensors(arguments[1 - whole])
         dtype = dtype_name(tensors[0].dtype) if tensors else "none"
@@ -113,6 +133,17 @@ class CommunicationCounter:
                 self.groups[key.group] = dist.get_process_group_ranks(group)
             self.calls[key] = self.calls.get(key, 0) + 1
             self.payload_bytes[key] = self.payload_bytes.get(key, 0) + payload
+
+
+def group_role(ranks: list[int], world_size: int) -> Literal["world", "shard", "replica"]:
+    """What a group is for: neighbours share one copy of the weights, ranks apart hold the same shard.
+
+    So the meshes of hybrid sharding are laid out: shard groups are rows, replica groups columns.
+    """
+    if len(ranks) == world_size:
+        return "world"
+    consecutive = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
+    return "shard" if consecutive else "replica"
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -122,7 +122,6 @@ class Loop:
     @torch.no_grad()
     def _evaluate(self, steps_taken: int) -> None:
         """Every rank runs the same number of batches; a rank without samples masks what it runs."""
-        self.probes.phase("evaluation")
         self.engine.train(False)
         size = self.layout.micro_batch_size
         ids = self.sampler.evaluation_ids
@@ -134,7 +133,8 @@ class Loop:
             labels = self.samples.labels[padded].clone()
             labels[len(mine) :] = IGNORED
             batch = self._to_device({"tokens": self.samples.tokens[padded], "labels": labels})
-            loss_sum += float(self.engine.forward(batch))
+            with self.probes.counting("evaluation"):
+                loss_sum += float(self.engine.forward(batch))
             targets += int((labels[:, 1:] != IGNORED).sum())
         self.engine.train(True)
         self.events.write("evaluation", step=steps_taken, loss_sum=loss_sum, target_tokens=targets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from backends.base import Engine
@@ -35,6 +36,10 @@ class Probes:
     def phase(self, name: str) -> None:
         """Name what the collectives from here on belong to."""
         self.counter.phase = name
+
+    def counting(self, phase: str) -> AbstractContextManager[None]:
+        """Count the collectives of something outside the steps, such as an evaluation, as `phase`."""
+        return self.counter.counting(phase)
 
     def moment(self, name: Moment) -> None:
         """Record allocated, peak and live bytes at this moment of a counted step."""

@@ -74,7 +74,8 @@ def _train(request: RunRequest, world: World, events: EventWriter, started: floa
         return
     allocator = allocator_probe(world.device)
     counter = CommunicationCounter()
-    collectives = join_process_group(world, COLLECTIVE_TIMEOUT_SECONDS)
+    with counter.counting("setup"):
+        collectives = join_process_group(world, COLLECTIVE_TIMEOUT_SECONDS)
     job = request.job
     layout = BatchLayout(
         global_batch_size=job.training.global_batch_size or 0,
@@ -85,10 +86,12 @@ def _train(request: RunRequest, world: World, events: EventWriter, started: floa
     sampler = Sampler(samples, job)
     probes = Probes(allocator, counter)
     built: dict[str, Any] = {}
-    engine = _prepare(request, world, backend, samples.vocabulary_size, built)
+    with counter.counting("setup"):
+        engine = _prepare(request, world, backend, samples.vocabulary_size, built)
     probes.attach(engine)
     engine.train(True)
-    initial = digest_weights(engine) if request.measure.weight_digests else None
+    with counter.counting("digest"):
+        initial = digest_weights(engine) if request.measure.weight_digests else None
     loop = Loop(
         job=job,
         layout=layout,
