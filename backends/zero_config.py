@@ -46,7 +46,8 @@ def _zero_optimization(
         return settings
     if context.preset == "like-for-like":
         # Stage 3 allocates the whole bucket at once, however small the model.
-        bucket = min(LIKE_FOR_LIKE_BUCKET_ELEMENTS, parameter_count)
+        # DeepSpeed 0.19 refuses an odd one: it aligns buckets to two elements.
+        bucket = min(LIKE_FOR_LIKE_BUCKET_ELEMENTS, parameter_count + parameter_count % 2)
         settings |= {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
         if stage == 3:
             # Above 0, ZeRO-3 keeps small parameters, or whole small models, gathered.

@@ -61,6 +61,8 @@ class LayoutPart(Part):
     buffers: list[TensorPart]
     blocks: list[str]
     """Names of the transformer blocks, each of which is wrapped as one unit."""
+    tied: dict[str, str] = {}
+    """Further name of a tied parameter -> the name under which it stands above."""
 
 
 class WorldPart(Part):

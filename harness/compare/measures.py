@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import median
 
-from harness.record import Record, StepPart
+from harness.record import CommunicationPart, Record, StepPart
 from harness.theory.communication import ring_sent_bytes, textbook_sent_bytes
+from harness.theory.expected.textbook import STEP_PHASES
 from harness.theory.strategies import TEXTBOOK
+from harness.theory.transports import transport_sent_bytes
 
 STATE_KINDS = ("weights", "gradients", "masters", "optimizer")
-STEP_PHASES = ("forward", "backward", "step")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -55,14 +57,22 @@ def model_state_bytes(record: Record) -> int | None:
 
 def sent_bytes_per_step(record: Record) -> float | None:
     """Ring bytes that a rank sends per counted step, averaged over the ranks."""
+    return _per_step(record, lambda row: ring_sent_bytes(row.op, row.payload_bytes, row.group_size))
+
+
+def transport_bytes_per_step(record: Record) -> float | None:
+    """The same as the transport really moves it, where it emulates a collective by another."""
+    transport = record.world.collectives
+    return _per_step(
+        record, lambda row: transport_sent_bytes(transport, row.op, row.payload_bytes, row.group_size)
+    )
+
+
+def _per_step(record: Record, sent: Callable[[CommunicationPart], float]) -> float | None:
     counted = record.windows.counted if record.windows else 0
     if not counted or not record.ranks:
         return None
-    total = sum(
-        ring_sent_bytes(row.op, row.payload_bytes, row.group_size)
-        for row in record.comm
-        if row.phase in STEP_PHASES
-    )
+    total = sum(sent(row) for row in record.comm if row.phase in STEP_PHASES)
     return total / counted / len(record.ranks)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from backends.registry import REFERENCE
 from harness.compare import measures
 from harness.compare.parity import Judgement, judge
+from harness.compare.volume import expected_sent_bytes_per_step
 from harness.record import Record
 
 
@@ -37,8 +38,9 @@ class Row:
             "peak_bytes": max(peaks) if peaks else None,
             "model_state_bytes": measures.model_state_bytes(record),
             "sent_bytes_per_step": measures.sent_bytes_per_step(record),
-            "expected_sent_bytes_per_step": None,
+            "expected_sent_bytes_per_step": expected_sent_bytes_per_step(record),
             "textbook_sent_bytes_per_step": measures.textbook_bytes_per_step(record),
+            "transport_sent_bytes_per_step": measures.transport_bytes_per_step(record),
             "max_loss_difference": self.judgement.loss_difference,
             "max_grad_norm_difference": self.judgement.norm_difference,
             "parity": self.judgement.parity,

@@ -17,6 +17,7 @@ from harness.report.sections.reading import reading_section
 from harness.report.sections.reproduce import configuration_section, reproduce_section
 from harness.report.sections.results import results_section
 from harness.report.sections.verdict import verdict_section
+from harness.report.sections.volume import volume_section
 
 TITLE = "Comparison of data-parallel sharding strategies"
 SECTIONS: tuple[Callable[[Sequence[Row]], Section | None], ...] = (
@@ -26,6 +27,7 @@ SECTIONS: tuple[Callable[[Sequence[Row]], Section | None], ...] = (
     results_section,
     loss_section,
     memory_section,
+    volume_section,
     communication_section,
     findings_section,
     failures_section,

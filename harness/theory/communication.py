@@ -24,8 +24,8 @@ RING_PASSES = {
 def ring_sent_bytes(op: str, payload_bytes: int, group_size: int) -> float:
     """Bytes that one rank of a ring sends, on average, for a collective on `payload_bytes`.
 
-    passes x (n - 1) / n x payload; all-reduce has two passes, a barrier none, the others one. `send` sends what it
-    is given and `recv` nothing. Raises KeyError for a collective without a factor.
+    passes x (n - 1) / n x payload; all-reduce has two passes, a barrier none, the others one.
+    `send` sends what it is given and `recv` nothing. Raises KeyError for a collective without a factor.
     """
     if op in ("send", "recv"):
         return float(payload_bytes) if op == "send" else 0.0

@@ -122,11 +122,17 @@ def describe_layout(model: nn.Module, decaying: frozenset[str]) -> dict[str, Any
         blocks = list(transformer_blocks(model))
     except Unsupported:  # only some backends need blocks; those say so themselves
         blocks = []
+    first_names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         "parameters": describe(model.named_parameters()),
         "decaying": sorted(decaying),
         "buffers": describe(model.named_buffers()),
         "blocks": blocks,
+        "tied": {
+            name: first_names[id(parameter)]
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            if name != first_names[id(parameter)]
+        },
     }
 
 

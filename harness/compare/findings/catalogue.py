@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import ModuleType
 
-from harness.compare.findings import divergence, same_job, split, timing
+from harness.compare.findings import communication, divergence, same_job, split, timing
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.rows import Row
 
-MODULES: tuple[ModuleType, ...] = (same_job, divergence, split, timing)
+MODULES: tuple[ModuleType, ...] = (same_job, divergence, communication, split, timing)
 """In the order in which a reader is told."""
 
 

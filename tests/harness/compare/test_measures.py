@@ -48,6 +48,25 @@ def test_sent_bytes_are_ring_bytes_per_counted_step_and_rank() -> None:
     assert measures.sent_bytes_per_step(record) == (1.5 * 4000 + 0.75 * 800) / 2
 
 
+def test_only_the_steps_are_sent_per_step() -> None:
+    outside = [
+        row.model_copy(update={"phase": phase})
+        for phase in ("setup", "digest", "evaluation", "checkpoint")
+        for row in make_communication(2)
+    ]
+    record = make_record(label="ddp", comm=[*make_communication(2), *outside])
+    assert measures.sent_bytes_per_step(record) == 4000
+
+
+def test_gloo_sends_a_reduce_scatter_as_an_all_reduce() -> None:
+    communication = make_communication(4, "reduce_scatter", 800) + make_communication(4, "all_gather", 800)
+    record = make_record(label="fsdp", world_size=4, comm=communication)
+    assert measures.sent_bytes_per_step(record) == 600 + 600
+    assert measures.transport_bytes_per_step(record) == 1200 + 600
+    world = record.world.model_copy(update={"collectives": "nccl"})
+    assert measures.transport_bytes_per_step(record.model_copy(update={"world": world})) == 1200
+
+
 def test_run_without_counted_steps_has_no_volume() -> None:
     record = make_record(label="ddp", windows=WindowsPart(warmup=1, counted=0, timed=3))
     assert measures.sent_bytes_per_step(record) is None

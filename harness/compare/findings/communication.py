@@ -1,0 +1,93 @@
+"""Runs that communicated something else than their implementation is expected to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.rows import Row
+from harness.compare.volume import VolumeDifference, volume_differences
+
+KINDS = (
+    Kind(
+        id="communication-differs",
+        title="The payload of a collective is not what this implementation is expected to move, to the byte",
+        cause="Gradients are synchronised in every micro-step, or reduced in another dtype, or never across "
+        "replicas; or the version of the library does something else than the one that the expectation was "
+        "derived from.",
+        confirm="The values list every phase, collective, dtype and group with both figures. A ratio equal "
+        "to the accumulation steps is a synchronisation too many; the same number of elements in another "
+        "dtype is a reduction in that dtype.",
+        fix="DDP and FSDP1: enter `no_sync()` around forward and backward of every micro-step but the last. "
+        "FSDP2: `set_requires_gradient_sync(False)`. Accelerate: `accumulate()`, or `no_sync()`. Dtype: "
+        "`reduce_dtype` of the mixed precision policy (FSDP), `communication_data_type` (DeepSpeed), the "
+        "communication hook (DDP). Replicas: reduce over both dimensions of the mesh.",
+    ),
+)
+
+
+def find(rows: Sequence[Row]) -> list[Finding]:
+    """One finding per run whose payload differs anywhere, by a single byte or more."""
+    found = []
+    for row in rows:
+        if row.record.status not in ("ok", "diverged"):
+            continue
+        differences = volume_differences(row.record)
+        if differences:
+            messages = _messages(differences, row.record.world.accumulation_steps)
+            found.append(
+                Finding(
+                    id="communication-differs",
+                    backends=(row.record.backend.label,),
+                    message=f"{subject(row)}: {'; '.join(messages)}",
+                    values={"differences": [vars(difference) for difference in differences]},
+                )
+            )
+    return found
+
+
+def _messages(differences: Sequence[VolumeDifference], accumulation_steps: int) -> list[str]:
+    """One clause per cause: two dtypes of one collective are one."""
+    left = list(differences)
+    messages = []
+    while left:
+        first = left.pop(0)
+        partner = next((other for other in left if _other_dtype(first, other)), None)
+        if partner is not None:
+            left.remove(partner)
+            messages.append(_dtype_message(first, partner))
+        else:
+            messages.append(_message(first, accumulation_steps))
+    return messages
+
+
+def _other_dtype(one: VolumeDifference, other: VolumeDifference) -> bool:
+    """Whether one is measured and not expected where the other is expected and not measured."""
+    same = (one.phase, one.op, one.role) == (other.phase, other.op, other.role)
+    lacks = one.measured_bytes == 0 and other.expected_bytes == 0
+    return same and (lacks or (other.measured_bytes == 0 and one.expected_bytes == 0))
+
+
+def _dtype_message(one: VolumeDifference, other: VolumeDifference) -> str:
+    measured, expected = (one, other) if one.measured_bytes else (other, one)
+    return (
+        f"{measured.op} in {measured.phase} runs in {measured.dtype}, expected {expected.dtype} "
+        f"({measured.measured_bytes} bytes against {expected.expected_bytes})"
+    )
+
+
+def _message(difference: VolumeDifference, accumulation_steps: int) -> str:
+    measured, expected = difference.measured_bytes, difference.expected_bytes
+    where = f"{difference.op} of {difference.dtype} in {difference.phase}"
+    if difference.role != "world":
+        where += f" within the {difference.role} group"
+    figures = f"{where} moves {measured} bytes, expected {expected}"
+    if difference.role == "replica" and not measured:
+        return f"never reduces across replicas: {figures}"
+    if expected and measured % expected == 0:
+        times = measured // expected
+        if times == accumulation_steps > 1 and "reduce" in difference.op:
+            return f"synchronised at every micro-step: {figures}, {times} times as much"
+        if times > 1:
+            return f"{figures}, {times} times as much"
+    return figures

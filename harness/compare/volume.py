@@ -1,0 +1,159 @@
+"""Measured against expected communication of one record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.record import Record
+from harness.theory.expected.backends import expected_volume
+from harness.theory.expected.setting import Collective, Setting, Tensor, Volume
+from harness.theory.expected.textbook import (
+    STEP_PHASES,
+    TermDifference,
+    explain,
+    textbook_collectives,
+)
+
+Key = tuple[str, str, str, str]
+"""(phase, collective, dtype, role of the group)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VolumeDifference:
+    """Payload of one kind of collective that is not as expected, on the rank where it differs most."""
+
+    phase: str
+    op: str
+    dtype: str
+    role: str
+    rank: int
+    measured_bytes: int
+    expected_bytes: int
+
+
+def setting_of(record: Record) -> Setting | None:
+    """What the record says of the job, as far as communication goes; None without a layout or steps."""
+    layout, effective, windows = record.layout, record.backend.effective, record.windows
+    if layout is None or effective is None or windows is None or not windows.counted:
+        return None
+    training, world = record.job["training"], record.world
+    options = record.backend.options
+    clipping = options.get("gradient_clipping")
+    if clipping is None:
+        clipping = training["gradient_clipping"] or 0.0
+    held_out = (record.data or {}).get("evaluation_samples", 0)
+    return Setting(
+        parameters=tuple(Tensor(t.name, tuple(t.shape), t.dtype) for t in layout.parameters),
+        tied=dict(layout.tied),
+        decaying=frozenset(layout.decaying),
+        buffers=tuple(Tensor(t.name, tuple(t.shape), t.dtype) for t in layout.buffers),
+        blocks=tuple(layout.blocks),
+        precision=training["precision"],
+        preset=world.preset,
+        world_size=world.world_size,
+        shard_size=_shard_size(record),
+        accumulation_steps=world.accumulation_steps,
+        clipping=clipping > 0,
+        offload=options.get("offload", "none"),
+        steps=tuple(step.step for step in record.steps if step.window == "counted"),
+        reduce_bucket_elements=options.get("reduce_bucket_size"),
+        evaluation_every=record.job["evaluation"]["every_steps"],
+        evaluation_batches=-(-held_out // (world.micro_batch_size * world.world_size)),
+        evaluations=len(record.eval),
+        digest=any(row.phase == "digest" for row in record.comm),
+    )
+
+
+def volume_of(record: Record) -> tuple[Setting, Volume] | None:
+    """What the record's run is expected to communicate; None for a backend or run without an answer."""
+    setting = setting_of(record)
+    if setting is None:
+        return None
+    volume = expected_volume(record.backend.name, setting)
+    return None if volume is None else (setting, volume)
+
+
+def measured_payload(record: Record) -> dict[int, dict[Key, int]]:
+    """Payload bytes by rank and kind of collective, over the counted steps or the whole run."""
+    found: dict[int, dict[Key, int]] = {rank.rank: {} for rank in record.ranks}
+    for row in record.comm:
+        kinds = found.setdefault(row.rank, {})
+        key = (row.phase, row.op, row.dtype, row.role)
+        kinds[key] = kinds.get(key, 0) + row.payload_bytes
+    return found
+
+
+def expected_payload(volume: Volume) -> dict[Key, int]:
+    """Payload bytes that every rank is expected to hand to each kind of collective."""
+    sums: dict[Key, int] = {}
+    for collective in volume.collectives:
+        key = (collective.phase, collective.op, collective.dtype, collective.role)
+        sums[key] = sums.get(key, 0) + collective.payload_bytes
+    return sums
+
+
+def volume_differences(record: Record) -> list[VolumeDifference] | None:
+    """Every kind of collective whose payload is not as expected; None where nothing is expected.
+
+    Where the steps could not be derived, the phases outside of them are compared all the same; a
+    checkpoint is not, since no closed form of it exists here.
+    """
+    pair = volume_of(record)
+    if pair is None:
+        return None
+    _, volume = pair
+    expected = expected_payload(volume)
+    measured = measured_payload(record)
+    left_out = {"checkpoint"}
+    if volume.unknown:
+        left_out |= {*STEP_PHASES, "evaluation"}
+    kinds = {key for sums in (expected, *measured.values()) for key in sums if key[0] not in left_out}
+    found = []
+    for key in sorted(kinds):
+        wanted = expected.get(key, 0)
+        rank, sent = max(
+            ((rank, sums.get(key, 0)) for rank, sums in measured.items()),
+            key=lambda pair: abs(pair[1] - wanted),
+        )
+        if sent != wanted:
+            phase, op, dtype, role = key
+            found.append(
+                VolumeDifference(
+                    phase=phase, op=op, dtype=dtype, role=role, rank=rank, measured_bytes=sent,
+                    expected_bytes=wanted,
+                )
+            )  # fmt: skip
+    return found
+
+
+def expected_sent_bytes_per_step(record: Record) -> float | None:
+    """Ring bytes that a rank is expected to send per counted step; None where that is not known."""
+    pair = volume_of(record)
+    if pair is None or pair[1].unknown:
+        return None
+    setting, volume = pair
+    total = sum(c.sent_bytes(setting) for c in volume.collectives if c.phase in STEP_PHASES)
+    return total / len(setting.steps)
+
+
+def textbook_differences(record: Record) -> list[TermDifference] | None:
+    """Expected minus textbook, term by term; None where one of them is not known."""
+    pair, effective = volume_of(record), record.backend.effective
+    if pair is None or pair[1].unknown or effective is None:
+        return None
+    setting, volume = pair
+    weights = effective["parameter_dtype"]
+    textbook: list[Collective] | None = textbook_collectives(
+        record.backend.name,
+        setting,
+        weight_dtype=weights,
+        reduce_dtype=effective["reduce_dtype"] or weights,
+    )
+    return None if textbook is None else explain(setting, volume, textbook)
+
+
+def _shard_size(record: Record) -> int:
+    """Ranks of a shard group: of a hybrid, as the backend's mesh has it; else all of them."""
+    details = (record.backend.effective or {}).get("details", {})
+    hybrid = record.backend.name.endswith("-hybrid")
+    return int(details.get("shard_size", record.world.world_size)) if hybrid else record.world.world_size

@@ -1,0 +1,124 @@
+"""Measured, expected and textbook communication beside each other, and what explains the differences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.compare.repeats import group_repeats
+from harness.compare.rows import Row
+from harness.compare.volume import textbook_differences, volume_differences, volume_of
+from harness.report.document import Block, Column, Paragraph, Section, Table, plain
+
+CELL = (Column("backend", "backend", align="left"), Column("world_size", "ranks"))
+
+
+def exact(value: float | None) -> str:
+    """Bytes with thousands separated; a fraction, which rings of some sizes give, to one place."""
+    if value is None:
+        return plain(None)
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def signed(value: float | None) -> str:
+    """The same with its sign."""
+    if value is None:
+        return plain(None)
+    return ("+" if value > 0 else "") + exact(value)
+
+
+COLUMNS = (
+    *CELL,
+    Column("sent_bytes_per_step", "measured", exact),
+    Column("expected_sent_bytes_per_step", "expected", exact),
+    Column("textbook_sent_bytes_per_step", "textbook", exact),
+    Column("transport_sent_bytes_per_step", "on the transport", exact),
+    Column("payload", "payload as expected", align="left"),
+)
+TERMS = (
+    *CELL,
+    Column("term", "term", align="left"),
+    Column("expected_bytes", "expected", exact),
+    Column("textbook_bytes", "textbook", exact),
+    Column("difference_bytes", "difference", signed),
+    Column("remark", "why", align="left"),
+)
+DIFFERENCES = (
+    *CELL,
+    Column("phase", "phase", align="left"),
+    Column("op", "collective", align="left"),
+    Column("dtype", "dtype", align="left"),
+    Column("role", "group", align="left"),
+    Column("measured_bytes", "measured", exact),
+    Column("expected_bytes", "expected", exact),
+    Column("difference_bytes", "difference", signed),
+)
+
+
+def volume_section(rows: Sequence[Row]) -> Section | None:
+    """Three columns per backend, and two tables that explain how they differ; None without figures."""
+    firsts = [group.rows[0] for group in group_repeats(rows) if group.record.comm]
+    if not firsts:
+        return None
+    blocks: list[Block] = [
+        Paragraph(
+            "Bytes that a rank sends per step on a ring: as counted, as this implementation is expected to "
+            "send them from the job alone, and by the textbook's closed form. The transport column is what "
+            "really crosses, where the transport emulates a collective by another."
+        ),
+        Table(key="communication_volume", columns=COLUMNS, rows=[_line(row) for row in firsts]),
+    ]
+    terms = [line for row in firsts for line in _terms(row)]
+    if terms:
+        blocks.append(
+            Table(
+                key="communication_terms",
+                columns=TERMS,
+                rows=terms,
+                caption="Expected minus textbook, term by term, in bytes sent per step",
+            )
+        )
+    differences = [line for row in firsts for line in _differences(row)]
+    if differences:
+        blocks.append(
+            Table(
+                key="communication_differences",
+                columns=DIFFERENCES,
+                rows=differences,
+                caption="Measured payload that is not as expected, in bytes over the counted steps (setup, "
+                "evaluation and digest: over the run)",
+            )
+        )
+    return Section("communication_volume", "Communication: measured, expected, textbook", blocks)
+
+
+def _line(row: Row) -> list[object]:
+    values = row.as_json()
+    keys = [column.key for column in COLUMNS[:-1]]
+    return [*(values[key] for key in keys), _verdict(row)]
+
+
+def _verdict(row: Row) -> str | None:
+    differences, pair = volume_differences(row.record), volume_of(row.record)
+    if differences is None or pair is None:
+        return None
+    if differences:
+        return f"no: {len(differences)} differ"
+    return f"steps unknown: {pair[1].unknown}" if pair[1].unknown else "yes, to the byte"
+
+
+def _terms(row: Row) -> list[list[object]]:
+    record = row.record
+    return [
+        [record.backend.label, record.world.world_size, d.term, d.expected_bytes, d.textbook_bytes,
+         d.difference, d.remark]
+        for d in textbook_differences(record) or ()
+    ]  # fmt: skip
+
+
+def _differences(row: Row) -> list[list[object]]:
+    record = row.record
+    return [
+        [record.backend.label, record.world.world_size, d.phase, d.op, d.dtype, d.role, d.measured_bytes,
+         d.expected_bytes, d.measured_bytes - d.expected_bytes]
+        for d in volume_differences(record) or ()
+    ]  # fmt: skip

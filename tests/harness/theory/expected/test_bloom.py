@@ -1,0 +1,94 @@
+"""Against the published size of BLOOM-560M: figures by arithmetic, not by any run."""
+
+import pytest
+
+from harness.theory.communication import textbook_sent_bytes
+from harness.theory.expected.backends import VOLUMES, expected_volume
+from harness.theory.expected.setting import GRADIENTS, Setting
+from harness.theory.expected.textbook import STEP_PHASES, explain, textbook_collectives
+from harness.theory.strategies import TEXTBOOK
+from tests.geometries import bloom_560m, bloom_setting
+
+PARAMETERS = 559_214_592
+
+
+def sent(backend: str, setting: Setting) -> float:
+    volume = expected_volume(backend, setting)
+    assert volume is not None
+    return sum(c.sent_bytes(setting) for c in volume.collectives if c.phase in STEP_PHASES)
+
+
+def test_the_geometry_has_the_published_number_of_parameters() -> None:
+    assert sum(t.numel for t in bloom_560m()) == PARAMETERS
+
+
+@pytest.mark.parametrize(
+    ("backend", "precision", "gigabytes"),
+    [
+        ("ddp", "fp32", 3.915),
+        ("ddp", "bf16", 1.957),
+        ("zero3", "bf16", 2.936),
+        ("fsdp", "bf16-mixed", 3.915),  # gathers bf16, reduces fp32: as much as DDP in fp32
+        ("fsdp-grad-op", "fp32", 3.915),
+        ("zero0", "fp32", 3.915),
+    ],
+)
+def test_bytes_sent_on_eight_ranks(backend: str, precision: str, gigabytes: float) -> None:
+    setting = bloom_setting(world_size=8, precision=precision)
+    assert round(sent(backend, setting) / 1e9, 3) == gigabytes
+
+
+def test_zero_1_sends_one_and_a_half_times_the_textbook() -> None:
+    setting = bloom_setting(world_size=8)
+    textbook = textbook_sent_bytes("grad-op", PARAMETERS, 8, weight_bytes=4, reduce_bytes=4)
+    assert textbook is not None
+    assert sent("zero1", setting) / textbook == pytest.approx(1.5, rel=1e-6)
+
+
+def test_zero_2_reduces_in_every_micro_step_and_zero_1_does_not() -> None:
+    setting = bloom_setting(accumulation_steps=4)
+    difference = sent("zero2", setting) - sent("zero1", setting)
+    assert difference == 3 * PARAMETERS * 4
+
+
+@pytest.mark.parametrize("backend", sorted(VOLUMES))
+@pytest.mark.parametrize("accumulation_steps", [1, 4])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_terms_explain_the_whole_difference_to_the_textbook(
+    backend: str, accumulation_steps: int, precision: str
+) -> None:
+    hybrid = backend.endswith("-hybrid")
+    setting = bloom_setting(
+        world_size=8,
+        shard_size=4 if hybrid else 8,
+        precision=precision,
+        accumulation_steps=accumulation_steps,
+    )
+    volume = VOLUMES[backend](setting)
+    weights = "float32" if precision == "fp32" or backend in ("ddp", "accelerate-ddp") else "bfloat16"
+    textbook = textbook_collectives(backend, setting, weight_dtype=weights, reduce_dtype="float32")
+    assert textbook is not None
+    given = textbook_sent_bytes(
+        TEXTBOOK[backend], PARAMETERS, 8, weight_bytes=4 if weights == "float32" else 2, reduce_bytes=4,
+        shard_size=setting.shard_size,
+    )  # fmt: skip
+    assert sum(c.sent_bytes(setting) for c in textbook) == pytest.approx(given, abs=1)
+    terms = explain(setting, volume, textbook)
+    explained = sum(term.difference for term in terms)
+    assert explained == pytest.approx(sent(backend, setting) - (given or 0), abs=1)
+    assert all(term.remark for term in terms), [term.term for term in terms if not term.remark]
+
+
+def test_only_the_norm_separates_fsdp_from_the_textbook_on_this_geometry() -> None:
+    setting = bloom_setting(world_size=8)
+    textbook = textbook_collectives("fsdp", setting, weight_dtype="float32", reduce_dtype="float32")
+    terms = explain(setting, VOLUMES["fsdp"](setting), textbook or [])
+    assert [(term.term, term.difference) for term in terms] == [("gradient norm", 14.0)]
+
+
+def test_zero_1_owes_its_excess_to_the_all_reduce() -> None:
+    setting = bloom_setting(world_size=8)
+    textbook = textbook_collectives("zero1", setting, weight_dtype="float32", reduce_dtype="float32")
+    terms = {t.term: t for t in explain(setting, VOLUMES["zero1"](setting), textbook or [])}
+    assert terms[GRADIENTS].difference == PARAMETERS * 4 * 7 / 8
+    assert "all-reduces" in terms[GRADIENTS].remark

@@ -1,0 +1,126 @@
+"""Single terms, counted by hand on shapes that do not divide."""
+
+from harness.theory.expected.backends import expected_volume
+from harness.theory.expected.setting import Collective, Setting
+from tests.geometries import small_setting
+
+
+def payload(backend: str, setting: Setting, phase: str, op: str, **wanted: str) -> int:
+    return sum(c.payload_bytes for c in collectives(backend, setting, phase, op, **wanted))
+
+
+def collectives(backend: str, setting: Setting, phase: str, op: str, **wanted: str) -> list[Collective]:
+    volume = expected_volume(backend, setting)
+    assert volume is not None
+    return [
+        c
+        for c in volume.collectives
+        if (c.phase, c.op) == (phase, op) and all(getattr(c, k) == v for k, v in wanted.items())
+    ]
+
+
+def test_fsdp2_pads_the_first_dimension_of_every_parameter() -> None:
+    setting = small_setting((5, 3), (7, 2), world_size=4)
+    # 5 rows become 8, 7 rows become 8.
+    assert payload("fsdp", setting, "forward", "all_gather") == (8 * 3 + 8 * 2) * 4
+    assert payload("fsdp", setting, "forward", "all_gather", term="padding") == (3 * 3 + 1 * 2) * 4
+
+
+def test_fsdp1_aligns_parameters_to_16_bytes_and_the_end_to_the_ranks() -> None:
+    setting = small_setting((5, 1), (3, 1), world_size=4)
+    assert payload("fsdp1", setting, "forward", "all_gather") == (8 + 4) * 4
+    # In bf16 16 bytes are 8 elements, which matters between two parameters of one unit.
+    one_unit = small_setting((5, 1), (3, 1), world_size=2, blocks=(), precision="bf16-mixed")
+    assert payload("fsdp1", one_unit, "forward", "all_gather") == padded_to(8 + 3, 2) * 2
+
+
+def padded_to(numel: int, multiple: int) -> int:
+    return -(-numel // multiple) * multiple
+
+
+def test_zero_1_pads_each_group_of_the_optimizer_to_two_elements_per_rank() -> None:
+    setting = small_setting((5, 1), (3,), world_size=4)  # one group decays, the other does not
+    assert payload("zero1", setting, "step", "all_gather") == (8 + 8) * 4
+    assert payload("zero1", setting, "step", "all_reduce", term="gradient norm") == 2 * 4
+
+
+def test_zero_3_cuts_every_parameter_into_equal_partitions() -> None:
+    setting = small_setting((5, 1), (3, 1), world_size=4)
+    for phase in ("forward", "backward"):
+        assert payload("zero3", setting, phase, "all_gather") == (8 + 4) * 4
+    assert payload("zero3", setting, "backward", "reduce_scatter") == (8 + 4) * 4
+
+
+def test_zero_3_gathers_a_tied_weight_at_each_use() -> None:
+    tied = {"head.weight": "embedding.weight"}
+    setting = small_setting((6, 2), (4, 2), tied=tied)
+    assert payload("zero3", setting, "forward", "all_gather") == (2 * 12 + 8) * 4
+    assert payload("zero3", setting, "backward", "reduce_scatter") == (12 + 8) * 4
+
+
+def test_zero_3_by_default_gathers_small_parameters_after_the_update_only() -> None:
+    setting = small_setting((1000, 200), (10, 10), preset="library-defaults")
+    assert payload("zero3", setting, "forward", "all_gather") == 200_000 * 4
+    assert payload("zero3", setting, "backward", "all_gather") == 0
+    assert payload("zero3", setting, "step", "all_gather") == 100 * 4
+
+
+def test_zero_3_is_unknown_while_it_records_its_trace() -> None:
+    volume = expected_volume("zero3", small_setting((4, 2), (4, 2), steps=(1, 2)))
+    assert volume is not None
+    assert volume.unknown is not None
+    assert "warmup_steps" in volume.unknown
+
+
+def test_zero_3_above_the_reuse_distance_is_not_guessed() -> None:
+    setting = small_setting((30_000, 20_000), (4, 2), preset="library-defaults")
+    volume = expected_volume("zero3", setting)
+    assert volume is not None
+    assert volume.unknown is not None
+
+
+def test_the_root_stays_gathered_by_default() -> None:
+    setting = small_setting((6, 2), (4, 2), preset="library-defaults")
+    assert payload("fsdp", setting, "backward", "all_gather") == 8 * 4
+    assert payload("fsdp1", setting, "backward", "all_gather") == 8 * 4
+    assert payload("fsdp", small_setting((6, 2), (4, 2)), "backward", "all_gather") == 20 * 4
+
+
+def test_fsdp1_grad_op_gathers_once_per_step_and_fsdp2_in_every_micro_step() -> None:
+    setting = small_setting((6, 2), (4, 2), accumulation_steps=3)
+    assert payload("fsdp1-grad-op", setting, "forward", "all_gather") == 20 * 4
+    assert payload("fsdp-grad-op", setting, "forward", "all_gather") == 3 * 20 * 4
+
+
+def test_hybrid_reduces_its_shard_across_replicas() -> None:
+    setting = small_setting((6, 2), (4, 2), world_size=4, shard_size=2)
+    for backend in ("fsdp-hybrid", "fsdp1-hybrid"):
+        assert payload(backend, setting, "backward", "reduce_scatter", role="shard") == 20 * 4
+        assert payload(backend, setting, "backward", "all_reduce", role="replica") == 10 * 4
+
+
+def test_ddp_broadcasts_the_bucket_order_once() -> None:
+    at = {step: small_setting((6, 2), (4, 2), steps=(step,)) for step in (0, 1, 2)}
+    # Two parameters, the number of buckets, and one bucket's size, as int32.
+    sizes = [payload("ddp", at[step], "forward", "broadcast", dtype="int32") for step in (0, 1, 2)]
+    assert sizes == [0, 4 * 4, 0]
+
+
+def test_an_evaluation_spares_what_it_left_gathered() -> None:
+    setting = small_setting(
+        (6, 2), (4, 2), steps=(4,), evaluation_every=4, evaluations=1, evaluation_batches=3
+    )
+    assert payload("fsdp-grad-op", setting, "forward", "all_gather") == 0
+    assert payload("fsdp-grad-op", setting, "evaluation", "all_gather") == 20 * 4
+    assert payload("fsdp", setting, "forward", "all_gather") == 20 * 4
+    assert payload("fsdp", setting, "evaluation", "all_gather") == 3 * 20 * 4
+
+
+def test_alone_fully_shard_gathers_nothing() -> None:
+    setting = small_setting((6, 2), (4, 2), world_size=1)
+    assert payload("fsdp", setting, "forward", "all_gather") == 0
+    assert payload("fsdp", setting, "backward", "reduce_scatter") == 0
+
+
+def test_a_backend_of_somebody_else_has_no_expectation() -> None:
+    assert expected_volume("mine", small_setting((6, 2), (4, 2))) is None
