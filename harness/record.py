@@ -140,7 +140,10 @@ class WaitPart(Part):
 
 
 class OverlapPart(Part):
-    """How one traced step of one rank divides, from the profiler; the four parts add up to the step."""
+    """How one traced step of one rank divides, from the profiler.
+
+    Computing, exposed communication and idling add up to the step.
+    """
 
     step: int
     seconds: float
@@ -175,7 +178,11 @@ class RankPart(Part):
     memory: list[MemoryPart]
     overlap: list[OverlapPart] = []
     probe_seconds: dict[str, float] = {}
-    """What each probe cost in the steps in which it ran, seconds per step."""
+    """What each probe cost by its own clock, seconds per step in which it ran."""
+    timed_probes: list[str] = []
+    """Probes that were at work in the timed steps; none should be."""
+    matmul_flops_per_second: dict[str, float] = {}
+    """By dtype, what matrix products alone reached before the training; where that was asked for."""
     reserved_bytes: int | None = None
     """CUDA: the most that the caching allocator reserved."""
     host_peak_bytes: int | None = None

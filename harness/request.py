@@ -52,3 +52,8 @@ def rank_file(run_directory: Path, rank: int) -> Path:
 def rank_log(run_directory: Path, rank: int) -> Path:
     """Where a rank's standard output and error go."""
     return run_directory / f"rank-{rank:05d}.log"
+
+
+def trace_file(run_directory: Path, rank: int) -> Path:
+    """Where a rank leaves the profiler's trace, if one is asked for."""
+    return run_directory / f"trace-{rank:05d}.json.gz"

@@ -250,9 +250,39 @@ class MeasureSection(Section):
         2,
         description="steps after the warm-up whose memory and communication are recorded, not timed",
     )
+    traced_steps: NonNegativeInt = Field(
+        1,
+        description="steps after those under torch's profiler, not timed: how far communication overlaps",
+    )
+    trace: bool = Field(
+        False, description="keep the profiler's trace of each rank, for Perfetto or chrome://tracing"
+    )
+    matmul_peak: bool = Field(
+        False,
+        description="before the training, measure on each rank what matrix products alone reach",
+    )
     weight_digests: bool = Field(
         True, description="gather and digest all weights before the first and after the last step"
     )
+
+    @model_validator(mode="after")
+    def _trace_has_steps(self) -> MeasureSection:
+        if self.trace and not self.traced_steps:
+            raise ValueError("`trace` needs `traced_steps` of at least 1")
+        return self
+
+    @property
+    def untimed_steps(self) -> int:
+        """Steps before the first timed one."""
+        return self.warmup_steps + self.counted_steps + self.traced_steps
+
+    def window(self, step: int) -> Literal["warmup", "counted", "traced", "timed"]:
+        """Which window a step belongs to; they follow each other in this order."""
+        if step < self.warmup_steps:
+            return "warmup"
+        if step < self.warmup_steps + self.counted_steps:
+            return "counted"
+        return "traced" if step < self.untimed_steps else "timed"
 
 
 class RuntimeSection(Section):

@@ -15,6 +15,7 @@ from harness.record import (
     ErrorPart,
     EvaluationPart,
     MemoryPart,
+    OverlapPart,
     RankPart,
     Record,
     Status,
@@ -23,9 +24,10 @@ from harness.record import (
     WindowsPart,
     WorldPart,
 )
-from harness.request import RunRequest, rank_file, rank_log
+from harness.request import RunRequest, rank_file, rank_log, trace_file
 
 LOG_TAIL_LINES = 40
+PHASES = ("forward", "backward", "step")
 Events = dict[int, dict[str, list[dict[str, Any]]]]
 
 
@@ -89,7 +91,14 @@ def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Reco
         skipped_steps=sum(step.gradient_norm is None for step in steps)
         if request.job.training.precision == "fp16-mixed"
         else 0,
+        artifacts=_artifacts(run_directory, request),
     )
+
+
+def _artifacts(run_directory: Path, request: RunRequest) -> dict[str, str]:
+    """What ranks left beside their events: traces."""
+    traces = {rank: trace_file(run_directory, rank) for rank in range(request.world_size)}
+    return {f"trace of rank {rank}": path.name for rank, path in traces.items() if path.exists()}
 
 
 def _by_kind(events: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -148,9 +157,14 @@ def _rank(rank: int, kinds: dict[str, list[dict[str, Any]]]) -> RankPart | None:
         setup_seconds=setup["setup_seconds"],
         step_seconds=[row["seconds"] for row in steps],
         data_seconds=[row["data_seconds"] for row in steps],
+        phase_seconds={phase: [row["phase_seconds"][phase] for row in steps] for phase in PHASES},
         ledger=[row["ledger"] for row in steps],
         samples=[row["samples"] for row in steps],
         memory=memory,
+        overlap=[OverlapPart(**row) for row in measured.get("overlap", [])],
+        probe_seconds=measured.get("probe_seconds", {}),
+        timed_probes=measured.get("timed_probes", []),
+        matmul_flops_per_second=setup.get("matmul_flops_per_second", {}),
         reserved_bytes=measured.get("reserved_bytes"),
         host_peak_bytes=measured.get("host_peak_bytes"),
     )

@@ -8,6 +8,7 @@ BackendSelect sees each call and redispatches below itself. It cannot see calls 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,6 +62,12 @@ class CommunicationCounter:
         self.groups: dict[str, list[int]] = {}
         self._lock = threading.Lock()
         self._library: torch.library.Library | None = None
+        self.seconds = 0.0
+        """What counting itself took."""
+
+    @property
+    def at_work(self) -> bool:
+        return self._library is not None
 
     @contextmanager
     def counting(self, phase: str) -> Iterator[None]:
@@ -114,7 +121,9 @@ class CommunicationCounter:
 
     def _kernel(self, overload: Any, op: str, whole: int, after: Any) -> Callable[..., Any]:
         def count_and_redispatch(keyset: Any, *arguments: Any) -> Any:
+            begin = time.perf_counter()
             self._count(op, arguments, whole)
+            self.seconds += time.perf_counter() - begin
             return overload.redispatch(keyset & after, *arguments)
 
         return count_and_redispatch

@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from backends.base import Batch, Engine, World
 from harness.batch import BatchLayout
-from harness.record import Window
 from harness.spec import Job, MeasureSection
 from harness.worker.events import EventWriter
 from harness.worker.optimizer import learning_rate
+from harness.worker.phases import PhaseTimer
 from harness.worker.probes import Probes
 from harness.worker.samples import IGNORED, Sampler, Samples, ledger_entry
+from harness.worker.tracer import Tracer
 
 LEDGER_MODULUS = 2**64
 
@@ -34,6 +36,8 @@ class Loop:
     sampler: Sampler
     engine: Engine
     probes: Probes
+    timer: PhaseTimer
+    tracer: Tracer
     events: EventWriter
 
     @property
@@ -48,46 +52,44 @@ class Loop:
             self._train_step(step)
             if every and (step + 1) % every == 0:
                 self._evaluate(step + 1)
-
-    def window(self, step: int) -> Window:
-        """Which window a step belongs to."""
-        if step < self.measure.warmup_steps:
-            return "warmup"
-        if step < self.measure.warmup_steps + self.measure.counted_steps:
-            return "counted"
-        return "timed"
+        self._trace(wanted=False)
 
     def _train_step(self, step: int) -> None:
-        window = self.window(step)
+        window = self.measure.window(step)
         engine, probes = self.engine, self.probes
         rate = learning_rate(step, self.steps, self.job.optimizer, self.job.schedule)
         ids = self.sampler.step_ids(step)
         global_targets = int(self.samples.targets[ids].sum())
-        probes.begin_step(step, counted=window == "counted")
+        self._trace(wanted=window == "traced")
+        probes.begin_step(step, window)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
         tally = _Tally()
         data_seconds = 0.0
         self._synchronise()
+        self.tracer.begin_step(step)
         begin = time.perf_counter()
         for micro_step in range(self.layout.accumulation_steps):
             last = micro_step == self.layout.accumulation_steps - 1
+            self._enter(None)
             fetch = time.perf_counter()
             batch = self._batch(step, micro_step, tally)
             data_seconds += time.perf_counter() - fetch
-            probes.phase("forward")
+            self._enter("forward")
             loss = engine.forward(batch)
             if last:
                 probes.moment("after_forward")
-            probes.phase("backward")
+            self._enter("backward")
             # Engines average over ranks, so this makes the gradient that of the mean per target token.
             engine.backward(loss * (self.world.world_size / global_targets), last_micro_step=last)
             loss_sum += loss.detach().double()
         del loss, batch
         probes.moment("after_backward")
-        probes.phase("step")
+        self._enter("step")
         norm = engine.step(rate)
+        self._enter(None)
         self._synchronise()
         seconds = time.perf_counter() - begin
+        self.tracer.end_step()
         probes.moment("after_step")
         probes.end_step()
         self.events.write(
@@ -104,7 +106,24 @@ class Loop:
             ledger=f"{tally.ledger:016x}",
             seconds=seconds,
             data_seconds=data_seconds,
+            phase_seconds=self.timer.take(),
         )
+
+    def _enter(self, phase: str | None) -> None:
+        """A phase of the step begins; None: fetching a batch, or the end of the step."""
+        self.timer.enter(phase)
+        self.tracer.enter(phase)
+        if phase is not None:
+            self.probes.phase(phase)
+
+    def _trace(self, *, wanted: bool) -> None:
+        """Turn the profiler on or off; the ranks meet, so that no step waits for another's profiler."""
+        if wanted or self.tracer.running:
+            if wanted:
+                self.tracer.start()
+            else:
+                self.tracer.stop()
+            dist.barrier()
 
     def _batch(self, step: int, micro_step: int, tally: _Tally) -> Batch:
         ids = self.sampler.micro_batch_ids(

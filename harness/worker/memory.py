@@ -33,6 +33,11 @@ class AllocatorProbe(ABC):
     @abstractmethod
     def reset_peak(self) -> None: ...
 
+    @property
+    def at_work(self) -> bool:
+        """Whether the probe makes allocations slower now."""
+        return False
+
     def release(self) -> None:  # noqa: B027 - only a probe that costs has something to release
         """Stop counting, so that the timed steps do not pay for it; figures are stale afterwards."""
 
@@ -65,6 +70,11 @@ class CpuAllocatorProbe(AllocatorProbe):
         for name in ("allocated", "peak"):
             getattr(self._library, f"harness_{name}_bytes").restype = ctypes.c_longlong
         self._library.harness_install_allocator()
+        self._installed = True
+
+    @property
+    def at_work(self) -> bool:
+        return self._installed
 
     def allocated_bytes(self) -> int:
         return int(self._library.harness_allocated_bytes())
@@ -77,7 +87,9 @@ class CpuAllocatorProbe(AllocatorProbe):
 
     def release(self) -> None:
         # What the counting allocator served still carries its own deleter.
-        self._library.harness_remove_allocator()
+        if self._installed:
+            self._library.harness_remove_allocator()
+            self._installed = False
 
 
 class NoAllocatorProbe(AllocatorProbe):

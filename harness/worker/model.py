@@ -105,7 +105,35 @@ def describe_model(model: nn.Module) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "tied_parameters": len(names) - len(list(model.parameters())),
         "activation_checkpointing": _checkpoints(model),
+        "geometry": describe_geometry(model),
         "config": config.to_diff_dict(),
+    }
+
+
+def describe_geometry(model: Any) -> dict[str, int] | None:
+    """What `theory.flops` needs to know; None where its closed forms do not hold.
+
+    They hold for decoders whose every token passes every parameter, so not for mixtures of experts.
+    """
+    config = model.config
+    experts = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    if any((getattr(config, name, None) or 0) > 1 for name in experts):
+        return None
+    layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
+    hidden = getattr(config, "hidden_size", None)
+    if not layers or not heads or not hidden:
+        return None
+    output = model.get_output_embeddings()
+    looked_up = {
+        id(module.weight): module.weight.numel()
+        for module in model.modules()
+        if isinstance(module, nn.Embedding) and (output is None or module.weight is not output.weight)
+    }
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {
+        "multiplying_parameters": parameters - sum(looked_up.values()),
+        "layers": layers,
+        "attention_width": heads * (getattr(config, "head_dim", None) or hidden // heads),
     }
 
 

@@ -15,13 +15,15 @@ import torch.distributed as dist
 
 from backends import registry
 from backends.base import Backend, Engine, LossScale, SetupContext, Unsupported, World
+from backends.precision import compute_dtype
 from harness.batch import BatchLayout
 from harness.errors import HarnessError
-from harness.request import RunRequest, rank_file
+from harness.request import RunRequest, rank_file, trace_file
 from harness.worker.communication import CommunicationCounter
 from harness.worker.environment import device_name, join_process_group, prepare_process, world_of
 from harness.worker.events import EventWriter
 from harness.worker.loop import Loop, describe_data
+from harness.worker.matmul_peak import measured_peaks
 from harness.worker.memory import allocator_probe, host_peak_bytes
 from harness.worker.model import (
     build_model,
@@ -31,8 +33,10 @@ from harness.worker.model import (
     summed_cross_entropy,
 )
 from harness.worker.optimizer import build_adamw, decaying_names
+from harness.worker.phases import phase_timer
 from harness.worker.probes import Probes
 from harness.worker.samples import Sampler, load_samples
+from harness.worker.tracer import Tracer
 from harness.worker.weights import digest_weights
 
 COLLECTIVE_TIMEOUT_SECONDS = 600.0
@@ -48,7 +52,7 @@ def run_rank(run_directory: Path) -> int:
     world = world_of(request)
     events = EventWriter(rank_file(run_directory, world.rank))
     try:
-        _train(request, world, events, started)
+        _train(request, run_directory, world, events, started)
     except Unsupported as reason:
         events.write("unsupported", reasons=[str(reason)])
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -65,7 +69,9 @@ def run_rank(run_directory: Path) -> int:
     return 0
 
 
-def _train(request: RunRequest, world: World, events: EventWriter, started: float) -> None:
+def _train(
+    request: RunRequest, run_directory: Path, world: World, events: EventWriter, started: float
+) -> None:
     prepare_process(request, world)
     backend = registry.create(request.backend)
     reasons = backend.unmet_requirements(world)
@@ -84,6 +90,8 @@ def _train(request: RunRequest, world: World, events: EventWriter, started: floa
     )
     samples = load_samples(job)
     sampler = Sampler(samples, job)
+    trace = trace_file(run_directory, world.rank) if request.measure.trace else None
+    tracer = Tracer(world.device, trace)
     probes = Probes(allocator, counter)
     built: dict[str, Any] = {}
     with counter.counting("setup"):
@@ -101,9 +109,16 @@ def _train(request: RunRequest, world: World, events: EventWriter, started: floa
         sampler=sampler,
         engine=engine,
         probes=probes,
+        timer=phase_timer(world.device),
+        tracer=tracer,
         events=events,
     )
     dist.barrier()
+    peaks = (
+        measured_peaks(world.device, compute_dtype(job.training.precision))
+        if request.measure.matmul_peak
+        else {}
+    )
     events.write(
         "setup",
         effective=asdict(engine.effective()),
@@ -116,6 +131,7 @@ def _train(request: RunRequest, world: World, events: EventWriter, started: floa
         **built,
         data=describe_data(samples, sampler),
         steps=loop.steps,
+        matmul_flops_per_second=peaks,
         setup_seconds=time.perf_counter() - started,
     )
     loop.run()
@@ -123,6 +139,9 @@ def _train(request: RunRequest, world: World, events: EventWriter, started: floa
         "measured",
         memory=probes.memory,
         communication=counter.rows(),
+        overlap=tracer.rows,
+        probe_seconds=probes.seconds_per_step() | _tracer_seconds(tracer),
+        timed_probes=sorted(probes.timed_probes),
         reserved_bytes=allocator.reserved_bytes(),
         host_peak_bytes=host_peak_bytes(),
     )
@@ -176,6 +195,10 @@ def _fail(events: EventWriter, error: BaseException, status: str) -> None:
         message=str(error) or repr(error),
         at=time.time(),
     )
+
+
+def _tracer_seconds(tracer: Tracer) -> dict[str, float]:
+    return {"tracer": tracer.seconds / len(tracer.rows)} if tracer.rows else {}
 
 
 def _version(package: str) -> str:

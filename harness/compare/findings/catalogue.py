@@ -9,11 +9,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import ModuleType
 
-from harness.compare.findings import communication, divergence, same_job, split, timing
+from harness.compare.findings import (
+    balance,
+    communication,
+    divergence,
+    impossible,
+    instrumentation,
+    same_job,
+    split,
+    timing,
+    warmup,
+)
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.rows import Row
 
-MODULES: tuple[ModuleType, ...] = (same_job, divergence, communication, split, timing)
+MODULES: tuple[ModuleType, ...] = (
+    same_job,
+    divergence,
+    communication,
+    split,
+    timing,
+    impossible,
+    warmup,
+    instrumentation,
+    balance,
+)
 """In the order in which a reader is told."""
 
 

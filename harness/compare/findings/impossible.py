@@ -1,0 +1,96 @@
+"""Speed that cannot be: faster than the device, or steps shorter than what happened in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.compare import speed
+from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.rows import Row
+
+MEASURED_MARGIN = 1.25
+"""A measured peak is what the machine did in one second; another may be better by its clock and load."""
+CLOCK_SHARE = 0.01
+CLOCK_SECONDS = 1e-4
+"""The clocks of host and device may differ by so much of a step, and by so much at its borders."""
+
+KINDS = (
+    Kind(
+        id="faster-than-possible",
+        title="Throughput is beyond what the devices can do: timing is not synchronised",
+        cause="The timer stopped before the device had finished, so a step's time is that of launching it.",
+        confirm="The values hold the FLOP/s that the tokens need at the least (6 N plus half of the "
+        "attention term, per token) and the peak of the devices.",
+        fix="Synchronise the device (`torch.cuda.synchronize()`) before each reading of the clock, or time "
+        "with CUDA events. With library timers switch on their synchronisation.",
+    ),
+    Kind(
+        id="inconsistent-timing",
+        title="Steps are shorter than their parts, so one of the two clocks is wrong",
+        cause="The step's timer does not wait for the device, or phases were timed twice.",
+        confirm="The values hold a step's seconds and the sum of its phases on the rank where they differ "
+        "most.",
+        fix="Synchronise the device at both ends of the step; read events after that.",
+    ),
+)
+
+
+def find(rows: Sequence[Row]) -> list[Finding]:
+    """At most one finding of each kind per run."""
+    found = []
+    for row in rows:
+        found += _beyond_peak(row)
+        found += _shorter_than_parts(row)
+    return found
+
+
+def _beyond_peak(row: Row) -> list[Finding]:
+    record = row.record
+    achieved = speed.least_flops_per_second(record)
+    limits = [(speed.sheet_peak(record), 1.0), (speed.measured_peak(record), MEASURED_MARGIN)]
+    for peak, margin in limits:
+        if peak is not None and achieved is not None and achieved > margin * peak.flops_per_second:
+            return [
+                Finding(
+                    id="faster-than-possible",
+                    backends=(record.backend.label,),
+                    message=f"{subject(row)}: needs {achieved / 1e12:.3g} TFLOP/s where the devices reach "
+                    f"{peak.flops_per_second / 1e12:.3g} ({peak.source}): timing is not synchronised",
+                    values={
+                        "least_flops_per_second": achieved,
+                        "peak_flops_per_second": peak.flops_per_second,
+                        "peak_source": peak.source,
+                    },
+                )
+            ]
+    return []
+
+
+def _shorter_than_parts(row: Row) -> list[Finding]:
+    """The worst timed step that does not hold its phases, or whose seconds are none."""
+    record = row.record
+    worst: tuple[float, dict[str, float]] | None = None
+    for rank in record.ranks:
+        for index in speed.timed_indices(record):
+            # On CUDA the host fetches the next batch while the device still works on the last.
+            parts = speed.phase_sum(rank, index, with_data=record.world.device == "cpu")
+            seconds = rank.step_seconds[index]
+            if parts is None:
+                continue
+            missing = parts - seconds * (1 + CLOCK_SHARE) - CLOCK_SECONDS
+            if missing > 0 and (worst is None or missing > worst[0]):
+                where: dict[str, float] = {"rank": rank.rank, "step": record.steps[index].step}
+                worst = missing, {**where, "step_seconds": seconds, "phase_seconds": parts}
+    if worst is None:
+        return []
+    values = worst[1]
+    return [
+        Finding(
+            id="inconsistent-timing",
+            backends=(record.backend.label,),
+            message=f"{subject(row)}: step {values['step']:g} of rank {values['rank']:g} took "
+            f"{values['step_seconds']:.4g} s, its phases {values['phase_seconds']:.4g} s: the step's timer "
+            "stopped too early",
+            values=values,
+        )
+    ]

@@ -1,0 +1,67 @@
+"""Timed windows that were looked at in different ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.compare import measures
+from harness.compare.findings.finding import Finding, Kind
+from harness.compare.rows import Row
+from harness.record import Record
+
+# Sections of DeepSpeed's configuration that synchronise or record within a step when they are on.
+LIBRARY_LOGGERS = ("comms_logger", "flops_profiler", "wall_clock_breakdown", "dump_state")
+SLOW_VARIABLES = ("CUDA_LAUNCH_BLOCKING", "NCCL_DEBUG", "TORCH_DISTRIBUTED_DEBUG", "TORCH_NCCL_BLOCKING_WAIT")
+OFF = ("", "0", "false", "off", "version", "warn")
+
+KINDS = (
+    Kind(
+        id="instrumented-timing",
+        title="The timed steps of these runs were not instrumented alike, so their speeds do not compare",
+        cause="A probe, a library's own logger (DeepSpeed's `comms_logger`, `wall_clock_breakdown` and "
+        "`flops_profiler` synchronise) or a debugging variable was at work in some of them only.",
+        confirm="The values list the instrumentation of each run; an empty list is none.",
+        fix="Switch it off for all, and keep looking to the counted and traced steps.",
+    ),
+)
+
+
+def find(rows: Sequence[Row]) -> list[Finding]:
+    """One finding per job whose timed windows differ in instrumentation."""
+    jobs: dict[str, dict[str, tuple[str, ...]]] = {}
+    for row in rows:
+        if measures.timed_steps(row.record):
+            label = f"{row.record.backend.label} on {row.record.world.world_size}"
+            found = jobs.setdefault(row.record.job_id, {})
+            # Of repeats, the one with the most is told.
+            found[label] = max(found.get(label, ()), instrumentation(row.record), key=len)
+    return [
+        Finding(
+            id="instrumented-timing",
+            backends=tuple(sorted({label.rpartition(" on ")[0] for label, used in labels.items() if used})),
+            message="the timed steps were instrumented differently: "
+            + "; ".join(f"{label}: {', '.join(used)}" for label, used in labels.items() if used),
+            values={label: list(used) for label, used in labels.items()},
+        )
+        for labels in jobs.values()
+        if len(set(labels.values())) > 1
+    ]
+
+
+def instrumentation(record: Record) -> tuple[str, ...]:
+    """What looked at the timed steps of a run: probes, loggers of the library, variables."""
+    found = {probe for rank in record.ranks for probe in rank.timed_probes}
+    config = record.backend.native_config or {}
+    found |= {name for name in LIBRARY_LOGGERS if _is_on(config.get(name))}
+    variables = record.environment.get("variables", {})
+    found |= {
+        f"{name}={variables[name]}"
+        for name in SLOW_VARIABLES
+        if str(variables.get(name, "")).lower() not in OFF
+    }
+    return tuple(sorted(found))
+
+
+def _is_on(value: Any) -> bool:
+    return bool(value.get("enabled") if isinstance(value, dict) else value)

@@ -1,0 +1,56 @@
+"""Warm-ups that end before the step times are steady."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.compare import measures
+from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.rows import Row
+from harness.compare.steady_state import LEAST_STEPS, steady_state, uninstrumented_steps
+from harness.record import Record
+
+KINDS = (
+    Kind(
+        id="warmup-too-short",
+        title="Steps were timed before their duration was steady",
+        cause="The first steps allocate, compile, tune or fill caches, and the warm-up ends before they do; "
+        "or the machine changed its speed while it was measured.",
+        confirm="The values name the first timed step and the first steady one (MSER on the running median "
+        "of the step times); look at the seconds of the steps in the record.",
+        fix="Raise `measure.warmup_steps` to the first steady step, and `training.steps` with it. If no step "
+        "is steady, measure longer, or on a machine that does nothing else.",
+    ),
+)
+
+
+def find(rows: Sequence[Row]) -> list[Finding]:
+    """One finding per run whose timed steps begin before its steady state."""
+    return [finding for row in rows if (finding := _judge(row)) is not None]
+
+
+def _judge(row: Row) -> Finding | None:
+    timed = measures.timed_steps(row.record)
+    numbers, seconds = uninstrumented_steps(row.record)
+    if not timed or len(seconds) < LEAST_STEPS:
+        return None
+    found = steady_state(seconds)
+    first_timed = timed[0].step
+    first_steady = None if found is None else numbers[found.first]
+    if first_steady is not None and first_steady <= first_timed:
+        return None
+    when = "not within the first half of the run" if first_steady is None else f"from step {first_steady}"
+    return Finding(
+        id="warmup-too-short",
+        backends=(row.record.backend.label,),
+        message=f"{subject(row)}: timing begins at step {first_timed}, steps are steady {when}",
+        values={
+            "first_timed_step": first_timed,
+            "first_steady_step": first_steady,
+            "warmup_steps": _warmup(row.record),
+        },
+    )
+
+
+def _warmup(record: Record) -> int:
+    return record.windows.warmup if record.windows else 0

@@ -1,0 +1,170 @@
+"""What one record says of time: steps, phases, ranks, data loading, and utilisation of the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from harness.compare import measures
+from harness.compare.statistics import percentile_95
+from harness.record import RankPart, Record
+from harness.theory.device_peaks import find_peak
+from harness.theory.flops import (
+    ModelGeometry,
+    hardware_flops_per_token,
+    least_flops_per_token,
+    model_flops_per_token,
+)
+
+PHASES = ("forward", "backward", "step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """What the devices of a run can do together."""
+
+    flops_per_second: float
+    source: str
+    """A data sheet, or 'measured'."""
+
+
+def timed_indices(record: Record) -> list[int]:
+    """Which of a rank's per-step values belong to timed steps."""
+    return [index for index, step in enumerate(record.steps) if step.window == "timed"]
+
+
+def p95_step_seconds(record: Record) -> float | None:
+    """95th percentile of the timed steps; None without timed steps."""
+    seconds = measures.step_seconds(record)
+    return percentile_95(seconds) if seconds else None
+
+
+def rank_medians(record: Record, values: Sequence[Sequence[float]]) -> list[float]:
+    """Per rank, the median over timed steps of its per-step values."""
+    indices = timed_indices(record)
+    return [median(of_rank[i] for i in indices) for of_rank in values] if indices else []
+
+
+def rank_spread_seconds(record: Record) -> float | None:
+    """Slowest rank's median step minus the fastest's; None without timed steps."""
+    medians = rank_medians(record, [rank.step_seconds for rank in record.ranks])
+    return max(medians) - min(medians) if medians else None
+
+
+def phase_seconds(record: Record, phase: str) -> float | None:
+    """Median over timed steps, of the rank on which it is largest; None where phases were not timed."""
+    if not record.ranks or any(phase not in rank.phase_seconds for rank in record.ranks):
+        return None
+    medians = rank_medians(record, [rank.phase_seconds[phase] for rank in record.ranks])
+    return max(medians, default=None)
+
+
+def data_seconds(record: Record) -> float | None:
+    """Median time of fetching a step's batches, of the rank on which it is largest."""
+    return max(rank_medians(record, [rank.data_seconds for rank in record.ranks]), default=None)
+
+
+def data_share(record: Record) -> float | None:
+    """Largest over ranks of the share of the median step that goes into fetching batches."""
+    shares = [
+        fetching / step
+        for fetching, step in zip(
+            rank_medians(record, [rank.data_seconds for rank in record.ranks]),
+            rank_medians(record, [rank.step_seconds for rank in record.ranks]),
+            strict=True,
+        )
+        if step
+    ]
+    return max(shares, default=None)
+
+
+def phase_sum(rank: RankPart, index: int, *, with_data: bool) -> float | None:
+    """Phases of one step of one rank added up, fetching included if asked; None: not timed."""
+    if any(phase not in rank.phase_seconds for phase in PHASES):
+        return None
+    phases = sum(rank.phase_seconds[phase][index] for phase in PHASES)
+    return phases + (rank.data_seconds[index] if with_data else 0.0)
+
+
+def geometry(record: Record) -> ModelGeometry | None:
+    """The record's model for the closed forms; None where it does not say, or is a mixture of experts."""
+    shape = (record.model or {}).get("geometry")
+    if not shape or record.layout is None:
+        return None
+    blocks = tuple(f"{name}." for name in record.layout.blocks)
+    return ModelGeometry(
+        multiplying_parameters=shape["multiplying_parameters"],
+        block_parameters=sum(
+            math.prod(part.shape) for part in record.layout.parameters if part.name.startswith(blocks)
+        )
+        if blocks
+        else 0,
+        layers=shape["layers"],
+        attention_width=shape["attention_width"],
+        sequence_length=record.job["data"]["sequence_length"],
+    )
+
+
+def model_flops_per_second(record: Record) -> float | None:
+    """Model FLOPs of the tokens consumed, over the duration of the timed steps, all ranks together."""
+    shape, tokens = geometry(record), measures.rate(record, "tokens")
+    return None if shape is None or tokens is None else model_flops_per_token(shape) * tokens
+
+
+def hardware_flops_per_second(record: Record) -> float | None:
+    """FLOPs really computed, padding and recomputation included, all ranks together."""
+    shape, samples = geometry(record), measures.rate(record, "samples")
+    if shape is None or samples is None:
+        return None
+    recomputation = bool((record.model or {}).get("activation_checkpointing"))
+    return hardware_flops_per_token(shape, recomputation=recomputation) * shape.sequence_length * samples
+
+
+def least_flops_per_second(record: Record) -> float | None:
+    """What the devices must have done at the least."""
+    shape, samples = geometry(record), measures.rate(record, "samples")
+    if shape is None or samples is None:
+        return None
+    return least_flops_per_token(shape) * shape.sequence_length * samples
+
+
+def compute_dtype(record: Record) -> str | None:
+    """Dtype of the matrix products: 'tf32' where fp32 was allowed to become it."""
+    effective = record.backend.effective
+    if effective is None:
+        return None
+    dtype: str = effective.get("autocast_dtype") or effective["parameter_dtype"]
+    tf32 = record.world.device == "cuda" and record.job["training"]["tf32"]
+    return "tf32" if dtype == "float32" and tf32 else dtype
+
+
+def sheet_peak(record: Record) -> Peak | None:
+    """Peak of all ranks' devices by data sheet; None where one of them is not in the table."""
+    dtype = compute_dtype(record)
+    found = [find_peak(rank.device_name, dtype) for rank in record.ranks] if dtype else []
+    known = [peak for peak in found if peak is not None]
+    if not known or len(known) < len(record.ranks):
+        return None
+    return Peak(
+        flops_per_second=sum(rate for rate, _ in known),
+        source="; ".join(dict.fromkeys(sheet for _, sheet in known)),
+    )
+
+
+def measured_peak(record: Record) -> Peak | None:
+    """Peak of all ranks as their matrix products reached it; None where it was not asked for."""
+    dtype = compute_dtype(record)
+    rates = [rank.matmul_flops_per_second.get(dtype or "") for rank in record.ranks]
+    known = [rate for rate in rates if rate is not None]
+    if not known or len(known) < len(record.ranks):
+        return None
+    return Peak(flops_per_second=sum(known), source="measured")
+
+
+def share_of(flops_per_second: float | None, peak: Peak | None) -> float | None:
+    """Utilisation: a rate over a peak; None if either is unknown."""
+    if flops_per_second is None or peak is None:
+        return None
+    return flops_per_second / peak.flops_per_second

@@ -1,0 +1,136 @@
+"""Overlap: what of the communication computation hides, and what ranks waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from harness.compare.repeats import Repeats, group_repeats
+from harness.compare.rows import Row
+from harness.record import OverlapPart, Record
+from harness.report.document import Block, Column, Folded, Items, Paragraph, Section, Table
+from harness.report.formats import milliseconds, percent
+from harness.report.tables import LABELS
+
+LONGEST_WAITS = 10
+MOSTLY, PARTLY = 0.8, 0.2
+"""Shares of hidden communication from which on the words change."""
+PREFETCH_SETTINGS = ("forward_prefetch", "backward_prefetch", "limit_all_gathers")
+
+TEXTS = {
+    "cpu": "From torch's profiler in the traced steps, which it makes longer. A rank computes while the "
+    "innermost operator on one of its threads does; it communicates while gloo works on a collective on its "
+    "own threads (the gloo: events), waiting for the other ranks included. gloo runs a reduce-scatter as an "
+    "all-reduce, and names it so. Idle is the rest: Python, and the bookkeeping of libraries.",
+    "cuda": "From torch's profiler in the traced steps, which it makes longer. A rank computes while a "
+    "kernel or a copy runs on any stream, except kernels of NCCL: while one of those runs it communicates, "
+    "waiting for the other ranks included. Idle is the rest: the device waits for the host.",
+}
+SUM_TEXT = (
+    "Exposed is communication while nothing computes; compute, exposed and idle add up to the step. Hidden "
+    "is the share of the communication beside which something computes. A wait is a stretch of exposed "
+    "communication, named for the collective that covers most of it."
+)
+
+OVERLAP_COLUMNS = (
+    *LABELS,
+    Column("rank", "rank"),
+    Column("seconds", "step ms", milliseconds),
+    Column("compute_seconds", "compute ms", milliseconds),
+    Column("communication_seconds", "communication ms", milliseconds),
+    Column("exposed_seconds", "exposed ms", milliseconds),
+    Column("idle_seconds", "idle ms", milliseconds),
+    Column("hidden_share", "hidden", percent),
+)
+WAIT_COLUMNS = (
+    *LABELS,
+    Column("rank", "rank"),
+    Column("step", "step"),
+    Column("phase", "phase", align="left"),
+    Column("collective", "waited for", align="left"),
+    Column("seconds", "ms", milliseconds),
+)
+
+
+def overlap_section(rows: Sequence[Row]) -> Section | None:
+    """One line per backend and rank, medians over traced steps and repeats; None where none was traced."""
+    groups = group_repeats(rows)
+    body = [line for group in groups for line in _lines(group)]
+    if not body:
+        return None
+    traced = [row.record for row in rows if any(rank.overlap for rank in row.record.ranks)]
+    texts = [TEXTS[device] for device in dict.fromkeys(record.world.device for record in traced)]
+    blocks: list[Block] = [Table(key="overlap", columns=OVERLAP_COLUMNS, rows=body)]
+    blocks += [Paragraph(text) for text in [*texts, SUM_TEXT]]
+    said = [sentence for group in groups if (sentence := prefetch_sentence(group)) is not None]
+    if said:
+        blocks.append(Items(said))
+    waits = [line for group in groups for line in _waits(group.record)]
+    if waits:
+        table = Table(key="longest_waits", columns=WAIT_COLUMNS, rows=waits)
+        blocks.append(Folded(f"The {LONGEST_WAITS} longest waits of each backend", [table]))
+    return Section("overlap", "Overlap of computation and communication", blocks)
+
+
+def hidden_share(parts: Sequence[OverlapPart]) -> float | None:
+    """Share of the communication beside which something computes; None without communication."""
+    communication = sum(part.communication_seconds for part in parts)
+    exposed = sum(part.exposed_seconds for part in parts)
+    return 1 - exposed / communication if communication else None
+
+
+def prefetch_sentence(group: Repeats) -> str | None:
+    """In plain words how much of the communication is hidden, and under which prefetch settings."""
+    share = hidden_share([part for row in group.rows for rank in row.record.ranks for part in rank.overlap])
+    if share is None:
+        return None
+    if share >= MOSTLY:
+        verdict = "overlap and prefetch work"
+    elif share >= PARTLY:
+        verdict = "overlap works in part"
+    else:
+        verdict = "ranks wait for it, so prefetch, where there is any, does not help"
+    return (
+        f"{group.title}: {percent(share)} of the communication is hidden: {verdict}{_settings(group.record)}."
+    )
+
+
+def _settings(record: Record) -> str:
+    """Prefetch settings in force, as the backend read them back."""
+    details: dict[str, Any] = (record.backend.effective or {}).get("details", {})
+    known = [f"{name} {details[name]}" for name in PREFETCH_SETTINGS if name in details]
+    return f" (in force: {', '.join(known)})" if known else ""
+
+
+def _lines(group: Repeats) -> list[list[Any]]:
+    parts: dict[int, list[OverlapPart]] = {}
+    for row in group.rows:
+        for rank in row.record.ranks:
+            parts.setdefault(rank.rank, []).extend(rank.overlap)
+    return [
+        [group.label, group.world_size, rank, *_times(of_rank)] for rank, of_rank in parts.items() if of_rank
+    ]
+
+
+def _times(parts: Sequence[OverlapPart]) -> list[Any]:
+    return [
+        median(part.seconds for part in parts),
+        median(part.compute_seconds for part in parts),
+        median(part.communication_seconds for part in parts),
+        median(part.exposed_seconds for part in parts),
+        median(part.idle_seconds for part in parts),
+        hidden_share(parts),
+    ]
+
+
+def _waits(record: Record) -> list[list[Any]]:
+    """The longest waits of a run over its ranks and traced steps."""
+    waits: list[list[Any]] = [
+        [rank.rank, part.step, wait.phase, wait.name, wait.seconds]
+        for rank in record.ranks
+        for part in rank.overlap
+        for wait in part.waits
+    ]
+    waits.sort(key=lambda wait: -wait[-1])
+    return [[record.backend.label, record.world.world_size, *wait] for wait in waits[:LONGEST_WAITS]]

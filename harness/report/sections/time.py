@@ -1,0 +1,177 @@
+"""Time: steps and phases, utilisation of the devices, and what the probes cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from harness.compare import measures, speed
+from harness.compare.repeats import group_repeats
+from harness.compare.rows import Row
+from harness.compare.steady_state import LEAST_STEPS, steady_from
+from harness.record import Record
+from harness.report.document import Column, Heading, Paragraph, Section, Table
+from harness.report.formats import NOT_AVAILABLE, milliseconds, number
+from harness.report.tables import LABELS
+
+PROBES = ("counter", "memory_walk", "allocator", "tracer")
+TIME_TEXT = (
+    "median and p95 are of the timed steps, each as long as on its slowest rank; rank spread is the slowest "
+    "rank's median less the fastest's. Data is fetching the batches; forward, backward and step (clipping "
+    "and update) are medians on the rank where they are largest, waiting for other ranks included. On CUDA "
+    "phases come from events on the stream, read after the step's one synchronisation, on the CPU from the "
+    "monotonic clock. steady from: the first step from which on the duration is steady, by MSER (White 1997) "
+    "on the running median of the step times, those of counted and traced steps left out; the timed steps "
+    f"should not begin before it. n/a: fewer than {LEAST_STEPS} such steps, or none steady in the first half."
+)
+UTILISATION_TEXT = (
+    "Model FLOPs per token: 6 N + 12 L H Q T (PaLM, arXiv 2204.02311, appendix B), N being the parameters "
+    "without tables that are only looked up, L layers, H heads of size Q, T tokens a sample; padding is no "
+    "token. Hardware FLOPs count padding, and with activation checkpointing the forward pass of the blocks "
+    "twice. MFU and HFU are these over the peak of all devices: dense, by data sheet, for the dtype of the "
+    "matrix products. A measured peak is what matrix products alone reached on the same ranks before the "
+    "training (measure.matmul_peak). Where a peak is not known, utilisation is n/a."
+)
+PROBE_TEXT = (
+    "What each probe took by its own clock, per step in which it ran, on the rank where it took most; the "
+    "tracer's is starting, stopping and reading the profiler, between steps. The last two columns: how much "
+    "longer the median counted and traced step was than a timed one, which holds also what no clock of a "
+    "probe sees. Timed steps carry no probe."
+)
+
+
+def teraflops(value: float | None) -> str:
+    """FLOP/s as TFLOP/s (1e12)."""
+    return number(None if value is None else value / 1e12)
+
+
+def utilisation(value: float | None) -> str:
+    """A ratio as percent with one decimal: 41.7 %."""
+    return NOT_AVAILABLE if value is None else f"{value * 100:.1f} %"
+
+
+TIME_COLUMNS = (
+    *LABELS,
+    Column("step_seconds", "median ms", milliseconds),
+    Column("p95_step_seconds", "p95 ms", milliseconds),
+    Column("rank_spread_seconds", "rank spread ms", milliseconds),
+    Column("data_seconds", "data ms", milliseconds),
+    Column("forward_seconds", "forward ms", milliseconds),
+    Column("backward_seconds", "backward ms", milliseconds),
+    Column("update_seconds", "step ms", milliseconds),
+    Column("first_steady_step", "steady from"),
+    Column("first_timed_step", "timed from"),
+)
+UTILISATION_COLUMNS = (
+    *LABELS,
+    Column("dtype", "dtype", align="left"),
+    Column("model_flops_per_second", "model TFLOP/s", teraflops),
+    Column("hardware_flops_per_second", "hardware TFLOP/s", teraflops),
+    Column("peak_flops_per_second", "peak TFLOP/s", teraflops),
+    Column("peak_source", "peak from", align="left"),
+    Column("model_utilisation", "MFU", utilisation),
+    Column("hardware_utilisation", "HFU", utilisation),
+    Column("measured_peak_flops_per_second", "measured peak TFLOP/s", teraflops),
+    Column("model_utilisation_of_measured", "MFU of measured", utilisation),
+)
+PROBE_COLUMNS = (
+    *LABELS,
+    *(Column(f"{name}_seconds", f"{name.replace('_', ' ')} ms", milliseconds) for name in PROBES),
+    Column("counted_extra_seconds", "counted step + ms", milliseconds),
+    Column("traced_extra_seconds", "traced step + ms", milliseconds),
+)
+
+
+def time_section(rows: Sequence[Row]) -> Section | None:
+    """Three tables, medians over repeats; None where no step was timed."""
+    cells = [
+        records
+        for group in group_repeats(rows)
+        if (records := [row.record for row in group.rows if measures.timed_steps(row.record)])
+    ]
+    if not cells:
+        return None
+    return Section(
+        "time",
+        "Time",
+        [
+            Table(key="time", columns=TIME_COLUMNS, rows=[_times(records) for records in cells]),
+            Paragraph(TIME_TEXT),
+            Heading("Utilisation"),
+            Table(
+                key="utilisation",
+                columns=UTILISATION_COLUMNS,
+                rows=[_utilisations(records) for records in cells],
+            ),
+            Paragraph(UTILISATION_TEXT),
+            Heading("Cost of the probes"),
+            Table(key="probe_cost", columns=PROBE_COLUMNS, rows=[_probes(records) for records in cells]),
+            Paragraph(PROBE_TEXT),
+        ],
+    )
+
+
+def _times(records: Sequence[Record]) -> list[object]:
+    steady = [step for record in records if (step := steady_from(record)) is not None]
+    return [
+        *_labels(records),
+        _middle(records, measures.median_step_seconds),
+        _middle(records, speed.p95_step_seconds),
+        _middle(records, speed.rank_spread_seconds),
+        _middle(records, speed.data_seconds),
+        *(_middle(records, _phase(phase)) for phase in speed.PHASES),
+        max(steady) if len(steady) == len(records) else None,
+        measures.timed_steps(records[0])[0].step,
+    ]
+
+
+def _utilisations(records: Sequence[Record]) -> list[object]:
+    sheet, measured = speed.sheet_peak(records[0]), speed.measured_peak(records[0])
+    return [
+        *_labels(records),
+        speed.compute_dtype(records[0]),
+        _middle(records, speed.model_flops_per_second),
+        _middle(records, speed.hardware_flops_per_second),
+        sheet.flops_per_second if sheet else None,
+        sheet.source if sheet else None,
+        _middle(records, lambda r: speed.share_of(speed.model_flops_per_second(r), speed.sheet_peak(r))),
+        _middle(records, lambda r: speed.share_of(speed.hardware_flops_per_second(r), speed.sheet_peak(r))),
+        measured.flops_per_second if measured else None,
+        _middle(records, lambda r: speed.share_of(speed.model_flops_per_second(r), speed.measured_peak(r))),
+    ]
+
+
+def _probes(records: Sequence[Record]) -> list[object]:
+    return [
+        *_labels(records),
+        *(_middle(records, _probe(name)) for name in PROBES),
+        _middle(records, lambda record: extra_seconds(record, "counted")),
+        _middle(records, lambda record: extra_seconds(record, "traced")),
+    ]
+
+
+def extra_seconds(record: Record, window: str) -> float | None:
+    """Median step of a window less the median timed step; None where either is missing."""
+    looked_at = [step.seconds for step in record.steps if step.window == window]
+    timed = measures.median_step_seconds(record)
+    return median(looked_at) - timed if looked_at and timed is not None else None
+
+
+def _labels(records: Sequence[Record]) -> list[object]:
+    return [records[0].backend.label, records[0].world.world_size]
+
+
+def _phase(phase: str) -> Callable[[Record], float | None]:
+    return lambda record: speed.phase_seconds(record, phase)
+
+
+def _probe(name: str) -> Callable[[Record], float | None]:
+    """Seconds per step on the rank where the probe took most; None where it did not run."""
+    return lambda record: max(
+        (rank.probe_seconds[name] for rank in record.ranks if name in rank.probe_seconds), default=None
+    )
+
+
+def _middle(records: Sequence[Record], measure: Callable[[Record], float | None]) -> float | None:
+    values = [value for record in records if (value := measure(record)) is not None]
+    return median(values) if values else None

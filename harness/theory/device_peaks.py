@@ -1,0 +1,84 @@
+"""Peak rates of devices from their data sheets: dense, without sparsity, in FLOP/s.
+
+'float32' is what torch's default fp32 matrix products run on: no TF32; on AMD the matrix cores. Sheets that
+print tensor-core rates with sparsity are halved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicePeak:
+    """One product, as torch.cuda names it."""
+
+    words: tuple[str, ...]
+    """The device's name contains all of them."""
+    teraflops: Mapping[str, float]
+    sheet: str
+
+
+def _nvidia(
+    *words: str, fp32: float, sheet: str, tf32: float = 0, bf16: float = 0, fp16: float = 0
+) -> DevicePeak:
+    rates = {"float32": fp32, "tf32": tf32, "bfloat16": bf16, "float16": fp16 or bf16}
+    return DevicePeak(words=words, teraflops={k: v for k, v in rates.items() if v}, sheet=sheet)
+
+
+_H100 = "NVIDIA H100 Tensor Core GPU datasheet"
+_H200 = "NVIDIA H200 Tensor Core GPU datasheet"
+_V100 = "NVIDIA V100 Tensor Core GPU datasheet"
+
+# The first whose words all occur counts: variants stand before the plain name.
+DEVICE_PEAKS = (
+    _nvidia("H200", "NVL", fp32=60, tf32=417.5, bf16=835.5, sheet=_H200),
+    _nvidia("H200", fp32=67, tf32=494.5, bf16=989.5, sheet=_H200),
+    _nvidia("GH200", fp32=67, tf32=494.5, bf16=989.5, sheet="NVIDIA GH200 Grace Hopper Superchip datasheet"),
+    _nvidia("H100", "NVL", fp32=60, tf32=417.5, bf16=835.5, sheet=_H100),
+    _nvidia("H100", "PCIe", fp32=51, tf32=378, bf16=756.5, sheet=_H100),
+    _nvidia("H100", fp32=67, tf32=494.5, bf16=989.5, sheet=_H100),
+    _nvidia("A100", fp32=19.5, tf32=156, bf16=312, sheet="NVIDIA A100 Tensor Core GPU datasheet"),
+    _nvidia("A40", fp32=37.4, tf32=74.8, bf16=149.7, sheet="NVIDIA A40 datasheet"),
+    _nvidia("A30", fp32=10.3, tf32=82, bf16=165, sheet="NVIDIA A30 datasheet"),
+    _nvidia("A10", fp32=31.2, tf32=62.5, bf16=125, sheet="NVIDIA A10 datasheet"),
+    _nvidia("L40S", fp32=91.6, tf32=183, bf16=362.05, sheet="NVIDIA L40S datasheet"),
+    _nvidia("L40", fp32=90.5, tf32=90.5, bf16=181.05, sheet="NVIDIA L40 datasheet"),
+    _nvidia("L4", fp32=30.3, tf32=60, bf16=121, sheet="NVIDIA L4 datasheet"),
+    _nvidia("V100S", fp32=16.4, fp16=130, sheet=_V100),
+    _nvidia("V100", "PCIE", fp32=14, fp16=112, sheet=_V100),
+    _nvidia("V100", fp32=15.7, fp16=125, sheet=_V100),
+    _nvidia("T4", fp32=8.1, fp16=65, sheet="NVIDIA T4 datasheet"),
+    # torch sees each of the card's two dies as a device: half of the sheet.
+    DevicePeak(
+        words=("MI250X",),
+        teraflops={"float32": 47.85, "bfloat16": 191.5, "float16": 191.5},
+        sheet="AMD Instinct MI250X data sheet, one of two dies",
+    ),
+    DevicePeak(
+        words=("MI210",),
+        teraflops={"float32": 45.3, "bfloat16": 181.0, "float16": 181.0},
+        sheet="AMD Instinct MI210 data sheet",
+    ),
+    DevicePeak(
+        words=("MI300X",),
+        teraflops={"float32": 163.4, "tf32": 653.7, "bfloat16": 1307.4, "float16": 1307.4},
+        sheet="AMD Instinct MI300X data sheet",
+    ),
+)  # fmt: skip
+
+
+def find_peak(device_name: str, dtype: str) -> tuple[float, str] | None:
+    """Peak in FLOP/s and the sheet it is from; None: the device or its rate for the dtype is unknown.
+
+    device_name: as torch.cuda.get_device_name() says it. dtype: 'float32', 'tf32', 'bfloat16', 'float16'.
+    """
+    words = device_name.replace("-", " ").replace("_", " ").upper().split()
+    if "MIG" in words:  # a slice of the device
+        return None
+    for device in DEVICE_PEAKS:
+        if all(word.upper() in words for word in device.words):
+            rate = device.teraflops.get(dtype)
+            return None if rate is None else (rate * 1e12, device.sheet)
+    return None

@@ -1,0 +1,140 @@
+"""Divides a traced step into computing, communicating and neither. Pure arithmetic on intervals, no torch.
+
+Times are integers in nanoseconds. The four figures are those of `record.OverlapPart`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+LONGEST_WAITS = 10
+Interval = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Communication:
+    """A collective while the transport works on it, waiting for the other ranks included."""
+
+    name: str
+    phase: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """A stretch that the profiler saw on one thread of the host; stretches of a thread nest."""
+
+    thread: int
+    start: int
+    end: int
+    computes: bool
+
+
+def divide(
+    step: int, window: Interval, computing: Iterable[Interval], communications: Sequence[Communication]
+) -> dict[str, Any]:
+    """One row in the form of `record.OverlapPart`; what lies outside of `window` is cut off."""
+    start, end = window
+    busy = union(_clip(computing, window))
+    talking = union(_clip(((c.start, c.end) for c in communications), window))
+    exposed = subtract(talking, busy)
+    waits = [_wait(stretch, communications) for stretch in exposed]
+    waits.sort(key=lambda wait: -wait["seconds"])
+    return {
+        "step": step,
+        "seconds": (end - start) / 1e9,
+        "compute_seconds": length(busy) / 1e9,
+        "communication_seconds": length(talking) / 1e9,
+        "exposed_seconds": length(exposed) / 1e9,
+        "idle_seconds": (end - start - length(union([*busy, *talking]))) / 1e9,
+        "waits": waits[:LONGEST_WAITS],
+    }
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same points as disjoint intervals in order."""
+    merged: list[Interval] = []
+    for start, end in sorted(interval for interval in intervals if interval[1] > interval[0]):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def subtract(intervals: Sequence[Interval], removed: Sequence[Interval]) -> list[Interval]:
+    """Points of `intervals` that are not in `removed`; both as `union` gives them."""
+    left: list[Interval] = []
+    first = 0
+    for start, end in intervals:
+        while first < len(removed) and removed[first][1] <= start:
+            first += 1
+        index = first
+        while index < len(removed) and removed[index][0] < end:
+            if removed[index][0] > start:
+                left.append((start, removed[index][0]))
+            start = max(start, removed[index][1])
+            index += 1
+        if start < end:
+            left.append((start, end))
+    return left
+
+
+def length(intervals: Iterable[Interval]) -> int:
+    """Summed length of disjoint intervals."""
+    return sum(end - start for start, end in intervals)
+
+
+def computing_stretches(operators: Iterable[Operator]) -> list[Interval]:
+    """When the innermost operator of some thread computes.
+
+    An outer operator may call a hook that waits for a collective, so only the innermost one says what
+    its thread is doing.
+    """
+    threads: dict[int, list[Operator]] = {}
+    for operator in operators:
+        threads.setdefault(operator.thread, []).append(operator)
+    stretches: list[Interval] = []
+    for nested in threads.values():
+        # Outer before inner where both begin together.
+        stretches += _innermost(sorted(nested, key=lambda operator: (operator.start, -operator.end)))
+    return union(stretches)
+
+
+def _innermost(operators: Sequence[Operator]) -> list[Interval]:
+    stretches: list[Interval] = []
+    open_ones: list[Operator] = []
+    reached = 0
+
+    def advance(until: int) -> None:
+        nonlocal reached
+        while open_ones and reached < until:
+            innermost = open_ones[-1]
+            stop = min(innermost.end, until)
+            if innermost.computes and stop > reached:
+                stretches.append((reached, stop))
+            reached = max(reached, stop)
+            if innermost.end <= reached:
+                open_ones.pop()
+
+    for operator in operators:
+        advance(operator.start)
+        reached = max(reached, operator.start)
+        open_ones.append(operator)
+    if open_ones:
+        advance(max(operator.end for operator in open_ones))
+    return stretches
+
+
+def _wait(stretch: Interval, communications: Sequence[Communication]) -> dict[str, Any]:
+    """A stretch of exposed communication, by the collective that covers most of it."""
+    start, end = stretch
+    longest = max(communications, key=lambda c: min(c.end, end) - max(c.start, start))
+    return {"name": longest.name, "phase": longest.phase, "seconds": (end - start) / 1e9}
+
+
+def _clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
+    return [(max(start, window[0]), min(end, window[1])) for start, end in intervals]

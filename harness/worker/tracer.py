@@ -1,0 +1,154 @@
+"""torch's profiler over the traced steps: what computed, what communicated, what waited.
+
+CPU: an operator computes while it is the innermost one on its thread; a collective communicates while
+gloo works on it (its `gloo:*` events, on gloo's own threads, waiting for the peers included).
+CUDA: kernels and copies on any stream compute, kernels of NCCL communicate.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from harness.worker.overlap import Communication, Interval, Operator, computing_stretches, divide
+
+STEP, PHASE = "harness::step ", "harness::phase "
+# Their own time is waiting, or Python that may wait; what computes inside of them is seen by itself.
+NOT_COMPUTING = ("c10d::", "_c10d_functional::", "autograd::", "torch::", "torch.", "FSDP::")
+
+
+class Tracer:
+    """Off until `start`; the loop says which step and phase it is in."""
+
+    def __init__(self, device: str, trace_file: Path | None) -> None:
+        self.rows: list[dict[str, Any]] = []
+        """Per traced step, in the form of `record.OverlapPart`."""
+        self.seconds = 0.0
+        """What starting, stopping and reading cost, outside of the steps."""
+        self._device = device
+        self._trace_file = trace_file
+        self._profile: profile | None = None
+        self._step: record_function | None = None
+        self._phase: record_function | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._profile is not None
+
+    def start(self) -> None:
+        """Start the profiler, if it is not running; ranks should meet before the step that follows."""
+        if self._profile is not None:
+            return
+        begin = time.perf_counter()
+        activities = [ProfilerActivity.CPU]
+        if self._device == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(activities=activities)
+        self._profile.start()
+        self.seconds += time.perf_counter() - begin
+
+    def begin_step(self, step: int) -> None:
+        """Begin a step, if the profiler runs."""
+        if self._profile is not None:
+            self._step = record_function(f"{STEP}{step}")
+            self._step.__enter__()
+
+    def enter(self, phase: str | None) -> None:
+        """Begin a phase of a traced step; None: what follows belongs to no phase."""
+        if self._phase is not None:
+            self._phase.__exit__(None, None, None)
+            self._phase = None
+        if self._step is not None and phase is not None:
+            self._phase = record_function(PHASE + phase)
+            self._phase.__enter__()
+
+    def end_step(self) -> None:
+        """End a step, once the device has finished."""
+        self.enter(None)
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None
+
+    def stop(self) -> None:
+        """Stop the profiler, if it runs; read its events, and write the trace if one is wanted."""
+        if self._profile is None:
+            return
+        begin = time.perf_counter()
+        stopped, self._profile = self._profile, None
+        stopped.stop()
+        results: Any = stopped.profiler.kineto_results  # type: ignore[union-attr]
+        self.rows += divide_steps(results.events(), self._device)
+        if self._trace_file is not None:
+            stopped.export_chrome_trace(str(self._trace_file))
+        self.seconds += time.perf_counter() - begin
+
+
+def divide_steps(events: Any, device: str) -> list[dict[str, Any]]:
+    """Rows of the steps among the events of torch's profiler (Kineto), in the form of `OverlapPart`."""
+    annotations = [(e.name(), (e.start_ns(), e.end_ns())) for e in events if _on_host(e)]
+    steps = [(int(n.removeprefix(STEP)), at) for n, at in annotations if n.startswith(STEP)]
+    phases = [(n.removeprefix(PHASE), at) for n, at in annotations if n.startswith(PHASE)]
+    if device == "cuda":
+        computing, communications = _device_work(events, phases)
+    else:
+        computing, communications = _host_work(events, phases)
+    return [divide(step, at, computing, communications) for step, at in sorted(steps)]
+
+
+Phases = list[tuple[str, Interval]]
+Work = tuple[list[Interval], list[Communication]]
+
+
+def _host_work(events: Any, phases: Phases) -> Work:
+    collectives = [e for e in events if e.name().startswith("gloo:")]
+    transport = {e.start_thread_id() for e in collectives}
+    operators = [
+        Operator(thread=e.start_thread_id(), start=e.start_ns(), end=e.end_ns(), computes=_computes(e.name()))
+        for e in events
+        if _on_host(e) and not e.is_async() and e.start_thread_id() not in transport
+    ]
+    communications = [
+        Communication(
+            name=e.name(), phase=_phase_at(e.start_ns(), phases), start=e.start_ns(), end=e.end_ns()
+        )
+        for e in collectives
+    ]
+    return computing_stretches(operators), communications
+
+
+def _device_work(events: Any, phases: Phases) -> Work:
+    # A kernel belongs to the phase in which the host launched it.
+    launched = {
+        e.correlation_id(): e.start_ns()
+        for e in events
+        if _on_host(e) and e.activity_type() in ("cuda_runtime", "cuda_driver")
+    }
+    computing: list[Interval] = []
+    communications: list[Communication] = []
+    for e in events:
+        if e.activity_type() not in ("kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset"):
+            continue
+        if e.name().startswith("nccl"):
+            phase = _phase_at(launched.get(e.correlation_id(), e.start_ns()), phases)
+            communications.append(
+                Communication(name=e.name(), phase=phase, start=e.start_ns(), end=e.end_ns())
+            )
+        else:
+            computing.append((e.start_ns(), e.end_ns()))
+    return computing, communications
+
+
+def _on_host(event: Any) -> bool:
+    return bool(event.device_type().name == "CPU")
+
+
+def _computes(name: str) -> bool:
+    """Whether a host operator of this name computes: 'aten::mm' and other 'library::operator' do."""
+    return "::" in name and not name.startswith((*NOT_COMPUTING, STEP, PHASE))
+
+
+def _phase_at(time_ns: int, phases: Phases) -> str:
+    return next((name for name, (start, end) in phases if start <= time_ns < end), "none")

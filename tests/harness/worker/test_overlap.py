@@ -1,0 +1,116 @@
+"""Interval arithmetic of traced steps, against a second method that looks at every nanosecond."""
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from harness.worker.overlap import (
+    Communication,
+    Interval,
+    Operator,
+    computing_stretches,
+    divide,
+    subtract,
+    union,
+)
+
+
+def talk(start: int, end: int, name: str = "all_reduce", phase: str = "backward") -> Communication:
+    return Communication(name=name, phase=phase, start=start, end=end)
+
+
+def test_exposed_communication_is_that_beside_which_nothing_computes() -> None:
+    row = divide(3, (0, 100), [(0, 40), (60, 70)], [talk(30, 65)])
+    assert row["step"] == 3
+    assert {key: row[key] * 1e9 for key in row if key.endswith("seconds")} == pytest.approx(
+        {
+            "seconds": 100,
+            "compute_seconds": 50,
+            "communication_seconds": 35,
+            "exposed_seconds": 20,
+            "idle_seconds": 30,
+        }
+    )
+
+
+def test_work_outside_of_the_step_does_not_count() -> None:
+    row = divide(0, (100, 200), [(0, 110), (190, 300)], [talk(50, 120), talk(195, 400)])
+    assert row["compute_seconds"] * 1e9 == pytest.approx(20)
+    assert row["communication_seconds"] * 1e9 == pytest.approx(25)
+    assert row["exposed_seconds"] * 1e9 == pytest.approx(10)
+
+
+def test_collectives_at_the_same_time_count_once() -> None:
+    row = divide(0, (0, 10), [], [talk(0, 6), talk(2, 8)])
+    assert row["communication_seconds"] * 1e9 == pytest.approx(8)
+
+
+def test_the_ten_longest_waits_come_longest_first() -> None:
+    # Collectives of 1 to 12 ns with a gap after each.
+    starts = [sum(range(1, n)) + n for n in range(1, 13)]
+    row = divide(0, (0, 200), [], [talk(s, s + n, f"c{n}") for n, s in enumerate(starts, 1)])
+    assert [wait["name"] for wait in row["waits"]] == [f"c{n}" for n in range(12, 2, -1)]
+
+
+def test_a_wait_is_named_for_the_collective_that_covers_most_of_it() -> None:
+    row = divide(0, (0, 20), [(0, 5)], [talk(0, 8, "short", "forward"), talk(4, 20, "long", "step")])
+    (wait,) = row["waits"]
+    assert (wait["name"], wait["phase"]) == ("long", "step")
+    assert wait["seconds"] * 1e9 == pytest.approx(15)
+
+
+def points(intervals: list[Interval]) -> set[int]:
+    return {point for start, end in intervals for point in range(start, end)}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_random_intervals_divide_as_counted_point_by_point(seed: int) -> None:
+    draw = random.Random(seed)
+
+    def some(most: int) -> list[Interval]:
+        starts = [draw.randrange(-20, 120) for _ in range(draw.randrange(most))]
+        return [(start, start + draw.randrange(0, 30)) for start in starts]
+
+    busy, talking = some(8), some(8)
+    row = divide(0, (0, 100), busy, [talk(*interval) for interval in talking])
+    step = points([(0, 100)])
+    computing, communicating = points(busy) & step, points(talking) & step
+    expected = {
+        "compute_seconds": len(computing),
+        "communication_seconds": len(communicating),
+        "exposed_seconds": len(communicating - computing),
+        "idle_seconds": len(step - communicating - computing),
+    }
+    assert {key: row[key] * 1e9 for key in expected} == pytest.approx(expected)
+    parts = row["compute_seconds"] + row["exposed_seconds"] + row["idle_seconds"]
+    assert parts == pytest.approx(row["seconds"])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_union_and_difference_keep_the_points(seed: int) -> None:
+    draw = random.Random(seed)
+    left, right = ([(s, s + draw.randrange(6)) for s in draw.choices(range(50), k=9)] for _ in range(2))
+    merged, removed = union(left), union(right)
+    assert points(merged) == points(left)
+    assert all(a[1] < b[0] for a, b in pairwise(merged))
+    assert points(subtract(merged, removed)) == points(left) - points(right)
+
+
+def operator(start: int, end: int, computes: bool, thread: int = 1) -> Operator:
+    return Operator(thread=thread, start=start, end=end, computes=computes)
+
+
+def test_only_the_innermost_operator_says_what_a_thread_does() -> None:
+    # A hook that waits (20 to 40) within an operator, and an operator (25 to 30) within the hook.
+    nested = [operator(0, 50, True), operator(20, 40, False), operator(25, 30, True)]
+    assert computing_stretches(nested) == [(0, 20), (25, 30), (40, 50)]
+
+
+def test_threads_compute_beside_each_other() -> None:
+    both = [operator(0, 10, True), operator(5, 20, True, thread=2), operator(30, 40, False, thread=2)]
+    assert computing_stretches(both) == [(0, 20)]
+
+
+def test_time_between_operators_is_not_computing() -> None:
+    assert computing_stretches([operator(0, 5, True), operator(8, 9, True)]) == [(0, 5), (8, 9)]
