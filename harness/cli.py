@@ -64,10 +64,15 @@ _runs = click.option(
     "--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True,
     help="Folder of the records.",
 )  # fmt: skip
+_trace = click.option("--trace", is_flag=True, help="Keep each rank's profiler trace (measure.trace=true).")
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
 _port = click.option(
     "--port", type=click.IntRange(1, 65535), help="Rendezvous port; without one a free port."
 )
+
+
+def _traced(assignments: tuple[str, ...], trace: bool) -> tuple[str, ...]:
+    return (*assignments, "measure.trace=true") if trace else assignments
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -84,6 +89,7 @@ def harness() -> None:
 @_set
 @_runs
 @_port
+@_trace
 @_json
 @common
 def run(
@@ -94,6 +100,7 @@ def run(
     assignments: tuple[str, ...],
     runs: Path,
     port: int | None,
+    trace: bool,
     as_json: bool,
 ) -> int:
     """Run one job under one backend and record it.
@@ -103,7 +110,7 @@ def run(
     from harness.commands import run_once
 
     return run_once(
-        backend=backend, config=config, nproc=nproc, nodes=nodes, assignments=assignments,
+        backend=backend, config=config, nproc=nproc, nodes=nodes, assignments=_traced(assignments, trace),
         runs=runs, port=port, as_json=as_json,
     )  # fmt: skip
 
@@ -118,6 +125,7 @@ def run(
 @click.option("--report", type=click.Path(path_type=Path), help="Write a markdown report here.")
 @click.option("--fresh", is_flag=True, help="Run every cell, also those that have a record.")
 @click.option("--strict", is_flag=True, help="Exit with 3 if a cell failed or parity failed.")
+@_trace
 @_json
 @common
 def compare(
@@ -130,13 +138,15 @@ def compare(
     report: Path | None,
     fresh: bool,
     strict: bool,
+    trace: bool,
     as_json: bool,
 ) -> int:
     """Run the missing cells of backends x world sizes x repeats and compare them all."""
     from harness.commands import compare_matrix
 
     return compare_matrix(
-        config=config, backends=backends, nproc=nproc, repeats=repeats, assignments=assignments,
+        config=config, backends=backends, nproc=nproc, repeats=repeats,
+        assignments=_traced(assignments, trace),
         runs=runs, report=report, fresh=fresh, strict=strict, as_json=as_json,
     )  # fmt: skip
 

@@ -168,7 +168,7 @@ def test_run_prints_its_record(tmp_path: Path) -> None:
     printed = Record.model_validate_json(done.stdout)
     assert [printed] == records(tmp_path / "runs")
     assert printed.status == "ok"
-    assert [step.window for step in printed.steps] == ["warmup", "counted", "timed", "timed"]
+    assert [step.window for step in printed.steps] == ["warmup", "counted", "traced", "timed"]
     assert len(printed.ranks) == 2
     assert printed.command[:2] == ["harness", "run"]
 

@@ -12,9 +12,10 @@ KINDS = (
     Kind(
         id="nothing-timed",
         title="A run was too short for a step to be timed",
-        cause="`measure.warmup_steps` and `measure.counted_steps` take all its steps.",
+        cause="`measure.warmup_steps`, `measure.counted_steps` and `measure.traced_steps` take all its "
+        "steps.",
         confirm="Its tokens/s and step time are n/a.",
-        fix="Raise `training.steps`, or lower the two settings.",
+        fix="Raise `training.steps`, or lower the three settings.",
     ),
 )
 
@@ -29,8 +30,8 @@ def find(rows: Sequence[Row]) -> list[Finding]:
         Finding(
             id="nothing-timed",
             backends=labels(short),
-            message=f"{steps} steps leave none to time after those of measure.warmup_steps and "
-            "measure.counted_steps: speed is n/a",
+            message=f"{steps} steps leave none to time after those of measure.warmup_steps, "
+            "measure.counted_steps and measure.traced_steps: speed is n/a",
             values={"steps": steps},
         )
     ]
