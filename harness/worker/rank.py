@@ -114,6 +114,7 @@ def _train(
         events=events,
     )
     dist.barrier()
+    setup_seconds = time.perf_counter() - started
     peaks = (
         measured_peaks(world.device, compute_dtype(job.training.precision))
         if request.measure.matmul_peak
@@ -132,7 +133,7 @@ def _train(
         data=describe_data(samples, sampler),
         steps=loop.steps,
         matmul_flops_per_second=peaks,
-        setup_seconds=time.perf_counter() - started,
+        setup_seconds=setup_seconds,
     )
     loop.run()
     events.write(
