@@ -153,13 +153,46 @@ def compare(
 
 @harness.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Markdown file.")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="File to write.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["md", "html", "csv", "json", "latex"]),
+    help="Without it the name of the file tells.",
+)
+@click.option("--baseline", is_flag=True, help="RUNS are two: the same job before and after a change.")
+@click.option(
+    "--fail-on",
+    metavar="CONDITIONS",
+    help='With --baseline, exit with 3 if one is met: "peak_bytes>+5%,tokens_per_second<-3%".',
+)
 @common
-def report(runs: tuple[Path, ...], output: Path) -> int:
-    """Write a markdown report of records: files, run folders or folders of runs."""
-    from harness.commands import report_runs
+def report(runs: tuple[Path, ...], output: Path, form: Any, baseline: bool, fail_on: str | None) -> int:
+    """Write a report of records: files, run folders or folders of runs."""
+    from harness.reporting import report_baseline, report_runs
 
-    return report_runs(runs, output)
+    if baseline:
+        return report_baseline(runs, output, form=form, fail_on=fail_on)
+    return report_runs(runs, output, form=form, fail_on=fail_on)
+
+
+@harness.command()
+@click.argument("report", type=click.Path(path_type=Path))
+@click.option(
+    "--pictures-by-digest",
+    is_flag=True,
+    help="Where another matplotlib drew the pictures, accept those whose digest the report lists.",
+)
+@_json
+@common
+def verify(report: Path, pictures_by_digest: bool, as_json: bool) -> int:
+    """Compute a report again from the records beside it; name every line that differs.
+
+    Exit code 0 only if every table, sentence and picture follows from unchanged records.
+    """
+    from harness.reporting import verify_report
+
+    return verify_report(report, pictures_by_digest=pictures_by_digest, as_json=as_json)
 
 
 @harness.command()

@@ -41,7 +41,7 @@ from harness.provenance import gpu_count
 from harness.record import Record
 from harness.request import RunRequest
 from harness.spec import Experiment
-from harness.store import Store, read_runs
+from harness.store import Store
 
 DEFAULT_CPU_RANKS = 2
 
@@ -115,7 +115,9 @@ def compare_matrix(
     store = Store(runs)
     store.prepare()
     if report is not None:
-        _require_writable(report)
+        from harness.reporting import require_writable
+
+        require_writable(report)
     wanted = {cell.key for cell in cells}
     known = {} if fresh else reusable(_readable_records(store), wanted.__contains__)
     missing = [cell for cell in cells if cell.key not in known]
@@ -132,19 +134,6 @@ def compare_matrix(
     if len(records) < len(cells):
         return 130
     return EXIT_STRICT if strict and _any_bad(rows) else 0
-
-
-def report_runs(runs: Sequence[Path], output: Path) -> int:
-    """`harness report`."""
-    from harness.report.report import write_report
-
-    found, unreadable = read_runs(runs)
-    for problem in unreadable:
-        click.echo(f"passed over: {problem}", err=True)
-    _require_writable(output)
-    write_report(found, output)
-    click.echo(f"{output}: {len(found)} records", err=True)
-    return 0
 
 
 def list_backends(as_json: bool) -> int:
@@ -286,16 +275,6 @@ def _present_comparison(rows: Sequence[Row], report: Path | None, as_json: bool)
         click.echo(json.dumps(compare_document(rows), indent=1))
     if report is not None:
         click.echo(f"report: {report}", err=True)
-
-
-def _require_writable(report: Path) -> None:
-    """Say before hours of runs, not after them, that a report cannot be written."""
-    try:
-        report.parent.mkdir(parents=True, exist_ok=True)
-        with report.open("a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise HarnessError(f"report '{report}' cannot be written: {error.strerror}") from error
 
 
 def _readable_records(store: Store) -> list[Record]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 
 NOT_AVAILABLE = "n/a"
+# Control, format (which can reverse a line), surrogate and private characters.
+_UNPRINTABLE = ("Cc", "Cf", "Cs", "Co")
+_KEPT = ("\t", "\u200c", "\u200d")
+"""Tabs, and the joiners that some scripts are spelled with."""
 
 
 def megabytes(value: float | None) -> str:
@@ -42,10 +47,24 @@ def scientific(value: float | None) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
+def one_line(text: str, *, keep_spaces: bool = False) -> str:
+    """Text without line breaks; control and direction characters become a replacement mark."""
+    flat = text if keep_spaces else " ".join(text.split())
+    return "".join(c if c in _KEPT or unicodedata.category(c) not in _UNPRINTABLE else "\ufffd" for c in flat)
+
+
+def shortened(text: str, most: int) -> str:
+    """Text of at most so many characters, beginning and end kept."""
+    if len(text) <= most:
+        return text
+    tail = most // 3
+    return f"{text[: most - tail - 1]}…{text[-tail:]}"
+
+
 def markdown_text(text: str) -> str:
-    """Free text made harmless in a markdown table cell."""
-    flat = " ".join(text.split())
-    for character in "\\`*_[]<>|#":
+    """Free text made harmless in markdown, also in a table cell."""
+    flat = one_line(text)
+    for character in "\\`*_[]<>|#~$&":
         flat = flat.replace(character, f"\\{character}")
     return flat
 

@@ -1,26 +1,121 @@
-"""Writes the report of a set of records. The same records give the same bytes."""
+"""Renders and writes the report of a set of records. The same records give the same bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from harness.compare.rows import make_rows
+from harness.compare.rows import Row, make_rows
 from harness.record import Record
 from harness.report.contents import comparison
+from harness.report.document import Document
 from harness.report.drawing import draw
+from harness.report.manifest import Format, Manifest, digest, make_manifest
 from harness.report.sections.records import records_section
+from harness.report.writers.csv import render_csv
+from harness.report.writers.html import data_address, render_html
+from harness.report.writers.json import render_json
+from harness.report.writers.latex import render_latex
 from harness.report.writers.markdown import render_markdown
 
+Run = tuple[Path, Record]
+Images = Mapping[str, Mapping[str, bytes]]
+"""Bytes of each picture by its key, then by image format."""
+SUFFIXES: dict[str, Format] = {
+    ".md": "md", ".markdown": "md", ".html": "html", ".htm": "html", ".csv": "csv", ".json": "json",
+    ".tex": "latex",
+}  # fmt: skip
+IMAGE_FORMATS: dict[Format, tuple[str, ...]] = {
+    "md": ("svg", "png"), "html": ("svg",), "latex": ("png",), "csv": (), "json": (),
+}  # fmt: skip
 
-def write_report(runs: Sequence[tuple[Path, Record]], output: Path) -> Path:
-    """Write the report and its pictures beside it; return the report's path."""
+
+@dataclass(frozen=True, kw_only=True)
+class Rendered:
+    """A report as it is written: its text, and the files beside it by name."""
+
+    text: str
+    beside: Mapping[str, bytes]
+
+
+def write_report(
+    runs: Sequence[Run],
+    output: Path,
+    *,
+    form: Format | None = None,
+    baseline: Sequence[Run] = (),
+    folders: Sequence[Path] = (),
+) -> Path:
+    """Write the report and what belongs beside it; return the report's path.
+
+    `form` follows from the name of the file where it is None. `folders` were given whole.
+    """
+    form = form or format_of(output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    document = comparison(make_rows(record for _, record in runs), records_section(runs, output.parent))
-    names = {}
-    for picture in document.pictures():
-        for form, image in draw(picture).items():
-            output.with_suffix(f".{picture.key}.{form}").write_bytes(image)
-        names[picture.key] = output.with_suffix(f".{picture.key}.svg").name
-    output.write_text(render_markdown(document, names), encoding="utf-8")
+    manifest = make_manifest(runs, output, form=form, baseline=baseline, folders=folders)
+    records = {entry.path: r for entry, (_, r) in zip(manifest.records, (*baseline, *runs), strict=True)}
+    document = make_document(manifest, records)
+    images = draw_all(document, form)
+    names = picture_names(images, output)
+    manifest = manifest.model_copy(
+        update={"pictures": {names[key, f]: digest(b) for key, of in images.items() for f, b in of.items()}}
+    )
+    rendered = render(document, manifest, images, output)
+    for name, data in rendered.beside.items():
+        (output.parent / name).write_bytes(data)
+    output.write_text(rendered.text, encoding="utf-8", newline="")
     return output
+
+
+def format_of(output: Path) -> Format:
+    """The format that the ending of a file's name tells; markdown where it tells none."""
+    return SUFFIXES.get(output.suffix.lower(), "md")
+
+
+def make_document(manifest: Manifest, records: Mapping[str, Record]) -> Document:
+    """The document that a manifest describes; `records` holds its records by their paths."""
+    last = records_section(manifest)
+    after = [records[entry.path] for entry in manifest.records if not entry.before]
+    if manifest.kind == "baseline":
+        from harness.report.before_after import before_after
+
+        before = [records[entry.path] for entry in manifest.records if entry.before]
+        return before_after(make_rows(before), make_rows(after), last)
+    rows: list[Row] = make_rows(after)
+    return comparison(rows, last)
+
+
+def draw_all(document: Document, form: Format) -> dict[str, dict[str, bytes]]:
+    """Every picture in the image formats that a report of this format needs."""
+    wanted = IMAGE_FORMATS[form]
+    return {picture.key: draw(picture, wanted) for picture in document.pictures()} if wanted else {}
+
+
+def picture_names(images: Images, output: Path) -> dict[tuple[str, str], str]:
+    """File name of each picture by its key and image format."""
+    return {
+        (key, form): output.with_suffix(f".{key}.{form}").name for key, of in images.items() for form in of
+    }
+
+
+def render(document: Document, manifest: Manifest, images: Images, output: Path) -> Rendered:
+    """The bytes of the report and of the files beside it."""
+    names = picture_names(images, output)
+    beside = {names[key, form]: data for key, of in images.items() for form, data in of.items()}
+    match manifest.format:
+        case "md":
+            shown = {key: names[key, "svg"] for key in images}
+            return Rendered(text=render_markdown(document, shown, manifest.line()), beside=beside)
+        case "html":
+            shown = {key: data_address(of["svg"]) for key, of in images.items()}
+            return Rendered(text=render_html(document, shown, manifest.line()), beside={})
+        case "latex":
+            shown = {key: names[key, "png"] for key in images}
+            return Rendered(text=render_latex(document, shown, manifest.line()), beside=beside)
+        case "json":
+            return Rendered(text=render_json(document, manifest.line()), beside={})
+        case "csv":
+            main, others = render_csv(document, manifest.line())
+            files = {output.with_suffix(f".{key}.csv").name: t.encode() for key, t in others.items()}
+            return Rendered(text=main, beside=files)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
+from urllib.parse import quote
 
 from tabulate import tabulate
 
@@ -18,20 +19,22 @@ from harness.report.document import (
     Picture,
     Table,
 )
-from harness.report.formats import markdown_text
+from harness.report.formats import markdown_text, one_line
 
 
-def render_markdown(document: Document, pictures: Mapping[str, str]) -> str:
+def render_markdown(document: Document, pictures: Mapping[str, str], manifest: str) -> str:
     """The document; `pictures` holds the file name of each picture by its key."""
     parts = [f"# {markdown_text(document.title)}"]
     for section in document.sections:
         parts.append(f"## {markdown_text(section.title)}")
         parts += [_block(block, pictures) for block in section.blocks]
+    parts.append(f"<!-- {manifest} -->")
     return "\n\n".join(parts) + "\n"
 
 
 def code_block(language: str, text: str) -> str:
     """A fenced block whose fence is longer than any run of backticks in the text."""
+    text = "\n".join(one_line(line, keep_spaces=True) for line in text.split("\n"))
     fence = "```"
     while fence in text:
         fence += "`"
@@ -49,12 +52,12 @@ def _block(block: Block, pictures: Mapping[str, str]) -> str:
         case Table():
             return _table(block)
         case Picture():
-            return f"![{markdown_text(block.caption)}]({pictures[block.key]})"
+            return f"![{markdown_text(block.caption)}]({quote(pictures[block.key])})"
         case Code():
             return code_block(block.language, block.text)
         case Folded():
             inside = "\n\n".join(_block(part, pictures) for part in block.blocks)
-            title = html.escape(" ".join(block.title.split()))
+            title = html.escape(one_line(block.title))
             return f"<details><summary>{title}</summary>\n\n{inside}\n\n</details>"
 
 

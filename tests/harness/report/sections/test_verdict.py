@@ -65,6 +65,6 @@ def test_nothing_measured_is_not_called_a_result() -> None:
 
 def test_each_job_has_its_own_verdict() -> None:
     section = verdict_section(make_rows([make_record(), make_record(job_id="b" * 12)]))
-    text = render_markdown(Document("t", [section]), {})
+    text = render_markdown(Document("t", [section]), {}, "")
     assert "**Job 0123456789ab**" in text
     assert "**Job bbbbbbbbbbbb**" in text

@@ -1,0 +1,154 @@
+"""The same job before and after: what was configured otherwise, and which figures moved beyond noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from harness.compare.repeats import Repeats, group_repeats
+from harness.compare.rows import Row
+from harness.compare.statistics import Interval, ratio_interval
+from harness.record import Record
+
+MEASURES = (
+    "tokens_per_second", "samples_per_second", "step_seconds", "peak_bytes", "model_state_bytes",
+    "sent_bytes_per_step", "max_loss_difference", "max_grad_norm_difference",
+)  # fmt: skip
+COUNTED = ("model_state_bytes", "sent_bytes_per_step")
+"""Counts, not timings: a difference is one, however few the runs."""
+Judgement = Literal["beyond noise", "within noise", "not judged", "equal", "n/a"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One figure of one cell on both sides, medians over repeats."""
+
+    backend: str
+    world_size: int
+    measure: str
+    before: float | None
+    after: float | None
+    interval: Interval | None
+    """Of after / before."""
+    judgement: Judgement
+
+    @property
+    def relative(self) -> float | None:
+        """(after - before) / before; None where one is missing or before is zero."""
+        if self.before is None or self.after is None or not self.before:
+            return None
+        return self.after / self.before - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A setting that differs between the sides."""
+
+    backend: str
+    """Empty: of job, machine or versions, which all cells share."""
+    field: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One backend and world size on both sides; None where a side lacks it."""
+
+    backend: str
+    world_size: int
+    before: Repeats | None
+    after: Repeats | None
+
+
+def pairs(before: Sequence[Row], after: Sequence[Row]) -> list[Pair]:
+    """Cells of both sides by backend and world size, in the order of the baseline, new ones last."""
+    sides = [
+        {(group.label, group.world_size): group for group in group_repeats(rows)} for rows in (before, after)
+    ]
+    keys = dict.fromkeys([*sides[0], *sides[1]])
+    return [
+        Pair(backend=key[0], world_size=key[1], before=sides[0].get(key), after=sides[1].get(key))
+        for key in keys
+    ]
+
+
+def changes(before: Sequence[Row], after: Sequence[Row]) -> list[Change]:
+    """Every measure of every cell that both sides have."""
+    return [
+        _change(pair, measure)
+        for pair in pairs(before, after)
+        for measure in MEASURES
+        if pair.before is not None and pair.after is not None
+    ]
+
+
+def settings(before: Sequence[Row], after: Sequence[Row]) -> list[Setting]:
+    """What differs in job, machine and versions, and in what was in force for each backend."""
+    if not before or not after:
+        return []
+    shared = _differences(_shared(before[0].record), _shared(after[0].record), "")
+    for pair in pairs(before, after):
+        if pair.before is not None and pair.after is not None:
+            name = f"{pair.backend}, {pair.world_size}"
+            left, right = _own(pair.before.record), _own(pair.after.record)
+            shared += _differences(left, right, name)
+    return shared
+
+
+def _change(pair: Pair, measure: str) -> Change:
+    assert pair.before is not None
+    assert pair.after is not None
+    left, right = pair.before.values(measure), pair.after.values(measure)
+    before, after = pair.before.median(measure), pair.after.median(measure)
+    interval = ratio_interval(right, left)
+    return Change(
+        backend=pair.backend, world_size=pair.world_size, measure=measure, before=before, after=after,
+        interval=interval, judgement=_judge(measure, before, after, interval),
+    )  # fmt: skip
+
+
+def _judge(measure: str, before: float | None, after: float | None, interval: Interval | None) -> Judgement:
+    if before is None or after is None:
+        return "n/a"
+    if before == after:
+        return "equal"
+    if measure in COUNTED:
+        return "beyond noise"
+    if interval is None:
+        return "not judged"
+    return "within noise" if interval.low <= 1 <= interval.high else "beyond noise"
+
+
+def _shared(record: Record) -> dict[str, Any]:
+    environment = record.environment
+    names = ("python", "platform", "cpu", "cores", "memory_bytes", "gpus", "packages", "code", "variables")
+    return {
+        "job": record.job,
+        "environment": {name: environment.get(name) for name in names},
+        "commit": (environment.get("git") or {}).get("commit"),
+    }
+
+
+def _own(record: Record) -> dict[str, Any]:
+    return {
+        "effective": record.backend.effective,
+        "native_config": record.backend.native_config,
+        "world": record.world.model_dump(),
+    }
+
+
+def _differences(before: Any, after: Any, backend: str, field: str = "") -> list[Setting]:
+    """Leaves in which two documents differ; a list counts as one value."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return [
+            setting
+            for key in dict.fromkeys([*before, *after])
+            for setting in _differences(
+                before.get(key), after.get(key), backend, f"{field}.{key}" if field else str(key)
+            )
+        ]
+    if before == after:
+        return []
+    return [Setting(backend=backend, field=field, before=before, after=after)]

@@ -1,0 +1,201 @@
+"""The report of the same job before and after a change of versions, machine or options."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from harness.compare.changes import Change, changes, pairs, settings
+from harness.compare.rows import Row
+from harness.compare.statistics import FEWEST_RUNS, LEVEL
+from harness.report.document import (
+    Block,
+    Column,
+    Document,
+    Folded,
+    Heading,
+    Paragraph,
+    Section,
+    Shown,
+    Table,
+    plain,
+)
+from harness.report.formats import (
+    listed,
+    megabytes,
+    milliseconds,
+    number,
+    scientific,
+    signed_percent,
+)
+from harness.report.sections.findings import findings_section
+from harness.report.sections.machine import machine_section
+from harness.report.tables import LABELS, results_table
+
+TITLE = "Comparison with a baseline"
+SHOW = {
+    "tokens_per_second": ("tokens/s", number),
+    "samples_per_second": ("samples/s", number),
+    "step_seconds": ("step ms", milliseconds),
+    "peak_bytes": ("peak MB/rank", megabytes),
+    "model_state_bytes": ("states MB", megabytes),
+    "sent_bytes_per_step": ("sent MB/step", megabytes),
+    "max_loss_difference": ("loss diff", scientific),
+    "max_grad_norm_difference": ("norm diff", scientific),
+}
+"""Title and text of each measure."""
+COLUMNS = (
+    *LABELS,
+    Column("measure", "measure", align="left"),
+    Column("before", "before"),
+    Column("after", "after"),
+    Column("change", "change", signed_percent),
+    Column("change_low", "from", signed_percent),
+    Column("change_high", "to", signed_percent),
+    Column("judgement", "judgement", align="left"),
+)
+
+
+def before_after(before: Sequence[Row], after: Sequence[Row], *last: Section) -> Document:
+    """The report of two sets of rows; `last` follows what is computed from the rows alone."""
+    found = changes(before, after)
+    sections = [
+        _verdict(before, after, found),
+        _settings(before, after),
+        _figures(found),
+        _statuses(before, after),
+        _sides(before, after),
+        _reading(),
+        *last,
+    ]
+    return Document(TITLE, [section for section in sections if section is not None])
+
+
+def _verdict(before: Sequence[Row], after: Sequence[Row], found: Sequence[Change]) -> Section:
+    told = [_same_job(before, after)]
+    both = [p for p in pairs(before, after) if p.before is not None and p.after is not None]
+    told.append(f"{len(both)} cells of backend and number of ranks are on both sides.")
+    moved = [c for c in found if c.judgement == "beyond noise"]
+    for measure, (title, _) in SHOW.items():
+        lines = [
+            f"{c.backend} on {c.world_size} by {signed_percent(c.relative)}"
+            for c in moved
+            if c.measure == measure and c.measure != "samples_per_second"
+        ]
+        if lines:
+            told.append(f"Beyond noise, {title} changed for {listed(lines)}.")
+    if not moved:
+        told.append("No figure changed beyond noise.")
+    open_ = [c for c in found if c.judgement == "not judged"]
+    if open_:
+        told.append(
+            f"{len(open_)} of {len(found)} figures differ but have fewer than {FEWEST_RUNS} runs on a side, "
+            "so noise may explain them."
+        )
+    return Section("verdict", "Verdict", [Paragraph(" ".join(told))])
+
+
+def _same_job(before: Sequence[Row], after: Sequence[Row]) -> str:
+    left = {row.record.job_id for row in before}
+    right = {row.record.job_id for row in after}
+    if left == right and len(left) == 1:
+        return f"Both sides ran job {left.pop()}."
+    return (
+        f"The sides did not run the same job: {listed(sorted(left))} before, {listed(sorted(right))} after. "
+        "Their figures are no measure of a change in speed or memory."
+    )
+
+
+def _settings(before: Sequence[Row], after: Sequence[Row]) -> Section:
+    found = settings(before, after)
+    title = "What is configured otherwise"
+    if not found:
+        return Section("settings", title, [Paragraph("Nothing that the records hold.")])
+    columns = [Column(key, title, align="left") for key, title in (
+        ("backend", "backend"), ("field", "field"), ("before", "before"), ("after", "after"),
+    )]  # fmt: skip
+
+    def table(key: str, body: list[list[Any]]) -> Table:
+        return Table(key=key, columns=columns, rows=body)
+
+    shared = [["all", s.field, _text(s.before), _text(s.after)] for s in found if not s.backend]
+    own = [[s.backend, s.field, _text(s.before), _text(s.after)] for s in found if s.backend]
+    blocks: list[Block] = [table("settings", shared)] if shared else []
+    if own:
+        blocks.append(Folded(f"In force for single backends: {len(own)}", [table("own_settings", own)]))
+    return Section("settings", title, blocks)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _figures(found: Sequence[Change]) -> Section | None:
+    if not found:
+        return None
+    moved = [change for change in found if change.judgement not in ("equal", "n/a")]
+    rest = [change for change in found if change.judgement in ("equal", "n/a")]
+    blocks: list[Block] = [_changes("changes", moved)]
+    if rest:
+        blocks.append(Folded(f"Equal on both sides, or not measured: {len(rest)}", [_changes("equal", rest)]))
+    return Section("changes", "Figures before and after", blocks)
+
+
+def _changes(key: str, found: Sequence[Change]) -> Table:
+    body = []
+    for change in found:
+        title, show = SHOW[change.measure]
+        interval = change.interval
+        body.append(
+            [
+                change.backend,
+                change.world_size,
+                Shown(change.measure, title),
+                Shown(change.before, show(change.before)),
+                Shown(change.after, show(change.after)),
+                change.relative,
+                interval.low - 1 if interval else None,
+                interval.high - 1 if interval else None,
+                change.judgement,
+            ]
+        )
+    return Table(key=key, columns=COLUMNS, rows=body)
+
+
+def _statuses(before: Sequence[Row], after: Sequence[Row]) -> Section | None:
+    """Cells that ended otherwise, or that a side lacks."""
+    body = []
+    for pair in pairs(before, after):
+        left = pair.before.status if pair.before else None
+        right = pair.after.status if pair.after else None
+        if left != right:
+            body.append([pair.backend, pair.world_size, left, right])
+    if not body:
+        return None
+    columns = (*LABELS, *(Column(key, key, plain, align="left") for key in ("before", "after")))
+    table = Table(key="statuses", columns=columns, rows=body)
+    return Section("statuses", "Cells that ended otherwise", [table])
+
+
+def _sides(before: Sequence[Row], after: Sequence[Row]) -> Section:
+    """The main table, machine and findings of each side, folded."""
+    blocks: list[Block] = []
+    for name, rows in (("Before", before), ("After", after)):
+        results = results_table(rows)
+        table = Table(key=f"results_{name.lower()}", columns=results.columns, rows=results.rows)
+        parts: list[Block] = [Heading("Results"), table]
+        for section in (machine_section(rows), findings_section(rows)):
+            parts += [Heading(section.title), *section.blocks]
+        blocks.append(Folded(name, parts))
+    return Section("sides", "Each side by itself", blocks)
+
+
+def _reading() -> Section:
+    text = (
+        f"Figures are medians over repeats. change: (after - before) / before; from and to: its {LEVEL:.0%} "
+        "percentile-bootstrap interval over runs. beyond noise: the interval leaves out 0; bytes of model "
+        f"states and bytes sent are counts, where any difference is one. Below {FEWEST_RUNS} runs on a side "
+        "timings and peaks are not judged."
+    )
+    return Section("reading", "How to read the numbers", [Paragraph(text)])

@@ -1,0 +1,138 @@
+"""What a report carries so that it can be computed again: one line of JSON, hidden in its text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from harness.errors import HarnessError
+from harness.record import Record
+from harness.store import RECORD_NAME
+
+Format = Literal["md", "html", "csv", "json", "latex"]
+Kind = Literal["comparison", "baseline"]
+MARK = "harness-report: "
+_LINE = re.compile(r"harness-report\"?: (\{.*\})")
+
+
+class RecordEntry(BaseModel):
+    """A record of the report, by its path from the report's folder."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str
+    sha256: str
+    run_id: str
+    status: str
+    before: bool = False
+    """Of a report with a baseline: whether it belongs to the baseline."""
+
+
+class Manifest(BaseModel):
+    """Options and inputs of one report."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    """Of the report's file, from which those of its pictures are made."""
+    format: Format
+    kind: Kind = "comparison"
+    harness: str
+    matplotlib: str
+    """Other versions draw other bytes."""
+    records: list[RecordEntry]
+    folders: list[str] = []
+    """Folders of which every record is in the report."""
+    left_out: list[str] = []
+    """Records that lay beside those of the report and are not part of it."""
+    pictures: dict[str, str] = {}
+    """SHA-256 of each picture, by file name."""
+
+    def line(self) -> str:
+        """The line that a writer hides; nothing in it can end a comment or begin a tag."""
+        text = self.model_dump_json()
+        for character, code in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("--", "-\\u002d")):
+            text = text.replace(character, code)
+        return MARK + text.encode("ascii", "backslashreplace").decode("ascii")
+
+
+def digest(data: bytes) -> str:
+    """SHA-256 as hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def make_manifest(
+    runs: Sequence[tuple[Path, Record]],
+    output: Path,
+    *,
+    form: Format,
+    baseline: Sequence[tuple[Path, Record]] = (),
+    folders: Sequence[Path] = (),
+) -> Manifest:
+    """Describe a report of `runs`, in their order, that will be written to `output`.
+
+    `folders` are those that were given whole. What else lies beside the records is named as left out.
+    """
+    folder = output.parent
+    entries = [
+        RecordEntry(
+            path=relative(path, folder),
+            sha256=digest(path.read_bytes()),
+            run_id=record.run_id,
+            status=record.status,
+            before=before,
+        )
+        for of_side, before in ((baseline, True), (runs, False))
+        for path, record in of_side
+    ]
+    listed = {entry.path for entry in entries}
+    return Manifest(
+        name=output.name,
+        format=form,
+        kind="baseline" if baseline else "comparison",
+        harness=version("sharding-harness"),
+        matplotlib=version("matplotlib"),
+        records=entries,
+        folders=sorted({relative(path, folder) for path in folders}),
+        left_out=[path for path in neighbours(entries, folder) if path not in listed],
+    )
+
+
+def neighbours(entries: Sequence[RecordEntry], folder: Path) -> list[str]:
+    """Paths of all records in the folders of runs from which the listed ones come."""
+    roots = sorted({(folder / entry.path).parent.parent for entry in entries})
+    return sorted({relative(p, folder) for root in roots for p in root.glob(f"*/{RECORD_NAME}")})
+
+
+def relative(path: Path, folder: Path) -> str:
+    """Path from a report's folder, with forward slashes."""
+    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+
+
+def read_manifest(text: str, report: Path) -> tuple[Manifest, int]:
+    """The manifest in a report's text, and its line number, counted from 1.
+
+    Raises HarnessError if there is none: the file is no report, or the line was removed.
+    """
+    for number, line in enumerate(text.split("\n"), start=1):
+        found = _LINE.search(line)
+        if found:
+            try:
+                return Manifest.model_validate(json.loads(found[1])), number
+            except (json.JSONDecodeError, ValidationError) as error:
+                raise HarnessError(
+                    f"report '{report}', line {number}: the list of its records cannot be read; "
+                    "write the report again with `harness report`"
+                ) from error
+    raise HarnessError(
+        f"'{report}' carries no list of its records: it is no report of this harness, or the line was "
+        "removed; write it with `harness report`"
+    )

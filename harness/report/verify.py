@@ -1,0 +1,249 @@
+"""Computes a report again from the records that it lists and names what differs, by line.
+
+Everything is compared with what the records give: text line by line, pictures by their bytes or pixels.
+"""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import io
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from harness.errors import HarnessError
+from harness.record import Record
+from harness.report.document import Document
+from harness.report.manifest import Manifest, digest, neighbours, read_manifest
+from harness.report.report import IMAGE_FORMATS, draw_all, make_document, picture_names, render
+from harness.report.writers.csv import MANIFEST
+from harness.report.writers.html import DATA_ADDRESS
+from harness.store import read_record
+
+WINDOW = 100
+"""Characters shown of a line that differs, around the place where it does."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something in the report that does not follow from its records."""
+
+    file: str
+    line: int | None
+    what: str
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}, line {self.line}"
+        return f"{place}: {self.what}"
+
+
+@dataclass(kw_only=True)
+class Verification:
+    """What a check found."""
+
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    summary: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        problems = [{"file": p.file, "line": p.line, "what": p.what} for p in self.problems]
+        return {"holds": not problems, "problems": problems, "notes": self.notes}
+
+
+def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
+    """Check a report against the records beside it.
+
+    Pictures that another version of matplotlib drew cannot be drawn again byte by byte. That is a problem
+    of its own, unless `pictures_by_digest` accepts those whose digest the report lists. Raises
+    HarnessError if the file cannot be read or is no report.
+    """
+    text = _read_text(report)
+    manifest, manifest_line = _find_manifest(report, text)
+    result = Verification()
+    records = _check_records(report, text, manifest, manifest_line, result)
+    _check_neighbours(report, manifest, manifest_line, records, result)
+    if records.keys() < {entry.path for entry in manifest.records}:
+        result.notes.append("tables and pictures were not computed again: records are missing or unreadable")
+        return result
+    document = make_document(manifest, records)
+    redraw = manifest.matplotlib == version("matplotlib")
+    if not redraw and IMAGE_FORMATS[manifest.format]:
+        _tell_other_drawing(report.name, manifest, manifest_line, pictures_by_digest, result)
+    _compare(report, text, document, manifest, redraw, result)
+    if manifest.harness != version("sharding-harness"):
+        result.notes.append(
+            f"written by sharding-harness {manifest.harness}, checked by {version('sharding-harness')}: "
+            "lines may differ because the report itself changed between them"
+        )
+    result.summary = (
+        f"{len(manifest.records)} records unchanged, {len(document.tables())} tables and "
+        f"{len(document.pictures())} pictures {'computed again' if redraw else 'checked'}"
+    )
+    return result
+
+
+def _compare(
+    report: Path, text: str, document: Document, manifest: Manifest, redraw: bool, result: Verification
+) -> None:
+    """The text, and every file beside it, with what the records give."""
+    name = report.parent / manifest.name
+    images = draw_all(document, manifest.format)
+    rendered = render(document, manifest, images, name)
+    _compare_text(report.name, text, rendered.text, redraw, result)
+    if not redraw and manifest.format == "html":
+        inside = [digest(base64.b64decode(code)) for code in DATA_ADDRESS.findall(text)]
+        if inside != list(manifest.pictures.values()):
+            result.problems.append(Problem(report.name, None, "holds a picture whose digest is not listed"))
+    pictures = set(picture_names(images, name).values())
+    for beside, expected in rendered.beside.items():
+        path = report.parent / beside
+        if not path.is_file():
+            result.problems.append(Problem(beside, None, "is missing beside the report"))
+        elif beside not in pictures:
+            _compare_text(beside, _read_text(path), expected.decode(), True, result)
+        elif redraw:
+            _compare_picture(beside, path.read_bytes(), expected, result)
+        elif digest(path.read_bytes()) != manifest.pictures.get(beside):
+            result.problems.append(Problem(beside, None, "is not the picture whose digest the report lists"))
+
+
+def _tell_other_drawing(
+    name: str, manifest: Manifest, line: int, by_digest: bool, result: Verification
+) -> None:
+    how = f"pictures were drawn by matplotlib {manifest.matplotlib}, here is {version('matplotlib')}"
+    if by_digest:
+        result.notes.append(f"{how}: they were checked by their digests only")
+        return
+    advice = f"install matplotlib=={manifest.matplotlib}, or accept their digests with --pictures-by-digest"
+    result.problems.append(Problem(name, line, f"{how}, so they cannot be drawn again; {advice}"))
+
+
+def _find_manifest(report: Path, text: str) -> tuple[Manifest, int]:
+    """The manifest within the text; that of a CSV report is a file beside it."""
+    beside = report.with_suffix(f".{MANIFEST}.csv")
+    if beside.is_file():
+        manifest, line = read_manifest(_read_text(beside), beside)
+        if manifest.name == report.name:
+            return manifest, line
+    return read_manifest(text, report)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HarnessError(f"report '{path}' cannot be read: {error}") from error
+
+
+def _check_records(
+    report: Path, text: str, manifest: Manifest, manifest_line: int, result: Verification
+) -> dict[str, Record]:
+    """Records by path, those left out that are missing or cannot be read."""
+    lines = text.split("\n")
+    records: dict[str, Record] = {}
+    for entry in manifest.records:
+        line = next(
+            (n for n, t in enumerate(lines, 1) if entry.run_id in t and n != manifest_line), manifest_line
+        )
+        path = report.parent / entry.path
+
+        def tell(what: str, line: int = line) -> None:
+            result.problems.append(Problem(report.name, line, what))
+
+        if not path.is_file():
+            tell(f"record {entry.path} is missing")
+            continue
+        found = digest(path.read_bytes())
+        if found != entry.sha256:
+            tell(f"record {entry.path} was changed: SHA-256 {found[:16]}, listed {entry.sha256[:16]}")
+        try:
+            records[entry.path] = read_record(path)
+        except HarnessError as error:
+            tell(str(error))
+    return records
+
+
+def _check_neighbours(
+    report: Path, manifest: Manifest, manifest_line: int, records: Mapping[str, Record], result: Verification
+) -> None:
+    """Records that appeared after the report was written."""
+    known = {entry.path for entry in manifest.records} | set(manifest.left_out)
+    jobs = {record.job_id for record in records.values()}
+    for path in neighbours(manifest.records, report.parent):
+        if path in known:
+            continue
+        try:
+            same_job = read_record(report.parent / path).job_id in jobs
+        except HarnessError:
+            same_job = True
+        whole = str(Path(path).parent.parent.as_posix()) in manifest.folders
+        if same_job or whole:
+            what = f"record {path} lies beside the records of the report and is not in it"
+            result.problems.append(Problem(report.name, manifest_line, what))
+        else:
+            result.notes.append(f"record {path}, of another job, lies beside the records of the report")
+
+
+def _compare_text(name: str, given: str, expected: str, pictures: bool, result: Verification) -> None:
+    """Line by line; whole pictures within a line count only where `pictures` is true."""
+    left, right = _lines(given, pictures), _lines(expected, pictures)
+    matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
+    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+        if tag == "equal":
+            continue
+        paired = min(i2 - i1, j2 - j1)
+        for offset in range(paired):
+            a, b = _around_difference(left[i1 + offset], right[j1 + offset])
+            result.problems.append(Problem(name, i1 + offset + 1, f"reads {a!r}, the records give {b!r}"))
+        for number in range(i1 + paired, i2):
+            shown = _cut(left[number])
+            result.problems.append(Problem(name, number + 1, f"does not follow from the records: {shown!r}"))
+        for number in range(j1 + paired, j2):
+            shown = _cut(right[number])
+            result.problems.append(Problem(name, i2 or None, f"a line is missing after this one: {shown!r}"))
+
+
+def _lines(text: str, pictures: bool) -> list[str]:
+    """Lines with whole pictures replaced by their digests, which a person can read."""
+
+    def shown(found: re.Match[str]) -> str:
+        return f"picture sha256:{digest(found[1].encode())}" if pictures else "picture"
+
+    return [DATA_ADDRESS.sub(shown, line) for line in text.split("\n")]
+
+
+def _around_difference(left: str, right: str) -> tuple[str, str]:
+    same = next(
+        (n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))
+    )
+    begin = max(0, same - WINDOW // 3)
+    return _cut(left[begin:]), _cut(right[begin:])
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= WINDOW else f"{text[:WINDOW]}..."
+
+
+def _compare_picture(name: str, given: bytes, expected: bytes, result: Verification) -> None:
+    """SVG by bytes; PNG by pixels where bytes differ, as compression differs between zlib builds."""
+    if given == expected:
+        return
+    if name.endswith(".png") and _pixels(given) == _pixels(expected):
+        return
+    result.problems.append(Problem(name, None, "is not the picture that the records give"))
+
+
+def _pixels(image: bytes) -> tuple[tuple[int, int], bytes] | None:
+    """Size and pixels; None if the file is no picture."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(image)) as opened:
+            return opened.size, opened.convert("RGBA").tobytes()
+    except (UnidentifiedImageError, OSError):
+        return None

@@ -1,0 +1,99 @@
+"""A document as a LaTeX article, for lualatex or xelatex, which read any script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from harness.report.document import Block, Code, Document, Folded, Heading, Items, Paragraph, Picture, Table
+from harness.report.formats import one_line, shortened
+
+PREAMBLE = r"""\documentclass[10pt,a4paper]{article}
+\usepackage{fontspec}
+\usepackage[margin=2cm]{geometry}
+\usepackage{adjustbox,booktabs,graphicx,longtable}
+\setlength{\parindent}{0pt}
+\setlength{\parskip}{6pt}
+\sloppy
+"""
+LONGEST_ON_A_PAGE = 40
+"""Rows; a longer table breaks over pages and is not scaled to the width of one."""
+LONGEST_CELL = 60
+_SPECIAL = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%",
+    "_": r"\_", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}", "`": r"\textasciigrave{}",
+    "'": r"\textquotesingle{}", "≈": r"$\approx$", "-": r"-{}",
+}  # fmt: skip
+
+
+def render_latex(document: Document, pictures: Mapping[str, str], manifest: str) -> str:
+    """The document; `pictures` holds the file name of each picture by its key."""
+    parts = [f"\\title{{{latex_text(document.title)}}}\n\\author{{}}\\date{{}}\n\\maketitle"]
+    for section in document.sections:
+        parts.append(f"\\section{{{latex_text(section.title)}}}")
+        parts += [_block(block, pictures) for block in section.blocks]
+    body = "\n\n".join(parts)
+    return f"% {manifest}\n{PREAMBLE}\\begin{{document}}\n\n{body}\n\n\\end{{document}}\n"
+
+
+def latex_text(text: str) -> str:
+    """Text made harmless, on one line."""
+    return "".join(_SPECIAL.get(character, character) for character in one_line(text))
+
+
+def _block(block: Block, pictures: Mapping[str, str]) -> str:
+    match block:
+        case Paragraph():
+            return latex_text(block.text)
+        case Heading():
+            return f"\\subsection{{{latex_text(block.text)}}}"
+        case Items():
+            lines = "\n".join(f"\\item {_item(item)}" for item in block.items)
+            return f"\\begin{{itemize}}\n{lines}\n\\end{{itemize}}"
+        case Table():
+            return _table(block)
+        case Picture():
+            # detokenize: a name with an underscore or tilde is no mathematics here
+            name = f"\\detokenize{{{pictures[block.key]}}}"
+            return f"\\includegraphics[width=\\linewidth]{{{name}}}\n\n{latex_text(block.caption)}"
+        case Code():
+            return _code(block.text)
+        case Folded():
+            inside = "\n\n".join(_block(part, pictures) for part in block.blocks)
+            return f"\\subsection{{{latex_text(shortened(block.title, LONGEST_CELL))}}}\n\n{inside}"
+
+
+def _item(item: str | tuple[str, str]) -> str:
+    if isinstance(item, str):
+        return latex_text(item)
+    return f"\\textbf{{{latex_text(item[0])}}}: {latex_text(item[1])}"
+
+
+def _table(table: Table) -> str:
+    sides = "".join("r" if column.align == "right" else "l" for column in table.columns)
+    head = _row([column.title for column in table.columns])
+    body = "\n".join(_row(line) for line in table.texts())
+    caption = f"\n\n{latex_text(table.caption)}" if table.caption else ""
+    if len(table.rows) > LONGEST_ON_A_PAGE:
+        top = f"\\toprule\n{head}\n\\midrule\n\\endhead\n"
+        return (
+            f"{{\\footnotesize\n\\begin{{longtable}}{{{sides}}}\n{top}{body}\n\\bottomrule\n"
+            f"\\end{{longtable}}}}{caption}"
+        )
+    return (
+        f"\\begin{{adjustbox}}{{max width=\\linewidth}}\n\\begin{{tabular}}{{{sides}}}\n\\toprule\n{head}\n"
+        f"\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}\n\\end{{adjustbox}}{caption}"
+    )
+
+
+def _row(cells: list[str]) -> str:
+    return " & ".join(latex_text(shortened(cell, LONGEST_CELL)) for cell in cells) + r" \\"
+
+
+def _code(text: str) -> str:
+    r"""Lines in typewriter, each escaped: within verbatim, \end{verbatim} would be obeyed."""
+    lines = []
+    for line in text.rstrip().split("\n"):
+        indented = len(line) - len(line.lstrip(" "))
+        lines.append(f"\\mbox{{}}\\hspace*{{{indented * 0.5:g}em}}{latex_text(line)}")
+    return "{\\footnotesize\\ttfamily\\raggedright\n" + "\\\\\n".join(lines) + "\n\n}"

@@ -1,0 +1,265 @@
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.record import Record
+from harness.report.report import SUFFIXES, write_report
+from harness.report.verify import Verification, verify
+from harness.store import write_record
+from tests.records import LOSSES, make_record, make_steps, make_weights
+
+Runs = list[tuple[Path, Record]]
+
+
+def write_runs(folder: Path, slower: float = 0.0) -> Runs:
+    """Three repeats of two backends and a reference."""
+    records = [make_record()]
+    for label, seconds in (("ddp", 0.5), ("fsdp", 0.6)):
+        records += [
+            make_record(
+                label=label, repeat=n, run_id=f"run-{label}-{n}",
+                steps=make_steps([loss + 1e-6 for loss in LOSSES], seconds=seconds + n / 100 + slower),
+                final_weights=make_weights("c" * 64),
+            )
+            for n in range(3)
+        ]  # fmt: skip
+    runs = []
+    for record in records:
+        directory = folder / "runs" / record.run_id
+        directory.mkdir(parents=True)
+        runs.append((write_record(directory, record), record))
+    return runs
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("published")
+    runs = write_runs(folder)
+    for suffix in ("md", "html", "csv", "json", "tex"):
+        write_report(runs, folder / f"report.{suffix}", folders=[folder / "runs"])
+    return folder
+
+
+@pytest.fixture
+def copy(published: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(published, tmp_path / "copy"))
+
+
+def edit(path: Path, old: str, new: str) -> int:
+    """Replace the first occurrence; returns the number of its line."""
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    return text[: text.index(old)].count("\n") + 1
+
+
+def found(result: Verification) -> list[str]:
+    return [str(problem) for problem in result.problems]
+
+
+@pytest.mark.parametrize("name", ["report.md", "report.html", "report.csv", "report.json", "report.tex"])
+def test_untouched_report_holds(published: Path, name: str) -> None:
+    result = verify(published / name)
+    assert found(result) == []
+    assert result.notes == []
+
+
+def test_report_that_moved_with_its_records_holds(copy: Path) -> None:
+    assert found(verify(copy / "report.md")) == []
+
+
+def test_renamed_report_holds(copy: Path) -> None:
+    (copy / "report.md").rename(copy / "README.md")
+    assert found(verify(copy / "README.md")) == []
+
+
+@pytest.mark.parametrize("name", ["report.md", "report.html", "report.csv", "report.json", "report.tex"])
+def test_one_digit_in_a_table_is_named_by_its_line(copy: Path, name: str) -> None:
+    text = (copy / name).read_text()
+    digit = next(re.finditer(r"1,?67[89]", text)).group()
+    line = edit(copy / name, digit, digit.replace("6", "5", 1))
+    result = verify(copy / name)
+    assert [problem.line for problem in result.problems] == [line]
+    assert result.problems[0].file == name
+    assert "the records give" in result.problems[0].what
+
+
+def test_verdict_sentence_that_was_changed_is_named(copy: Path) -> None:
+    line = edit(copy / "report.md", "ddp is fastest", "fsdp is fastest")
+    assert found(verify(copy / "report.md"))[0].startswith(f"report.md, line {line}: reads")
+
+
+def test_added_row_is_named(copy: Path) -> None:
+    text = (copy / "report.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| fsdp "))
+    line = edit(copy / "report.md", row, f"{row}\n{row.replace('fsdp', 'best')}")
+    (problem,) = verify(copy / "report.md").problems
+    assert problem.line == line + 1
+    assert "does not follow from the records" in problem.what
+
+
+def test_removed_row_is_named(copy: Path) -> None:
+    text = (copy / "report.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| fsdp "))
+    line = edit(copy / "report.md", f"{row}\n", "")
+    (problem,) = verify(copy / "report.md").problems
+    assert problem.line == line - 1
+    assert "missing" in problem.what
+
+
+def test_edited_record_is_named_and_so_is_what_it_changes(copy: Path) -> None:
+    path = copy / "runs" / "run-ddp-1" / "record.json"
+    document = json.loads(path.read_text())
+    document["steps"][2]["seconds"] = 0.1
+    path.write_text(json.dumps(document))
+    problems = found(verify(copy / "report.md"))
+    assert any("record runs/run-ddp-1/record.json was changed" in problem for problem in problems)
+    assert any("the records give" in problem for problem in problems)
+
+
+def test_space_in_a_record_is_an_edit(copy: Path) -> None:
+    path = copy / "runs" / "run-ddp-1" / "record.json"
+    path.write_text(path.read_text() + "\n")
+    (problem,) = verify(copy / "report.md").problems
+    assert "was changed" in problem.what
+    assert problem.line is not None
+    assert "run-ddp-1" in (copy / "report.md").read_text().splitlines()[problem.line - 1]
+
+
+def test_removed_record_is_named(copy: Path) -> None:
+    shutil.rmtree(copy / "runs" / "run-ddp-1")
+    result = verify(copy / "report.md")
+    assert "record runs/run-ddp-1/record.json is missing" in found(result)[0]
+    assert "not computed again" in result.notes[0]
+
+
+def test_foreign_record_is_named(copy: Path) -> None:
+    directory = copy / "runs" / "another"
+    directory.mkdir()
+    write_record(directory, make_record(run_id="another", job_id="b" * 12))
+    (problem,) = verify(copy / "report.md").problems
+    assert "runs/another/record.json" in problem.what
+
+
+def test_other_job_beside_chosen_records_is_a_note_and_the_same_job_a_problem(tmp_path: Path) -> None:
+    write_report(write_runs(tmp_path), tmp_path / "report.md")
+    for run_id, job_id in (("other", "b" * 12), ("same", "0123456789ab")):
+        (tmp_path / "runs" / run_id).mkdir()
+        write_record(tmp_path / "runs" / run_id, make_record(run_id=run_id, job_id=job_id))
+    result = verify(tmp_path / "report.md")
+    assert ["runs/same/record.json" in problem for problem in found(result)] == [True]
+    assert ["runs/other/record.json" in note for note in result.notes] == [True]
+
+
+def test_record_that_was_left_out_when_the_report_was_written_is_stated_in_it(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path)
+    report = write_report(runs[:-1], tmp_path / "report.md")
+    assert "1 other record lies in the same folder, not part of this report" in report.read_text()
+    assert found(verify(report)) == []
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_replaced_picture_is_named(copy: Path, suffix: str) -> None:
+    shutil.rmtree(copy / "other", ignore_errors=True)
+    other = write_report([(copy / "runs" / "run-single-n1" / "record.json", make_record())], copy / "x.md")
+    shutil.copy(other.with_suffix(f".loss.{suffix}"), copy / f"report.loss.{suffix}")
+    assert found(verify(copy / "report.md")) == [
+        f"report.loss.{suffix}: is not the picture that the records give"
+    ]
+
+
+def test_edited_picture_within_html_is_named(copy: Path) -> None:
+    text = (copy / "report.html").read_text()
+    code = re.search(r"base64,([A-Za-z0-9+/]{400})", text)
+    assert code
+    line = edit(copy / "report.html", code[1], code[1][:-1] + ("A" if code[1][-1] != "A" else "B"))
+    assert [problem.line for problem in verify(copy / "report.html").problems] == [line]
+
+
+def test_missing_picture_is_named(copy: Path) -> None:
+    (copy / "report.loss.png").unlink()
+    assert found(verify(copy / "report.md")) == ["report.loss.png: is missing beside the report"]
+
+
+def test_png_that_was_only_compressed_again_holds(copy: Path) -> None:
+    from PIL import Image
+
+    with Image.open(copy / "report.loss.png") as image:
+        pixels = image.copy()
+    pixels.save(copy / "report.loss.png", compress_level=1)
+    assert found(verify(copy / "report.md")) == []
+
+
+def drawn_by_another(folder: Path) -> None:
+    for name in ("report.md", "report.html"):
+        text = (folder / name).read_text()
+        changed = re.sub(r'(matplotlib(?:"\:"| ))\d+\.\d+\.\d+', r"\g<1>1.2.3", text)
+        assert changed.count("1.2.3") == 2
+        (folder / name).write_text(changed)
+
+
+@pytest.mark.parametrize("name", ["report.md", "report.html"])
+def test_pictures_of_another_matplotlib_are_not_called_replaced(copy: Path, name: str) -> None:
+    drawn_by_another(copy)
+    (problem,) = verify(copy / name).problems
+    assert "drawn by matplotlib 1.2.3" in problem.what
+    assert "--pictures-by-digest" in problem.what
+    result = verify(copy / name, pictures_by_digest=True)
+    assert found(result) == []
+    assert "by their digests only" in result.notes[0]
+
+
+def test_digest_of_a_replaced_picture_of_another_matplotlib_does_not_fit(copy: Path) -> None:
+    drawn_by_another(copy)
+    (copy / "report.loss.svg").write_text("<svg/>")
+    text = (copy / "report.html").read_text()
+    (copy / "report.html").write_text(re.sub(r"(base64,)[A-Za-z0-9+/=]+", r"\1PHN2Zy8+", text))
+    for name in ("report.md", "report.html"):
+        assert "digest" in found(verify(copy / name, pictures_by_digest=True))[0]
+
+
+@pytest.mark.parametrize("change", [lambda text: "", lambda text: re.sub("harness-report.*", "", text)])
+def test_file_without_its_list_of_records_is_no_report(copy: Path, change: Callable[[str], str]) -> None:
+    path = copy / "report.md"
+    path.write_text(change(path.read_text()))
+    with pytest.raises(HarnessError, match="carries no list of its records"):
+        verify(path)
+
+
+def test_list_of_records_that_was_damaged_is_an_error(copy: Path) -> None:
+    edit(copy / "report.md", '"sha256":', '"sha":')
+    with pytest.raises(HarnessError, match="cannot be read"):
+        verify(copy / "report.md")
+
+
+def test_record_taken_out_of_report_and_list_alike_is_still_beside(copy: Path) -> None:
+    """Whoever drops an unwelcome run must delete its record too."""
+    path = copy / "report.md"
+    text = path.read_text()
+    path.write_text(re.sub(r'\{"path":"runs/run-ddp-1/[^}]*\},', "", text))
+    assert any("runs/run-ddp-1/record.json" in p and "lies beside" in p for p in found(verify(path)))
+
+
+def test_every_ending_of_a_report_has_a_format() -> None:
+    assert set(SUFFIXES.values()) == {"md", "html", "csv", "json", "latex"}
+
+
+@pytest.mark.parametrize("suffix", ["md", "html", "csv", "json", "tex"])
+def test_report_with_a_baseline_is_verified_too(tmp_path: Path, suffix: str) -> None:
+    before, after = write_runs(tmp_path / "before"), write_runs(tmp_path / "after", slower=0.2)
+    report = write_report(after, tmp_path / f"report.{suffix}", baseline=before)
+    assert found(verify(report)) == []
+    edit(report, "beyond noise", "within noise")
+    assert found(verify(report))
+
+
+def test_baseline_that_is_also_the_other_side_is_computed_again(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path)
+    result = verify(write_report(runs, tmp_path / "report.md", baseline=runs))
+    assert found(result) == result.notes == []
+    assert "tables" in result.summary
