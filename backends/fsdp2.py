@@ -25,8 +25,9 @@ from backends.base import (
 from backends.blocks import parameter_count, transformer_blocks
 from backends.fsdp2_engine import Fsdp2Engine
 from backends.hybrid import shard_size, unmet_hybrid
-from backends.options import HybridOptions, ShardedOptions
+from backends.options import Fsdp2HybridOptions, Fsdp2Options, HybridOptions
 from backends.precision import compute_dtype, dtype_name
+from backends.prefetch import describe_fsdp2_prefetch, set_fsdp2_prefetch
 from backends.single import grad_scaler
 from backends.torch_engine import Strategy
 
@@ -34,7 +35,7 @@ from backends.torch_engine import Strategy
 class Fsdp2Backend(Backend):
     """`fully_shard`; `reshard` tells whether a block gives its gathered weights back after forward."""
 
-    Options: ClassVar[type[BackendOptions]] = ShardedOptions
+    Options: ClassVar[type[BackendOptions]] = Fsdp2Options
 
     def __init__(self, options: BackendOptions, *, reshard: bool = True, hybrid: bool = False) -> None:
         super().__init__(options)
@@ -71,6 +72,7 @@ class Fsdp2Backend(Backend):
         # textbook strategy does not.
         root_reshard = self.reshard if context.preset == "like-for-like" else None
         fully_shard(model, **(arguments | {"reshard_after_forward": root_reshard}))
+        set_fsdp2_prefetch(model, list(blocks.values()), self.options)
         strategy = Strategy(
             name="fully_shard" + (" on a 2-D mesh" if self.hybrid else ""),
             native_config={
@@ -89,7 +91,11 @@ class Fsdp2Backend(Backend):
             compute_dtype=policy.param_dtype or next(model.parameters()).dtype,
             autocast=False,
             offload=["weights", "gradients", "optimizer"] if offload else [],
-            details={"shard_size": mesh.shape[-1], "replicas": mesh.size() // mesh.shape[-1]},
+            details={
+                "shard_size": mesh.shape[-1],
+                "replicas": mesh.size() // mesh.shape[-1],
+                **describe_fsdp2_prefetch(list(blocks.values())),
+            },
             norm_group=mesh.get_group(mesh.ndim - 1),
             set_synchronisation=partial(synchronise, model),
             named_full_parameters=partial(fsdp2_full_parameters, model, context.world.device),
@@ -111,7 +117,7 @@ class Fsdp2Backend(Backend):
 class Fsdp2HybridBackend(Fsdp2Backend):
     """The same on a 2-D mesh: sharded inside a group of ranks, replicated across the groups."""
 
-    Options = HybridOptions
+    Options = Fsdp2HybridOptions
 
 
 def mixed_precision(context: SetupContext) -> MixedPrecisionPolicy:
