@@ -34,6 +34,7 @@ from backends.hybrid import shard_size, unmet_hybrid
 from backends.options import Fsdp1HybridOptions, Fsdp1Options, HybridOptions
 from backends.precision import compute_dtype, dtype_name, scaler_arguments
 from backends.prefetch import describe_fsdp1_prefetch, fsdp1_prefetch_arguments
+from backends.presets import reduce_dtype_changes
 from backends.torch_engine import Strategy, TorchEngine
 
 
@@ -94,7 +95,7 @@ class Fsdp1Backend(Backend):
         strategy = Strategy(
             name=in_force.name,
             native_config={key: _plain(value) for key, value in arguments.items()},
-            wrap_units=_unit_names(fsdp),
+            wrap_units=fsdp1_unit_names(fsdp),
             reduce_dtype=(precision.reduce_dtype if precision else None) or dtype,
             parameter_count=count,
             compute_dtype=(precision.param_dtype if precision else None) or dtype,
@@ -161,7 +162,7 @@ def fsdp1_mixed_precision(context: SetupContext) -> MixedPrecision | None:
     """Compute in the low dtype; reduce in fp32 unless the library's default is asked for."""
     if not context.precision.endswith("-mixed"):
         return None
-    reduce_dtype = torch.float32 if context.preset == "like-for-like" else None
+    reduce_dtype = torch.float32 if reduce_dtype_changes(context.precision, context.preset) else None
     return MixedPrecision(param_dtype=compute_dtype(context.precision), reduce_dtype=reduce_dtype)
 
 
@@ -176,7 +177,8 @@ def _bare_name(name: str) -> str:
     return name.replace("_fsdp_wrapped_module.", "")
 
 
-def _unit_names(fsdp: FullyShardedDataParallel) -> list[str]:
+def fsdp1_unit_names(fsdp: FullyShardedDataParallel) -> list[str]:
+    """Names of the live model's units, the root last."""
     units = [n for n, m in fsdp.named_modules() if isinstance(m, FullyShardedDataParallel)]
     return [_bare_name(name) for name in units if name] + [""]
 

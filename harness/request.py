@@ -57,3 +57,8 @@ def rank_log(run_directory: Path, rank: int) -> Path:
 def trace_file(run_directory: Path, rank: int) -> Path:
     """Where a rank leaves the profiler's trace, if one is asked for."""
     return run_directory / f"trace-{rank:05d}.json.gz"
+
+
+def snapshot_file(run_directory: Path, rank: int) -> Path:
+    """Where a rank leaves the snapshot of its CUDA memory, if one is asked for."""
+    return run_directory / f"memory-snapshot-{rank:05d}.pickle"

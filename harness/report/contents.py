@@ -14,9 +14,11 @@ from harness.report.sections.loss import loss_section
 from harness.report.sections.machine import machine_section
 from harness.report.sections.memory import memory_section
 from harness.report.sections.overlap import overlap_section
+from harness.report.sections.presets import presets_section
 from harness.report.sections.reading import reading_section
 from harness.report.sections.reproduce import configuration_section, reproduce_section
 from harness.report.sections.results import results_section
+from harness.report.sections.states import states_section
 from harness.report.sections.time import time_section
 from harness.report.sections.verdict import verdict_section
 from harness.report.sections.volume import volume_section
@@ -26,11 +28,13 @@ SECTIONS: tuple[Callable[[Sequence[Row]], Section | None], ...] = (
     verdict_section,
     job_section,
     machine_section,
+    presets_section,
     results_section,
     loss_section,
     time_section,
     overlap_section,
     memory_section,
+    states_section,
     volume_section,
     communication_section,
     findings_section,
