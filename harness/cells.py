@@ -34,6 +34,7 @@ class Cell:
     world_size: int
     repeat: int
     key: str
+    nodes: int = 1
 
 
 def plan(
@@ -42,11 +43,15 @@ def plan(
     world_sizes: Iterable[int],
     repeats: int,
     device: str,
+    *,
+    nodes: int = 1,
+    machine: str | None = None,
 ) -> list[Cell]:
     """The cells of a matrix in the order they run, references first.
 
-    Every world size decides its global batch; for each a reference of one process is added. Raises
-    HarnessError for an unknown backend or a batch that does not divide.
+    Every world size decides its global batch; for each a reference of one process is added. Ranks are
+    spread over `nodes`; `machine` names machines other than this one. Raises HarnessError for an unknown
+    backend or a batch that does not divide.
     """
     labels = [canonical_label(given) for given in _expand(backends)]
     cells: dict[str, Cell] = {}
@@ -63,6 +68,8 @@ def plan(
                     one_process if alone else layout,
                     repeat,
                     device,
+                    nodes=1 if alone else nodes,
+                    machine=machine,
                 )
                 cells.setdefault(cell.key, cell)
     return list(cells.values())
@@ -75,6 +82,9 @@ def make_cell(
     layout: BatchLayout,
     repeat: int,
     device: str,
+    *,
+    nodes: int = 1,
+    machine: str | None = None,
 ) -> Cell:
     """One cell with its key: equal keys mean equal job, world, measurement, code and versions."""
     job = with_global_batch(experiment.job(), layout)
@@ -92,8 +102,10 @@ def make_cell(
         "device": device,
         "code": code_fingerprint(),
         "packages": package_versions(entry.packages),
-        "machine": machine_name(),
+        "machine": machine or machine_name(),
     }
+    if nodes > 1:
+        parts["nodes"] = nodes
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return Cell(
         backend=label,
@@ -103,6 +115,7 @@ def make_cell(
         world_size=world_size,
         repeat=repeat,
         key=key,
+        nodes=nodes,
     )
 
 
@@ -139,15 +152,7 @@ def make_request(
     command: list[str],
     ranks_per_node: int | None = None,
 ) -> RunRequest:
-    """What the ranks of a cell are asked to do, under a fresh run id.
-
-    Raises HarnessError for a measurement that the device does not have.
-    """
-    if experiment.measure.memory_snapshot and device != "cuda":
-        raise HarnessError(
-            f"measure.memory_snapshot: true needs CUDA, this run is on {device}; remove it, or set "
-            "runtime.device=cuda where there is a GPU"
-        )
+    """What the ranks of a cell are asked to do, under a fresh run id."""
     now = datetime.now(UTC)
     name, _, _ = cell.backend.partition(":")
     ranks_per_node = ranks_per_node or cell.world_size

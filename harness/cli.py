@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
-EXIT_ERROR = 1
+from harness.cli_options import common
+from harness.cli_options import config_option as _config
+from harness.cli_options import json_option as _json
+from harness.cli_options import port_option as _port
+from harness.cli_options import runs_option as _runs
+from harness.cli_options import set_option as _set
+from harness.cli_slurm import slurm
+
 EXIT_STRICT = 3
 
 
@@ -24,51 +27,7 @@ def main() -> None:
     harness(prog_name="harness")
 
 
-def common(command: Callable[..., int]) -> Callable[..., None]:
-    """Turn errors that a user can act on into one line and exit code 1."""
-
-    @wraps(command)
-    def guarded(debug: bool, **arguments: Any) -> None:
-        from harness.errors import HarnessError
-
-        try:
-            code = command(**arguments)
-        except KeyboardInterrupt:
-            click.echo("interrupted; every run that began has a record", err=True)
-            code = 130
-        except Exception as error:
-            if debug:
-                raise
-            if isinstance(error, HarnessError):
-                text = str(error)
-            else:
-                text = (
-                    f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)"
-                )
-            text = " ".join(text.split())
-            if os.environ.get("RANK", "0") == "0":  # torchrun's other ranks would say the same
-                click.echo(f"harness: {text}", err=True)
-            code = EXIT_ERROR
-        sys.exit(code)
-
-    return click.option("--debug", is_flag=True, help="Show the traceback of an error.")(guarded)
-
-
-_config = click.option(
-    "--config", type=click.Path(path_type=Path), help="YAML file; without one the default job."
-)
-_set = click.option(
-    "--set", "assignments", multiple=True, metavar="A.B=C", help="Override a setting; repeatable."
-)
-_runs = click.option(
-    "--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True,
-    help="Folder of the records.",
-)  # fmt: skip
 _trace = click.option("--trace", is_flag=True, help="Keep each rank's profiler trace (measure.trace=true).")
-_json = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
-_port = click.option(
-    "--port", type=click.IntRange(1, 65535), help="Rendezvous port; without one a free port."
-)
 
 
 def _traced(assignments: tuple[str, ...], trace: bool) -> tuple[str, ...]:
@@ -203,6 +162,9 @@ def backends(as_json: bool) -> int:
     from harness.commands import list_backends
 
     return list_backends(as_json)
+
+
+harness.add_command(slurm)
 
 
 if __name__ == "__main__":

@@ -66,8 +66,9 @@ def run_once(
         return _run_as_rank(experiment, label, device, store, nproc, as_json)
     if nodes > 1:
         raise HarnessError(
-            f"--nodes {nodes}: this command starts ranks on its own machine only; on each node start "
-            "`torchrun --nnodes ... --nproc-per-node ... -m harness run --backend NAME`"
+            f"--nodes {nodes}: this command starts ranks on its own machine only; under Slurm use "
+            "`harness slurm render`, else on each node `torchrun --nnodes ... --nproc-per-node ... "
+            "-m harness run`"
         )
     world_size = _world_size(label, nproc, device)
     _require_gpus(device, world_size)

@@ -54,11 +54,18 @@ def package_versions(extra: tuple[str, ...] = ()) -> dict[str, str]:
     """Versions of the installed distributions that can change a result."""
     found = {}
     for name in (*PACKAGES, *extra):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
+        installed = _version(name)
+        if installed is not None:
+            found[name] = installed
     return found
+
+
+@lru_cache
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 @lru_cache(maxsize=1)

@@ -7,6 +7,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden files anew instead of comparing"
     )
+    parser.addoption("--cluster", action="store_true", help="run the tests on a Slurm cluster of their own")
 
 
 @pytest.fixture

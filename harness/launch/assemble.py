@@ -7,8 +7,9 @@ from typing import Any
 
 from backends import registry
 from harness.launch.local import Outcome, signal_name
+from harness.launch.nodes import run_environment
 from harness.launch.tail import Tail
-from harness.provenance import environment, package_versions
+from harness.provenance import package_versions
 from harness.record import (
     BackendPart,
     CommunicationPart,
@@ -24,7 +25,7 @@ from harness.record import (
     WindowsPart,
     WorldPart,
 )
-from harness.request import RunRequest, rank_file, rank_log, snapshot_file, trace_file
+from harness.request import RunRequest, launcher_log, rank_file, rank_log, trace_file
 
 LOG_TAIL_LINES = 40
 PHASES = ("forward", "backward", "step")
@@ -73,7 +74,7 @@ def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Reco
             accumulation_steps=request.accumulation_steps,
             preset=request.preset,
         ),
-        environment=environment(),
+        environment=run_environment(run_directory),
         layout=setup.get("layout"),
         model=setup.get("model"),
         data=setup.get("data"),
@@ -96,14 +97,9 @@ def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Reco
 
 
 def _artifacts(run_directory: Path, request: RunRequest) -> dict[str, str]:
-    """What ranks left beside their events: traces, and snapshots of CUDA memory."""
-    kinds = (("trace", trace_file), ("memory snapshot", snapshot_file))
-    files = {
-        f"{what} of rank {rank}": name(run_directory, rank)
-        for rank in range(request.world_size)
-        for what, name in kinds
-    }
-    return {what: file.name for what, file in files.items() if file.exists()}
+    """What ranks left beside their events: traces."""
+    traces = {rank: trace_file(run_directory, rank) for rank in range(request.world_size)}
+    return {f"trace of rank {rank}": path.name for rank, path in traces.items() if path.exists()}
 
 
 def _by_kind(events: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -193,6 +189,13 @@ def _status(
     steps: list[StepPart],
     outcome: Outcome,
 ) -> tuple[Status, ErrorPart | None]:
+    finished = all("done" in kinds for kinds in events.values())
+    if outcome.verdict is not None and not finished:
+        return outcome.verdict.status, ErrorPart(
+            kind=outcome.verdict.kind,
+            message=f"{outcome.verdict.cause} after {len(steps)} steps",
+            log_tail=_log_tail(run_directory, 0),
+        )
     killed = [(rank, code) for rank, code in outcome.exit_codes.items() if code is not None and code < 0]
     if killed:
         # The others fail because this one is gone, and may say so before anybody sees it die.
@@ -211,7 +214,7 @@ def _status(
         )
     if _reasons(events):
         return "unsupported", None
-    if all("done" in kinds for kinds in events.values()):
+    if finished:
         lost = [step.step for step in steps if step.loss is None]
         if lost:
             return "diverged", ErrorPart(
@@ -248,6 +251,8 @@ def _exit_message(code: int | None) -> str:
 
 def _log_tail(run_directory: Path, rank: int) -> str:
     log = rank_log(run_directory, rank)
+    if not log.exists():
+        log = launcher_log(run_directory)
     if not log.exists():
         return ""
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:])

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from harness.errors import HarnessError, JobError
 from harness.launch.entry import enter_check, enter_rank
 from harness.launch.tail import Tail
+from harness.record import Status
 from harness.request import RunRequest, rank_file, rank_log
 
 POLL_SECONDS = 0.25
@@ -32,11 +33,23 @@ EventHandler = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Why a run was ended from outside."""
+
+    status: Status
+    kind: str
+    cause: str
+    """A sentence without its end: 'after N steps' follows."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How the processes of a run ended."""
 
     exit_codes: dict[int, int | None]
     stopped: Literal["timeout", "interrupted"] | None = None
+    verdict: Verdict | None = None
+    """Counts more than what the ranks say, unless all of them finished."""
 
 
 class LocalLauncher:

@@ -1,10 +1,30 @@
-"""`python -m harness.worker RUN_DIRECTORY`: a rank started by torchrun, accelerate launch or srun."""
+"""`python -m harness.worker RUN_DIRECTORY`: a rank started by torchrun, accelerate launch or deepspeed."""
 
+import os
 import sys
 from pathlib import Path
 
-from harness.worker.environment import leave
-from harness.worker.rank import run_rank
+from harness.worker.monitor import run_monitored
+
+
+def train(run_directory: Path) -> int:
+    """This rank's part; imports torch only here, in the monitored child."""
+    from harness.launch.nodes import write_node
+    from harness.request import RunRequest
+    from harness.worker.environment import leave, world_of
+    from harness.worker.rank import run_rank
+
+    request = RunRequest.read(run_directory)
+    if request.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries would prefer a GPU that they see
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    world = world_of(request)
+    if world.local_rank == 0:
+        write_node(run_directory, world.rank // world.ranks_per_node)
+    leave(run_rank(run_directory))
+
 
 if __name__ == "__main__":
-    leave(run_rank(Path(sys.argv[1])))
+    directory = Path(sys.argv[1])
+    run_monitored(directory, int(os.environ["RANK"]), lambda: train(directory))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ class EventWriter:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", buffering=1, encoding="utf-8")
+        self._lock = threading.Lock()
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one event. Floats that are not finite become null, as JSON has none."""
-        self._file.write(json.dumps({"kind": kind, **finite(values)}) + "\n")
+        line = json.dumps({"kind": kind, **finite(values)}) + "\n"
+        with self._lock:
+            self._file.write(line)
 
     def close(self) -> None:
         self._file.close()

@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -37,9 +36,11 @@ def run_external(make_request: Callable[[], RunRequest], runs: Path) -> tuple[Re
     if world.rank == 0:
         directory.mkdir(parents=True)
         request.write(directory)
-        _record_on_termination(directory, request)
     dist.barrier()
-    code = run_rank(directory)
+    record_at_end = _recorder(directory, request) if world.rank == 0 else None
+    if record_at_end is not None:
+        signal.signal(signal.SIGTERM, lambda _signal, _frame: (record_at_end(), os._exit(1)))
+    code = run_rank(directory, record_at_end)
     if world.rank != 0:
         return None, code
     record = assemble(directory, request, Outcome(exit_codes={world.rank: code}))
@@ -47,13 +48,12 @@ def run_external(make_request: Callable[[], RunRequest], runs: Path) -> tuple[Re
     return record, code
 
 
-def _record_on_termination(directory: Path, request: RunRequest) -> None:
+def _recorder(directory: Path, request: RunRequest) -> Callable[[], None]:
     """When torchrun ends this rank because another failed, the record is still written."""
 
-    def write_and_leave(_signal: int, _frame: FrameType | None) -> None:
+    def write() -> None:
         outcome = Outcome(exit_codes={}, stopped="interrupted")
         write_record(directory, assemble(directory, request, outcome))
         sys.stderr.flush()
-        os._exit(1)
 
-    signal.signal(signal.SIGTERM, write_and_leave)
+    return write

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,7 +19,7 @@ from backends.base import Backend, Engine, LossScale, SetupContext, Unsupported,
 from backends.precision import compute_dtype
 from harness.batch import BatchLayout
 from harness.errors import HarnessError
-from harness.request import RunRequest, rank_file, snapshot_file, trace_file
+from harness.request import RunRequest, rank_file, trace_file
 from harness.worker.communication import CommunicationCounter
 from harness.worker.environment import device_name, join_process_group, prepare_process, world_of
 from harness.worker.events import EventWriter
@@ -36,24 +37,25 @@ from harness.worker.optimizer import build_adamw, decaying_names
 from harness.worker.phases import phase_timer
 from harness.worker.probes import Probes
 from harness.worker.samples import Sampler, load_samples
-from harness.worker.snapshot import Snapshot
+from harness.worker.termination import tell_before_ending
 from harness.worker.tracer import Tracer
 from harness.worker.weights import digest_weights
 
 COLLECTIVE_TIMEOUT_SECONDS = 600.0
 
 
-def run_rank(run_directory: Path) -> int:
+def run_rank(run_directory: Path, on_termination: Callable[[], None] | None = None) -> int:
     """Run this rank's part and write its events; return the exit code.
 
     0 also when the backend is unsupported; 1 when it failed or ran out of memory. The events say which.
+    `on_termination` is called when the rank is told to end while it trains, after it said what it measured.
     """
     started = time.perf_counter()
     request = RunRequest.read(run_directory)
     world = world_of(request)
     events = EventWriter(rank_file(run_directory, world.rank))
     try:
-        _train(request, run_directory, world, events, started)
+        _train(request, run_directory, world, events, started, on_termination)
     except Unsupported as reason:
         events.write("unsupported", reasons=[str(reason)])
     except (torch.OutOfMemoryError, MemoryError) as error:
@@ -71,7 +73,12 @@ def run_rank(run_directory: Path) -> int:
 
 
 def _train(
-    request: RunRequest, run_directory: Path, world: World, events: EventWriter, started: float
+    request: RunRequest,
+    run_directory: Path,
+    world: World,
+    events: EventWriter,
+    started: float,
+    on_termination: Callable[[], None] | None,
 ) -> None:
     prepare_process(request, world)
     backend = registry.create(request.backend)
@@ -93,13 +100,12 @@ def _train(
     sampler = Sampler(samples, job)
     trace = trace_file(run_directory, world.rank) if request.measure.trace else None
     tracer = Tracer(world.device, trace)
-    snapshot = Snapshot(snapshot_file(run_directory, world.rank)) if request.measure.memory_snapshot else None
-    probes = Probes(allocator, counter, counted_steps=request.measure.counted_steps, snapshot=snapshot)
+    probes = Probes(allocator, counter)
     built: dict[str, Any] = {}
     with counter.counting("setup"):
         engine = _prepare(request, world, backend, samples.vocabulary_size, built)
+    probes.attach(engine)
     engine.train(True)
-    probes.attach(engine, sampler.held_tensors)
     with counter.counting("digest"):
         initial = digest_weights(engine) if request.measure.weight_digests else None
     loop = Loop(
@@ -137,17 +143,30 @@ def _train(
         matmul_flops_per_second=peaks,
         setup_seconds=setup_seconds,
     )
+
+    def measured() -> None:
+        events.write(
+            "measured",
+            memory=probes.memory,
+            communication=counter.rows(),
+            overlap=tracer.rows,
+            probe_seconds=probes.seconds_per_step() | _tracer_seconds(tracer),
+            timed_probes=sorted(probes.timed_probes),
+            reserved_bytes=allocator.reserved_bytes(),
+            host_peak_bytes=host_peak_bytes(),
+        )
+
+    def stopped() -> None:
+        # A step counted in part would be taken for a whole one.
+        if probes.memory and not probes.within_counted_step:
+            measured()
+        events.write("stopped", at=time.time())
+        if on_termination is not None:
+            on_termination()
+
+    tell_before_ending(stopped)
     loop.run()
-    events.write(
-        "measured",
-        memory=probes.memory,
-        communication=counter.rows(),
-        overlap=tracer.rows,
-        probe_seconds=probes.seconds_per_step() | _tracer_seconds(tracer),
-        timed_probes=sorted(probes.timed_probes),
-        reserved_bytes=allocator.reserved_peak_bytes(),
-        host_peak_bytes=host_peak_bytes(),
-    )
+    measured()
     if request.measure.weight_digests:
         events.write("final", weights=digest_weights(engine))
     events.write("done")

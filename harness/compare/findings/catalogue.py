@@ -15,7 +15,6 @@ from harness.compare.findings import (
     divergence,
     impossible,
     instrumentation,
-    memory,
     same_job,
     split,
     timing,
@@ -34,7 +33,6 @@ MODULES: tuple[ModuleType, ...] = (
     warmup,
     instrumentation,
     balance,
-    memory,
 )
 """In the order in which a reader is told."""
 

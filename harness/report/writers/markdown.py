@@ -52,8 +52,7 @@ def _block(block: Block, pictures: Mapping[str, str]) -> str:
         case Table():
             return _table(block)
         case Picture():
-            caption = markdown_text(block.caption)
-            return f"![{caption}]({quote(pictures[block.key])})\n\n{caption}"
+            return f"![{markdown_text(block.caption)}]({quote(pictures[block.key])})"
         case Code():
             return code_block(block.language, block.text)
         case Folded():

@@ -1,0 +1,60 @@
+"""Options and the treatment of errors that the commands of the command line share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+EXIT_ERROR = 1
+
+
+def common(command: Callable[..., int]) -> Callable[..., None]:
+    """Turn errors that a user can act on into one line and exit code 1."""
+
+    @wraps(command)
+    def guarded(debug: bool, **arguments: Any) -> None:
+        from harness.errors import HarnessError
+
+        try:
+            code = command(**arguments)
+        except KeyboardInterrupt:
+            click.echo("interrupted; every run that began has a record", err=True)
+            code = 130
+        except Exception as error:
+            if debug:
+                raise
+            if isinstance(error, HarnessError):
+                text = str(error)
+            else:
+                text = (
+                    f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)"
+                )
+            text = " ".join(text.split())
+            if os.environ.get("RANK", "0") == "0":  # torchrun's other ranks would say the same
+                click.echo(f"harness: {text}", err=True)
+            code = EXIT_ERROR
+        sys.exit(code)
+
+    return click.option("--debug", is_flag=True, help="Show the traceback of an error.")(guarded)
+
+
+config_option = click.option(
+    "--config", type=click.Path(path_type=Path), help="YAML file; without one the default job."
+)
+set_option = click.option(
+    "--set", "assignments", multiple=True, metavar="A.B=C", help="Override a setting; repeatable."
+)
+runs_option = click.option(
+    "--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True,
+    help="Folder of the records.",
+)  # fmt: skip
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+port_option = click.option(
+    "--port", type=click.IntRange(1, 65535), help="Rendezvous port; without one a free port."
+)

@@ -1,0 +1,93 @@
+"""What each node of a run is: written on the node, read by whoever assembles the record elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from harness.provenance import environment
+
+NETWORK = Path("/sys/class/net")
+
+
+def node_file(run_directory: Path, node: int) -> Path:
+    """Where the first rank of a node describes it."""
+    return run_directory / f"node-{node:05d}.json"
+
+
+def write_node(run_directory: Path, node: int) -> None:
+    """Describe this machine for the record, under a temporary name first."""
+    path = node_file(run_directory, node)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(describe_node()), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def read_nodes(run_directory: Path) -> list[dict[str, Any]]:
+    """What the nodes said, in their order; empty where the launcher knows its only node itself."""
+    return [
+        json.loads(path.read_text(encoding="utf-8")) for path in sorted(run_directory.glob("node-*.json"))
+    ]
+
+
+def run_environment(run_directory: Path) -> dict[str, Any]:
+    """The environment of a record: of the first node, with the topology of every node under 'nodes'."""
+    nodes = read_nodes(run_directory)
+    if not nodes:
+        return environment()
+    return nodes[0]["environment"] | {"nodes": [node["topology"] for node in nodes]}
+
+
+def describe_node() -> dict[str, Any]:
+    """Environment of this machine, and how its processors, GPUs and networks are laid out."""
+    facts = environment()
+    return {
+        "environment": facts,
+        "topology": {
+            "host": socket.gethostname(),
+            "cpu": facts["cpu"],
+            "cores": facts["cores"],
+            "usable_cores": len(os.sched_getaffinity(0)),
+            "memory_bytes": facts["memory_bytes"],
+            "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))),
+            "gpus": facts["gpus"],
+            "gpu_topology": _gpu_topology(),
+            "interfaces": _interfaces(),
+        },
+    }
+
+
+def _interfaces() -> list[dict[str, Any]]:
+    """Network interfaces that are up, with their speed where the kernel knows one."""
+    addresses = psutil.net_if_addrs()
+    found = []
+    for name, state in psutil.net_if_stats().items():
+        if state.isup and name != "lo":
+            own = [a.address for a in addresses.get(name, []) if a.family == socket.AF_INET]
+            found.append(
+                {
+                    "name": name,
+                    "addresses": own,
+                    "megabits_per_second": state.speed or None,
+                    "mtu_bytes": state.mtu,
+                    "infiniband": (NETWORK / name / "device" / "infiniband").exists(),
+                }
+            )
+    return found
+
+
+def _gpu_topology() -> list[str] | None:
+    """Lines of `nvidia-smi topo -m`; None without GPUs."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    done = subprocess.run(
+        ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.stdout.splitlines() if done.returncode == 0 else None

@@ -1,0 +1,122 @@
+"""What a job's script does on its first node before and after the step: one attempt at one run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from harness.errors import HarnessError
+from harness.launch.assemble import assemble
+from harness.launch.local import Outcome
+from harness.launch.tail import Tail
+from harness.record import Record
+from harness.request import REQUEST_NAME, RunRequest, rank_exit, rank_file
+from harness.slurm.client import JobFacts
+from harness.slurm.ending import ScriptEnd, verdict
+from harness.slurm.matrix import write_atomically
+from harness.store import write_record
+
+JOB_NAME = "slurm.json"
+END_NAME = "slurm-end.json"
+ENDINGS = ("done", "failure", "unsupported", "stopped")
+
+
+def begin(run_directory: Path) -> None:
+    """Note which job runs this run; set the files of an earlier attempt aside, so that it starts clean.
+
+    Raises HarnessError where the run's folder is not to be seen from this node.
+    """
+    if not (run_directory / REQUEST_NAME).exists():
+        raise HarnessError(
+            f"'{run_directory}' has no {REQUEST_NAME} on this node: the runs folder must be on a file system "
+            "that all nodes share"
+        )
+    left = [p for p in run_directory.iterdir() if p.is_file() and p.name != REQUEST_NAME]
+    if any(p.name.startswith(("rank-", "launcher", JOB_NAME)) for p in left):
+        earlier = len(list(run_directory.glob("attempt-*")))
+        aside = run_directory / f"attempt-{earlier}"
+        aside.mkdir()
+        for path in left:
+            path.rename(aside / path.name)
+    write_atomically(run_directory / JOB_NAME, json.dumps(_job_variables(), indent=1))
+
+
+def finish(run_directory: Path, end: ScriptEnd) -> Record:
+    """Note how the step ended and write the record; `collect` adds what Slurm says afterwards."""
+    write_atomically(run_directory / END_NAME, end.model_dump_json())
+    request = RunRequest.read(run_directory)
+    return write_run(run_directory, request, None)
+
+
+def write_run(
+    run_directory: Path, request: RunRequest, facts: JobFacts | None, job: str | None = None
+) -> Record:
+    """Assemble and write the record of a run from its ranks' files, its script's and Slurm's facts."""
+    path = run_directory / END_NAME
+    end = ScriptEnd.model_validate_json(path.read_bytes()) if path.exists() else None
+    outcome = Outcome(
+        exit_codes=_exit_codes(run_directory, request),
+        verdict=verdict(facts, end, _silent_hosts(run_directory, request)),
+    )
+    record = assemble(run_directory, request, outcome)
+    slurm = _noted(run_directory) | {
+        "attempts": 1 + len(list(run_directory.glob("attempt-*"))),
+        "step_exit_code": end.exit_code if end is not None else None,
+    }
+    if job is not None:
+        slurm["job"] = job
+    if facts is not None:
+        slurm |= {name: value for name, value in vars(facts).items() if value is not None}
+    record = record.model_copy(update={"environment": record.environment | {"slurm": slurm}})
+    write_record(run_directory, record)
+    return record
+
+
+def _job_variables() -> dict[str, Any]:
+    """What the script's own environment says of its job."""
+    number, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return {
+        "job": f"{number}_{task}" if number and task else os.environ.get("SLURM_JOB_ID"),
+        "nodes": os.environ.get("SLURM_JOB_NODELIST"),
+        "partition": os.environ.get("SLURM_JOB_PARTITION"),
+        "restarts": int(os.environ.get("SLURM_RESTART_COUNT", "0")),
+    }
+
+
+def _noted(run_directory: Path) -> dict[str, Any]:
+    path = run_directory / JOB_NAME
+    if not path.exists():
+        return {}
+    noted: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return noted
+
+
+def _exit_codes(run_directory: Path, request: RunRequest) -> dict[int, int | None]:
+    """Exit codes by rank as their monitors noted them, the first to end first.
+
+    Launchers end the ranks that are left with SIGTERM: one that went so did not fail.
+    """
+    notes = []
+    for rank in range(request.world_size):
+        path = rank_exit(run_directory, rank)
+        try:
+            note = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError):
+            continue  # the monitor went with its rank
+        if note["exit_code"] != -signal.SIGTERM:
+            notes.append((note["at"], rank, note["exit_code"]))
+    return {rank: code for _, rank, code in sorted(notes)}
+
+
+def _silent_hosts(run_directory: Path, request: RunRequest) -> list[str]:
+    """Hosts of the ranks that began and did not say how they ended."""
+    hosts = []
+    for rank in range(request.world_size):
+        events = Tail(rank_file(run_directory, rank)).read()
+        setup = next((event for event in events if event["kind"] == "setup"), None)
+        if setup is not None and not any(event["kind"] in ENDINGS for event in events):
+            hosts.append(setup["host"])
+    return sorted(set(hosts))

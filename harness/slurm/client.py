@@ -1,0 +1,212 @@
+"""Asks Slurm's commands and reads their answers; the only place that starts them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import HarnessError
+
+# Each field ends with '|', whatever its width; none of them holds text that a user chose.
+QUEUE_FORMAT = ",".join(
+    f"{field}:|"
+    for field in ("JobArrayID", "State", "Reason", "exit_code", "RestartCnt", "TimeUsed", "NodeList")
+)
+ACCOUNT_FIELDS = ("JobID", "State", "ExitCode", "ElapsedRaw", "NodeList", "ConsumedEnergyRaw", "MaxRSS")
+ACTIVE = frozenset(
+    {
+        "PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "REQUEUED", "REQUEUE_FED",
+        "REQUEUE_HOLD", "RESIZING", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "RESV_DEL_HOLD",
+    }
+)  # fmt: skip
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """What Slurm says of one job; None where it does not say."""
+
+    state: str
+    """As Slurm names it, such as COMPLETED, TIMEOUT or NODE_FAIL, without what follows it."""
+    reason: str | None = None
+    exit_code: int | None = None
+    """Of the batch script; negative: killed by that signal."""
+    nodes: str | None = None
+    """As Slurm writes lists: node[1-2]."""
+    elapsed_seconds: int | None = None
+    restarts: int | None = None
+    energy_joules: int | None = None
+    max_resident_bytes: int | None = None
+    """The largest process of the job."""
+
+    @property
+    def active(self) -> bool:
+        return self.state in ACTIVE
+
+
+def submit(script: Path, *, array: str | None = None) -> str:
+    """Hand a script to sbatch; return the job's number. Raises HarnessError with sbatch's reason."""
+    indices = [f"--array={array}"] if array is not None else []
+    answer = _run(["sbatch", "--parsable", *indices, script.name], cwd=script.parent)
+    return answer.strip().split(";")[0]
+
+
+def queued_jobs() -> int:
+    """Jobs of this user that wait or run, each element of an array counted."""
+    answer = _run(["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--Format=JobArrayID:|"])
+    return len(answer.split())
+
+
+def cancel(jobs: Sequence[str]) -> None:
+    """Cancel jobs; those that have ended are no error."""
+    if jobs:
+        _run(["scancel", *jobs])
+
+
+def expand_nodes(nodes: str) -> list[str]:
+    """Names of the nodes of a list such as node[1-2]."""
+    return _run(["scontrol", "show", "hostnames", nodes]).split()
+
+
+def job_facts(jobs: Sequence[str]) -> dict[str, JobFacts]:
+    """What Slurm knows of these jobs: accounting where there is some, else the controller's memory.
+
+    A job that neither knows is left out: controllers forget ended jobs after some minutes.
+    """
+    if not jobs:
+        return {}
+    wanted = set(jobs)
+    known = read_accounting(_run_or_nothing(["sacct", *_ACCOUNT_OPTIONS, f"--jobs={','.join(jobs)}"]))
+    # The controller knows restarts and the reason of a wait; accounting knows what it has forgotten.
+    for job, facts in read_queue(_run_or_nothing([*_QUEUE_COMMAND, f"--jobs={','.join(jobs)}"])).items():
+        accounted = known.get(job)
+        known[job] = facts if accounted is None else _merged(facts, accounted)
+    return {job: facts for job, facts in known.items() if job in wanted}
+
+
+_QUEUE_COMMAND = ["squeue", "--noheader", "--array", "--states=all", f"--Format={QUEUE_FORMAT}"]
+_ACCOUNT_OPTIONS = ["--parsable2", "--noheader", "--array", f"--format={','.join(ACCOUNT_FIELDS)}"]
+
+
+def read_queue(text: str) -> dict[str, JobFacts]:
+    """Facts by job from squeue's lines in QUEUE_FORMAT."""
+    found = {}
+    for line in text.splitlines():
+        values = [value.strip() for value in line.split("|")]
+        if len(values) < 7:
+            continue
+        job, state, reason, status, restarts, elapsed, nodes = values[:7]
+        ended = state not in ACTIVE
+        found[job] = JobFacts(
+            state=state,
+            reason=None if reason in ("", "None") else reason,
+            exit_code=_wait_status(status) if ended else None,
+            nodes=nodes or None,
+            elapsed_seconds=_duration(elapsed),
+            restarts=int(restarts) if restarts.isdigit() else None,
+        )
+    return found
+
+
+def read_accounting(text: str) -> dict[str, JobFacts]:
+    """Facts by job from sacct's lines of ACCOUNT_FIELDS; steps tell their job's memory and energy."""
+    found: dict[str, JobFacts] = {}
+    for line in text.splitlines():
+        values = line.split("|")
+        if len(values) < len(ACCOUNT_FIELDS):
+            continue
+        name, state, exit_code, elapsed, nodes, energy, memory = values[: len(ACCOUNT_FIELDS)]
+        job, _, step = name.partition(".")
+        joules = int(energy) if energy.isdigit() and int(energy) > 0 else None
+        if not step:
+            # 'CANCELLED by 1000' and 'NODE_FAIL' and 'RUNNING'
+            found[job] = JobFacts(
+                state=state.split()[0] if state else "UNKNOWN",
+                exit_code=_exit_and_signal(exit_code),
+                nodes=None if nodes in ("", "None assigned") else nodes,
+                elapsed_seconds=int(elapsed) if elapsed.isdigit() else None,
+                energy_joules=joules,
+            )
+        elif job in found:
+            whole = found[job]
+            resident = [b for b in (whole.max_resident_bytes, _bytes(memory)) if b is not None]
+            energies = [e for e in (whole.energy_joules, joules) if e is not None]
+            found[job] = JobFacts(
+                **(
+                    vars(whole)
+                    | {
+                        "max_resident_bytes": max(resident, default=None),
+                        "energy_joules": max(energies, default=None),
+                    }
+                )
+            )
+    return found
+
+
+def _merged(queue: JobFacts, accounted: JobFacts) -> JobFacts:
+    first = {name: value for name, value in vars(queue).items() if value is not None}
+    return JobFacts(**(vars(accounted) | first))
+
+
+def _run(command: Sequence[str], cwd: Path | None = None) -> str:
+    try:
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=120)
+    except FileNotFoundError as error:
+        raise HarnessError(
+            f"'{command[0]}' was not found: run this where Slurm's commands are on PATH"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise HarnessError(f"'{command[0]}' did not answer within 120 s; try again later") from error
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise HarnessError(f"'{command[0]}' refused: {said}")
+    return done.stdout
+
+
+def _run_or_nothing(command: Sequence[str]) -> str:
+    """The answer, or nothing where the command is missing or knows none of the jobs."""
+    try:
+        return _run(command)
+    except HarnessError:
+        return ""
+
+
+def _wait_status(text: str) -> int | None:
+    """The status of wait(2) as squeue prints it: exit code times 256, or the signal."""
+    if not text.isdigit():
+        return None
+    status = int(text)
+    return -(status & 127) if status & 127 else status >> 8
+
+
+def _exit_and_signal(text: str) -> int | None:
+    """sacct's 'exit code:signal'."""
+    code, _, number = text.partition(":")
+    if not (code.isdigit() and number.isdigit()):
+        return None
+    return -int(number) if int(number) else int(code)
+
+
+def _duration(text: str) -> int | None:
+    """Seconds of squeue's [days-][hours:]minutes:seconds."""
+    days, dash, rest = text.partition("-")
+    pieces = (rest if dash else text).split(":")
+    if not all(piece.isdigit() for piece in pieces) or (dash and not days.isdigit()):
+        return None
+    seconds = 0
+    for piece in pieces:
+        seconds = seconds * 60 + int(piece)
+    return seconds + (int(days) * 86400 if dash else 0)
+
+
+def _bytes(text: str) -> int | None:
+    """Bytes of sacct's '123456K'."""
+    unit = text[-1:].upper() if text[-1:].isalpha() else ""
+    number = text.rstrip("KMGTkmgt")
+    try:
+        return int(float(number) * UNITS[unit])
+    except (ValueError, KeyError):
+        return None

@@ -1,0 +1,55 @@
+"""Why a job ended, from what its own script noticed and what Slurm says: a pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from harness.launch.local import Verdict
+from harness.slurm.client import JobFacts
+
+Noticed = Literal["time-limit", "terminated"]
+
+
+class ScriptEnd(BaseModel):
+    """What the job's script wrote down at its end."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ended: Noticed | None = None
+    """The signal that the script was sent: before its time limit, or to end at once."""
+    exit_code: int
+    """Of the step that ran the launchers."""
+
+
+def verdict(
+    facts: JobFacts | None, end: ScriptEnd | None, silent_hosts: Sequence[str] = ()
+) -> Verdict | None:
+    """What ended the job from outside; None: look at what its ranks say.
+
+    `silent_hosts` are nodes of which no rank said how it ended.
+    """
+    state = facts.state if facts is not None else None
+    if (end is not None and end.ended == "time-limit") or state in ("TIMEOUT", "DEADLINE"):
+        return Verdict(status="timeout", kind="TimeLimit", cause="stopped by the job's time limit")
+    match state:
+        case "OUT_OF_MEMORY":
+            return Verdict(status="oom", kind="OutOfMemory", cause="ended by Slurm: a node ran out of memory")
+        case "NODE_FAIL" | "BOOT_FAIL":
+            named = f" ({', '.join(silent_hosts)})" if silent_hosts else ""
+            return Verdict(
+                status="failed", kind="NodeFailure", cause=f"ended by the failure of a node{named}"
+            )
+        case "PREEMPTED":
+            return Verdict(status="failed", kind="Preempted", cause="preempted by another job")
+        case "CANCELLED":
+            return Verdict(status="failed", kind="Cancelled", cause="cancelled")
+    if end is not None and end.ended == "terminated":
+        return Verdict(status="failed", kind="Terminated", cause="told to end by SIGTERM")
+    if end is None and facts is not None and not facts.active:
+        code = facts.exit_code
+        how = f"killed by signal {-code}" if code is not None and code < 0 else f"over, exit code {code}"
+        return Verdict(status="failed", kind="ScriptLost", cause=f"left alone: the job script was {how},")
+    return None

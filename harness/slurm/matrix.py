@@ -1,0 +1,159 @@
+"""A rendered matrix: a folder of job scripts and the document that says which run each starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from harness.cells import Cell, make_request, plan
+from harness.errors import HarnessError
+from harness.request import RunRequest
+from harness.slurm.directives import refuse_control_characters
+from harness.slurm.script import render_script
+from harness.slurm.site import Site
+from harness.spec import Experiment
+
+MATRIX_NAME = "matrix.json"
+MATRIX_SCHEMA: Literal[1] = 1
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PlannedRun(_Document):
+    """One run of the matrix and the script that starts it."""
+
+    request: RunRequest
+    nodes: int
+    script: str
+    """File name within the folder."""
+    array_index: int | None = None
+
+
+class Matrix(_Document):
+    """What `render` decided; submission and collection only read it."""
+
+    schema_version: Literal[1] = MATRIX_SCHEMA
+    site: Site
+    runs_folder: Path
+    """Absolute: the same on every node."""
+    runs: list[PlannedRun]
+
+    def run_directory(self, run: PlannedRun) -> Path:
+        return self.runs_folder / run.request.run_id
+
+
+def plan_nodes(
+    experiment: Experiment,
+    site: Site,
+    backends: Sequence[str],
+    node_counts: Iterable[int],
+    ranks_per_node: int,
+    repeats: int,
+) -> list[Cell]:
+    """The cells of backends x node counts x repeats, each cell once, references first.
+
+    Raises HarnessError where the nodes have fewer GPUs than ranks, and as `plan` does.
+    """
+    if site.gpus_per_node and ranks_per_node > site.gpus_per_node:
+        raise HarnessError(
+            f"--nproc {ranks_per_node}: nodes of site '{site.name}' have gpus_per_node "
+            f"{site.gpus_per_node}; lower --nproc"
+        )
+    cells: dict[str, Cell] = {}
+    for nodes in node_counts:
+        sizes = [nodes * ranks_per_node]
+        planned = plan(experiment, backends, sizes, repeats, site.device, nodes=nodes, machine=site.machine)
+        for cell in planned:
+            cells.setdefault(cell.key, cell)
+    return list(cells.values())
+
+
+def render_matrix(
+    cells: Sequence[Cell],
+    experiment: Experiment,
+    site: Site,
+    *,
+    folder: Path,
+    runs_folder: Path,
+    job_name: str,
+    arrays: bool,
+    command: list[str],
+) -> tuple[Matrix, dict[str, str]]:
+    """The matrix and its scripts by file name; writes nothing.
+
+    `arrays`: one job array for all cells of equal worlds, else one script per cell.
+    """
+    refuse_control_characters(job_name, "--job-name")
+    folder, runs_folder = folder.absolute(), runs_folder.absolute()
+    runs: list[PlannedRun] = []
+    scripts: dict[str, str] = {}
+    for batch in _batches(cells, arrays):
+        nodes, per_node = batch[0].nodes, batch[0].world_size // batch[0].nodes
+        requests = [make_request(cell, experiment, site.device, command, per_node) for cell in batch]
+        world = f"{nodes}x{per_node}"
+        script = f"array-{world}.sbatch" if arrays else f"{requests[0].run_id}.sbatch"
+        label = world if arrays else f"{batch[0].backend}-{world}"
+        scripts[script] = render_script(
+            site,
+            job_name=f"{job_name}-{label}",
+            nodes=nodes,
+            ranks_per_node=per_node,
+            run_directories=[runs_folder / request.run_id for request in requests],
+            log_folder=folder,
+            array=arrays,
+        )
+        runs += [
+            PlannedRun(request=request, nodes=nodes, script=script, array_index=index if arrays else None)
+            for index, request in enumerate(requests)
+        ]
+    return Matrix(site=site, runs_folder=runs_folder, runs=runs), scripts
+
+
+def write_matrix(folder: Path, matrix: Matrix, scripts: dict[str, str]) -> None:
+    """Write a new folder. Raises HarnessError if there is a matrix already, or it cannot be written."""
+    if (folder / MATRIX_NAME).exists():
+        raise HarnessError(
+            f"'{folder}' holds a matrix already: give another folder with -o, or collect and remove this one"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in scripts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        write_atomically(folder / MATRIX_NAME, matrix.model_dump_json(indent=1))
+    except OSError as error:
+        raise HarnessError(f"folder '{folder}' cannot be written: {error.strerror}") from error
+
+
+def read_matrix(folder: Path) -> Matrix:
+    """Read the matrix of a folder. Raises HarnessError if there is none that this version reads."""
+    path = folder / MATRIX_NAME
+    try:
+        return Matrix.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HarnessError(
+            f"'{folder}' holds no matrix ({error.strerror}); give a folder that `harness slurm render` wrote"
+        ) from error
+    except (UnicodeDecodeError, ValidationError) as error:
+        raise HarnessError(f"{path} is not a matrix of this version: {error}") from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file so that a reader sees all of it or what was there before."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _batches(cells: Sequence[Cell], arrays: bool) -> list[list[Cell]]:
+    """Cells that share a script: those of equal worlds in an array, else each alone."""
+    key: Callable[[Cell], object] = (lambda c: (c.nodes, c.world_size)) if arrays else (lambda c: c.key)
+    batches: dict[object, list[Cell]] = {}
+    for cell in cells:
+        batches.setdefault(key(cell), []).append(cell)
+    return list(batches.values())

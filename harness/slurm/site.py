@@ -1,0 +1,144 @@
+"""A site file: what a cluster wants to hear. Validation touches neither environment nor network."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from backends.values import parse_value
+from harness.errors import HarnessError, choices
+
+TIME = re.compile(r"\d+(-\d{1,2})?(:\d{1,2}){0,2}")
+# The script writes these itself; given again they would contradict it.
+OWN_OPTIONS = {
+    "array", "cpus-per-task", "gpus-per-node", "gres", "job-name", "nodes", "ntasks", "ntasks-per-node",
+    "open-mode", "output", "requeue", "no-requeue", "signal", "time", "wrap", "parsable",
+}  # fmt: skip
+
+
+def _one_line(text: str) -> str:
+    if any(ord(c) < 32 or ord(c) == 127 or c in "\x85\u2028\u2029" for c in text):
+        raise ValueError("must be one line without control characters")
+    return text
+
+
+def _time(text: str) -> str:
+    if not TIME.fullmatch(text):
+        raise ValueError("must be a time as Slurm writes it: minutes, HH:MM:SS or D-HH:MM:SS")
+    return text
+
+
+Word = Annotated[str, Field(min_length=1), AfterValidator(_one_line)]
+
+
+class Site(BaseModel):
+    """One cluster, or one partition of it: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Word = Field(description="name of the site; cells of different sites are different cells")
+    partition: Word | None = Field(None, description="--partition")
+    account: Word | None = Field(None, description="--account")
+    qos: Word | None = Field(None, description="--qos")
+    constraint: Word | None = Field(None, description="--constraint")
+    time_limit: Annotated[str, AfterValidator(_time)] = Field(
+        "00:30:00", description="time limit of one cell: minutes, HH:MM:SS or D-HH:MM:SS"
+    )
+    notice_seconds: PositiveInt = Field(
+        60, description="seconds before the time limit at which a run is stopped and recorded"
+    )
+    gpus_per_node: int = Field(0, ge=0, description="GPUs of a node, one rank each; 0: ranks on the CPU")
+    gpu_type: Word | None = Field(None, description="type of the GPUs as Slurm names it: a100, v100")
+    cpus_per_rank: PositiveInt = Field(1, description="CPU cores of a rank")
+    memory_per_node: Word | None = Field(None, description="--mem, such as 120G; 0: all of the node")
+    exclusive: bool = Field(False, description="--exclusive: share the nodes with nobody")
+    requeue: bool = Field(True, description="Slurm may start a job anew after a node failed or was preempted")
+    modules: list[Word] = Field([], description="environment modules to load, in order")
+    virtual_environment: Word | None = Field(None, description="Python virtual environment to activate")
+    container: list[Word] = Field(
+        [], description="words put in front of python: [apptainer, exec, --nv, image.sif]"
+    )
+    python: Word = Field("python3", description="the interpreter that has the harness")
+    environment: dict[str, str] = Field({}, description="variables of the ranks")
+    interface: Word | None = Field(
+        None, description="network interface of the collectives: set for gloo and for NCCL's bootstrap"
+    )
+    launcher: Literal["torchrun", "accelerate", "deepspeed"] = Field(
+        "torchrun", description="what starts the ranks of a node"
+    )
+    max_queued_jobs: PositiveInt = Field(
+        100, description="`submit` keeps no more of the user's jobs than this in the queue"
+    )
+    options: dict[str, str | int | bool] = Field(
+        {}, description="further sbatch options by their long names; true: an option without a value"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Site:
+        for name in self.environment:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                raise ValueError(f"environment: {name!r} is no name of a variable")
+            if "\0" in self.environment[name]:
+                raise ValueError(f"environment: {name} holds a zero byte")
+        for name, value in self.options.items():
+            if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+                raise ValueError(f"options: {name!r} is no long option of sbatch")
+            if name in OWN_OPTIONS:
+                raise ValueError(f"options: '{name}' is written by the harness; use the site's own keys")
+            if name in Site.model_fields and getattr(self, name) is not None:
+                raise ValueError(f"options: '{name}' is given twice")
+            if isinstance(value, str):
+                _one_line(value)
+        if self.gpu_type is not None and self.gpus_per_node == 0:
+            raise ValueError("gpu_type needs gpus_per_node")
+        return self
+
+    @property
+    def device(self) -> str:
+        return "cuda" if self.gpus_per_node else "cpu"
+
+    @property
+    def machine(self) -> str:
+        """What stands for the processor and GPUs of nodes that the submitting machine does not see."""
+        parts = (self.name, self.partition, self.constraint, self.gpu_type)
+        return "slurm; " + "; ".join(part or "-" for part in parts)
+
+
+def load_site(path: Path) -> Site:
+    """Read a site file. Raises HarnessError naming the key, what was given and what is allowed."""
+    try:
+        document = parse_value(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HarnessError(f"site file {path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise HarnessError(f"site file {path} is not valid YAML: {error}") from error
+    if not isinstance(document, dict):
+        raise HarnessError(f"site file {path} must be a mapping of {choices('', Site.model_fields)}")
+    try:
+        return Site.model_validate(document)
+    except ValidationError as error:
+        raise HarnessError(f"site file {path}: {_explain(error)}") from error
+
+
+def _explain(error: ValidationError) -> str:
+    first: Any = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"'{place}' is unknown. Allowed: {choices(place, Site.model_fields)}"
+    message = first["msg"].removeprefix("Value error, ")
+    if not place:
+        return message
+    given = "" if first["type"] == "missing" else f" was given {first['input']!r}"
+    return f"'{place}'{given}: {message}"

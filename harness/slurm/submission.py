@@ -1,0 +1,91 @@
+"""Hands a matrix to Slurm, no more jobs at once than a limit, and remembers which job is which run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from harness.slurm import client
+from harness.slurm.matrix import Matrix, PlannedRun, write_atomically
+from harness.store import RECORD_NAME
+
+JOBS_NAME = "jobs.json"
+
+
+class SubmittedJob(BaseModel):
+    """Which job runs which run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    run_id: str
+    job: str
+    """As Slurm names it: 12, or 12_3 for element 3 of array 12."""
+
+
+_JOBS = TypeAdapter(list[SubmittedJob])
+
+
+def read_jobs(folder: Path) -> dict[str, str]:
+    """Job by run id, of all that was submitted."""
+    path = folder / JOBS_NAME
+    if not path.exists():
+        return {}
+    return {entry.run_id: entry.job for entry in _JOBS.validate_json(path.read_bytes())}
+
+
+def unsubmitted(folder: Path, matrix: Matrix) -> list[PlannedRun]:
+    """Runs that have neither a job nor a record, in order."""
+    jobs = read_jobs(folder)
+    return [
+        run
+        for run in matrix.runs
+        if run.request.run_id not in jobs and not (matrix.run_directory(run) / RECORD_NAME).exists()
+    ]
+
+
+def submit_runs(
+    folder: Path, matrix: Matrix, runs: Sequence[PlannedRun], on_job: Callable[[str, int], None]
+) -> int:
+    """Submit runs in order while the queue has room; return how many were submitted.
+
+    `on_job` is told each job and its number of runs. The queue is asked once; what else the user submits
+    meanwhile is not counted. Raises HarnessError as soon as sbatch refuses, with what was submitted noted.
+    """
+    room = max(0, matrix.site.max_queued_jobs - client.queued_jobs())
+    submitted = 0
+    for batch in _batches(runs[:room]):
+        for run in batch:
+            directory = matrix.run_directory(run)
+            directory.mkdir(parents=True, exist_ok=True)
+            run.request.write(directory)
+        indices = [run.array_index for run in batch if run.array_index is not None]
+        job = client.submit(folder / batch[0].script, array=ranges(indices) if indices else None)
+        named = [job if run.array_index is None else f"{job}_{run.array_index}" for run in batch]
+        _remember(folder, {run.request.run_id: name for run, name in zip(batch, named, strict=True)})
+        on_job(job, len(batch))
+        submitted += len(batch)
+    return submitted
+
+
+def ranges(indices: Sequence[int]) -> str:
+    """Ascending indices as sbatch's --array takes them: 0-3,5."""
+    pieces = []
+    for _, run in groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0]):
+        members = [index for _, index in run]
+        pieces.append(f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0]))
+    return ",".join(pieces)
+
+
+def _batches(runs: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
+    """Neighbours of one script together."""
+    for _, batch in groupby(runs, key=lambda run: run.script):
+        yield list(batch)
+
+
+def _remember(folder: Path, jobs: dict[str, str]) -> None:
+    merged = read_jobs(folder) | jobs
+    entries = [SubmittedJob(run_id=run_id, job=job) for run_id, job in merged.items()]
+    write_atomically(folder / JOBS_NAME, _JOBS.dump_json(entries, indent=1).decode())

@@ -1,0 +1,48 @@
+"""Keeps beside a rank a small process that notes how it ended, whatever launcher started it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from harness.request import rank_exit
+
+PR_SET_PDEATHSIG = 1
+
+
+def run_monitored(run_directory: Path, rank: int, main: Callable[[], int]) -> NoReturn:
+    """Run `main` in a child of this process and leave as it did, its exit noted in the run directory.
+
+    Launchers tell on their standard error only how a rank died. Call this before anything starts threads
+    or touches a device: the child is a fork. SIGTERM is passed on.
+    """
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _die_with(parent)
+        os._exit(main())
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        os.kill(child, number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, pass_on)
+    _, status, usage = os.wait4(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    note = {"exit_code": code, "at": time.time(), "max_resident_bytes": usage.ru_maxrss * 1024}
+    rank_exit(run_directory, rank).write_text(json.dumps(note), encoding="utf-8")
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent is gone."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)

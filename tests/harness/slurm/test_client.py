@@ -1,0 +1,68 @@
+"""Reading what squeue and sacct print. The lines were printed by Slurm 22.05."""
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.slurm import client
+from tests.harness.slurm.fakes import FakeSlurm
+
+QUEUE = """\
+2|COMPLETED|None|0|0|0:00|node1|
+4_0|FAILED|NonZeroExitCode|1792|1|1-02:03:04|node[1-2]|
+4_1|FAILED|RaisedSignal:9(Killed)|9|0|0:03|node2|
+5|PENDING|Resources|0|0|0:00||
+"""
+ACCOUNTING = """\
+7|TIMEOUT|0:0|61|node[1-2]||
+7.batch|CANCELLED|0:15|62|node1||14516K
+7.0|CANCELLED by 0|0:15|62|node[1-2]|1200|388194K
+8_1|CANCELLED by 1000|0:0|3|None assigned||
+9|OUT_OF_MEMORY|0:125|12|node3||
+"""
+
+
+def test_queue_says_how_jobs_ended() -> None:
+    facts = client.read_queue(QUEUE)
+    assert facts["2"].exit_code == 0
+    assert (facts["4_0"].exit_code, facts["4_0"].restarts) == (7, 1)
+    assert facts["4_0"].elapsed_seconds == 86400 + 2 * 3600 + 3 * 60 + 4
+    assert facts["4_1"].exit_code == -9
+    assert facts["5"].active
+    assert (facts["5"].reason, facts["5"].exit_code, facts["5"].nodes) == ("Resources", None, None)
+
+
+def test_accounting_says_memory_and_energy_of_steps() -> None:
+    facts = client.read_accounting(ACCOUNTING)
+    assert facts["7"].state == "TIMEOUT"
+    assert facts["7"].max_resident_bytes == 388194 * 1024
+    assert facts["7"].energy_joules == 1200
+    assert facts["8_1"].state == "CANCELLED"
+    assert facts["8_1"].nodes is None
+    assert facts["9"].exit_code == -125
+
+
+def test_accounting_completes_what_the_controller_says(slurm: FakeSlurm) -> None:
+    slurm.answer("squeue", "7|TIMEOUT|TimeLimit|0|2|1:01|node[1-2]|\n")
+    slurm.answer("sacct", ACCOUNTING)
+    facts = client.job_facts(["7", "9"])
+    assert set(facts) == {"7", "9"}
+    assert (facts["7"].restarts, facts["7"].max_resident_bytes) == (2, 388194 * 1024)
+    assert facts["9"].state == "OUT_OF_MEMORY"
+
+
+def test_a_forgotten_job_is_left_out(slurm: FakeSlurm) -> None:
+    slurm.refuse("squeue", "Invalid job id specified")
+    slurm.refuse("sacct", "Slurm accounting storage is disabled")
+    assert client.job_facts(["7"]) == {}
+
+
+def test_no_slurm_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(HarnessError, match="'squeue' was not found"):
+        client.queued_jobs()
+
+
+def test_a_refusal_is_passed_on(slurm: FakeSlurm) -> None:
+    slurm.refuse("squeue", "slurm_load_jobs error: Unable to contact slurm controller")
+    with pytest.raises(HarnessError, match="Unable to contact"):
+        client.queued_jobs()

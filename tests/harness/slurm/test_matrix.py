@@ -1,0 +1,77 @@
+"""From a matrix of cells to scripts and their runs."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.slurm.matrix import Matrix, plan_nodes, read_matrix, render_matrix, write_matrix
+from harness.slurm.site import Site
+from harness.spec import Experiment
+
+SITE = Site(name="test")
+EXPERIMENT = Experiment()
+
+
+def rendered(folder: Path, *, arrays: bool, repeats: int = 1) -> tuple[Matrix, dict[str, str]]:
+    cells = plan_nodes(EXPERIMENT, SITE, ["ddp", "fsdp-hybrid"], [1, 2], 2, repeats)
+    return render_matrix(
+        cells, EXPERIMENT, SITE, folder=folder, runs_folder=folder / "runs", job_name="h", arrays=arrays,
+        command=["harness", "slurm", "render"],
+    )  # fmt: skip
+
+
+def test_cells_are_backends_times_nodes_and_one_reference(tmp_path: Path) -> None:
+    matrix, scripts = rendered(tmp_path, arrays=False)
+    requests = [(run.nodes, run.request) for run in matrix.runs]
+    assert [(r.backend, nodes, r.world_size, r.ranks_per_node) for nodes, r in requests] == [
+        ("single", 1, 1, 1), ("ddp", 1, 2, 2), ("fsdp-hybrid", 1, 2, 2), ("ddp", 2, 4, 2),
+        ("fsdp-hybrid", 2, 4, 2),
+    ]  # fmt: skip
+    assert len(scripts) == 5
+
+
+def test_equal_ranks_on_other_nodes_are_another_cell() -> None:
+    (one,) = {c.key for c in plan_nodes(EXPERIMENT, SITE, ["ddp"], [1], 4, 1) if c.backend == "ddp"}
+    (two,) = {c.key for c in plan_nodes(EXPERIMENT, SITE, ["ddp"], [2], 2, 1) if c.backend == "ddp"}
+    other = Site(name="other")
+    (three,) = {c.key for c in plan_nodes(EXPERIMENT, other, ["ddp"], [2], 2, 1) if c.backend == "ddp"}
+    assert len({one, two, three}) == 3
+
+
+def test_an_array_holds_the_cells_of_equal_worlds(tmp_path: Path) -> None:
+    matrix, scripts = rendered(tmp_path, arrays=True)
+    assert set(scripts) == {"array-1x1.sbatch", "array-1x2.sbatch", "array-2x2.sbatch"}
+    assert "--array=0-1" in scripts["array-2x2.sbatch"]
+    indices = [(r.script, r.array_index) for r in matrix.runs if r.nodes == 2]
+    assert indices == [("array-2x2.sbatch", 0), ("array-2x2.sbatch", 1)]
+    listed = [line.strip() for line in scripts["array-2x2.sbatch"].splitlines() if line.startswith("  /")]
+    assert listed == [str(matrix.run_directory(r)) for r in matrix.runs if r.nodes == 2]
+
+
+def test_a_matrix_is_read_back_as_written(tmp_path: Path) -> None:
+    matrix, scripts = rendered(tmp_path, arrays=True)
+    write_matrix(tmp_path / "jobs", matrix, scripts)
+    assert read_matrix(tmp_path / "jobs") == matrix
+    with pytest.raises(HarnessError, match="holds a matrix already"):
+        write_matrix(tmp_path / "jobs", matrix, scripts)
+
+
+def test_a_folder_without_a_matrix_is_said(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="harness slurm render"):
+        read_matrix(tmp_path)
+
+
+def test_more_ranks_than_gpus_are_refused() -> None:
+    site = Site(name="x", gpus_per_node=4)
+    with pytest.raises(HarnessError, match="gpus_per_node 4; lower --nproc"):
+        plan_nodes(EXPERIMENT, site, ["ddp"], [1], 8, 1)
+
+
+def test_a_thousand_cells_render_in_five_seconds(tmp_path: Path) -> None:
+    begin = time.process_time()
+    matrix, scripts = rendered(tmp_path, arrays=False, repeats=200)
+    write_matrix(tmp_path / "jobs", matrix, scripts)
+    assert len(scripts) == 1000
+    assert time.process_time() - begin < 5

@@ -1,0 +1,202 @@
+"""Submission within a limit, attempts, and records for every run whose job is over."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.request import rank_exit, rank_file
+from harness.slurm.attempt import begin, finish
+from harness.slurm.collection import collect, look
+from harness.slurm.ending import ScriptEnd
+from harness.slurm.matrix import Matrix, PlannedRun, plan_nodes, render_matrix, write_matrix
+from harness.slurm.site import Site
+from harness.slurm.submission import ranges, submit_runs, unsubmitted
+from harness.spec import Experiment
+from harness.store import read_record
+from tests.harness.slurm.fakes import FakeSlurm
+
+QUIET: Callable[[str, int], None] = lambda job, runs: None  # noqa: E731
+STEP = {
+    "step": 0, "window": "timed", "loss_sum": 80.0, "gradient_norm": 1.0, "learning_rate": 0.1, "tokens": 8,
+    "target_tokens": 8, "global_target_tokens": 16, "samples": 1, "ledger": "0" * 16, "seconds": 0.1,
+    "data_seconds": 0.0, "phase_seconds": {"forward": 0.1, "backward": 0.1, "step": 0.1},
+}  # fmt: skip
+
+
+def a_matrix(tmp_path: Path, *, arrays: bool = False, limit: int = 100) -> tuple[Path, Matrix]:
+    folder = tmp_path / "jobs"
+    site, experiment = Site(name="test", max_queued_jobs=limit), Experiment()
+    cells = plan_nodes(experiment, site, ["ddp", "fsdp"], [2], 1, 1)
+    matrix, scripts = render_matrix(
+        cells, experiment, site, folder=folder, runs_folder=tmp_path / "runs", job_name="h", arrays=arrays,
+        command=["harness"],
+    )  # fmt: skip
+    write_matrix(folder, matrix, scripts)
+    return folder, matrix
+
+
+def say(matrix: Matrix, run: PlannedRun, rank: int, kind: str, **values: Any) -> None:
+    with rank_file(matrix.run_directory(run), rank).open("a") as file:
+        file.write(json.dumps({"kind": kind, **values}) + "\n")
+
+
+def train(matrix: Matrix, run: PlannedRun, *, steps: int = 2, host: str = "node{rank}") -> None:
+    """Leave behind what ranks write: a set-up and some steps."""
+    for rank in range(run.request.world_size):
+        say(
+            matrix, run, rank, "setup", host=host.format(rank=rank + 1), device_name="cpu", setup_seconds=1.0,
+            effective=None, native_config=None, versions={}, initial_weights=None, collectives="gloo",
+        )  # fmt: skip
+        for step in range(steps):
+            say(matrix, run, rank, "step", **(STEP | {"step": step}))
+
+
+def submitted(tmp_path: Path, slurm: FakeSlurm) -> tuple[Path, Matrix, PlannedRun]:
+    folder, matrix = a_matrix(tmp_path)
+    submit_runs(folder, matrix, unsubmitted(folder, matrix), QUIET)
+    return folder, matrix, matrix.runs[1]
+
+
+def test_submission_stops_at_the_limit_and_goes_on_later(tmp_path: Path, slurm: FakeSlurm) -> None:
+    folder, matrix = a_matrix(tmp_path, limit=2)
+    slurm.answer("squeue", "90|\n")
+    assert submit_runs(folder, matrix, unsubmitted(folder, matrix), QUIET) == 1
+    assert submit_runs(folder, matrix, unsubmitted(folder, matrix), QUIET) == 1
+    slurm.answer("squeue", "90|\n1|\n2|\n")
+    assert submit_runs(folder, matrix, unsubmitted(folder, matrix), QUIET) == 0
+    assert len(slurm.calls("sbatch")) == 2
+    assert [run.request.run_id for run in unsubmitted(folder, matrix)] == [matrix.runs[2].request.run_id]
+
+
+def test_an_array_is_submitted_in_parts(tmp_path: Path, slurm: FakeSlurm) -> None:
+    folder, matrix = a_matrix(tmp_path, arrays=True, limit=2)
+    submit_runs(folder, matrix, unsubmitted(folder, matrix), QUIET)
+    submit_runs(folder, matrix, unsubmitted(folder, matrix), QUIET)
+    assert slurm.calls("sbatch") == [
+        "--parsable --array=0 array-1x1.sbatch",
+        "--parsable --array=0 array-2x1.sbatch",
+        "--parsable --array=1 array-2x1.sbatch",
+    ]
+    assert [state.job for state in look(folder, matrix)] == ["1_0", "2_0", "3_1"]
+
+
+def test_a_refused_job_keeps_what_was_submitted(tmp_path: Path, slurm: FakeSlurm) -> None:
+    folder, matrix = a_matrix(tmp_path)
+    submit_runs(folder, matrix, matrix.runs[:1], QUIET)
+    slurm.refuse("sbatch", "Batch job submission failed: Invalid account")
+    with pytest.raises(HarnessError, match="Invalid account"):
+        submit_runs(folder, matrix, unsubmitted(folder, matrix), QUIET)
+    assert len(unsubmitted(folder, matrix)) == 2
+
+
+def test_ranges_are_written_as_sbatch_reads_them() -> None:
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+
+
+def test_a_living_job_gets_no_record(tmp_path: Path, slurm: FakeSlurm) -> None:
+    folder, matrix, run = submitted(tmp_path, slurm)
+    train(matrix, run)
+    slurm.answer("squeue", "2|RUNNING|None|0|0|0:05|node[1-2]|\n")
+    collect(folder, matrix)
+    assert not (matrix.run_directory(run) / "record.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "kind"),
+    [
+        ("2|TIMEOUT|TimeLimit|0|0|1:00|node[1-2]|", "timeout", "TimeLimit"),
+        ("2|NODE_FAIL|NodeDown|0|0|1:00|node[1-2]|", "failed", "NodeFailure"),
+        ("2|OUT_OF_MEMORY|OutOfMemory|0|0|1:00|node[1-2]|", "oom", "OutOfMemory"),
+        ("2|CANCELLED|None|0|0|1:00|node[1-2]|", "failed", "Cancelled"),
+        ("2|PREEMPTED|None|0|0|1:00|node[1-2]|", "failed", "Preempted"),
+        ("2|FAILED|RaisedSignal:9(Killed)|9|0|1:00|node[1-2]|", "failed", "ScriptLost"),
+    ],
+)
+def test_a_job_that_was_ended_has_a_record_with_its_steps(
+    line: str, status: str, kind: str, tmp_path: Path, slurm: FakeSlurm
+) -> None:
+    folder, matrix, run = submitted(tmp_path, slurm)
+    train(matrix, run, steps=2)
+    slurm.answer("squeue", line + "\n")
+    slurm.answer("scontrol", "node1\nnode2\n")
+    state = collect(folder, matrix)[1]
+    record = read_record(matrix.run_directory(run) / "record.json")
+    assert record == state.record
+    assert record.status == status
+    assert record.error is not None
+    assert record.error.kind == kind
+    assert "after 2 steps" in record.error.message
+    assert [step.loss for step in record.steps] == [10.0, 10.0]
+    slurm_part = record.environment["slurm"]
+    assert (slurm_part["job"], slurm_part["nodes"], slurm_part["elapsed_seconds"]) == ("2", "node1,node2", 60)
+
+
+def test_a_pending_job_that_is_cancelled_has_a_record_without_steps(tmp_path: Path, slurm: FakeSlurm) -> None:
+    folder, matrix, _ = submitted(tmp_path, slurm)
+    slurm.answer("squeue", "2|CANCELLED|None|0|0|0:00||\n")
+    record = collect(folder, matrix)[1].record
+    assert record is not None
+    assert record.error is not None
+    assert (record.error.kind, record.error.message) == ("Cancelled", "cancelled after 0 steps")
+
+
+def test_a_killed_rank_is_named_though_others_complain(tmp_path: Path, slurm: FakeSlurm) -> None:
+    _, matrix, run = submitted(tmp_path, slurm)
+    directory = matrix.run_directory(run)
+    train(matrix, run)
+    say(matrix, run, 0, "failure", status="failed", error_kind="RuntimeError", message="peer gone", at=1.0)
+    rank_exit(directory, 0).write_text(json.dumps({"exit_code": 1, "at": 2.0}))
+    rank_exit(directory, 1).write_text(json.dumps({"exit_code": -9, "at": 1.1}))
+    record = finish(directory, ScriptEnd(exit_code=1))
+    assert record.error is not None
+    assert record.error.rank == 1
+    assert "SIGKILL" in record.error.message
+
+
+def test_finish_writes_the_record_and_collect_adds_what_slurm_knows(tmp_path: Path, slurm: FakeSlurm) -> None:
+    folder, matrix, run = submitted(tmp_path, slurm)
+    directory = matrix.run_directory(run)
+    train(matrix, run)
+    for rank in range(2):
+        say(matrix, run, rank, "done")
+    begun = finish(directory, ScriptEnd(exit_code=0))
+    assert begun.status == "ok"
+    assert "state" not in begun.environment["slurm"]
+    slurm.answer("squeue", "2|COMPLETED|None|0|0|0:07|node[1-2]|\n")
+    slurm.answer("scontrol", "node1\nnode2\n")
+    record = collect(folder, matrix)[1].record
+    assert record is not None
+    assert record.environment["slurm"]["state"] == "COMPLETED"
+    assert record.environment["slurm"]["elapsed_seconds"] == 7
+    slurm.refuse("squeue", "Invalid job id specified")
+    assert collect(folder, matrix)[1].record == record
+
+
+def test_a_requeued_run_starts_clean_and_says_so(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, matrix, run = submitted(tmp_path, slurm)
+    directory = matrix.run_directory(run)
+    monkeypatch.setenv("SLURM_JOB_ID", "2")
+    begin(directory)
+    train(matrix, run, steps=5)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    begin(directory)
+    train(matrix, run, steps=1)
+    for rank in range(2):
+        say(matrix, run, rank, "done")
+    record = finish(directory, ScriptEnd(exit_code=0))
+    assert len(record.steps) == 1
+    assert record.environment["slurm"] | {"nodes": None, "partition": None} == {
+        "job": "2", "nodes": None, "partition": None, "restarts": 1, "attempts": 2, "step_exit_code": 0,
+    }  # fmt: skip
+    assert len(list((directory / "attempt-0").glob("rank-*.jsonl"))) == 2
+
+
+def test_a_folder_that_nodes_do_not_share_is_said(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="all nodes share"):
+        begin(tmp_path)

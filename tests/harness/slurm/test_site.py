@@ -1,0 +1,68 @@
+"""Site files: what is refused, and how it is said."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.slurm.site import Site, load_site
+
+SITES = Path(__file__).resolve().parents[3] / "slurm" / "sites"
+
+
+def refused(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "site.yaml"
+    path.write_text(text)
+    with pytest.raises(HarnessError) as caught:
+        load_site(path)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("path", sorted(SITES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_example_sites_load(path: Path) -> None:
+    assert load_site(path).name == path.stem
+
+
+def test_leonardo_has_four_gpus_per_node() -> None:
+    site = load_site(SITES / "leonardo.yaml")
+    assert (site.gpus_per_node, site.device, site.cpus_per_rank) == (4, "cuda", 8)
+
+
+def test_unknown_key_is_refused_with_the_closest_one(tmp_path: Path) -> None:
+    said = refused(tmp_path, "name: a\npartiton: b\n")
+    assert "'partiton' is unknown" in said
+    assert "Did you mean 'partition'?" in said
+
+
+def test_missing_name_is_said(tmp_path: Path) -> None:
+    assert "'name': Field required" in refused(tmp_path, "partition: b\n")
+
+
+def test_missing_file_is_said(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="cannot be read"):
+        load_site(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('partition: "a\\nb"', "one line"),
+        ('constraint: "a\\u2028b"', "one line"),
+        ("time_limit: tomorrow", "must be a time"),
+        ('time_limit: "1:00:00\\n"', "must be a time"),
+        ('environment: {"A B": x}', "no name of a variable"),
+        ('environment: {"A": "x\\0y"}', "zero byte"),
+        ('options: {"nice\\nid": 1}', "no long option"),
+        ("options: {time: 5}", "written by the harness"),
+        ("partition: a\noptions: {partition: b}", "given twice"),
+        ('options: {comment: "a\\nb"}', "one line"),
+        ("gpu_type: a100", "needs gpus_per_node"),
+        ("launcher: mpirun", "torchrun"),
+    ],
+)
+def test_what_no_script_could_hold_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    assert said in refused(tmp_path, f"name: a\n{text}\n")
+
+
+def test_machine_differs_between_partitions() -> None:
+    assert Site(name="a", partition="x").machine != Site(name="a", partition="y").machine
