@@ -4,13 +4,18 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: compare test lint bench clean
+.PHONY: compare test test-cluster lint bench clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
 
 test: $(READY)
 	$(BIN)/pytest
+
+# A real Slurm of several nodes on this machine: Debian's packages, unpacked, and root are needed.
+test-cluster: $(READY)
+	$(BIN)/python -m tests.cluster.packages .cluster/slurm
+	REQUIRE_CLUSTER=1 $(BIN)/pytest --cluster tests/cluster
 
 lint: $(READY)
 	$(BIN)/ruff check .

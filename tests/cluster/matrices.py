@@ -1,0 +1,94 @@
+"""Small matrices for the tests on a cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.record import Record
+from harness.store import read_record
+from tests.cluster.nodes import wait_for
+from tests.cluster.slurm import SlurmCluster
+
+SITE = """\
+name: tests
+python: {python}
+interface: hsn0
+time_limit: "{time_limit}"
+notice_seconds: {notice_seconds}
+requeue: {requeue}
+"""
+SMALL = """\
+model:
+  config: {{hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 2,
+            num_key_value_heads: 2}}
+data: {{sequence_length: 32}}
+training: {{steps: {steps}}}
+measure: {{warmup_steps: 1, counted_steps: 2}}
+"""
+ENDLESS = 1_000_000
+
+
+@dataclass(frozen=True)
+class RenderedMatrix:
+    """A folder that `harness slurm render` wrote, and the cluster that it goes to."""
+
+    cluster: SlurmCluster
+    folder: Path
+
+    def harness(self, *words: str) -> Any:
+        """Run a `harness slurm` command on the matrix; its JSON document."""
+        done = self.cluster.harness("slurm", words[0], "jobs", *words[1:], "--json", cwd=self.folder)
+        return json.loads(done.stdout)
+
+    def runs(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = self.harness("status")["runs"]
+        return rows
+
+    def records(self) -> list[Record]:
+        return [read_record(path) for path in sorted((self.folder / "runs").glob("*/record.json"))]
+
+    def directory(self, backend: str) -> Path:
+        (found,) = (row["run_id"] for row in self.runs() if row["backend"] == backend)
+        return self.folder / "runs" / found
+
+    def wait_for_steps(self, backend: str, steps: int = 4) -> Path:
+        """The folder of a run as soon as each of its ranks has taken so many steps."""
+        directory = self.directory(backend)
+        size = json.loads((directory / "request.json").read_text())["world_size"]
+
+        def trained() -> bool:
+            files = [directory / f"rank-{rank:05d}.jsonl" for rank in range(size)]
+            return all(file.exists() and file.read_text().count('"kind": "step"') >= steps for file in files)
+
+        wait_for(trained, f"{steps} steps in {directory}", 120)
+        return directory
+
+    def wait_until_over(self, seconds: float = 90) -> None:
+        """Until no job of the matrix waits or runs."""
+        over = ("ended", "recorded", "not submitted")
+        wait_for(lambda: all(r["phase"] in over for r in self.runs()), f"jobs of {self.folder}", seconds)
+
+
+def render(
+    cluster: SlurmCluster,
+    folder: Path,
+    *words: str,
+    steps: int = 8,
+    time_limit: str = "00:10:00",
+    notice_seconds: int = 30,
+    requeue: bool = False,
+) -> RenderedMatrix:
+    folder.mkdir(parents=True, exist_ok=True)
+    site = SITE.format(
+        python=sys.executable, time_limit=time_limit, notice_seconds=notice_seconds, requeue=requeue
+    )
+    (folder / "site.yaml").write_text(site)
+    (folder / "job.yaml").write_text(SMALL.format(steps=steps))
+    cluster.harness(
+        "slurm", "render", "--site", "site.yaml", "--config", "job.yaml", "-o", "jobs", *words, cwd=folder
+    )
+    return RenderedMatrix(cluster, folder)

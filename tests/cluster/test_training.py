@@ -1,0 +1,87 @@
+"""Matrices that train on several nodes: records, equal losses, scaling, bytes between nodes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.record import Record
+from harness.store import read_record
+from tests.cluster.matrices import RenderedMatrix, render
+from tests.cluster.slurm import SlurmCluster
+
+BACKENDS = "ddp,zero1,zero2,zero3,fsdp,fsdp-hybrid"
+
+
+@pytest.fixture(scope="module")
+def matrix(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> RenderedMatrix:
+    """Six strategies on 2 nodes x 2 ranks, as one job array."""
+    folder = tmp_path_factory.mktemp("matrix")
+    matrix = render(cluster, folder, "--backends", BACKENDS, "--nodes", "2", "--nproc", "2", "--array")
+    matrix.harness("submit", "--wait", "--poll-seconds", "1")
+    return matrix
+
+
+@pytest.fixture(scope="module")
+def by_backend(matrix: RenderedMatrix) -> dict[str, Record]:
+    return {record.backend.label: record for record in matrix.records()}
+
+
+def test_every_cell_has_a_record(by_backend: dict[str, Record]) -> None:
+    assert {label: record.status for label, record in by_backend.items()} == dict.fromkeys(
+        ["single", *BACKENDS.split(",")], "ok"
+    )
+
+
+def test_records_say_where_their_ranks_ran(by_backend: dict[str, Record]) -> None:
+    record = by_backend["fsdp"]
+    assert (record.world.nodes, record.world.ranks_per_node) == (2, 2)
+    hosts = [rank.host for rank in record.ranks]
+    assert len(set(hosts)) == 2
+    assert hosts[0] == hosts[1]
+    assert [node["host"] for node in record.environment["nodes"]] == [hosts[0], hosts[2]]
+    interfaces = {i["name"] for node in record.environment["nodes"] for i in node["interfaces"]}
+    assert interfaces == {"eth0", "hsn0"}
+    slurm = record.environment["slurm"]
+    assert (slurm["state"], slurm["exit_code"]) == ("COMPLETED", 0)
+    assert slurm["nodes"].split(",") == sorted(set(hosts))
+    assert slurm["elapsed_seconds"] > 0
+
+
+def test_losses_equal_those_of_one_node(
+    cluster: SlurmCluster, matrix: RenderedMatrix, by_backend: dict[str, Record], tmp_path: Path
+) -> None:
+    backends = ("ddp", "fsdp-hybrid")
+    cluster.harness(
+        "compare", "--config", matrix.folder / "job.yaml", "--backends", ",".join(backends), "--nproc", "4",
+        "--set", "runtime.threads_per_rank=1", cwd=tmp_path,
+    )  # fmt: skip
+    alone = {r.backend.label: r for r in map(read_record, (tmp_path / "runs").glob("*/record.json"))}
+    for backend in backends:
+        assert alone[backend].world.nodes == 1
+        assert [s.loss for s in alone[backend].steps] == [s.loss for s in by_backend[backend].steps]
+        assert alone[backend].final_weights == by_backend[backend].final_weights
+
+
+def test_the_report_compares_them_with_the_reference(cluster: SlurmCluster, matrix: RenderedMatrix) -> None:
+    document = json.loads(
+        cluster.harness(
+            "slurm", "collect", "jobs", "--report", "report.md", "--json", cwd=matrix.folder
+        ).stdout
+    )
+    assert {row["phase"] for row in document["runs"]} == {"recorded"}
+    report = (matrix.folder / "report.md").read_text()
+    for backend in BACKENDS.split(","):
+        (line,) = (
+            line for line in report.splitlines() if line.startswith(f"| {backend} ") and " ok " in line
+        )
+        assert "tight" in line or "exact" in line
+
+
+def test_rendering_again_finds_nothing_missing(cluster: SlurmCluster, matrix: RenderedMatrix) -> None:
+    done = cluster.harness(
+        "slurm", "render", "--site", "site.yaml", "--config", "job.yaml", "--backends", BACKENDS, "--nodes",
+        "2", "--nproc", "2", "-o", "again", cwd=matrix.folder,
+    )  # fmt: skip
+    assert "7 of 7 cells have a record" in done.stderr
+    assert not (matrix.folder / "again").exists()
