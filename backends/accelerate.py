@@ -20,11 +20,17 @@ from backends.base import (
     World,
 )
 from backends.blocks import parameter_count, transformer_blocks
-from backends.fsdp1 import Fsdp1Engine, fsdp1_full_parameters, fsdp1_mixed_precision
-from backends.fsdp2 import fsdp2_full_parameters, mixed_precision, synchronise
+from backends.fsdp1 import Fsdp1Engine, fsdp1_full_parameters, fsdp1_mixed_precision, fsdp1_unit_names
+from backends.fsdp2 import fsdp2_full_parameters, fsdp2_unit_names, mixed_precision, synchronise
 from backends.fsdp2_engine import Fsdp2Engine
 from backends.options import NoOptions, ShardedOptions, ZeroOptions
 from backends.precision import autocast_dtype, scaler_arguments
+from backends.presets import (
+    ACCELERATOR_PRECISION,
+    accelerate_fsdp_changes,
+    ddp_changes,
+    reduce_dtype_changes,
+)
 from backends.torch_engine import Strategy, TorchEngine
 from backends.zero import import_deepspeed
 from backends.zero_config import zero_config
@@ -100,9 +106,7 @@ class AccelerateDdpBackend(Backend):
     ) -> Engine:
         from accelerate.utils import DistributedDataParallelKwargs
 
-        arguments: dict[str, Any] = (
-            {"gradient_as_bucket_view": True} if context.preset == "like-for-like" else {}
-        )
+        arguments: dict[str, Any] = {c.setting: c.value for c in ddp_changes(context.preset)}
         accelerator = _accelerator(
             context,
             cpu=context.world.device == "cpu",
@@ -221,7 +225,7 @@ class AccelerateFsdpBackend(Backend):
             "state_dict_type": "SHARDED_STATE_DICT",
         }
         policy = mixed_precision(context) if self.version == 2 else fsdp1_mixed_precision(context)
-        if context.preset == "like-for-like" and context.precision.endswith("-mixed"):
+        if reduce_dtype_changes(context.precision, context.preset):
             settings["mixed_precision_policy"] = policy
         if self.version == 1:
             settings |= {"use_orig_params": True, "sync_module_states": False}
@@ -246,7 +250,7 @@ class AccelerateFsdpBackend(Backend):
                 },
             },
             library_autocast=autocast_dtype(context.precision) if accelerator.native_amp else None,
-            wrap_units=[*blocks, ""],
+            wrap_units=fsdp2_unit_names(prepared) if fsdp2 else fsdp1_unit_names(prepared),
             reduce_dtype=getattr(in_force, "reduce_dtype", None) or dtype,
             parameter_count=count,
             compute_dtype=getattr(in_force, "param_dtype", None) or dtype,
@@ -291,9 +295,10 @@ def _accelerator(
     if context.precision == "fp16-mixed" and "deepspeed_plugin" not in plugins:
         handlers.append(GradScalerKwargs(**scaler_arguments(context.loss_scale)))
     autocast = _MIXED_PRECISION[context.precision]
-    if "fsdp_plugin" in plugins and context.preset == "like-for-like" and autocast == "bf16":
-        # The plugin carries the dtypes; autocast on top of them would not be what native FSDP does.
-        autocast = "no"
+    if "fsdp_plugin" in plugins:
+        for change in accelerate_fsdp_changes(context.precision, context.preset):
+            if change.setting == ACCELERATOR_PRECISION:
+                autocast = change.value
     accelerator = Accelerator(
         cpu=cpu,
         mixed_precision=autocast,

@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from backends.base import Backend, BuildModel, BuildOptimizer, Engine, SetupContext
 from backends.blocks import parameter_count
 from backends.options import NoOptions
+from backends.presets import ddp_changes
 from backends.single import grad_scaler
 from backends.torch_engine import Strategy, TorchEngine
 
@@ -28,10 +29,7 @@ class DdpBackend(Backend):
         if device.type == "cuda":
             device = torch.device("cuda", context.world.local_rank)
         model.to(device)
-        # By default DDP keeps the gradients twice: in .grad and in its buckets.
-        arguments: dict[str, Any] = (
-            {"gradient_as_bucket_view": True} if context.preset == "like-for-like" else {}
-        )
+        arguments: dict[str, Any] = {c.setting: c.value for c in ddp_changes(context.preset)}
         ddp = DistributedDataParallel(
             model, device_ids=[device.index] if device.type == "cuda" else None, **arguments
         )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
+    BackwardPrefetch,
     CPUOffload,
     FullyShardedDataParallel,
     MixedPrecision,
@@ -30,15 +31,17 @@ from backends.base import (
 )
 from backends.blocks import parameter_count, transformer_blocks
 from backends.hybrid import shard_size, unmet_hybrid
-from backends.options import HybridOptions, ShardedOptions
+from backends.options import Fsdp1HybridOptions, Fsdp1Options, HybridOptions
 from backends.precision import compute_dtype, dtype_name, scaler_arguments
+from backends.prefetch import describe_fsdp1_prefetch, fsdp1_prefetch_arguments
+from backends.presets import reduce_dtype_changes
 from backends.torch_engine import Strategy, TorchEngine
 
 
 class Fsdp1Backend(Backend):
     """FullyShardedDataParallel with original parameters, one unit per transformer block and a root."""
 
-    Options: ClassVar[type[BackendOptions]] = ShardedOptions
+    Options: ClassVar[type[BackendOptions]] = Fsdp1Options
 
     def __init__(self, options: BackendOptions, *, strategy: str = "FULL_SHARD") -> None:
         super().__init__(options)
@@ -72,6 +75,7 @@ class Fsdp1Backend(Backend):
             "auto_wrap_policy": ModuleWrapPolicy({type(block) for block in blocks.values()}),
             "use_orig_params": True,
             "device_id": device if world.device == "cuda" else torch.device("cpu"),
+            **fsdp1_prefetch_arguments(self.options),
         }
         if self._hybrid:
             size = shard_size(world, self._requested_shard_size())
@@ -91,7 +95,7 @@ class Fsdp1Backend(Backend):
         strategy = Strategy(
             name=in_force.name,
             native_config={key: _plain(value) for key, value in arguments.items()},
-            wrap_units=_unit_names(fsdp),
+            wrap_units=fsdp1_unit_names(fsdp),
             reduce_dtype=(precision.reduce_dtype if precision else None) or dtype,
             parameter_count=count,
             compute_dtype=(precision.param_dtype if precision else None) or dtype,
@@ -100,6 +104,7 @@ class Fsdp1Backend(Backend):
             details={
                 "requested_strategy": self.strategy.name,
                 "shard_size": torch.distributed.get_world_size(fsdp.process_group) if sharded else 1,
+                **describe_fsdp1_prefetch(fsdp),
             },
             norm_group=fsdp.process_group if sharded else None,
             skip_synchronisation=fsdp.no_sync,
@@ -124,7 +129,7 @@ class Fsdp1Backend(Backend):
 class Fsdp1HybridBackend(Fsdp1Backend):
     """HYBRID_SHARD on a 2-D mesh."""
 
-    Options = HybridOptions
+    Options = Fsdp1HybridOptions
 
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options, strategy="HYBRID_SHARD")
@@ -157,7 +162,7 @@ def fsdp1_mixed_precision(context: SetupContext) -> MixedPrecision | None:
     """Compute in the low dtype; reduce in fp32 unless the library's default is asked for."""
     if not context.precision.endswith("-mixed"):
         return None
-    reduce_dtype = torch.float32 if context.preset == "like-for-like" else None
+    reduce_dtype = torch.float32 if reduce_dtype_changes(context.precision, context.preset) else None
     return MixedPrecision(param_dtype=compute_dtype(context.precision), reduce_dtype=reduce_dtype)
 
 
@@ -172,7 +177,8 @@ def _bare_name(name: str) -> str:
     return name.replace("_fsdp_wrapped_module.", "")
 
 
-def _unit_names(fsdp: FullyShardedDataParallel) -> list[str]:
+def fsdp1_unit_names(fsdp: FullyShardedDataParallel) -> list[str]:
+    """Names of the live model's units, the root last."""
     units = [n for n, m in fsdp.named_modules() if isinstance(m, FullyShardedDataParallel)]
     return [_bare_name(name) for name in units if name] + [""]
 
@@ -189,4 +195,6 @@ def _plain(value: Any) -> Any:
             for key, v in vars(value).items()
             if v is None or isinstance(v, (bool, torch.dtype))
         }
-    return value if isinstance(value, (bool, int, str)) else str(value)
+    if isinstance(value, BackwardPrefetch):
+        return value.name
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from backends.base import (
@@ -25,8 +25,10 @@ from backends.base import (
 from backends.blocks import parameter_count, transformer_blocks
 from backends.fsdp2_engine import Fsdp2Engine
 from backends.hybrid import shard_size, unmet_hybrid
-from backends.options import HybridOptions, ShardedOptions
+from backends.options import Fsdp2HybridOptions, Fsdp2Options, HybridOptions
 from backends.precision import compute_dtype, dtype_name
+from backends.prefetch import describe_fsdp2_prefetch, set_fsdp2_prefetch
+from backends.presets import ROOT_RESHARD, fsdp2_changes, reduce_dtype_changes
 from backends.single import grad_scaler
 from backends.torch_engine import Strategy
 
@@ -34,7 +36,7 @@ from backends.torch_engine import Strategy
 class Fsdp2Backend(Backend):
     """`fully_shard`; `reshard` tells whether a block gives its gathered weights back after forward."""
 
-    Options: ClassVar[type[BackendOptions]] = ShardedOptions
+    Options: ClassVar[type[BackendOptions]] = Fsdp2Options
 
     def __init__(self, options: BackendOptions, *, reshard: bool = True, hybrid: bool = False) -> None:
         super().__init__(options)
@@ -67,10 +69,10 @@ class Fsdp2Backend(Backend):
             arguments["offload_policy"] = CPUOffloadPolicy(pin_memory=context.world.device == "cuda")
         for block in blocks.values():
             fully_shard(block, **arguments)
-        # torch keeps the root gathered between forward and backward unless told otherwise; the
-        # textbook strategy does not.
-        root_reshard = self.reshard if context.preset == "like-for-like" else None
+        changes = fsdp2_changes(context.precision, context.preset, reshard=self.reshard)
+        root_reshard = next((c.value for c in changes if c.setting == ROOT_RESHARD), None)
         fully_shard(model, **(arguments | {"reshard_after_forward": root_reshard}))
+        set_fsdp2_prefetch(model, list(blocks.values()), self.options)
         strategy = Strategy(
             name="fully_shard" + (" on a 2-D mesh" if self.hybrid else ""),
             native_config={
@@ -83,13 +85,17 @@ class Fsdp2Backend(Backend):
                 },
                 "offload_policy": "CPUOffloadPolicy" if offload else None,
             },
-            wrap_units=[*blocks, ""],
+            wrap_units=fsdp2_unit_names(model),
             reduce_dtype=policy.reduce_dtype or next(model.parameters()).dtype,
             parameter_count=count,
             compute_dtype=policy.param_dtype or next(model.parameters()).dtype,
             autocast=False,
             offload=["weights", "gradients", "optimizer"] if offload else [],
-            details={"shard_size": mesh.shape[-1], "replicas": mesh.size() // mesh.shape[-1]},
+            details={
+                "shard_size": mesh.shape[-1],
+                "replicas": mesh.size() // mesh.shape[-1],
+                **describe_fsdp2_prefetch(list(blocks.values())),
+            },
             norm_group=mesh.get_group(mesh.ndim - 1),
             set_synchronisation=partial(synchronise, model),
             named_full_parameters=partial(fsdp2_full_parameters, model, context.world.device),
@@ -111,14 +117,14 @@ class Fsdp2Backend(Backend):
 class Fsdp2HybridBackend(Fsdp2Backend):
     """The same on a 2-D mesh: sharded inside a group of ranks, replicated across the groups."""
 
-    Options = HybridOptions
+    Options = Fsdp2HybridOptions
 
 
 def mixed_precision(context: SetupContext) -> MixedPrecisionPolicy:
     """Compute in the low dtype; reduce in fp32 unless the library's default is asked for."""
     if not context.precision.endswith("-mixed"):
         return MixedPrecisionPolicy()
-    reduce_dtype = torch.float32 if context.preset == "like-for-like" else None
+    reduce_dtype = torch.float32 if reduce_dtype_changes(context.precision, context.preset) else None
     return MixedPrecisionPolicy(param_dtype=compute_dtype(context.precision), reduce_dtype=reduce_dtype)
 
 
@@ -126,6 +132,12 @@ def synchronise(model: nn.Module, last: bool) -> None:
     """Reduce gradients in this micro-step only if it is the last."""
     model.set_requires_gradient_sync(last)  # type: ignore[operator]
     model.set_is_last_backward(last)  # type: ignore[operator]
+
+
+def fsdp2_unit_names(model: nn.Module) -> list[str]:
+    """Names of the live model's units, the root last."""
+    units = [name for name, module in model.named_modules() if isinstance(module, FSDPModule)]
+    return sorted(units, key=lambda name: name == "")
 
 
 def fsdp2_full_parameters(model: nn.Module, device: str) -> Iterator[tuple[str, Tensor]]:

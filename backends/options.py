@@ -30,6 +30,40 @@ class HybridOptions(ShardedOptions):
     )
 
 
+class Fsdp1Options(ShardedOptions):
+    """FSDP1's own settings of when weights are gathered; what is left out stays as torch has it."""
+
+    forward_prefetch: bool | None = Field(
+        None, description="gather the next unit before this one computes, in the forward pass"
+    )
+    backward_prefetch: Literal["pre", "post", "none"] | None = Field(
+        None,
+        description="gather the next unit of the backward pass before (pre) or after (post) this one "
+        "computes its gradients, or not ahead of it",
+    )
+    limit_all_gathers: bool | None = Field(
+        None, description="the host waits, so that at most two units are gathered ahead"
+    )
+
+
+class Fsdp1HybridOptions(HybridOptions, Fsdp1Options):
+    """FSDP1 within groups of ranks."""
+
+
+class Fsdp2Options(ShardedOptions):
+    """FSDP2's own setting of when weights are gathered."""
+
+    prefetch: PositiveInt | None = Field(
+        None,
+        description="blocks gathered ahead explicitly, forward and backward; default: torch's implicit "
+        "prefetch",
+    )
+
+
+class Fsdp2HybridOptions(HybridOptions, Fsdp2Options):
+    """FSDP2 within groups of ranks."""
+
+
 class ZeroOptions(BackendOptions):
     """DeepSpeed ZeRO. Sizes are in elements, as in DeepSpeed's own configuration."""
 

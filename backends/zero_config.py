@@ -7,9 +7,7 @@ from typing import Any
 
 from backends.base import SetupContext, Unsupported
 from backends.options import ZeroOptions
-
-# 25 MiB of fp32, the bucket of DDP, so that buffers do not decide a comparison of memory.
-LIKE_FOR_LIKE_BUCKET_ELEMENTS = 25 * 2**20 // 4
+from backends.presets import COMMUNICATION_DTYPE, zero_changes
 
 
 def zero_config(
@@ -44,18 +42,8 @@ def _zero_optimization(
     settings: dict[str, Any] = {"stage": stage}
     if stage == 0:
         return settings
-    if context.preset == "like-for-like":
-        # Stage 3 allocates the whole bucket at once, however small the model.
-        # DeepSpeed 0.19 refuses an odd one: it aligns buckets to two elements.
-        bucket = min(LIKE_FOR_LIKE_BUCKET_ELEMENTS, parameter_count + parameter_count % 2)
-        settings |= {"reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
-        if stage == 3:
-            # Above 0, ZeRO-3 keeps small parameters, or whole small models, gathered.
-            settings |= {
-                "stage3_param_persistence_threshold": 0,
-                "stage3_max_live_parameters": 0,
-                "stage3_max_reuse_distance": 0,
-            }
+    changes = zero_changes(stage, context.precision, context.preset, parameter_count)
+    settings |= {c.setting: c.value for c in changes if c.setting != COMMUNICATION_DTYPE}
     for name in ("reduce_bucket_size", "allgather_bucket_size"):
         if (value := getattr(options, name)) is not None:
             settings[name] = value
@@ -96,9 +84,8 @@ def _precision(stage: int, context: SetupContext) -> dict[str, Any]:
             return config
         case _:
             return {}
-    if context.preset == "like-for-like":
-        config["communication_data_type"] = "fp32"
-    return config
+    changes = zero_changes(stage, context.precision, context.preset, parameter_count=0)
+    return config | {c.setting: c.value for c in changes if c.setting == COMMUNICATION_DTYPE}
 
 
 def _pure_bf16_reason() -> str:

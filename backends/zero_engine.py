@@ -187,7 +187,12 @@ _KEPT_BY_DEEPSPEED: dict[TensorKind, tuple[str, ...]] = {
         "fp32_groups_flat_partition",
         "fp32_groups",
     ),
-    "gradients": ("averaged_gradients", "grad_partitions_flat_buffer"),
+    "gradients": ("averaged_gradients", "grad_partitions_flat_buffer", "accumulated_grads_in_cpu"),
+    "communication": (
+        "temp_grad_buffer_for_cpu_offload",
+        "temp_grad_buffer_for_gpu_offload",
+        "param_buffer_of_bit16_for_cpu_offload_groups",
+    ),
 }
 
 

@@ -7,14 +7,16 @@ import sys
 import compare_speed
 import help_speed
 import measuring
+import probe_cost
 import step_time
 
 
 def main() -> int:
     parser = measuring.options(__doc__)
-    parser.add_argument("--pairs", type=int, default=5, help="pairs of the step time benchmark")
+    parser.add_argument("--pairs", type=int, default=5, help="pairs of step time and probe cost")
     options = parser.parse_args()
     results = [help_speed.measure(), compare_speed.measure(), *step_time.measure(pairs=options.pairs)]
+    results += probe_cost.measure(pairs=options.pairs)
     return measuring.present(results, as_json=options.json)
 
 

@@ -152,7 +152,15 @@ def make_request(
     command: list[str],
     ranks_per_node: int | None = None,
 ) -> RunRequest:
-    """What the ranks of a cell are asked to do, under a fresh run id."""
+    """What the ranks of a cell are asked to do, under a fresh run id.
+
+    Raises HarnessError for a measurement that the device does not have.
+    """
+    if experiment.measure.memory_snapshot and device != "cuda":
+        raise HarnessError(
+            f"measure.memory_snapshot: true needs CUDA, this run is on {device}; remove it, or set "
+            "runtime.device=cuda where there is a GPU"
+        )
     now = datetime.now(UTC)
     name, _, _ = cell.backend.partition(":")
     ranks_per_node = ranks_per_node or cell.world_size

@@ -120,7 +120,13 @@ class MemoryPart(Part):
     peak_bytes: int | None
     """The most it served since the moment before."""
     kinds: dict[str, int] | None
-    """Live bytes by kind, each storage once; None: the backend does not say."""
+    """Live bytes by kind, each storage once; None: the backend does not say. 'activations': what the
+    forward pass left behind; 'data': the samples in memory; 'other': the allocator's rest."""
+    outside_kinds: dict[str, int] | None = None
+    """Live bytes by kind that the allocator above did not serve: on the host beside a CUDA device, mapped
+    from a file, or allocated before counting began. Not in `kinds`."""
+    gathered_peak_bytes: int | None = None
+    """Most gathered weights at the end of a block's forward pass since the moment before."""
     reserved_bytes: int | None = None
     """CUDA: what the caching allocator holds of the device; above `allocated_bytes` it is fragmentation."""
     device_used_bytes: int | None = None

@@ -59,6 +59,11 @@ def trace_file(run_directory: Path, rank: int) -> Path:
     return run_directory / f"trace-{rank:05d}.json.gz"
 
 
+def snapshot_file(run_directory: Path, rank: int) -> Path:
+    """Where a rank leaves the snapshot of its CUDA memory, if one is asked for."""
+    return run_directory / f"memory-snapshot-{rank:05d}.pickle"
+
+
 def rank_exit(run_directory: Path, rank: int) -> Path:
     """Where the monitor of a rank notes how it ended."""
     return run_directory / f"rank-{rank:05d}.exit.json"

@@ -261,6 +261,10 @@ class MeasureSection(Section):
         False,
         description="before the training, measure on each rank what matrix products alone reach",
     )
+    memory_snapshot: bool = Field(
+        False,
+        description="CUDA: write every allocation of the counted steps, with its stack, to a file per rank",
+    )
     weight_digests: bool = Field(
         True, description="gather and digest all weights before the first and after the last step"
     )

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
+from harness.compare.states import after_backward, all_kinds
 from harness.record import CommunicationPart, Record, StepPart
 from harness.theory.communication import ring_sent_bytes, textbook_sent_bytes
 from harness.theory.expected.textbook import STEP_PHASES
+from harness.theory.memory.terms import STATE_KINDS
 from harness.theory.strategies import TEXTBOOK
 from harness.theory.transports import transport_sent_bytes
 
-STATE_KINDS = ("weights", "gradients", "masters", "optimizer")
+STEP_MOMENTS = ("after_forward", "after_backward", "after_step")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -40,17 +42,22 @@ def median_step_seconds(record: Record) -> float | None:
 
 def peak_bytes(record: Record) -> list[int]:
     """Per rank, the largest allocator peak within the counted steps; empty where nothing counted."""
-    peaks = [[m.peak_bytes for m in rank.memory if m.peak_bytes is not None] for rank in record.ranks]
+    peaks = [
+        [m.peak_bytes for m in rank.memory if m.peak_bytes is not None and m.moment in STEP_MOMENTS]
+        for rank in record.ranks
+    ]
     return [max(of_rank) for of_rank in peaks if of_rank]
 
 
 def model_state_bytes(record: Record) -> int | None:
-    """Weights, gradients, masters and optimizer states after a backward pass, the largest rank's."""
+    """Weights, gradients, masters and optimizer states after a backward pass, the largest rank's.
+
+    In the last counted step: before the first update there is no optimizer state.
+    """
     sizes = [
-        sum(moment.kinds.get(kind, 0) for kind in STATE_KINDS)
+        sum(all_kinds(moment).get(kind, 0) for kind in STATE_KINDS)
         for rank in record.ranks
-        for moment in rank.memory
-        if moment.moment == "after_backward" and moment.kinds is not None
+        if (moment := after_backward(rank)) is not None
     ]
     return max(sizes) if sizes else None
 

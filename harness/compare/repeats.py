@@ -94,7 +94,7 @@ class Repeats:
 
     def values(self, key: str) -> list[float]:
         """One figure per repeat, those that have none left out."""
-        return [document[key] for document in self.documents if document[key] is not None]
+        return [document[key] for document in self.documents if document.get(key) is not None]
 
     def median(self, key: str) -> float | None:
         """Median over the repeats."""

@@ -9,6 +9,7 @@ from typing import Any
 from backends.registry import REFERENCE
 from harness.compare import measures
 from harness.compare.parity import Judgement, judge
+from harness.compare.states import expected_model_state_bytes
 from harness.compare.volume import expected_sent_bytes_per_step
 from harness.record import Record
 
@@ -37,6 +38,7 @@ class Row:
             "step_seconds": measures.median_step_seconds(record),
             "peak_bytes": max(peaks) if peaks else None,
             "model_state_bytes": measures.model_state_bytes(record),
+            "expected_model_state_bytes": expected_model_state_bytes(record),
             "sent_bytes_per_step": measures.sent_bytes_per_step(record),
             "expected_sent_bytes_per_step": expected_sent_bytes_per_step(record),
             "textbook_sent_bytes_per_step": measures.textbook_bytes_per_step(record),

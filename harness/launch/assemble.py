@@ -25,7 +25,7 @@ from harness.record import (
     WindowsPart,
     WorldPart,
 )
-from harness.request import RunRequest, launcher_log, rank_file, rank_log, trace_file
+from harness.request import RunRequest, launcher_log, rank_file, rank_log, snapshot_file, trace_file
 
 LOG_TAIL_LINES = 40
 PHASES = ("forward", "backward", "step")
@@ -97,9 +97,14 @@ def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Reco
 
 
 def _artifacts(run_directory: Path, request: RunRequest) -> dict[str, str]:
-    """What ranks left beside their events: traces."""
-    traces = {rank: trace_file(run_directory, rank) for rank in range(request.world_size)}
-    return {f"trace of rank {rank}": path.name for rank, path in traces.items() if path.exists()}
+    """What ranks left beside their events: traces, and snapshots of CUDA memory."""
+    kinds = (("trace", trace_file), ("memory snapshot", snapshot_file))
+    files = {
+        f"{what} of rank {rank}": name(run_directory, rank)
+        for rank in range(request.world_size)
+        for what, name in kinds
+    }
+    return {what: file.name for what, file in files.items() if file.exists()}
 
 
 def _by_kind(events: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

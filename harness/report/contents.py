@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from harness.compare.rows import Row
-from harness.report.document import Document, Section
+from harness.report.document import Document, Picture, Section
+from harness.report.pictures.memory import memory_picture
+from harness.report.pictures.time import overlap_picture, phases_picture
+from harness.report.pictures.volume import volume_picture
 from harness.report.sections.communication import communication_section
 from harness.report.sections.failures import failures_section
 from harness.report.sections.findings import findings_section
@@ -14,9 +17,12 @@ from harness.report.sections.loss import loss_section
 from harness.report.sections.machine import machine_section
 from harness.report.sections.memory import memory_section
 from harness.report.sections.overlap import overlap_section
+from harness.report.sections.presets import presets_section
 from harness.report.sections.reading import reading_section
 from harness.report.sections.reproduce import configuration_section, reproduce_section
 from harness.report.sections.results import results_section
+from harness.report.sections.scaling import scaling_section
+from harness.report.sections.states import states_section
 from harness.report.sections.time import time_section
 from harness.report.sections.verdict import verdict_section
 from harness.report.sections.volume import volume_section
@@ -26,13 +32,16 @@ SECTIONS: tuple[Callable[[Sequence[Row]], Section | None], ...] = (
     verdict_section,
     job_section,
     machine_section,
+    presets_section,
     results_section,
     loss_section,
-    time_section,
-    overlap_section,
     memory_section,
+    states_section,
     volume_section,
     communication_section,
+    time_section,
+    overlap_section,
+    scaling_section,
     findings_section,
     failures_section,
     reading_section,
@@ -41,7 +50,22 @@ SECTIONS: tuple[Callable[[Sequence[Row]], Section | None], ...] = (
 )
 
 
+PICTURES: dict[str, tuple[Callable[[Sequence[Row]], Picture | None], ...]] = {
+    "time": (phases_picture,),
+    "overlap": (overlap_picture,),
+    "memory": (memory_picture,),
+    "communication_volume": (volume_picture,),
+}
+"""Pictures that open a section, by its key."""
+
+
 def comparison(rows: Sequence[Row], *last: Section) -> Document:
     """The report of rows; `last` follows what is computed from the rows alone."""
-    sections = [section for make in SECTIONS if (section := make(rows)) is not None]
+    sections = [_illustrated(section, rows) for make in SECTIONS if (section := make(rows)) is not None]
     return Document(TITLE, [*sections, *last])
+
+
+def _illustrated(section: Section, rows: Sequence[Row]) -> Section:
+    makers = PICTURES.get(section.key, ())
+    pictures = [picture for make in makers if (picture := make(rows)) is not None]
+    return Section(section.key, section.title, [*pictures, *section.blocks])

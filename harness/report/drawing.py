@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 from harness.report.document import Picture
 
 # Okabe and Ito's colours, which colour-blind readers tell apart, without black: it vanishes on dark pages.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8A6D00")
 LINE_STYLES = ("-", "--", "-.", ":")
+HATCHES = ("", "////", "....")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 GREY = "#7A7A7A"
 """Text and axes: above 4:1 in contrast on white and on black, as the background is transparent."""
@@ -41,7 +43,7 @@ def draw(picture: Picture, formats: tuple[str, ...] = ("svg", "png")) -> dict[st
     return images
 
 
-def style(index: int) -> dict[str, str]:
+def style(index: int) -> dict[str, Any]:
     """Colour and line style of the n-th curve."""
     return {
         "color": COLOURS[index % len(COLOURS)],

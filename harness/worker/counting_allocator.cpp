@@ -5,18 +5,27 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <mutex>
 #include <new>
+#include <unordered_set>
 
 namespace {
 
 constexpr size_t kHeader = 64;  // holds the size and keeps the alignment torch expects
 std::atomic<long long> allocated{0};
 std::atomic<long long> peak{0};
+std::mutex guard;
+// Never destroyed: tensors may be freed after static destructors have run.
+std::unordered_set<const void*>& served = *new std::unordered_set<const void*>;
 
 void release(void* data) {
   if (data == nullptr) return;
   char* block = static_cast<char*>(data) - kHeader;
   allocated -= *reinterpret_cast<long long*>(block);
+  {
+    std::lock_guard<std::mutex> lock(guard);
+    served.erase(data);
+  }
   std::free(block);
 }
 
@@ -33,6 +42,10 @@ class CountingAllocator final : public c10::Allocator {
     while (now > highest && !peak.compare_exchange_weak(highest, now)) {
     }
     void* data = static_cast<char*>(block) + kHeader;
+    {
+      std::lock_guard<std::mutex> lock(guard);
+      served.insert(data);
+    }
     return {data, data, &release, cpu};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -50,5 +63,10 @@ void harness_install_allocator() { c10::SetCPUAllocator(&counting_allocator, 255
 void harness_remove_allocator() { c10::SetCPUAllocator(c10::GetDefaultCPUAllocator(), 255); }
 long long harness_allocated_bytes() { return allocated; }
 long long harness_peak_bytes() { return peak; }
+// Whether this block is counted: not if it was allocated before, or mapped from a file.
+int harness_serves(const void* data) {
+  std::lock_guard<std::mutex> lock(guard);
+  return served.count(data) ? 1 : 0;
+}
 void harness_reset_peak() { peak = allocated.load(); }
 }

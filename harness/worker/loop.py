@@ -75,6 +75,8 @@ class Loop:
             batch = self._batch(step, micro_step, tally)
             data_seconds += time.perf_counter() - fetch
             self._enter("forward")
+            if last:
+                probes.before_forward()
             loss = engine.forward(batch)
             if last:
                 probes.moment("after_forward")
@@ -91,7 +93,7 @@ class Loop:
         seconds = time.perf_counter() - begin
         self.tracer.end_step()
         probes.moment("after_step")
-        probes.end_step()
+        last_counted = probes.end_step()
         self.events.write(
             "step",
             step=step,
@@ -108,6 +110,8 @@ class Loop:
             data_seconds=data_seconds,
             phase_seconds=self.timer.take(),
         )
+        if last_counted and self.job.evaluation.every_steps:
+            self._evaluation_memory(step + 1)
 
     def _enter(self, phase: str | None) -> None:
         """A phase of the step begins; None: fetching a batch, or the end of the step."""
@@ -142,21 +146,36 @@ class Loop:
     def _evaluate(self, steps_taken: int) -> None:
         """Every rank runs the same number of batches; a rank without samples masks what it runs."""
         self.engine.train(False)
-        size = self.layout.micro_batch_size
-        ids = self.sampler.evaluation_ids
-        stride = size * self.world.world_size
         loss_sum, targets = 0.0, 0
-        for start in range(0, len(ids), stride):
-            mine = ids[start + self.world.rank * size :][:size]
-            padded = (mine + ids[:1] * size)[:size]
-            labels = self.samples.labels[padded].clone()
-            labels[len(mine) :] = IGNORED
-            batch = self._to_device({"tokens": self.samples.tokens[padded], "labels": labels})
+        stride = self.layout.micro_batch_size * self.world.world_size
+        for start in range(0, len(self.sampler.evaluation_ids), stride):
+            batch, own_targets = self._evaluation_batch(start)
             with self.probes.counting("evaluation"):
                 loss_sum += float(self.engine.forward(batch))
-            targets += int((labels[:, 1:] != IGNORED).sum())
+            targets += own_targets
         self.engine.train(True)
         self.events.write("evaluation", step=steps_taken, loss_sum=loss_sum, target_tokens=targets)
+
+    @torch.no_grad()
+    def _evaluation_memory(self, steps_taken: int) -> None:
+        """One batch of an evaluation while memory is counted; later ones are as large and are not."""
+        self.engine.train(False)
+        with self.probes.memory_of("during_evaluation", steps_taken):
+            batch, _ = self._evaluation_batch(0)
+            self.engine.forward(batch)
+            del batch
+        self.engine.train(True)
+
+    def _evaluation_batch(self, start: int) -> tuple[Batch, int]:
+        """This rank's part of the held-out samples from `start` on, and its target tokens."""
+        size = self.layout.micro_batch_size
+        ids = self.sampler.evaluation_ids
+        mine = ids[start + self.world.rank * size :][:size]
+        padded = (mine + ids[:1] * size)[:size]
+        labels = self.samples.labels[padded].clone()
+        labels[len(mine) :] = IGNORED
+        batch = self._to_device({"tokens": self.samples.tokens[padded], "labels": labels})
+        return batch, int((labels[:, 1:] != IGNORED).sum())
 
     def _to_device(self, batch: Batch) -> dict[str, Tensor]:
         if self.world.device == "cpu":

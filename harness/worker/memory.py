@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -38,16 +39,23 @@ class AllocatorProbe(ABC):
         """Whether the probe makes allocations slower now."""
         return False
 
+    @abstractmethod
+    def serves(self, storage: torch.UntypedStorage) -> bool:
+        """Whether the bytes of this storage are among those that are counted."""
+
     def release(self) -> None:  # noqa: B027 - only a probe that costs has something to release
         """Stop counting, so that the timed steps do not pay for it; figures are stale afterwards."""
 
-    def reserved_bytes(self) -> int | None:
-        """Most bytes reserved from the device; None where the allocator reserves nothing."""
+    def reserved_peak_bytes(self) -> int | None:
+        """Most bytes reserved from the device so far; None where the allocator reserves nothing."""
         return None
 
 
 class CudaAllocatorProbe(AllocatorProbe):
     """torch.cuda's own statistics of the current device."""
+
+    def __init__(self) -> None:
+        self._reserved_peak = 0
 
     def allocated_bytes(self) -> int:
         return torch.cuda.memory_allocated()
@@ -56,10 +64,15 @@ class CudaAllocatorProbe(AllocatorProbe):
         return torch.cuda.max_memory_allocated()
 
     def reset_peak(self) -> None:
+        # The reserved peak would be reset with it.
+        self._reserved_peak = self.reserved_peak_bytes()
         torch.cuda.reset_peak_memory_stats()
 
-    def reserved_bytes(self) -> int:
-        return torch.cuda.max_memory_reserved()
+    def serves(self, storage: torch.UntypedStorage) -> bool:
+        return storage.device.type == "cuda"
+
+    def reserved_peak_bytes(self) -> int:
+        return max(self._reserved_peak, torch.cuda.max_memory_reserved())
 
 
 class CpuAllocatorProbe(AllocatorProbe):
@@ -69,6 +82,7 @@ class CpuAllocatorProbe(AllocatorProbe):
         self._library = ctypes.CDLL(str(library))
         for name in ("allocated", "peak"):
             getattr(self._library, f"harness_{name}_bytes").restype = ctypes.c_longlong
+        self._library.harness_serves.argtypes = [ctypes.c_void_p]
         self._library.harness_install_allocator()
         self._installed = True
 
@@ -85,6 +99,9 @@ class CpuAllocatorProbe(AllocatorProbe):
     def reset_peak(self) -> None:
         self._library.harness_reset_peak()
 
+    def serves(self, storage: torch.UntypedStorage) -> bool:
+        return bool(self._library.harness_serves(storage.data_ptr()))
+
     def release(self) -> None:
         # What the counting allocator served still carries its own deleter.
         if self._installed:
@@ -93,7 +110,7 @@ class CpuAllocatorProbe(AllocatorProbe):
 
 
 class NoAllocatorProbe(AllocatorProbe):
-    """Where nothing counts: every figure is None."""
+    """Where nothing counts: every figure is None, and every live tensor stands among its kind."""
 
     def allocated_bytes(self) -> None:
         return None
@@ -103,6 +120,9 @@ class NoAllocatorProbe(AllocatorProbe):
 
     def reset_peak(self) -> None:
         return None
+
+    def serves(self, storage: torch.UntypedStorage) -> bool:
+        return True
 
 
 def allocator_probe(device: str) -> AllocatorProbe:
@@ -140,17 +160,29 @@ def counting_allocator() -> Path | None:
     return library
 
 
-def live_bytes_by_kind(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int] | None:
-    """Sum the storages of (kind, tensor), each storage once under its first kind; None: no tensors."""
+@dataclass(frozen=True, kw_only=True)
+class LiveBytes:
+    """Live bytes by kind; None: the backend names no tensors."""
+
+    inside: dict[str, int] | None
+    """What the allocator serves."""
+    outside: dict[str, int] | None
+    """What it does not: on the host beside a CUDA device, mapped from a file, allocated before."""
+
+
+def live_bytes_by_kind(tensors: Iterable[tuple[str, Tensor]], allocator: AllocatorProbe) -> LiveBytes:
+    """Sum the storages of (kind, tensor), each storage once under its first kind."""
     seen: set[int] = set()
-    kinds: dict[str, int] = {}
+    inside: dict[str, int] = {}
+    outside: dict[str, int] = {}
     for kind, tensor in tensors:
         storage = tensor.untyped_storage()
         size = storage.nbytes()
         if size and storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())
+            kinds = inside if allocator.serves(storage) else outside
             kinds[kind] = kinds.get(kind, 0) + size
-    return kinds or None
+    return LiveBytes(inside=inside if seen else None, outside=outside or None)
 
 
 def host_peak_bytes() -> int:

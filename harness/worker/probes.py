@@ -6,29 +6,41 @@ What the probes cost is measured by their own clock.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
+
+from torch import Tensor
 
 from backends.base import Engine
 from harness.record import Moment, Window
 from harness.worker.communication import CommunicationCounter
-from harness.worker.memory import AllocatorProbe, live_bytes_by_kind
+from harness.worker.memory import AllocatorProbe
+from harness.worker.memory_probe import MemoryProbe
+from harness.worker.snapshot import Snapshot
 
 
 class Probes:
     """Attached to one engine; the loop says which step and phase it is in."""
 
-    def __init__(self, allocator: AllocatorProbe, counter: CommunicationCounter) -> None:
+    def __init__(
+        self,
+        allocator: AllocatorProbe,
+        counter: CommunicationCounter,
+        *,
+        counted_steps: int = 0,
+        snapshot: Snapshot | None = None,
+    ) -> None:
         self.allocator = allocator
         self.counter = counter
-        self.memory: list[dict[str, Any]] = []
         self.timed_probes: set[str] = set()
         """Probes found at work in a timed step."""
+        self._memory: MemoryProbe | None = None
+        self._snapshot = snapshot
         self._seconds: dict[str, float] = {}
+        self._wanted_steps = counted_steps
         self._counted_steps = 0
         self._counter_seconds = 0.0
-        self._engine: Engine | None = None
         self._step: int | None = None
 
     @property
@@ -36,8 +48,15 @@ class Probes:
         """Whether a counted step is under way."""
         return self._step is not None
 
-    def attach(self, engine: Engine) -> None:
-        self._engine = engine
+    def attach(self, engine: Engine, data: Callable[[], Iterable[Tensor]] = tuple) -> None:
+        """Read the memory of this engine; `data` yields what the samples keep in memory."""
+        self._memory = MemoryProbe(self.allocator, engine, data)
+        self._memory.record(0, "after_setup")
+
+    @property
+    def memory(self) -> list[dict[str, Any]]:
+        """One row per moment, in the form of `record.MemoryPart`."""
+        return self._memory.rows if self._memory else []
 
     def begin_step(self, step: int, window: Window) -> None:
         """Start a step; memory and communication are recorded only in the counted window."""
@@ -45,9 +64,12 @@ class Probes:
         self._step = step if counted else None
         if counted:
             self._counted_steps += 1
+            if self._snapshot:
+                self._snapshot.start()
             self.counter.start()
             self._counter_seconds = self.counter.seconds
-            self.allocator.reset_peak()
+            if self._memory:
+                self._memory.begin()
         elif window != "warmup":
             self.allocator.release()  # the counted steps are over
         if window == "timed":
@@ -65,31 +87,34 @@ class Probes:
         """Count the collectives of something outside the steps, such as an evaluation, as `phase`."""
         return self.counter.counting(phase)
 
+    def before_forward(self) -> None:
+        """In a counted step, tell the forward pass that follows from what is there already."""
+        if self._step is not None and self._memory is not None:
+            with self._costing("memory_walk"):
+                self._memory.before_forward()
+
     def moment(self, name: Moment) -> None:
         """Record allocated, peak and live bytes at this moment of a counted step."""
-        if self._step is None or self._engine is None:
-            return
-        with self._costing("allocator"):
-            allocated, peak = self.allocator.allocated_bytes(), self.allocator.peak_bytes()
-        with self._costing("memory_walk"):
-            kinds = live_bytes_by_kind(self._engine.state_tensors())
-        self.memory.append(
-            {
-                "step": self._step,
-                "moment": name,
-                "allocated_bytes": allocated,
-                "peak_bytes": peak,
-                "kinds": kinds,
-            }
-        )
-        with self._costing("allocator"):
-            self.allocator.reset_peak()
+        if self._step is not None and self._memory is not None:
+            with self._costing("memory_walk"):
+                self._memory.record(self._step, name)
 
-    def end_step(self) -> None:
+    def end_step(self) -> bool:
+        """End a step; True if it was the last counted one."""
+        last_counted = self._step is not None and self._counted_steps == self._wanted_steps
         if self._step is not None:
             self._add_cost("counter", self.counter.seconds - self._counter_seconds)
         self.counter.stop()
+        if self._memory:
+            self._add_cost("memory_gathered", self._memory.end())
+        if last_counted and self._snapshot:
+            self._snapshot.write()
         self._step = None
+        return last_counted
+
+    def memory_of(self, moment: Moment, steps_taken: int) -> AbstractContextManager[None]:
+        """Record the memory of something outside the steps, while the allocator still counts."""
+        return self._memory.span(steps_taken, moment) if self._memory else nullcontext()
 
     def seconds_per_step(self) -> dict[str, float]:
         """What each probe cost by its own clock, per counted step."""
@@ -102,4 +127,5 @@ class Probes:
         self._add_cost(name, time.perf_counter() - begin)
 
     def _add_cost(self, name: str, seconds: float) -> None:
-        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+        if self._counted_steps:
+            self._seconds[name] = self._seconds.get(name, 0.0) + seconds

@@ -19,7 +19,7 @@ from backends.base import Backend, Engine, LossScale, SetupContext, Unsupported,
 from backends.precision import compute_dtype
 from harness.batch import BatchLayout
 from harness.errors import HarnessError
-from harness.request import RunRequest, rank_file, trace_file
+from harness.request import RunRequest, rank_file, snapshot_file, trace_file
 from harness.worker.communication import CommunicationCounter
 from harness.worker.environment import device_name, join_process_group, prepare_process, world_of
 from harness.worker.events import EventWriter
@@ -37,6 +37,7 @@ from harness.worker.optimizer import build_adamw, decaying_names
 from harness.worker.phases import phase_timer
 from harness.worker.probes import Probes
 from harness.worker.samples import Sampler, load_samples
+from harness.worker.snapshot import Snapshot
 from harness.worker.termination import tell_before_ending
 from harness.worker.tracer import Tracer
 from harness.worker.weights import digest_weights
@@ -100,12 +101,13 @@ def _train(
     sampler = Sampler(samples, job)
     trace = trace_file(run_directory, world.rank) if request.measure.trace else None
     tracer = Tracer(world.device, trace)
-    probes = Probes(allocator, counter)
+    snapshot = Snapshot(snapshot_file(run_directory, world.rank)) if request.measure.memory_snapshot else None
+    probes = Probes(allocator, counter, counted_steps=request.measure.counted_steps, snapshot=snapshot)
     built: dict[str, Any] = {}
     with counter.counting("setup"):
         engine = _prepare(request, world, backend, samples.vocabulary_size, built)
-    probes.attach(engine)
     engine.train(True)
+    probes.attach(engine, sampler.held_tensors)
     with counter.counting("digest"):
         initial = digest_weights(engine) if request.measure.weight_digests else None
     loop = Loop(
@@ -152,7 +154,7 @@ def _train(
             overlap=tracer.rows,
             probe_seconds=probes.seconds_per_step() | _tracer_seconds(tracer),
             timed_probes=sorted(probes.timed_probes),
-            reserved_bytes=allocator.reserved_bytes(),
+            reserved_bytes=allocator.reserved_peak_bytes(),
             host_peak_bytes=host_peak_bytes(),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy
@@ -81,12 +81,19 @@ class Sampler:
                 f"the data has {len(samples)} samples and evaluation.samples holds out {held_out}: none "
                 "is left to train on; give more data or hold out fewer"
             )
+        self._samples = samples
         self.global_batch_size = batch
         self.evaluation_ids = list(range(self.training_count, len(samples)))
         self._shuffle = job.data.shuffle
         self._seed = job.training.seed
         self._permutations: dict[int, Tensor] = {}
         self._steps: dict[int, list[int]] = {}
+
+    def held_tensors(self) -> Iterator[Tensor]:
+        """Every tensor that data keeps in memory: the samples, and the order in which they are drawn."""
+        samples = self._samples
+        yield from (samples.tokens, samples.labels, samples.lengths, samples.targets)
+        yield from self._permutations.values()
 
     def step_ids(self, step: int) -> list[int]:
         """Sample ids of the global batch of a step, in order; epochs follow each other without a gap."""

@@ -65,7 +65,11 @@ def test_the_cases_are_worth_comparing(reference) -> None:
             assert min(trace.norms) > case.clipping, f"{case.name}: clipping never acts"
 
 
-@pytest.mark.parametrize("name", runnable())
+PREFETCH = ["fsdp:prefetch=2", "fsdp1:backward_prefetch=post,forward_prefetch=true,limit_all_gathers=false"]
+"""When weights are gathered must not change what is computed."""
+
+
+@pytest.mark.parametrize("name", [*runnable(), *PREFETCH])
 def test_backend_trains_as_one_process_does(name, reference, tmp_path, contract_table) -> None:
     size = 4 if name in HYBRID else 2
     found = []

@@ -15,6 +15,7 @@ from harness.compare.findings import (
     divergence,
     impossible,
     instrumentation,
+    memory,
     same_job,
     split,
     timing,
@@ -33,6 +34,7 @@ MODULES: tuple[ModuleType, ...] = (
     warmup,
     instrumentation,
     balance,
+    memory,
 )
 """In the order in which a reader is told."""
 

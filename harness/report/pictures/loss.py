@@ -3,72 +3,124 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, log10
+from statistics import median
 from typing import TYPE_CHECKING
 
-from backends.registry import REFERENCE
+from harness.compare.parity import tolerance
+from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
-from harness.record import Record
 from harness.report.document import Picture
 from harness.report.drawing import GREY, style
-from harness.report.formats import ranks
+from harness.report.formats import scientific
+from harness.report.pictures.bars import label
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+MOST_CURVES = 24
+"""More cannot be told apart."""
+Curve = dict[int, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Line:
+    group: Repeats
+    losses: Curve
+    differences: Curve
+    """Empty for the reference, and without one."""
 
 
 def loss_picture(rows: Sequence[Row]) -> Picture | None:
-    """Curves of all runs; None without any loss."""
-    drawn = [row for row in rows if any(step.loss is not None for step in row.record.steps)]
-    if not drawn:
+    """Curves of all cells, medians over repeats; None without any loss."""
+    groups = group_repeats(rows)
+    references = {group.record.job_id: _losses(group) for group in reversed(groups) if group.is_reference}
+    lines = []
+    for group in groups:
+        losses = _losses(group)
+        beside = {} if group.is_reference else references.get(group.record.job_id, {})
+        if losses:
+            differences = {step: loss - beside[step] for step, loss in losses.items() if step in beside}
+            lines.append(_Line(group=group, losses=losses, differences=differences))
+    if not lines:
         return None
+    drawn = _furthest(lines)
+    caption = (
+        "Above: loss over steps, medians over repeats. Below: the difference to the reference of its job."
+    )
+    if len(drawn) < len(lines):
+        caption += f" Drawn are {len(drawn)} of {len(lines)}: the references, then those furthest from them."
     return Picture(
         key="loss",
-        caption="Loss over steps and difference to the reference",
+        caption=caption,
         draw=lambda figure: _draw(figure, drawn),
-        height_inches=6.4,
+        height_inches=5.6 + 0.17 * ((len(drawn) + 2) // 3),
     )
 
 
-def _draw(figure: Figure, drawn: Sequence[Row]) -> None:
+def _losses(group: Repeats) -> Curve:
+    """Median loss of each step over the repeats that reached it with a finite loss."""
+    found: dict[int, list[float]] = {}
+    for row in group.rows:
+        for step in row.record.steps:
+            if step.loss is not None:
+                found.setdefault(step.step, []).append(step.loss)
+    return {step: median(losses) for step, losses in found.items()}
+
+
+def _furthest(lines: Sequence[_Line]) -> list[_Line]:
+    """At most `MOST_CURVES`, in their order."""
+
+    def importance(line: _Line) -> float:
+        if line.group.is_reference:
+            return float("inf")
+        return max((abs(value) for value in line.differences.values()), default=0.0)
+
+    keep = {id(line) for line in sorted(lines, key=importance, reverse=True)[:MOST_CURVES]}
+    return [line for line in lines if id(line) in keep]
+
+
+def _draw(figure: Figure, lines: Sequence[_Line]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    reference = _references(drawn)
-    several_jobs = len({row.record.job_id for row in drawn}) > 1
-    lines = []
-    for index, row in enumerate(drawn):
+    differ = any(line.differences for line in lines)
+    axes = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2)) if differ else [figure.subplots()]
+    groups = [line.group for line in lines]
+    for index, line in enumerate(lines):
         # Curves that agree lie on each other: the earlier ones are wider and stay visible.
-        width = 4.0 - 3.0 * index / max(1, len(drawn) - 1)
-        record = row.record
-        label = f"{record.backend.label}, {ranks(record.world.world_size)}"
-        if several_jobs:
-            label += f", job {record.job_id[:6]}"
-        steps = [(s.step, s.loss) for s in record.steps if s.loss is not None]
-        lines += above.plot(*zip(*steps, strict=True), label=label, linewidth=width, **style(index))
-        beside = reference.get(record.job_id)
-        if beside is None or beside.run_id == record.run_id:
-            continue
-        differences = [
-            (a.step, a.loss - b.loss)
-            for a, b in zip(record.steps, beside.steps, strict=False)
-            if a.loss is not None and b.loss is not None
-        ]
-        if differences:
-            below.plot(*zip(*differences, strict=True), linewidth=width, **style(index))
-    above.set_ylabel("loss (nats per token)")
-    below.set_ylabel("loss minus reference\n(nats per token)")
-    below.set_xlabel("optimizer step")
-    below.xaxis.set_major_locator(MaxNLocator(integer=True))
-    below.axhline(0, color=GREY, linewidth=0.6)
-    below.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-    for axis in (above, below):
+        width = 4.0 - 3.0 * index / max(1, len(lines) - 1)
+        name = label(line.group, groups)
+        axes[0].plot(*_sorted(line.losses), label=name, linewidth=width, **style(index))
+        if line.differences:
+            axes[1].plot(*_sorted(line.differences), linewidth=width, **style(index))
+    axes[0].set_ylabel("loss (nats per token)")
+    axes[-1].set_xlabel("optimizer step")
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    if differ:
+        axes[1].set_ylabel("loss minus reference\n(nats per token)")
+        axes[1].axhline(0, color=GREY, linewidth=0.6)
+        _scale(axes[1], lines)
+    for axis in axes:
         axis.grid()
-    figure.legend(handles=lines, loc="outside lower center", ncols=3)
+    figure.legend(loc="outside lower center", ncols=3, title="backend, ranks", title_fontsize=8)
 
 
-def _references(rows: Sequence[Row]) -> dict[str, Record]:
-    found: dict[str, Record] = {}
-    for row in rows:
-        if row.record.backend.name == REFERENCE:
-            found.setdefault(row.record.job_id, row.record)
-    return found
+def _scale(axis: Axes, lines: Sequence[_Line]) -> None:
+    """Linear while all agree; else linear within the tolerance, shaded, and logarithmic beyond."""
+    from matplotlib.ticker import FuncFormatter
+
+    limit = min(tolerance(line.group.record) for line in lines)
+    largest = max((abs(v) for line in lines for v in line.differences.values()), default=0.0)
+    if largest <= limit:
+        axis.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+        return
+    axis.set_yscale("symlog", linthresh=10.0 ** ceil(log10(limit)))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scientific(value)))
+    axis.axhspan(-limit, limit, color=GREY, alpha=0.15, linewidth=0)
+
+
+def _sorted(curve: Curve) -> tuple[list[int], list[float]]:
+    steps = sorted(curve)
+    return steps, [curve[step] for step in steps]

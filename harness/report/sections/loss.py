@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.compare.rows import Row
-from harness.report.document import Block, Column, Heading, Paragraph, Section, Table
+from harness.report.document import Block, Column, Heading, Section, Table
 from harness.report.formats import number
 from harness.report.pictures.loss import loss_picture
 
@@ -15,8 +15,7 @@ def loss_section(rows: Sequence[Row]) -> Section | None:
     picture = loss_picture(rows)
     if picture is None:
         return None
-    text = "Above: the loss of every run. Below: each run minus the reference of its job."
-    blocks: list[Block] = [Paragraph(text), picture]
+    blocks: list[Block] = [picture]
     held_out = _held_out(rows)
     if held_out:
         blocks += [Heading("Loss on held-out samples (nats per token)"), held_out]

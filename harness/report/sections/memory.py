@@ -1,36 +1,85 @@
-"""Memory by kind."""
+"""Memory by moment and kind."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
-from harness.report.document import Column, Paragraph, Section, Table
+from harness.record import MemoryPart, Record
+from harness.report.document import Block, Column, Folded, Paragraph, Section, Table
 from harness.report.formats import megabytes
 
-KINDS = ("weights", "gathered", "gradients", "masters", "optimizer", "communication", "buffers")
+KINDS = (
+    "weights", "gathered", "gradients", "masters", "optimizer", "activations", "communication", "buffers",
+    "data", "other",
+)  # fmt: skip
+MOMENTS = {
+    "after_setup": "after setup",
+    "after_forward": "after forward",
+    "after_backward": "after backward",
+    "after_step": "after step",
+    "during_evaluation": "evaluation",
+    "during_checkpoint": "checkpoint",
+}
+TEXT = (
+    "Live tensors of the rank that holds most at that moment, in the last counted step; each storage counts "
+    "once. activations: what the last forward pass left behind for the backward pass. data: samples held in "
+    "memory. other: the allocator's rest. least and most: what the allocator served then on the rank with "
+    "least and with most. peak: the most since the moment before, on the rank where it is largest; during an "
+    "evaluation, of one batch of it."
+)
 
 
 def memory_section(rows: Sequence[Row]) -> Section | None:
-    """Live bytes by kind after the backward pass, the rank that holds most; None where nothing counted."""
-    body = []
+    """Live bytes by kind after the backward pass, and at every moment; None where nothing was counted."""
+    after_backward: list[list[Any]] = []
+    every: list[list[Any]] = []
     for group in group_repeats(rows):
-        record = group.record
-        moments = [
-            m.kinds for rank in record.ranks for m in rank.memory if m.moment == "after_backward" and m.kinds
-        ]
-        if moments:
-            largest = max(moments, key=lambda held: sum(held.values()))
-            sizes = [largest.get(kind, 0) for kind in KINDS]
-            body.append([record.backend.label, record.world.world_size, *sizes])
-    if not body:
+        head = [group.record.backend.label, group.record.world.world_size]
+        for moment, title in MOMENTS.items():
+            line = _line(group.record, moment)
+            if line is not None:
+                every.append([*head, title, *line])
+                if moment == "after_backward":
+                    after_backward.append([*head, *line])
+    if not every:
         return None
-    columns = [Column("backend", "backend", align="left"), Column("world_size", "ranks")]
-    columns += [Column(f"{kind}_bytes", f"{kind} MB", megabytes) for kind in KINDS]
-    text = (
-        "Live tensors of the rank that holds most. Activations are gone by then; the peak in the table of "
-        "results includes them."
+    head_columns = [Column("backend", "backend", align="left"), Column("world_size", "ranks")]
+    columns = [
+        *(Column(f"{kind}_bytes", f"{kind} MB", megabytes) for kind in KINDS),
+        Column("least_allocated_bytes", "least MB", megabytes),
+        Column("most_allocated_bytes", "most MB", megabytes),
+        Column("peak_bytes", "peak MB", megabytes),
+    ]
+    table = Table(key="memory_after_backward", columns=[*head_columns, *columns], rows=after_backward)
+    moments = Table(
+        key="memory_by_moment",
+        columns=[*head_columns, Column("moment", "moment", align="left"), *columns],
+        rows=every,
     )
-    table = Table(key="memory_after_backward", columns=columns, rows=body)
-    return Section("memory", "Memory after the backward pass, by kind", [Paragraph(text), table])
+    blocks: list[Block] = [Paragraph(TEXT), table, Folded("Memory at every moment", [moments])]
+    return Section("memory", "Memory after the backward pass, by kind", blocks)
+
+
+def _line(record: Record, moment: str) -> list[int | None] | None:
+    """Kinds of the largest rank, then least, most and peak over the ranks; None: not measured."""
+    parts = [part for rank in record.ranks if (part := _last(rank.memory, moment)) is not None]
+    if not parts:
+        return None
+    kinds = max((part.kinds or {} for part in parts), key=lambda held: sum(held.values()))
+    allocated = [part.allocated_bytes for part in parts if part.allocated_bytes is not None]
+    peaks = [part.peak_bytes for part in parts if part.peak_bytes is not None]
+    sizes: list[int | None] = [kinds.get(kind, 0) if kinds else None for kind in KINDS]
+    return [
+        *sizes,
+        min(allocated, default=None),
+        max(allocated, default=None),
+        max(peaks, default=None),
+    ]
+
+
+def _last(memory: Sequence[MemoryPart], moment: str) -> MemoryPart | None:
+    found = [part for part in memory if part.moment == moment]
+    return found[-1] if found else None

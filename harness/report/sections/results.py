@@ -8,6 +8,7 @@ from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
 from harness.compare.statistics import FEWEST_RUNS, LEVEL
 from harness.report.document import Block, Folded, Paragraph, Section
+from harness.report.pictures.trade_off import trade_off_picture
 from harness.report.tables import NOT_JUDGED, WITHIN_NOISE, results_table, spread_table
 
 
@@ -24,4 +25,7 @@ def results_section(rows: Sequence[Row]) -> Section:
         )
         title = f"Repeats and spread: {runs} run{'s' if runs > 1 else ''} of each cell at most"
         blocks += [Paragraph(text), Folded(title, [spread])]
+    picture = trade_off_picture(rows)
+    if picture is not None:
+        blocks.append(picture)
     return Section("results", "Results", blocks)

@@ -14,7 +14,6 @@ from harness.report.document import Column, Heading, Paragraph, Section, Table
 from harness.report.formats import NOT_AVAILABLE, milliseconds, number
 from harness.report.tables import LABELS
 
-PROBES = ("counter", "memory_walk", "allocator", "tracer")
 TIME_TEXT = (
     "median and p95 are of the timed steps, each as long as on its slowest rank; rank spread is the slowest "
     "rank's median less the fastest's. Data is fetching the batches; forward, backward and step (clipping "
@@ -74,9 +73,7 @@ UTILISATION_COLUMNS = (
     Column("measured_peak_flops_per_second", "measured peak TFLOP/s", teraflops),
     Column("model_utilisation_of_measured", "MFU of measured", utilisation),
 )
-PROBE_COLUMNS = (
-    *LABELS,
-    *(Column(f"{name}_seconds", f"{name.replace('_', ' ')} ms", milliseconds) for name in PROBES),
+EXTRA_COLUMNS = (
     Column("counted_extra_seconds", "counted step + ms", milliseconds),
     Column("traced_extra_seconds", "traced step + ms", milliseconds),
 )
@@ -105,7 +102,7 @@ def time_section(rows: Sequence[Row]) -> Section | None:
             ),
             Paragraph(UTILISATION_TEXT),
             Heading("Cost of the probes"),
-            Table(key="probe_cost", columns=PROBE_COLUMNS, rows=[_probes(records) for records in cells]),
+            _probe_table(cells),
             Paragraph(PROBE_TEXT),
         ],
     )
@@ -141,13 +138,21 @@ def _utilisations(records: Sequence[Record]) -> list[object]:
     ]
 
 
-def _probes(records: Sequence[Record]) -> list[object]:
-    return [
-        *_labels(records),
-        *(_middle(records, _probe(name)) for name in PROBES),
-        _middle(records, lambda record: extra_seconds(record, "counted")),
-        _middle(records, lambda record: extra_seconds(record, "traced")),
+def _probe_table(cells: Sequence[Sequence[Record]]) -> Table:
+    """A column for each probe that ran in any of the cells."""
+    ran = {name for records in cells for r in records for rank in r.ranks for name in rank.probe_seconds}
+    names = sorted(ran)
+    probes = [Column(f"{name}_seconds", f"{name.replace('_', ' ')} ms", milliseconds) for name in names]
+    body = [
+        [
+            *_labels(records),
+            *(_middle(records, _probe(name)) for name in names),
+            _middle(records, lambda record: extra_seconds(record, "counted")),
+            _middle(records, lambda record: extra_seconds(record, "traced")),
+        ]
+        for records in cells
     ]
+    return Table(key="probe_cost", columns=[*LABELS, *probes, *EXTRA_COLUMNS], rows=body)
 
 
 def extra_seconds(record: Record, window: str) -> float | None:

@@ -52,7 +52,8 @@ def _block(block: Block, pictures: Mapping[str, str]) -> str:
         case Table():
             return _table(block)
         case Picture():
-            return f"![{markdown_text(block.caption)}]({quote(pictures[block.key])})"
+            caption = markdown_text(block.caption)
+            return f"![{caption}]({quote(pictures[block.key])})\n\n{caption}"
         case Code():
             return code_block(block.language, block.text)
         case Folded():

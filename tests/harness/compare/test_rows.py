@@ -7,8 +7,8 @@ from tests.records import LOSSES, make_record, make_steps
 
 ROW_KEYS = {
     "backend", "world_size", "repeat", "job_id", "status", "reason", "run_id", "tokens_per_second",
-    "samples_per_second", "step_seconds", "peak_bytes", "model_state_bytes", "sent_bytes_per_step",
-    "expected_sent_bytes_per_step", "textbook_sent_bytes_per_step",
+    "samples_per_second", "step_seconds", "peak_bytes", "model_state_bytes", "expected_model_state_bytes",
+    "sent_bytes_per_step", "expected_sent_bytes_per_step", "textbook_sent_bytes_per_step",
     "transport_sent_bytes_per_step", "max_loss_difference", "max_grad_norm_difference", "parity",
     "parity_reason",
 }  # fmt: skip

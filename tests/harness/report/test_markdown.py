@@ -128,7 +128,9 @@ def test_several_jobs_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_report_without_any_step_has_no_picture(tmp_path: Path) -> None:
-    failed = make_record(status="failed", steps=[], error=ErrorPart(kind="Exit", message="gone", rank=0))
+    failed = make_record(
+        status="failed", steps=[], ranks=[], comm=[], error=ErrorPart(kind="Exit", message="gone", rank=0)
+    )
     written = report_of(tmp_path, [failed])
     assert "## Loss" not in written.read_text()
     assert not list(tmp_path.glob("*.svg"))

@@ -1,0 +1,154 @@
+"""What each preset changes of each library's defaults: the one place that says so, and that backends obey.
+
+Importable without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from backends.base import Precision, Preset
+
+# 25 MiB of fp32, the bucket of DDP, so that buffers do not decide a comparison of memory.
+BUCKET_ELEMENTS = 25 * 2**20 // 4
+ZERO_BUCKET_DEFAULT = 500_000_000
+"""DeepSpeed 0.19, `runtime/zero/config.py`: `reduce_bucket_size`, `allgather_bucket_size`."""
+ZERO3_DEFAULTS = {
+    "stage3_param_persistence_threshold": 100_000,
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_max_reuse_distance": 1_000_000_000,
+}
+"""The same file: up to these numbers of elements parameters stay gathered."""
+COMMUNICATION_DTYPE = "communication_data_type"
+ROOT_RESHARD = "reshard_after_forward of the root"
+ACCELERATOR_PRECISION = "mixed_precision of the Accelerator"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One setting that a preset gives another value than the library would."""
+
+    setting: str
+    value: Any
+    default: Any
+    reason: str
+
+
+def ddp_changes(preset: Preset) -> list[Change]:
+    """Arguments of DistributedDataParallel."""
+    if preset != "like-for-like":
+        return []
+    return [
+        Change(
+            setting="gradient_as_bucket_view",
+            value=True,
+            default=False,
+            reason="otherwise DDP holds every gradient twice, in .grad and in its buckets",
+        )
+    ]
+
+
+def zero_changes(stage: int, precision: Precision, preset: Preset, parameter_count: int) -> list[Change]:
+    """Settings of DeepSpeed's `zero_optimization`, and `communication_data_type`."""
+    if preset != "like-for-like":
+        return []
+    changes = []
+    if stage > 0:
+        # Stage 3 allocates the whole bucket at once, however small the model.
+        # DeepSpeed 0.19 refuses an odd one: it aligns buckets to two elements.
+        bucket = min(BUCKET_ELEMENTS, parameter_count + parameter_count % 2)
+        changes += [
+            Change(
+                setting=name,
+                value=bucket,
+                default=ZERO_BUCKET_DEFAULT,
+                reason="25 MiB of fp32, as DDP's bucket, and no more than the model",
+            )
+            for name in ("reduce_bucket_size", "allgather_bucket_size")
+        ]
+    if stage == 3:
+        changes += [
+            Change(
+                setting=name,
+                value=0,
+                default=default,
+                reason="above 0 ZeRO-3 keeps small parameters, or whole small models, gathered",
+            )
+            for name, default in ZERO3_DEFAULTS.items()
+        ]
+    if precision.endswith("-mixed"):
+        changes.append(
+            Change(
+                setting=COMMUNICATION_DTYPE,
+                value="fp32",
+                default="the compute dtype",
+                reason="gradients cross the wire in fp32 under every backend",
+            )
+        )
+    return changes
+
+
+def fsdp2_changes(precision: Precision, preset: Preset, *, reshard: bool) -> list[Change]:
+    """Arguments of `fully_shard`: the root's `reshard_after_forward`, and `reduce_dtype`."""
+    if preset != "like-for-like":
+        return []
+    root = Change(
+        setting=ROOT_RESHARD,
+        value=reshard,
+        default=None,
+        reason="the root does as the blocks do; torch would keep it gathered between forward and backward",
+    )
+    return [root, *reduce_dtype_changes(precision, preset)]
+
+
+def reduce_dtype_changes(precision: Precision, preset: Preset) -> list[Change]:
+    """The mixed precision policy of FSDP1 and FSDP2."""
+    if preset != "like-for-like" or not precision.endswith("-mixed"):
+        return []
+    return [
+        Change(
+            setting="reduce_dtype",
+            value="float32",
+            default="the compute dtype",
+            reason="gradients cross the wire in fp32 under every backend",
+        )
+    ]
+
+
+def accelerate_fsdp_changes(precision: Precision, preset: Preset) -> list[Change]:
+    """Accelerate's FSDP plugin at a mixed precision: the same policy, and no autocast above it."""
+    changes = reduce_dtype_changes(precision, preset)
+    if changes and precision == "bf16-mixed":
+        changes.append(
+            Change(
+                setting=ACCELERATOR_PRECISION,
+                value="no",
+                default="bf16",
+                reason="the plugin casts; autocast on top of it would not be what native FSDP does",
+            )
+        )
+    return changes
+
+
+def preset_changes(
+    backend: str, precision: Precision, preset: Preset, parameter_count: int
+) -> list[Change] | None:
+    """Everything that a preset changes for one backend; None for a third party's."""
+    name = backend.removeprefix("accelerate-")
+    through_accelerate = name != backend
+    match name:
+        case "single":
+            return []
+        case "ddp":
+            return ddp_changes(preset)
+        case "zero0" | "zero1" | "zero2" | "zero3":
+            return zero_changes(int(name[-1]), precision, preset, parameter_count)
+        case "fsdp" | "fsdp1" if through_accelerate:
+            return accelerate_fsdp_changes(precision, preset)
+        case "fsdp" | "fsdp-hybrid" | "fsdp-grad-op":
+            return fsdp2_changes(precision, preset, reshard=name != "fsdp-grad-op")
+        case "fsdp1" | "fsdp1-grad-op" | "fsdp1-no-shard" | "fsdp1-hybrid":
+            return reduce_dtype_changes(precision, preset)
+        case _:
+            return None

@@ -1,0 +1,89 @@
+"""The timed steps of runs with probes over those of runs without, from pairs in alternating order."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import measuring
+import step_time
+
+TARGET = 1.01
+BACKENDS = ("ddp", "zero3", "fsdp")
+# Both sides time the same steps of the same job; without probes the steps before them are all warm-up.
+WITH_PROBES = {"measure.warmup_steps": 3, "measure.counted_steps": 2, "measure.traced_steps": 1}
+WITHOUT_PROBES = {"measure.warmup_steps": 6, "measure.counted_steps": 0, "measure.traced_steps": 0}
+
+
+def main() -> int:
+    parser = measuring.options(__doc__)
+    parser.add_argument("--pairs", type=int, default=5, help="paired repeats of each backend")
+    parser.add_argument("--steps", type=int, default=40, help="optimizer steps of each run")
+    parser.add_argument("--backends", default=",".join(BACKENDS), help="comma-separated")
+    options = parser.parse_args()
+    results = measure(options.backends.split(","), options.pairs, options.steps)
+    return measuring.present(results, as_json=options.json)
+
+
+def measure(backends: Sequence[str] = BACKENDS, pairs: int = 5, steps: int = 40) -> list[measuring.Result]:
+    """The median ratio of each backend. Backends alternate too, so that each meets the same load."""
+    measured: dict[str, list[step_time.Pair]] = {backend: [] for backend in backends}
+    for number in range(pairs):
+        for backend in backends:
+            probed, plain = one_pair(backend, steps, probes_first=number % 2 == 0)
+            measured[backend].append((probed, plain))
+            measuring.progress(
+                f"probe cost, {backend}, pair {number + 1}/{pairs}: with {probed:.4f} s, "
+                f"without {plain:.4f} s, ratio {probed / plain:.3f}"
+            )
+    return [result(backend, done) for backend, done in measured.items()]
+
+
+def result(backend: str, pairs: Sequence[step_time.Pair]) -> measuring.Result:
+    """Median and extremes of the ratios."""
+    ratios = [probed / plain for probed, plain in pairs]
+    probed_seconds = statistics.median(probed for probed, _ in pairs)
+    plain_seconds = statistics.median(plain for _, plain in pairs)
+    return measuring.Result(
+        name=f"probe cost, {backend}",
+        ratio=statistics.median(ratios),
+        lowest=min(ratios),
+        highest=max(ratios),
+        target=TARGET,
+        detail=f"{probed_seconds * 1e3:.1f} ms over {plain_seconds * 1e3:.1f} ms, {len(pairs)} pairs",
+    )
+
+
+def one_pair(backend: str, steps: int, *, probes_first: bool) -> step_time.Pair:
+    """Median seconds of the timed steps with and without probes."""
+    order = (WITH_PROBES, WITHOUT_PROBES) if probes_first else (WITHOUT_PROBES, WITH_PROBES)
+    seconds = [timed_median(backend, steps, settings) for settings in order]
+    return (seconds[0], seconds[1]) if probes_first else (seconds[1], seconds[0])
+
+
+def timed_median(backend: str, steps: int, measure_settings: dict[str, int]) -> float:
+    """Median seconds of the timed steps of one run; a probe at work in them ends the benchmark."""
+    settings = {
+        "training.steps": steps,
+        "model.config.hidden_size": step_time.HIDDEN_SIZE,
+        "model.config.intermediate_size": step_time.INTERMEDIATE_SIZE,
+        "model.config.num_hidden_layers": step_time.LAYERS,
+        "runtime.device": "cpu",
+        **measure_settings,
+    }
+    assignments = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as runs:
+        command = [*measuring.harness_command(), "run", "--json", "--backend", backend, "--runs", runs]
+        command += ["--nproc", str(measuring.RANKS), *assignments]
+        record = json.loads(measuring.run_quietly(command)[1])
+    at_work = {probe for rank in record["ranks"] for probe in rank["timed_probes"]}
+    if at_work:
+        raise SystemExit(f"{backend}: probes at work in the timed steps: {', '.join(sorted(at_work))}")
+    return statistics.median(row["seconds"] for row in record["steps"] if row["window"] == "timed")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

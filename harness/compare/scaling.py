@@ -1,0 +1,125 @@
+"""Strong and weak scaling: time, speed-up and efficiency over the number of ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.compare.repeats import Repeats, group_repeats
+from harness.compare.rows import Row
+
+CUT = ("global_batch_size", "micro_batch_size", "accumulation_steps")
+"""Settings that weak scaling changes with the number of ranks; the model may grow too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One number of ranks of one backend, beside the smallest that was run."""
+
+    group: Repeats
+    base: Repeats
+
+    @property
+    def step_seconds(self) -> float:
+        """Median timed step, in seconds."""
+        return _step(self.group)
+
+    @property
+    def training_seconds(self) -> float:
+        """The median timed step times the steps of the job: without set-up and evaluations."""
+        return self.step_seconds * len(self.group.record.steps)
+
+    @property
+    def ranks_ratio(self) -> float:
+        """N / N0."""
+        return self.group.world_size / self.base.world_size
+
+    @property
+    def speed_up(self) -> float:
+        """T(N0) / T(N) of equal work: also called scale factor."""
+        return _step(self.base) / self.step_seconds
+
+    @property
+    def strong_efficiency(self) -> float:
+        """Speed-up over the ratio of ranks: 1 is ideal."""
+        return self.speed_up / self.ranks_ratio
+
+    @property
+    def weak_efficiency(self) -> float:
+        """T(N0) / T(N) of equal work per rank: 1 is ideal, below it ranks cost time."""
+        return _step(self.base) / self.step_seconds
+
+    @property
+    def work_ratio(self) -> float | None:
+        """Parameters x tokens per rank over that of the base: 1 in true weak scaling; None: unknown."""
+        here, there = _work(self.group), _work(self.base)
+        return here / there if here is not None and there else None
+
+
+def strong_scaling(rows: Sequence[Row]) -> list[list[Point]]:
+    """Backends that ran one job on several numbers of ranks, each from its smallest on.
+
+    Where a backend was not run on one rank, the reference on one process of the same job is its base.
+    """
+    timed = _timed(rows)
+    references = {group.record.job_id: group for group in timed if group.is_reference}
+    curves: dict[tuple[str, str], list[Repeats]] = {}
+    for group in timed:
+        if not group.is_reference:
+            curves.setdefault((group.record.job_id, group.label), []).append(group)
+    found = []
+    for (job_id, _), groups in curves.items():
+        if min(group.world_size for group in groups) > 1 and job_id in references:
+            groups = [references[job_id], *groups]
+        if len({group.world_size for group in groups}) > 1:
+            found.append(_points(groups))
+    return found
+
+
+def weak_scaling(rows: Sequence[Row]) -> list[list[Point]]:
+    """Backends whose jobs grow with the number of ranks and are otherwise the same.
+
+    The batch, the model or both may grow: the job with more ranks must be another one.
+    """
+    curves: dict[tuple[str, str], list[Repeats]] = {}
+    for group in _timed(rows):
+        if not group.is_reference:
+            curves.setdefault((_without_size(group.record.job), group.label), []).append(group)
+    found = []
+    for groups in curves.values():
+        by_size = {group.world_size: group for group in groups}
+        jobs = {group.record.job_id for group in by_size.values()}
+        if len(by_size) > 1 and len(jobs) == len(by_size) == len(groups):
+            found.append(_points(groups))
+    return found
+
+
+def _timed(rows: Sequence[Row]) -> list[Repeats]:
+    return [group for group in group_repeats(rows) if group.whole and group.step_seconds]
+
+
+def _points(groups: Sequence[Repeats]) -> list[Point]:
+    ordered = sorted(groups, key=lambda group: group.world_size)
+    return [Point(group=group, base=ordered[0]) for group in ordered]
+
+
+def _step(group: Repeats) -> float:
+    middle = group.step_median
+    assert middle is not None
+    return middle
+
+
+def _work(group: Repeats) -> float | None:
+    record = group.record
+    if record.initial_weights is None or not record.steps:
+        return None
+    return record.initial_weights.parameter_count * record.steps[-1].tokens / group.world_size
+
+
+def _without_size(job: dict[str, Any]) -> str:
+    """The job without what weak scaling grows, as a key."""
+    model = {key: value for key, value in job["model"].items() if key not in ("config", "name")}
+    training = {key: value for key, value in job["training"].items() if key not in CUT}
+    return json.dumps(job | {"model": model, "training": training}, sort_keys=True)

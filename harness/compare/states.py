@@ -1,0 +1,110 @@
+"""Model states that were measured, beside those that closed forms expect and the textbook counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean
+
+from harness.record import MemoryPart, RankPart, Record
+from harness.theory.memory import ModelStates, Setting, expected_states
+from harness.theory.memory.terms import STATE_KINDS
+from harness.theory.memory.textbook import textbook_states
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStates:
+    """One rank's bytes by kind after the backward pass of its last counted step."""
+
+    rank: int
+    step: int
+    measured: dict[str, int]
+    expected: ModelStates | None
+    """None: a third party's backend, no layout in the record, or the first step, before Adam's states."""
+
+    @property
+    def measured_bytes(self) -> int:
+        return sum(self.measured.get(kind, 0) for kind in STATE_KINDS)
+
+
+def rank_states(record: Record) -> list[RankStates]:
+    """Every rank that measured kinds after a backward pass with optimizer states, in order."""
+    found = []
+    for part in record.ranks:
+        moment = after_backward(part)
+        if moment is not None:
+            found.append(
+                RankStates(
+                    rank=part.rank,
+                    step=moment.step,
+                    measured=all_kinds(moment),
+                    expected=expected_for_rank(record, part.rank) if moment.step > 0 else None,
+                )
+            )
+    return found
+
+
+def after_backward(part: RankPart) -> MemoryPart | None:
+    """The last counted backward pass; None where none was counted or the backend names no tensors."""
+    moments = [m for m in part.memory if m.moment == "after_backward" and m.kinds is not None]
+    return moments[-1] if moments else None
+
+
+def all_kinds(moment: MemoryPart) -> dict[str, int]:
+    """Bytes by kind on the device and outside of its allocator together."""
+    kinds = dict(moment.kinds or {})
+    for kind, size in (moment.outside_kinds or {}).items():
+        kinds[kind] = kinds.get(kind, 0) + size
+    return kinds
+
+
+def largest(states: list[RankStates]) -> RankStates | None:
+    """The rank that holds most model states."""
+    return max(states, key=lambda of_rank: of_rank.measured_bytes, default=None)
+
+
+def expected_for_rank(record: Record, rank: int) -> ModelStates | None:
+    """The closed form for one rank of a run."""
+    if record.layout is None:
+        return None
+    effective = record.backend.effective or {}
+    return expected_states(
+        Setting(
+            layout=record.layout,
+            backend=record.backend.name,
+            precision=record.job["training"]["precision"],
+            preset=record.world.preset,
+            world_size=record.world.world_size,
+            rank=rank,
+            shard_size=effective.get("details", {}).get("shard_size"),
+            accumulation_steps=record.world.accumulation_steps,
+            device=record.world.device,
+            options=record.backend.options,
+        )
+    )
+
+
+def expected_model_state_bytes(record: Record) -> int | None:
+    """The largest rank's closed form; None where there is none."""
+    sizes = [
+        states.model_state_bytes
+        for rank in range(record.world.world_size)
+        if (states := expected_for_rank(record, rank)) is not None
+    ]
+    return max(sizes) if sizes else None
+
+
+def textbook(record: Record) -> dict[str, float] | None:
+    """What the ZeRO paper counts per kind; None for a backend it does not cover or an unknown size."""
+    effective = record.backend.effective
+    if effective is None:
+        return None
+    shards = effective["details"].get("shard_size") or record.world.world_size
+    return textbook_states(
+        record.backend.name, effective["parameter_count"], shards, record.job["training"]["precision"]
+    )
+
+
+def spread(sizes: list[int]) -> float | None:
+    """(largest - smallest) / mean; None without sizes."""
+    mean = fmean(sizes) if sizes else 0
+    return (max(sizes) - min(sizes)) / mean if mean else None

@@ -1,0 +1,89 @@
+"""What pictures with one bar for each backend and world size share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from harness.compare.repeats import Repeats
+from harness.report.drawing import COLOURS, GREY, HATCHES
+from harness.report.formats import shortened
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_BARS = 40
+"""More would make the picture longer than a page; then only the largest world size is drawn."""
+LONGEST_LABEL = 34
+INCHES_PER_BAR = 0.27
+
+
+def drawable(groups: Sequence[Repeats]) -> list[Repeats]:
+    """Those that get a bar: all, or those of the largest world size, or the first of them."""
+    if len(groups) <= MOST_BARS:
+        return list(groups)
+    size = max(group.world_size for group in groups)
+    return [group for group in groups if group.world_size == size][:MOST_BARS]
+
+
+def caption(text: str, drawn: Sequence[Repeats], groups: Sequence[Repeats]) -> str:
+    """The text, and what of the groups is not drawn."""
+    if len(drawn) == len(groups):
+        return text
+    sizes = sorted({group.world_size for group in drawn})
+    return f"{text} Drawn are {len(drawn)} of {len(groups)}, on {sizes[-1]} ranks; the tables hold all."
+
+
+def label(group: Repeats, groups: Sequence[Repeats]) -> str:
+    """Short name of a bar or curve; it names the job where there are several."""
+    name = f"{shortened(group.label, LONGEST_LABEL)}, {group.world_size}"
+    several = len({other.record.job_id for other in groups}) > 1
+    return f"{name}, job {group.record.job_id[:6]}" if several else name
+
+
+def height_inches(count: int) -> float:
+    """Of a picture with so many bars, axis and legend included."""
+    return 1.5 + INCHES_PER_BAR * count
+
+
+def stacked(
+    figure: Figure, groups: Sequence[Repeats], parts: Sequence[Mapping[str, float]], order: Sequence[str]
+) -> Axes:
+    """Horizontal bars, one for each group, cut into the named parts in that order."""
+    axis = figure.subplots()
+    names = [name for name in order if any(name in of_group for of_group in parts)]
+    left = [0.0] * len(groups)
+    for index, name in enumerate(names):
+        widths = [of_group.get(name, 0.0) for of_group in parts]
+        axis.barh(
+            range(len(groups)), widths, left=left, label=name, height=0.72,
+            color=COLOURS[index % len(COLOURS)], hatch=HATCHES[index // len(COLOURS) % len(HATCHES)],
+            edgecolor=GREY, linewidth=0.3,
+        )  # fmt: skip
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    return axis
+
+
+def label_bars(axis: Axes, groups: Sequence[Repeats], unit: str) -> None:
+    """Names beside the bars, first on top, and the unit below; call it when all is drawn."""
+    axis.set_yticks(range(len(groups)), [label(group, groups) for group in groups])
+    axis.set_ylabel("backend, ranks")
+    axis.set_xlabel(unit)
+    axis.set_ylim(len(groups) - 0.4, -0.6)
+    axis.set_xlim(left=0)
+    axis.grid(axis="x")
+
+
+def legend_below(figure: Figure, columns: int = 5) -> None:
+    """One legend for the whole picture, under it."""
+    from matplotlib.container import BarContainer
+
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    entries = sorted(
+        zip(handles, labels, strict=True), key=lambda entry: not isinstance(entry[0], BarContainer)
+    )
+    figure.legend(
+        [handle for handle, _ in entries], [name for _, name in entries],
+        loc="outside lower center", ncols=columns,
+    )  # fmt: skip

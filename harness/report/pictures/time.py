@@ -1,0 +1,84 @@
+"""Where the time of a step goes: by phase, and by computing and communicating."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from harness.compare import speed
+from harness.compare.repeats import Repeats, group_repeats
+from harness.compare.rows import Row
+from harness.record import Record
+from harness.report.document import Picture
+from harness.report.pictures.bars import caption, drawable, height_inches, label_bars, legend_below, stacked
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Parts = Mapping[str, float]
+PHASES = {"data": "data", "forward": "forward", "backward": "backward", "step": "clipping and update"}
+ACTIVITIES = ("computing", "exposed communication", "neither")
+PartsOf = Callable[[Repeats], Parts]
+
+
+def phases_picture(rows: Sequence[Row]) -> Picture | None:
+    """Timed steps by phase; None where no phase was timed."""
+    text = (
+        "Time of a timed step by phase, medians, each on the rank where it is largest; waiting for other "
+        "ranks is part of the phase in which it happens."
+    )
+    return _picture("time", text, rows, _phases)
+
+
+def overlap_picture(rows: Sequence[Row]) -> Picture | None:
+    """Traced steps by computing and communicating; None where none was traced."""
+    text = (
+        "Time of a traced step by what a rank does, medians over ranks and traced steps: computing, exposed "
+        "communication (nothing computes beside it) and neither. Tracing makes a step longer."
+    )
+    return _picture("overlap", text, rows, _overlap)
+
+
+def _picture(key: str, text: str, rows: Sequence[Row], parts_of: PartsOf) -> Picture | None:
+    groups = [(group, parts) for group in group_repeats(rows) if (parts := parts_of(group))]
+    known = [group for group, _ in groups]
+    drawn = drawable(known)
+    if not drawn:
+        return None
+    cut = [parts for group, parts in groups if group in drawn]
+
+    def draw(figure: Figure) -> None:
+        axis = stacked(figure, drawn, cut, (*PHASES.values(), *ACTIVITIES))
+        label_bars(axis, drawn, "time of a step (ms)")
+        legend_below(figure)
+
+    return Picture(
+        key=key, caption=caption(text, drawn, known), draw=draw, height_inches=height_inches(len(drawn))
+    )
+
+
+def _phases(group: Repeats) -> Parts:
+    found: dict[str, float] = {}
+    for phase, name in PHASES.items():
+        times = [_seconds(row.record, phase) for row in group.rows]
+        known = [seconds for seconds in times if seconds is not None]
+        if known:
+            found[name] = median(known) * 1e3
+    return found if len(found) > 1 else {}
+
+
+def _seconds(record: Record, phase: str) -> float | None:
+    return speed.data_seconds(record) if phase == "data" else speed.phase_seconds(record, phase)
+
+
+def _overlap(group: Repeats) -> Parts:
+    parts = [part for row in group.rows for rank in row.record.ranks for part in rank.overlap]
+    if not parts:
+        return {}
+    times = (
+        median(part.compute_seconds for part in parts),
+        median(part.exposed_seconds for part in parts),
+        median(part.idle_seconds for part in parts),
+    )
+    return {name: seconds * 1e3 for name, seconds in zip(ACTIVITIES, times, strict=True)}

@@ -1,0 +1,55 @@
+"""Bytes that a rank sends per step: measured, expected and by the textbook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from harness.compare.repeats import Repeats, group_repeats
+from harness.compare.rows import Row
+from harness.report.document import Picture
+from harness.report.drawing import COLOURS
+from harness.report.pictures.bars import caption, drawable, height_inches, label_bars, legend_below
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def volume_picture(rows: Sequence[Row]) -> Picture | None:
+    """None where nobody sent anything."""
+    known = [group for group in group_repeats(rows) if group.median("sent_bytes_per_step")]
+    drawn = drawable(known)
+    if not drawn:
+        return None
+    text = (
+        "Bytes that a rank sends per step on a ring. Bars: counted. Diamonds: expected of this "
+        "implementation. Lines: the textbook's closed form."
+    )
+    return Picture(
+        key="communication",
+        caption=caption(text, drawn, known),
+        draw=lambda figure: _draw(figure, drawn),
+        height_inches=height_inches(len(drawn)),
+    )
+
+
+def _draw(figure: Figure, groups: Sequence[Repeats]) -> None:
+    axis = figure.subplots()
+    measured = [(group.median("sent_bytes_per_step") or 0.0) / 1e6 for group in groups]
+    axis.barh(range(len(groups)), measured, height=0.72, color=COLOURS[4], label="measured")
+    for key, name, marker, colour, size in (
+        ("expected_sent_bytes_per_step", "expected", "D", COLOURS[5], 22),
+        ("textbook_sent_bytes_per_step", "textbook", "|", COLOURS[0], 200),
+    ):
+        points = [
+            (value / 1e6, place)
+            for place, group in enumerate(groups)
+            if (value := group.median(key)) is not None
+        ]
+        if points:
+            across, places = zip(*points, strict=True)
+            axis.scatter(
+                across, places, marker=marker, color=colour, s=size, label=name, zorder=3, linewidths=2
+            )
+    label_bars(axis, groups, "sent by a rank per step (MB)")
+    legend_below(figure)

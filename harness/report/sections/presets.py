@@ -1,0 +1,54 @@
+"""Which preset ran, and what it changed of each library's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from backends.presets import preset_changes
+from harness.compare.repeats import group_repeats
+from harness.compare.rows import Row
+from harness.record import Record
+from harness.report.document import Column, Paragraph, Section, Table
+
+COLUMNS = (
+    Column("backend", "backend", align="left"),
+    Column("setting", "setting", align="left"),
+    Column("value", "value", align="left"),
+    Column("default", "library's default", align="left"),
+    Column("reason", "why", align="left"),
+)
+
+
+def presets_section(rows: Sequence[Row]) -> Section | None:
+    """The changes of every backend, each once; None without a run that was set up."""
+    presets = list(dict.fromkeys(row.record.world.preset for row in rows if row.record.backend.effective))
+    if not presets:
+        return None
+    lines: dict[str, list[Any]] = {}
+    for group in group_repeats(rows):
+        for line in _changes(group.record):
+            lines.setdefault(str(line), line)
+    text = f"Preset: {', '.join(presets)}."
+    if not lines:
+        text += " It leaves every library's own settings alone, apart from those that change the mathematics."
+        return Section("preset", "Preset", [Paragraph(text)])
+    table = Table(key="preset_changes", columns=COLUMNS, rows=list(lines.values()))
+    return Section("preset", "Preset", [Paragraph(text + " What it changed:"), table])
+
+
+def _changes(record: Record) -> list[list[Any]]:
+    effective = record.backend.effective
+    if effective is None:
+        return []
+    changes = preset_changes(
+        record.backend.name,
+        record.job["training"]["precision"],
+        record.world.preset,  # type: ignore[arg-type]
+        effective["parameter_count"],
+    )
+    return [
+        [record.backend.label, change.setting, str(change.value), str(change.default), change.reason]
+        for change in changes or []
+        if record.backend.options.get(change.setting) is None  # an option given by hand wins
+    ]

@@ -1,0 +1,112 @@
+"""Strong and weak scaling: the tables that compute-time proposals ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.compare.rows import Row
+from harness.compare.scaling import Point, strong_scaling, weak_scaling
+from harness.report.document import Block, Column, Heading, Paragraph, Section, Table
+from harness.report.formats import megabytes, milliseconds, number, percent
+from harness.report.pictures.scaling import strong_picture, weak_picture
+
+HEAD = (
+    Column("backend", "backend", align="left"),
+    Column("nodes", "nodes"),
+    Column("world_size", "ranks"),
+)
+DETAILS = (
+    Column("samples_per_second", "samples/s", number),
+    Column("peak_bytes", "peak MB/rank", megabytes),
+    Column("training_loss", "last loss", number),
+    Column("evaluation_loss", "held-out loss", number),
+)
+STRONG = (
+    *HEAD,
+    Column("training_seconds", "training time s", number),
+    Column("speed_up", "speed-up", number),
+    Column("efficiency", "efficiency", percent),
+    Column("base", "of", align="left"),
+    *DETAILS,
+)
+WEAK = (
+    *HEAD,
+    Column("parameters", "parameters", number),
+    Column("global_batch_size", "batch", number),
+    Column("work_per_rank", "work per rank", percent),
+    Column("step_seconds", "step ms", milliseconds),
+    Column("efficiency", "efficiency", percent),
+    *DETAILS,
+)
+STRONG_TEXT = (
+    "One job on more ranks. training time: the median timed step x the steps of the job, set-up and "
+    "evaluations left out. speed-up, or scale factor: T(N0) / T(N); efficiency: speed-up / (N / N0). N0 is "
+    "the smallest number of ranks of the backend, or the reference on one process where the backend was not "
+    "run on one rank; the column 'of' names it."
+)
+WEAK_TEXT = (
+    "Jobs that grow with the ranks. efficiency: T(N0) / T(N) of one step, 100 % where N ranks take no longer "
+    "for N / N0 times the work; N0 is the smallest number of ranks. work per rank: parameters x tokens of a "
+    "step / ranks, over that on N0; where it is not 100 %, the work did not grow with the ranks, and the "
+    "efficiency says so much less."
+)
+
+
+def scaling_section(rows: Sequence[Row]) -> Section | None:
+    """None where nothing was run on several numbers of ranks."""
+    strong, weak = strong_scaling(rows), weak_scaling(rows)
+    blocks: list[Block] = []
+    for curves, heading, text, table, picture in (
+        (strong, "Strong scaling", STRONG_TEXT, _strong_table(strong), strong_picture(strong)),
+        (weak, "Weak scaling", WEAK_TEXT, _weak_table(weak), weak_picture(weak)),
+    ):
+        if curves and picture is not None:
+            blocks += [Heading(heading), picture, table, Paragraph(text)]
+    return Section("scaling", "Scaling", blocks) if blocks else None
+
+
+def _strong_table(curves: Sequence[Sequence[Point]]) -> Table:
+    """Every point once: a reference that is the base of many stands before them."""
+    points = {point.group.key: point for curve in curves for point in curve}
+    ordered = sorted(points.values(), key=lambda point: not point.group.is_reference)
+    body = []
+    for point in ordered:
+        own = point.base.label == point.group.label
+        base = f"{'itself' if own else point.base.label}, {point.base.world_size}"
+        figures = [point.training_seconds, point.speed_up, point.strong_efficiency]
+        body.append([*_head(point), *figures, base, *_details(point)])
+    return Table(key="strong_scaling", columns=STRONG, rows=body)
+
+
+def _weak_table(curves: Sequence[Sequence[Point]]) -> Table:
+    body = []
+    for curve in curves:
+        for point in curve:
+            record = point.group.record
+            weights = record.initial_weights
+            line = [
+                weights.parameter_count if weights else None,
+                record.job["training"]["global_batch_size"],
+                point.work_ratio,
+                point.step_seconds,
+                point.weak_efficiency,
+            ]
+            body.append([*_head(point), *line, *_details(point)])
+    return Table(key="weak_scaling", columns=WEAK, rows=body)
+
+
+def _head(point: Point) -> list[Any]:
+    world = point.group.record.world
+    return [point.group.label, world.nodes, world.world_size]
+
+
+def _details(point: Point) -> list[Any]:
+    group = point.group
+    record = group.record
+    return [
+        group.median("samples_per_second"),
+        max(group.rank_peaks, default=None),
+        record.steps[-1].loss if record.steps else None,
+        record.eval[-1].loss if record.eval else None,
+    ]

@@ -1,0 +1,91 @@
+"""Model states: measured, expected in closed form, and as the textbook counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.compare.repeats import group_repeats
+from harness.compare.rows import Row
+from harness.compare.states import largest, rank_states, textbook
+from harness.record import Record
+from harness.report.document import Block, Column, Folded, Paragraph, Section, Table, plain
+from harness.report.formats import megabytes
+from harness.theory.memory.terms import STATE_KINDS
+
+TEXT = (
+    "After a backward pass, on the rank that holds most of them. expected: the closed form of this library's "
+    "own layout, from its source, with padding and copies; off: measured minus expected in bytes. textbook: "
+    "the ZeRO paper with Adam (arXiv 1910.02054): 2 + 2 + 12 bytes per parameter at mixed precision, "
+    "4 + 4 + 8 in fp32, divided by the ranks that share what the strategy shards."
+)
+COLUMNS = (
+    Column("backend", "backend", align="left"),
+    Column("world_size", "ranks"),
+    Column("kind", "kind", align="left"),
+    Column("measured_bytes", "measured MB", megabytes),
+    Column("expected_bytes", "expected MB", megabytes),
+    Column("off_bytes", "off, bytes", plain),
+    Column("textbook_bytes", "textbook MB", megabytes),
+)
+TERM_COLUMNS = (
+    Column("backend", "backend", align="left"),
+    Column("world_size", "ranks"),
+    Column("kind", "kind", align="left"),
+    Column("term", "term", align="left"),
+    Column("bytes", "bytes", plain),
+    Column("where", "where", align="left"),
+)
+
+
+def states_section(rows: Sequence[Row]) -> Section | None:
+    """A table of kinds and one of terms; None where no model states were measured."""
+    kinds: list[list[Any]] = []
+    terms: list[list[Any]] = []
+    for group in group_repeats(rows):
+        kinds += _kinds(group.record)
+        terms += _terms(group.record)
+    if not kinds:
+        return None
+    table = Table(key="model_states", columns=COLUMNS, rows=kinds)
+    by_term = Table(key="model_state_terms", columns=TERM_COLUMNS, rows=terms)
+    blocks: list[Block] = [
+        Paragraph(TEXT),
+        table,
+        *([Folded("Terms of the closed forms", [by_term])] if terms else []),
+    ]
+    return Section("model_states", "Model states: measured, expected, textbook", blocks)
+
+
+def _kinds(record: Record) -> list[list[Any]]:
+    held = largest(rank_states(record))
+    if held is None:
+        return []
+    expected = held.expected.kinds() if held.expected else None
+    book = textbook(record)
+    lines = []
+    for kind in STATE_KINDS:
+        measured = held.measured.get(kind, 0)
+        form = expected.get(kind, 0) if expected is not None else None
+        counted = book[kind] if book is not None else None
+        if measured or form or counted:
+            off = None if form is None else measured - form
+            lines.append([*_head(record), kind, measured, form, off, counted])
+    total = held.expected.model_state_bytes if held.expected else None
+    off = None if total is None else held.measured_bytes - total
+    whole = sum(book.values()) if book is not None else None
+    return [*lines, [*_head(record), "all", held.measured_bytes, total, off, whole]]
+
+
+def _terms(record: Record) -> list[list[Any]]:
+    held = largest(rank_states(record))
+    if held is None or held.expected is None:
+        return []
+    return [
+        [*_head(record), term.kind, term.name, term.bytes, "host" if term.host else "device"]
+        for term in held.expected.terms
+    ]
+
+
+def _head(record: Record) -> list[Any]:
+    return [record.backend.label, record.world.world_size]

@@ -1,0 +1,138 @@
+"""What closed forms of memory take and give: a setting, and named terms in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from harness.record import LayoutPart, TensorPart
+
+STATE_KINDS = ("weights", "gradients", "masters", "optimizer")
+"""Kinds that make the model states; every byte of them has a closed form."""
+DTYPE_BYTES = {
+    "float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2,
+    "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+ADAM_MOMENTS = 2
+ADAM_STEP_BYTES = 4
+"""torch.optim.AdamW keeps one fp32 scalar `step` per parameter, on the host unless capturable or fused
+(torch 2.13, `optim/adam.py`, `Adam._init_group`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One rank of one run, as far as its model states depend on it."""
+
+    layout: LayoutPart
+    backend: str
+    """A registered name, such as 'zero2'."""
+    precision: str
+    preset: str
+    world_size: int
+    rank: int = 0
+    shard_size: int | None = None
+    """Ranks that share one copy of the weights; None: all."""
+    accumulation_steps: int = 1
+    device: str = "cpu"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shards(self) -> int:
+        return self.shard_size or self.world_size
+
+    @property
+    def shard_rank(self) -> int:
+        """Position within the shard group; groups are consecutive ranks."""
+        return self.rank % self.shards
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes per element of the weights that the optimizer updates."""
+        return 2 if self.precision == "bf16" else 4
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes per element of the weights that a library casts for computing."""
+        return 4 if self.precision == "fp32" else 2
+
+    @property
+    def offload(self) -> str:
+        return str(self.options.get("offload", "none"))
+
+    def groups(self) -> list[list[TensorPart]]:
+        """Parameters by optimizer group: those that decay, then the rest; empty groups are left out."""
+        decaying = set(self.layout.decaying)
+        split: tuple[list[TensorPart], list[TensorPart]] = ([], [])
+        for parameter in self.layout.parameters:
+            split[0 if parameter.name in decaying else 1].append(parameter)
+        return [group for group in split if group]
+
+    def units(self) -> list[list[TensorPart]]:
+        """Parameters by wrap unit: one per block, then the root with what is in no block."""
+        units: dict[str, list[TensorPart]] = {block: [] for block in self.layout.blocks}
+        root: list[TensorPart] = []
+        for parameter in self.layout.parameters:
+            owner = next((b for b in units if parameter.name.startswith(f"{b}.")), None)
+            (root if owner is None else units[owner]).append(parameter)
+        return [unit for unit in (*units.values(), root) if unit]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """A part of one kind, with the reason why it is there."""
+
+    kind: str
+    name: str
+    bytes: int
+    host: bool = False
+    """Lies in host memory also when the run computes on another device."""
+    extra: bool = False
+    """Beyond the rank's own share of the strategy: padding, copies, counters, buffers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelStates:
+    """What one rank holds between its backward pass and its update, from the second step on."""
+
+    terms: tuple[Term, ...]
+
+    def kinds(self, *, host: bool | None = None) -> dict[str, int]:
+        """Bytes by kind; `host` True or False: only what lies there or on the device."""
+        sums: dict[str, int] = {}
+        for term in self.terms:
+            if host is None or term.host == host:
+                sums[term.kind] = sums.get(term.kind, 0) + term.bytes
+        return sums
+
+    @property
+    def model_state_bytes(self) -> int:
+        kinds = self.kinds()
+        return sum(kinds.get(kind, 0) for kind in STATE_KINDS)
+
+
+def states(terms: Sequence[Term]) -> ModelStates:
+    """Collect terms; those of no bytes are left out."""
+    return ModelStates(terms=tuple(term for term in terms if term.bytes))
+
+
+def numel(tensor: TensorPart) -> int:
+    """Elements of a tensor."""
+    return prod(tensor.shape)
+
+
+def elements(tensors: Sequence[TensorPart]) -> int:
+    """Elements of several tensors."""
+    return sum(map(numel, tensors))
+
+
+def ceil_to(value: int, multiple: int) -> int:
+    """The smallest multiple that is not below `value`."""
+    return -(-value // multiple) * multiple
+
+
+def buffer_terms(setting: Setting) -> list[Term]:
+    """The model's buffers: every rank holds them, and every library keeps their dtypes here."""
+    size = sum(numel(buffer) * DTYPE_BYTES[buffer.dtype] for buffer in setting.layout.buffers)
+    return [Term(kind="buffers", name="model buffers", bytes=size, extra=True)]

@@ -1,0 +1,197 @@
+"""Model states of DeepSpeed ZeRO, stages 0 to 2; stage 3 has a file of its own."""
+
+from __future__ import annotations
+
+from harness.record import TensorPart
+from harness.theory.memory.terms import (
+    ADAM_MOMENTS,
+    ADAM_STEP_BYTES,
+    ModelStates,
+    Setting,
+    Term,
+    buffer_terms,
+    ceil_to,
+    elements,
+    numel,
+    states,
+)
+
+START_ALIGNMENT_ELEMENTS = 2
+"""DeepSpeed 0.19.8, `runtime/zero/stage_1_and_2.py`, `nccl_start_alignment_factor`."""
+
+
+def zero0_states(setting: Setting) -> ModelStates:
+    """Stage 0: in fp32 a bare optimizer; at a mixed precision `FP16_UnfusedOptimizer` with fp32 masters.
+
+    DeepSpeed 0.19.8, `runtime/fp16/unfused_optimizer.py`: `fp32_groups` clones every parameter; fp32
+    gradients exist only inside `step`.
+    """
+    count = elements(setting.layout.parameters)
+    mixed = setting.precision != "fp32"
+    return states(
+        [
+            Term(kind="weights", name="whole weights", bytes=count * setting.compute_bytes),
+            Term(kind="gradients", name="whole gradients", bytes=count * setting.compute_bytes),
+            Term(kind="masters", name="fp32 copy of the weights", bytes=4 * count if mixed else 0),
+            Term(kind="optimizer", name="Adam's moments", bytes=ADAM_MOMENTS * 4 * count),
+            Term(
+                kind="optimizer",
+                name="Adam's step counters",
+                bytes=ADAM_STEP_BYTES * len(setting.layout.parameters),
+                host=True,
+                extra=True,
+            ),
+            *buffer_terms(setting),
+        ]
+    )
+
+
+def zero12_states(setting: Setting) -> ModelStates:
+    """Stages 1 and 2, from DeepSpeed 0.19.8, `runtime/zero/stage_1_and_2.py`.
+
+    `DeepSpeedZeroOptimizer.__init__` flattens each optimizer group into `bit16_groups_flat`, padded to a
+    multiple of 2 N elements, and clones this rank's 1/N of it into `single_partition_of_fp32_groups`, in
+    fp32 too. After a backward pass `averaged_gradients` are views of `grads_in_partition`, which
+    `copy_grads_in_partition` sizes by the whole of every parameter that reaches into the partition, and
+    zeros for the padding (`get_flat_partition`). Adam has one flat parameter per group.
+    """
+    width, trained, ranks = setting.compute_bytes, setting.trained_bytes, setting.world_size
+    offload = setting.offload != "none"
+    whole = partition = inside = straddling = padding = 0
+    for group in setting.groups():
+        length = ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * ranks)
+        piece = length // ranks
+        whole += length
+        partition += piece
+        touched, own = _reaching_into(group, piece * setting.rank, piece)
+        inside += own
+        straddling += elements(touched) - own
+        padding += piece - own
+    count = elements(setting.layout.parameters)
+    pad = "padding of the partition"
+    align = "alignment of groups to 2 N elements"
+    terms = [
+        Term(kind="weights", name="whole weights", bytes=count * width),
+        Term(
+            kind="weights",
+            name=align,
+            bytes=(whole - count) * width,
+            extra=True,
+        ),
+        Term(
+            kind="masters",
+            name=("second fp32 copy" if setting.precision == "fp32" else "masters") + " of the partition",
+            bytes=inside * trained,
+            host=offload,
+        ),
+        Term(
+            kind="masters",
+            name=pad,
+            bytes=padding * trained,
+            host=offload,
+            extra=True,
+        ),
+        Term(
+            kind="optimizer",
+            name="Adam's moments of the partition",
+            bytes=ADAM_MOMENTS * inside * trained,
+            host=offload,
+        ),
+        Term(
+            kind="optimizer",
+            name=pad,
+            bytes=ADAM_MOMENTS * padding * trained,
+            host=offload,
+            extra=True,
+        ),
+        Term(
+            kind="optimizer",
+            name="Adam's step counters",
+            bytes=ADAM_STEP_BYTES * len(setting.groups()),
+            host=True,
+            extra=True,
+        ),
+        *buffer_terms(setting),
+    ]
+    if offload:
+        return states([*terms, *_offloaded_gradients(setting, partition, inside + straddling)])
+    return states(
+        [
+            *terms,
+            Term(kind="gradients", name="partition", bytes=inside * width),
+            Term(
+                kind="gradients",
+                name="rest of parameters that straddle the partition's ends",
+                bytes=straddling * width,
+                extra=True,
+            ),
+            Term(
+                kind="gradients",
+                name=pad,
+                bytes=padding * width,
+                extra=True,
+            ),
+        ]
+    )
+
+
+def _offloaded_gradients(setting: Setting, partition: int, touched: int) -> list[Term]:
+    """Offload of the optimizer: gradients are copied to the host as they are reduced.
+
+    `initialize_optimizer_states` keeps a gradient of each partition on the host for good;
+    `temp_grad_buffer_for_cpu_offload` and `.._gpu_offload` hold the largest parameter once on either side;
+    `param_buffer_of_bit16_for_cpu_offload_groups` stages the updated weights. With accumulation,
+    `accumulated_grads_in_cpu` keeps every parameter that reaches into the partition
+    (`async_accumulate_grad_in_cpu_via_gpu`), unless masters are in the low precision.
+    """
+    width = setting.compute_bytes
+    largest = max(numel(parameter) for parameter in setting.layout.parameters)
+    accumulated = touched if setting.accumulation_steps > 1 and setting.precision != "bf16" else 0
+    return [
+        Term(
+            kind="gradients",
+            name="partition, kept on the host",
+            bytes=partition * setting.trained_bytes,
+            host=True,
+        ),
+        Term(
+            kind="gradients",
+            name="accumulated over micro-steps on the host",
+            bytes=accumulated * width,
+            host=True,
+            extra=True,
+        ),
+        Term(
+            kind="communication",
+            name="host buffer of one gradient",
+            bytes=largest * width,
+            host=True,
+            extra=True,
+        ),
+        Term(
+            kind="communication",
+            name="device buffer of one gradient",
+            bytes=largest * width,
+            extra=True,
+        ),
+        Term(
+            kind="communication",
+            name="host buffer of updated weights",
+            bytes=partition * width,
+            host=True,
+            extra=True,
+        ),
+    ]
+
+
+def _reaching_into(group: list[TensorPart], begin: int, length: int) -> tuple[list[TensorPart], int]:
+    """Parameters of a flat group with elements in [begin, begin + length), and those elements."""
+    touched, own, position = [], 0, 0
+    for parameter in group:
+        end = position + numel(parameter)
+        part = min(end, begin + length) - max(position, begin)
+        if part > 0:
+            touched.append(parameter)
+            own += part
+        position = end
+    return touched, own

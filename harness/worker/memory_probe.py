@@ -1,0 +1,110 @@
+"""Reads the memory of this rank at named moments of the counted steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from backends.base import Engine
+from harness.record import Moment
+from harness.worker.memory import AllocatorProbe, LiveBytes, live_bytes_by_kind
+from harness.worker.process_memory import process_memory
+
+
+class MemoryProbe:
+    """Kinds are walked over the engine's tensors; what the allocator serves beside them is 'other'."""
+
+    def __init__(
+        self, allocator: AllocatorProbe, engine: Engine, data: Callable[[], Iterable[Tensor]] = tuple
+    ) -> None:
+        self.allocator = allocator
+        self.rows: list[dict[str, Any]] = []
+        self._engine = engine
+        self._data = data
+        self._rest_before_forward: int | None = None
+        self._gathered_peak: int | None = None
+        self._hook: Any = None
+        self._watching_seconds = 0.0
+
+    def begin(self) -> None:
+        """Start a counted step: peaks count from here."""
+        self._hook = register_module_forward_hook(self._after_module)
+        self.allocator.reset_peak()
+
+    def end(self) -> float:
+        """End a counted step, if one is going on; return the seconds spent on watching its modules."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        spent, self._watching_seconds = self._watching_seconds, 0.0
+        return spent
+
+    def before_forward(self) -> None:
+        """Remember what is there before a forward pass, so that its activations can be told."""
+        self._rest_before_forward = self._rest(self._live())
+
+    def record(self, step: int, moment: Moment) -> None:
+        """Add a row for this moment and count peaks from here."""
+        allocated, peak = self.allocator.allocated_bytes(), self.allocator.peak_bytes()
+        live = self._live()
+        rest = self._rest(live)
+        kinds = None if live.inside is None else dict(live.inside)
+        if kinds is not None and rest is not None:
+            if moment == "after_forward" and self._rest_before_forward is not None:
+                kinds["activations"] = rest - self._rest_before_forward
+                rest = self._rest_before_forward
+            kinds["other"] = rest
+        self.rows.append(
+            {
+                "step": step,
+                "moment": moment,
+                "allocated_bytes": allocated,
+                "peak_bytes": peak,
+                "kinds": kinds,
+                "outside_kinds": live.outside,
+                "gathered_peak_bytes": self._gathered_peak,
+                **process_memory(self.allocator),
+            }
+        )
+        self._rest_before_forward = self._gathered_peak = None
+        self.allocator.reset_peak()
+
+    @contextmanager
+    def span(self, step: int, moment: Moment) -> Iterator[None]:
+        """Record what happens in between as one moment: its peak, and what lives at its end."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+        self.record(step, moment)
+
+    def _live(self) -> LiveBytes:
+        data = (("data", tensor) for tensor in self._data())
+        engine = self._engine.state_tensors()
+        first = next(engine, None)
+        if first is None:  # a backend that names no tensors: its kinds are unknown, not zero
+            return LiveBytes(inside=None, outside=None)
+        return live_bytes_by_kind(chain([first], engine, data), self.allocator)
+
+    def _rest(self, live: LiveBytes) -> int | None:
+        allocated = self.allocator.allocated_bytes()
+        if allocated is None or live.inside is None:
+            return None
+        return allocated - sum(live.inside.values())
+
+    def _after_module(self, module: nn.Module, *_: Any) -> None:
+        """Weights are gathered while a module computes; its library's own hooks run after this one."""
+        if not module._parameters:
+            return
+        begin = time.perf_counter()
+        gathered = (item for item in self._engine.state_tensors() if item[0] == "gathered")
+        live = live_bytes_by_kind(gathered, self.allocator).inside or {}
+        self._gathered_peak = max(self._gathered_peak or 0, live.get("gathered", 0))
+        self._watching_seconds += time.perf_counter() - begin

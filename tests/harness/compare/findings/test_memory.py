@@ -1,0 +1,110 @@
+from harness.compare.findings.memory import find
+from harness.compare.rows import make_rows
+from harness.record import BackendPart, LayoutPart, MemoryPart, Record, TensorPart
+from tests.records import make_effective, make_ranks, make_record
+
+LAYOUT = LayoutPart(
+    parameters=[TensorPart(name="a.w", shape=[100, 10], dtype="float32")],
+    decaying=["a.w"],
+    buffers=[],
+    blocks=["a", "b", "c"],
+)
+EXACT = {"weights": 4000, "gradients": 4000, "optimizer": 8004}
+
+
+def moment(step: int, name: str, allocated: int, **changes) -> MemoryPart:
+    values = {"peak_bytes": allocated, "kinds": EXACT} | changes
+    return MemoryPart(step=step, moment=name, allocated_bytes=allocated, **values)
+
+
+def run(memory: list[list[MemoryPart]], label: str = "ddp", **changes) -> Record:
+    ranks = make_ranks(len(memory))
+    parts = [part.model_copy(update={"memory": of}) for part, of in zip(ranks, memory, strict=True)]
+    return make_record(label=label, world_size=len(memory), layout=LAYOUT, ranks=parts, **changes)
+
+
+def ids(record: Record) -> list[str]:
+    return [finding.id for finding in find(make_rows([record]))]
+
+
+def steady(**changes) -> list[MemoryPart]:
+    moments = ("after_forward", "after_backward", "after_step")
+    return [moment(step, name, 16_004, **changes) for step in (1, 2) for name in moments]
+
+
+def test_exact_and_steady_memory_gives_no_finding() -> None:
+    assert ids(run([steady(), steady()])) == []
+
+
+def test_states_off_by_more_than_a_thousandth_are_a_finding_with_both_figures() -> None:
+    half = EXACT | {"optimizer": 4004}
+    (finding,) = find(make_rows([run([steady(kinds=half)] * 2)]))
+    assert finding.id == "memory-differs"
+    assert finding.values["differences"] == [
+        {"rank": rank, "kind": "optimizer", "measured_bytes": 4004, "expected_bytes": 8004} for rank in (0, 1)
+    ]
+
+
+def test_a_kind_that_should_not_be_there_is_a_finding() -> None:
+    assert ids(run([steady(kinds=EXACT | {"masters": 4000})])) == ["memory-differs"]
+
+
+def test_bytes_outside_the_allocator_count_as_held() -> None:
+    memory = steady(kinds={"weights": 4000, "gradients": 4000}, outside_kinds={"optimizer": 8004})
+    assert ids(run([memory])) == []
+
+
+def test_the_first_step_has_no_states_to_compare() -> None:
+    assert ids(run([[moment(0, "after_backward", 8000, kinds={"weights": 4000, "gradients": 4000})]])) == []
+
+
+def leaking(per_step: int, moments=("after_forward", "after_backward", "after_step")) -> list[MemoryPart]:
+    names = ("after_forward", "after_backward", "after_step")
+    return [
+        moment(step, name, 16_004 + (per_step * step if name in moments else 0), peak_bytes=20_000)
+        for step in (1, 2, 3)
+        for name in names
+    ]
+
+
+def test_growth_at_every_moment_is_a_leak() -> None:
+    (finding,) = find(make_rows([run([leaking(4000), leaking(0)])]))
+    assert finding.id == "memory-grows"
+    assert finding.values == {"bytes_per_step_by_rank": {"0": 4000}}
+
+
+def test_growth_at_one_moment_is_a_buffer_that_is_held_for_a_while() -> None:
+    assert ids(run([leaking(4000, moments=("after_backward",))])) == []
+
+
+def test_memory_that_shrinks_is_no_leak() -> None:
+    assert ids(run([leaking(-2000)])) == []
+
+
+def test_one_counted_step_cannot_show_a_leak() -> None:
+    assert ids(run([leaking(4000)[:3]])) == []
+
+
+def test_a_rank_that_holds_much_more_is_a_finding() -> None:
+    (finding,) = find(make_rows([run([steady(), steady(peak_bytes=40_000)])]))
+    assert finding.id == "memory-imbalance"
+    assert finding.values["peak_bytes_by_rank"] == [16_004, 40_000]
+    assert finding.values["expected_model_state_bytes_by_rank"] == [16_004, 16_004]
+
+
+def sharded(units: list[str]) -> Record:
+    effective = make_effective(wrap_units=units, details={"shard_size": 2})
+    part = BackendPart(label="mine", name="mine", effective=effective, native_config={}, versions={})
+    memory = [[moment(1, "after_forward", 16_004, gathered_peak_bytes=4000)]] * 2
+    return run(memory, label="mine", backend=part)
+
+
+def test_one_unit_for_several_blocks_is_a_finding_with_the_gathered_peak() -> None:
+    (finding,) = find(make_rows([sharded([""])]))
+    assert finding.id == "one-wrap-unit"
+    assert "1 where 3 blocks" in finding.message
+    assert finding.values == {"wrap_units": 1, "blocks": 3, "gathered_peak_bytes": 4000}
+
+
+def test_a_unit_per_block_is_none() -> None:
+    assert ids(sharded(["a", "b", "c", ""])) == []
