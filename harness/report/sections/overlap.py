@@ -70,6 +70,15 @@ def overlap_section(rows: Sequence[Row]) -> Section | None:
     if waits:
         table = Table(key="longest_waits", columns=WAIT_COLUMNS, rows=waits)
         blocks.append(Folded(f"The {LONGEST_WAITS} longest waits of each backend", [table]))
+    traces = [
+        f"{row.record.run_id}/{name}"
+        for row in rows
+        for what, name in row.record.artifacts.items()
+        if what.startswith("trace of rank")
+    ]
+    if traces:
+        text = "Traces in the folder of the runs; open them at ui.perfetto.dev or in chrome://tracing."
+        blocks.append(Folded("Traces", [Paragraph(text), Items(traces)]))
     return Section("overlap", "Overlap of computation and communication", blocks)
 
 

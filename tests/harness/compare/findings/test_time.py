@@ -114,7 +114,7 @@ def billion(seconds: float, **of_ranks: Any) -> Record:
         )
         for rank in ranks()
     ]  # fmt: skip
-    tensor = TensorPart(name="h.0.weight", shape=[1000, 1000], dtype="float32")
+    tensor = TensorPart(name="h.0.weight", shape=[30_000, 30_000], dtype="float32")
     layout = LayoutPart(parameters=[tensor], decaying=[], buffers=[], blocks=["h.0"])
     record = run(ranks=parts, steps=steps([seconds] * COUNT), layout=layout)
     return record.model_copy(update={"model": {"geometry": shape}})

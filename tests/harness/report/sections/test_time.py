@@ -1,0 +1,107 @@
+from typing import Any
+
+from harness.compare.rows import make_rows
+from harness.record import OverlapPart, Record, WaitPart
+from harness.report.document import Folded, Items, Section, Table
+from harness.report.sections.overlap import overlap_section
+from harness.report.sections.time import time_section
+from tests.harness.compare.findings.test_time import billion, ranks, run
+
+
+def line(section: Section | None, key: str, number: int = 0) -> dict[str, str]:
+    """A line of a table by column, as text."""
+    assert section is not None
+    blocks = [b for block in section.blocks for b in (block.blocks if isinstance(block, Folded) else [block])]
+    (table,) = [block for block in blocks if isinstance(block, Table) and block.key == key]
+    return dict(zip((column.key for column in table.columns), table.texts()[number], strict=True))
+
+
+def test_times_are_of_the_timed_steps() -> None:
+    parts = ranks(step_seconds=[9.0] * 4 + [0.4] * 8)
+    found = line(time_section(make_rows([run(ranks=parts)])), "time")
+    assert found == {
+        "backend": "ddp", "world_size": "2", "step_seconds": "500", "p95_step_seconds": "500",
+        "rank_spread_seconds": "100.0", "data_seconds": "10.0", "forward_seconds": "100",
+        "backward_seconds": "300", "update_seconds": "50.0", "first_steady_step": "0",
+        "first_timed_step": "4",
+    }  # fmt: skip
+
+
+def test_utilisation_is_model_flops_over_the_sheet_of_all_devices() -> None:
+    # 1024 tokens of 6e9 FLOPs each and 12 x 128 for attention, in 0.2 s, on two of 19.5 TFLOP/s.
+    found = line(time_section(make_rows([billion(0.2)])), "utilisation")
+    assert found["model_flops_per_second"] == "30.7"
+    assert found["peak_flops_per_second"] == "39.0"
+    assert found["model_utilisation"] == f"{1024 * (6e9 + 12 * 128) / 0.2 / 39e12 * 100:.1f} %"
+    assert "A100" in found["peak_source"]
+    assert found["model_utilisation_of_measured"] == "n/a"
+
+
+def test_recomputation_raises_hardware_utilisation_only() -> None:
+    plain = billion(0.2)
+    again = plain.model_copy(update={"model": {**(plain.model or {}), "activation_checkpointing": True}})
+    without, recomputed = (line(time_section(make_rows([r])), "utilisation") for r in (plain, again))
+    assert without["model_utilisation"] == recomputed["model_utilisation"]
+    assert without["hardware_flops_per_second"] == without["model_flops_per_second"]
+    assert float(recomputed["hardware_flops_per_second"]) > float(without["hardware_flops_per_second"])
+
+
+def test_the_cost_of_each_probe_is_that_of_the_rank_where_it_took_most() -> None:
+    parts = [part.model_copy(update={"probe_seconds": {"counter": 0.001}}) for part in ranks()]
+    parts[1] = parts[1].model_copy(update={"probe_seconds": {"counter": 0.002, "tracer": 0.3}})
+    found = line(time_section(make_rows([run(ranks=parts)])), "probe_cost")
+    assert (found["counter_seconds"], found["tracer_seconds"]) == ("2.00", "300")
+    assert found["counted_extra_seconds"] == "0"
+
+
+def test_a_run_without_timed_steps_has_no_times() -> None:
+    assert time_section(make_rows([run(steps=[])])) is None
+
+
+def traced(exposed: float, **details: Any) -> Record:
+    part = OverlapPart(
+        step=3, seconds=0.5, compute_seconds=0.3, communication_seconds=0.1, exposed_seconds=exposed,
+        idle_seconds=0.2 - exposed,
+        waits=[WaitPart(name="gloo:all_reduce", phase="backward", seconds=exposed)],
+    )  # fmt: skip
+    record = run(ranks=[rank.model_copy(update={"overlap": [part]}) for rank in ranks()])
+    effective = {**(record.backend.effective or {}), "details": details}
+    return record.model_copy(update={"backend": record.backend.model_copy(update={"effective": effective})})
+
+
+def said(record: Record) -> str:
+    section = overlap_section(make_rows([record]))
+    assert section is not None
+    (items,) = [block for block in section.blocks if isinstance(block, Items)]
+    return str(items.items[0])
+
+
+def test_each_rank_has_its_line_and_the_share_that_is_hidden() -> None:
+    section = overlap_section(make_rows([traced(0.025)]))
+    assert line(section, "overlap", 1) == {
+        "backend": "ddp", "world_size": "2", "rank": "1", "seconds": "500", "compute_seconds": "300",
+        "communication_seconds": "100", "exposed_seconds": "25.0", "idle_seconds": "175",
+        "hidden_share": "75 %",
+    }  # fmt: skip
+    assert line(section, "longest_waits")["collective"] == "gloo:all_reduce"
+
+
+def test_words_say_whether_communication_is_hidden_and_under_which_settings() -> None:
+    assert "90 % of the communication is hidden: overlap and prefetch work" in said(traced(0.01))
+    assert "50 % of the communication is hidden: overlap works in part" in said(traced(0.05))
+    settings = {"forward_prefetch": False, "limit_all_gathers": True, "shard_size": 2}
+    text = said(traced(0.1, **settings))
+    assert "0 % of the communication is hidden: ranks wait for it" in text
+    assert "(in force: forward_prefetch False, limit_all_gathers True)" in text
+
+
+def test_traces_are_named() -> None:
+    record = traced(0.1).model_copy(update={"artifacts": {"trace of rank 0": "trace-00000.json.gz"}})
+    section = overlap_section(make_rows([record]))
+    assert section is not None
+    (folded,) = [block for block in section.blocks if isinstance(block, Folded) and block.title == "Traces"]
+    assert folded.blocks[1] == Items([f"{record.run_id}/trace-00000.json.gz"])
+
+
+def test_without_a_traced_step_there_is_no_section() -> None:
+    assert overlap_section(make_rows([run()])) is None
