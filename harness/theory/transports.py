@@ -1,7 +1,7 @@
 """What a transport really sends for a collective, where it emulates one by others.
 
 gloo, read in its sources and confirmed by the byte counters of the loopback interface
-(`tests/long/test_wire_bytes.py`): all-reduce runs a ring in two passes, all-gather a ring in one,
+(`tests/wire/test_gloo.py`): all-reduce runs a ring in two passes, all-gather a ring in one,
 broadcast a binomial tree in which every rank but the root receives the tensor once. torch 2.13
 implements reduce-scatter on gloo as an all-reduce of the whole tensor (`ProcessGroupGloo.cpp`).
 """

@@ -22,7 +22,7 @@ def traces(label: str, world_size: int, folder: Path) -> list:
 
 
 def on_ranks(what: str, label: str, world_size: int, folder: Path) -> list:
-    """Do 'cases', 'resume' or 'evaluate' on every rank; what each rank returned, in order."""
+    """Do one of the deeds of `_do` on every rank; what each rank returned, in order."""
     import torch
 
     os.environ["DS_ACCELERATOR"] = "cpu"
@@ -71,7 +71,7 @@ def _do(what: str, label: str, rank: int, world_size: int, port: int, folder: Pa
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank),
         LOCAL_WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-        OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
+        OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", TORCH_FR_BUFFER_SIZE="20000",
     )  # fmt: skip
     from importlib import import_module
 
@@ -83,6 +83,7 @@ def _do(what: str, label: str, rank: int, world_size: int, port: int, folder: Pa
     from backends.options import NoOptions
     from tests.contract.cases import CASES, train
     from tests.contract.checkpoints import evaluation_difference, resumed_difference
+    from tests.contract.communication import count_cases, count_twice
 
     torch.set_num_threads(1)
     world = World(rank=rank, world_size=world_size, local_rank=rank, ranks_per_node=world_size, device="cpu")
@@ -96,6 +97,8 @@ def _do(what: str, label: str, rank: int, world_size: int, port: int, folder: Pa
     deeds = {
         "cases": lambda: [train(backend, case, world) for case in CASES],
         "resume": lambda: resumed_difference(backend, world, folder / "checkpoint"),
+        "volumes": lambda: count_cases(backend, world),
+        "recorder": lambda: count_twice(backend, world),
         "evaluate": lambda: evaluation_difference(backend, world),
     }
     torch.save(deeds[what](), folder / f"{rank}.pt")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
-from backends.base import BuildModel, BuildOptimizer, Engine, SetupContext
+from backends.base import BackendOptions, BuildModel, BuildOptimizer, Engine, SetupContext
 from backends.ddp import DdpBackend
+from backends.fsdp2 import Fsdp2Backend, Fsdp2HybridBackend, synchronise
 
 
 class LossScaledTwice(DdpBackend):
@@ -53,4 +55,71 @@ class LastMicroStepOnly(DdpBackend):
         engine.backward = lambda loss, last_micro_step: original(  # type: ignore[method-assign]
             loss * float(last_micro_step), last_micro_step=last_micro_step
         )
+        return engine
+
+
+class EveryMicroStep(DdpBackend):
+    """Synchronises gradients in every micro-step; the gradients come out right all the same."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        engine = super().prepare(build_model, build_optimizer, context)
+        engine.strategy = replace(engine.strategy, skip_synchronisation=nullcontext)  # type: ignore[attr-defined]
+        return engine
+
+
+class CompressedReduction(DdpBackend):
+    """Reduces gradients in bf16 where the weights are fp32."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        import torch.distributed as dist
+
+        engine = super().prepare(build_model, build_optimizer, context)
+
+        def compress(group, bucket):
+            low = bucket.buffer().bfloat16().div_(dist.get_world_size())
+            work = dist.all_reduce(low, async_op=True).get_future()
+            return work.then(lambda done: bucket.buffer().copy_(done.value()[0]))
+
+        engine.module.register_comm_hook(None, compress)  # type: ignore[attr-defined]
+        return engine
+
+
+class LibraryDefaultReduction(Fsdp2Backend):
+    """Reduces in the compute dtype although the preset says fp32."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        return super().prepare(build_model, build_optimizer, replace(context, preset="library-defaults"))
+
+
+class WideReduction(Fsdp2Backend):
+    """Reduces in fp32 although the job asks for the library's default, which is the compute dtype."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        return super().prepare(build_model, build_optimizer, replace(context, preset="like-for-like"))
+
+
+class ReplicasApart(Fsdp2HybridBackend):
+    """Hybrid sharding that never reduces across replicas."""
+
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options, hybrid=True)
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        engine = super().prepare(build_model, build_optimizer, context)
+
+        def within_shards(last: bool) -> None:
+            synchronise(engine.module, last)  # type: ignore[attr-defined]
+            engine.module.set_requires_all_reduce(False)  # type: ignore[attr-defined]
+
+        engine.strategy = replace(engine.strategy, set_synchronisation=within_shards)  # type: ignore[attr-defined]
         return engine

@@ -1,0 +1,208 @@
+"""Writes docs/communication.md: measured against expected payload of every backend that runs here.
+
+Run as `python benchmarks/communication_table.py RUNS`; records that RUNS holds already are taken over.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from tabulate import tabulate
+
+from harness.compare.measures import sent_bytes_per_step, textbook_bytes_per_step
+from harness.compare.rows import reason
+from harness.compare.volume import (
+    expected_payload,
+    expected_sent_bytes_per_step,
+    measured_payload,
+    textbook_differences,
+    volume_differences,
+    volume_of,
+)
+from harness.record import Record
+from harness.store import read_runs
+from harness.theory.expected.textbook import STEP_PHASES
+
+DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "communication.md"
+GEOMETRIES = {
+    "Llama, untied": (
+        "{hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2, "
+        "num_key_value_heads: 2, vocab_size: 257, max_position_embeddings: 64, tie_word_embeddings: false}"
+    ),
+    "GPT-2, tied": "{model_type: gpt2, n_embd: 33, n_layer: 2, n_head: 3, vocab_size: 257, n_positions: 64}",
+}
+PRECISIONS = ("fp32", "bf16-mixed")
+ACCUMULATION = (1, 4)
+WORLD_SIZES = (2, 4)
+BACKENDS = (
+    "all,zero1:offload=optimizer,zero2:offload=optimizer,zero3:offload=optimizer,zero3:offload=cpu,"
+    "fsdp:offload=cpu"
+)
+COMMON = (
+    "training.steps=4", "training.micro_batch_size=1", "measure.warmup_steps=2", "measure.counted_steps=2",
+    "data.sequence_length=16", "data.limit=200", "runtime.threads_per_rank=1",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One table of the matrix and one column of it."""
+
+    geometry: str
+    world_size: int
+    precision: str
+    accumulation_steps: int
+    preset: str = "like-for-like"
+
+    def settings(self) -> list[str]:
+        return [
+            *COMMON,
+            f"model.config={GEOMETRIES[self.geometry]}",
+            f"training.precision={self.precision}",
+            f"training.accumulation_steps={self.accumulation_steps}",
+            f"runtime.preset={self.preset}",
+        ]
+
+    def command(self, runs: str) -> list[str]:
+        sets = [part for setting in self.settings() for part in ("--set", setting)]
+        return ["compare", "--backends", BACKENDS, "--nproc", str(self.world_size), "--runs", runs, *sets]
+
+
+CUTS = [
+    *(Cut(*values) for values in product(GEOMETRIES, WORLD_SIZES, PRECISIONS, ACCUMULATION)),
+    *(Cut(geometry, 2, "bf16-mixed", 4, "library-defaults") for geometry in GEOMETRIES),
+]
+
+
+def main(runs: Path) -> None:
+    records: dict[Cut, dict[str, Record]] = {}
+    for number, cut in enumerate(CUTS, start=1):
+        print(f"[{number}/{len(CUTS)}] {cut}", file=sys.stderr)
+        folder = runs / f"{number:02d}"
+        subprocess.run([sys.executable, "-m", "harness", *cut.command(str(folder))], check=True)
+        found, _ = read_runs([folder])
+        records[cut] = {r.backend.label: r for _, r in found if r.backend.name != "single"}
+    DOCUMENT.write_text("\n\n".join(document(records)) + "\n", encoding="utf-8")
+
+
+def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
+    everything = [(cut, record) for cut, of_cut in records.items() for record in of_cut.values()]
+    ran = [(cut, record) for cut, record in everything if record.status == "ok"]
+    differing = [(cut, record) for cut, record in ran if volume_differences(record) != []]
+    parts = [
+        "# Communication: measured against expected",
+        f"Written by `python benchmarks/communication_table.py RUNS` with {_versions(ran)}, on CPU ranks over "
+        "gloo.",
+        "Each figure is the payload in bytes that a rank handed to collectives per step, which is the size "
+        "of the whole tensors, over forward, backward and step. The kernels of `harness/worker/"
+        "communication.py` counted it; `harness/theory/expected` derives what is expected from the job alone. "
+        "A bare number: measured and expected agree to the byte, on every rank, in every phase (setup, "
+        "weight digest, forward, backward, step), collective, dtype and group.",
+        f"{len(ran)} runs; {len(ran) - len(differing)} agree to the byte, {len(differing)} differ.",
+        "Models: " + "; ".join(f"{name}: `{config}`" for name, config in GEOMETRIES.items()) + ". The odd "
+        "width of the second makes every kind of padding appear. Settings: "
+        + ", ".join(f"`{s}`" for s in COMMON) + ".",
+    ]  # fmt: skip
+    for geometry, size, preset in dict.fromkeys((c.geometry, c.world_size, c.preset) for c in records):
+        cuts = [c for c in records if (c.geometry, c.world_size, c.preset) == (geometry, size, preset)]
+        parts += [f"## {geometry}, {size} ranks, {preset}", _matrix(cuts, records)]
+    parts += ["## Runs that differ", _differences(differing)]
+    parts += ["## Cells without a result", _failures(everything)]
+    first = records[CUTS[0]]
+    parts += [
+        "## Measured, expected, textbook",
+        f"{CUTS[0].geometry}, {CUTS[0].world_size} ranks, {CUTS[0].precision}, no accumulation: bytes that a "
+        "rank sends per step on a ring, and expected minus textbook term by term.",
+        _three_columns(first.values()),
+        _terms(first.values()),
+    ]
+    return parts
+
+
+def _versions(ran: list[tuple[Cut, Record]]) -> str:
+    versions = {name: v for _, record in ran for name, v in record.backend.versions.items()}
+    return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+
+
+def _matrix(cuts: list[Cut], records: dict[Cut, dict[str, Record]]) -> str:
+    labels = list(dict.fromkeys(label for cut in cuts for label in records[cut]))
+    headers = ["backend", *(f"{c.precision}, accumulation {c.accumulation_steps}" for c in cuts)]
+    lines = []
+    for label in labels:
+        cells = [_cell(records[cut].get(label)) for cut in cuts]
+        if any(cell != "unsupported" for cell in cells):
+            lines.append([label, *cells])
+    return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
+
+
+def _cell(record: Record | None) -> str:
+    if record is None or record.status != "ok":
+        return record.status if record else "not run"
+    pair = volume_of(record)
+    assert pair is not None
+    assert record.windows is not None
+    measured = _step_bytes(measured_payload(record)[0]) // record.windows.counted
+    if volume_differences(record) == [] and not pair[1].unknown:
+        return f"{measured:,}"
+    expected = _step_bytes(expected_payload(pair[1])) // record.windows.counted
+    return f"{measured:,} (expected {expected:,})"
+
+
+def _step_bytes(payload: dict[tuple[str, str, str, str], int]) -> int:
+    return sum(size for key, size in payload.items() if key[0] in STEP_PHASES)
+
+
+def _differences(differing: list[tuple[Cut, Record]]) -> str:
+    if not differing:
+        return "None."
+    lines = [
+        f"- {record.backend.label}, {cut}: {difference}"
+        for cut, record in differing
+        for difference in volume_differences(record) or ["nothing is expected of it"]
+    ]
+    return "\n".join(lines)
+
+
+def _failures(everything: list[tuple[Cut, Record]]) -> str:
+    causes: dict[tuple[str, str], list[str]] = {}
+    for cut, record in everything:
+        if record.status != "ok":
+            where = f"{cut.geometry}, {cut.world_size} ranks, {cut.precision}, {cut.accumulation_steps}"
+            key = (record.backend.label, f"{record.status}: {reason(record)}")
+            causes.setdefault(key, []).append(where)
+    lines = [f"- `{label}` ({len(where)} cells) {why}" for (label, why), where in causes.items()]
+    return "\n".join(lines) or "None."
+
+
+def _three_columns(records: Iterable[Record]) -> str:
+    lines = [
+        [record.backend.label, *(_bytes(f(record)) for f in (
+            sent_bytes_per_step, expected_sent_bytes_per_step, textbook_bytes_per_step))]
+        for record in records if record.status == "ok"
+    ]  # fmt: skip
+    return tabulate(lines, ("backend", "measured", "expected", "textbook"), tablefmt="github",
+                    disable_numparse=True)  # fmt: skip
+
+
+def _terms(records: Iterable[Record]) -> str:
+    lines = [
+        [record.backend.label, d.term, _bytes(d.expected_bytes), _bytes(d.textbook_bytes),
+         _bytes(d.difference), d.remark]
+        for record in records if record.status == "ok"
+        for d in textbook_differences(record) or ()
+    ]  # fmt: skip
+    headers = ("backend", "term", "expected", "textbook", "difference", "why")
+    return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
+
+
+def _bytes(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:,.0f}"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,97 @@
+"""What engines communicate is what is expected of them, to the byte; planted defects are named."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from harness.compare.findings.catalogue import find_all
+from harness.compare.rows import make_rows
+from harness.compare.volume import volume_differences
+from harness.record import BackendPart, CommunicationPart, LayoutPart, Record, WindowsPart
+from harness.theory.transports import EMULATED
+from tests.contract.communication import COUNTED_STEP, VOLUME_CASES, Counted, VolumeCase
+from tests.contract.ranks import on_ranks
+from tests.records import make_record
+
+DEFECTS = "tests.contract.wrong"
+
+
+def as_record(name: str, case: VolumeCase, ranks: list[Counted]) -> Record:
+    """The record that the harness would write of a case."""
+    record = make_record(
+        label=name,
+        world_size=len(ranks),
+        training={"precision": case.precision, "gradient_clipping": case.clipping},
+        layout=LayoutPart(**ranks[0].layout),
+        backend=BackendPart(label=name, name=name, effective=ranks[0].effective),
+        comm=[CommunicationPart(rank=rank, **row) for rank, part in enumerate(ranks) for row in part.rows],
+        windows=WindowsPart(warmup=COUNTED_STEP, counted=1, timed=0),
+    )
+    steps = [
+        step.model_copy(update={"window": "counted" if step.step == COUNTED_STEP else "warmup"})
+        for step in record.steps
+    ]
+    world = record.world.model_copy(
+        update={"accumulation_steps": case.accumulation_steps, "preset": case.preset}
+    )
+    return record.model_copy(update={"steps": steps, "world": world})
+
+
+def records(name: str, world_size: int, folder, label: str | None = None) -> list[Record]:
+    """A record per case; `label` runs another engine under the name."""
+    per_rank = on_ranks("volumes", label or name, world_size, folder)
+    return [
+        as_record(name, case, list(parts))
+        for case, parts in zip(VOLUME_CASES, zip(*per_rank, strict=True), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1"])
+def test_payload_is_as_expected_to_the_byte(name, tmp_path) -> None:
+    for case, record in zip(VOLUME_CASES, records(name, 2, tmp_path), strict=True):
+        assert record.comm
+        assert volume_differences(record) == [], case
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["fsdp-hybrid", "fsdp1-hybrid"])
+def test_payload_of_a_hybrid_is_as_expected(name, tmp_path) -> None:
+    for case, record in zip(VOLUME_CASES, records(name, 4, tmp_path), strict=True):
+        assert volume_differences(record) == [], case
+
+
+@pytest.mark.parametrize(
+    ("name", "defect", "ranks", "messages"),
+    [
+        ("ddp", "EveryMicroStep", 2, [None, "synchronised at every micro-step", "synchronised at every"]),
+        ("ddp", "CompressedReduction", 2, ["runs in bfloat16, expected float32"] * 3),
+        (
+            "fsdp",
+            "LibraryDefaultReduction",
+            2,
+            ["all_gather of float32 in backward moves", "expected float32", None],
+        ),
+        ("fsdp", "WideReduction", 2, [None, None, "runs in float32, expected bfloat16"]),
+        ("fsdp-hybrid", "ReplicasApart", 4, ["never reduces across replicas"] * 3),
+    ],
+)
+def test_a_defect_is_named(name, defect, ranks, messages, tmp_path) -> None:
+    found = records(name, ranks, tmp_path, f"{DEFECTS}:{defect}")
+    for case, record, message in zip(VOLUME_CASES, found, messages, strict=True):
+        said = [f.message for f in find_all(make_rows([record])) if f.id == "communication-differs"]
+        assert len(said) == (message is not None), (asdict(case), said)
+        assert message is None or message in said[0], said
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero3", "fsdp", "fsdp1"])
+def test_the_counter_agrees_with_the_flight_recorder(name, tmp_path) -> None:
+    for counted, recorded in on_ranks("recorder", name, 2, tmp_path):
+        ran: dict[str, int] = {}
+        for op, payload in counted.items():
+            # The recorder sits inside gloo, below the all-reduce that stands for a reduce-scatter.
+            ran_as = EMULATED["gloo"].get(op, op)
+            ran[ran_as] = ran.get(ran_as, 0) + payload
+        assert ran
+        assert ran == recorded

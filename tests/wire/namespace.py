@@ -1,0 +1,92 @@
+"""A network namespace of one's own, in which the loopback interface carries the bytes of one job only."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADER_BYTES = 66
+"""Of every TCP packet over IPv4 on the loopback interface: Ethernet 14, IP 20, TCP 20 and its time stamp
+option 12. The kernel counts them, and acknowledgements without data, which are nothing else."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the loopback interface received since it came up; on it that is what was sent."""
+
+    bytes: int
+    packets: int
+    retransmissions: int
+    """TCP segments that were sent again."""
+
+    @property
+    def payload_bytes(self) -> int:
+        """Without the header of each packet."""
+        return self.bytes - HEADER_BYTES * self.packets
+
+    def __sub__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.bytes - other.bytes,
+            self.packets - other.packets,
+            self.retransmissions - other.retransmissions,
+        )
+
+
+def traffic() -> Traffic:
+    """Read the kernel's counters of `lo` in this process's namespace."""
+    interfaces = dict(
+        line.strip().split(":", 1)
+        for line in Path("/proc/self/net/dev").read_text().splitlines()
+        if ":" in line
+    )
+    received = interfaces["lo"].split()
+    lines = Path("/proc/self/net/snmp").read_text().splitlines()
+    names, values = (line.split() for line in lines if line.startswith("Tcp:"))
+    return Traffic(
+        int(received[0]), int(received[1]), int(dict(zip(names, values, strict=True))["RetransSegs"])
+    )
+
+
+@cache
+def why_not() -> str | None:
+    """Why no namespace can be had here; None if one can."""
+    try:
+        done = subprocess.run(
+            _in_namespace([sys.executable, "-c", "pass"]), capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError as error:
+        return f"{error.filename} is not installed"
+    return None if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
+
+
+def require_namespace() -> None:
+    """Skip the test, with the system's own words, where namespaces are not permitted."""
+    reason = why_not()
+    if reason:
+        pytest.skip(f"no network namespace here: {reason}")
+
+
+def run_in_namespace(command: Sequence[str], seconds: float = 300) -> str:
+    """Run a command in a fresh namespace whose loopback interface is up; its standard output."""
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1",
+        "DS_ACCELERATOR": "cpu",
+    }  # fmt: skip
+    done = subprocess.run(
+        _in_namespace(command), env=environment, cwd=ROOT, capture_output=True, text=True, timeout=seconds,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def _in_namespace(command: Sequence[str]) -> list[str]:
+    return ["unshare", "-rn", sys.executable, "-m", "tests.wire.loopback", *command]
