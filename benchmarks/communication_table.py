@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from backends import registry
 from harness.compare.measures import sent_bytes_per_step, textbook_bytes_per_step
 from harness.compare.rows import reason
 from harness.compare.volume import (
@@ -39,10 +40,11 @@ GEOMETRIES = {
 PRECISIONS = ("fp32", "bf16-mixed")
 ACCUMULATION = (1, 4)
 WORLD_SIZES = (2, 4)
-BACKENDS = (
-    "all,zero1:offload=optimizer,zero2:offload=optimizer,zero3:offload=optimizer,zero3:offload=cpu,"
-    "fsdp:offload=cpu"
-)
+WITH_OPTIONS = (
+    "zero1:offload=optimizer", "zero2:offload=optimizer", "zero3:offload=optimizer", "zero3:offload=cpu",
+    "fsdp:offload=cpu",
+)  # fmt: skip
+BACKENDS = ",".join([*(name for name in registry.entries() if name != registry.REFERENCE), *WITH_OPTIONS])
 COMMON = (
     "training.steps=4", "training.micro_batch_size=1", "measure.warmup_steps=2", "measure.counted_steps=2",
     "data.sequence_length=16", "data.limit=200", "runtime.threads_per_rank=1",
@@ -96,12 +98,12 @@ def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
     differing = [(cut, record) for cut, record in ran if volume_differences(record) != []]
     parts = [
         "# Communication: measured against expected",
-        f"Written by `python benchmarks/communication_table.py RUNS` with {_versions(ran)}, on CPU ranks over "
-        "gloo.",
+        f"Written by `python benchmarks/communication_table.py RUNS` with {_versions(ran)}, on CPU ranks "
+        "over gloo.",
         "Each figure is the payload in bytes that a rank handed to collectives per step, which is the size "
         "of the whole tensors, over forward, backward and step. The kernels of `harness/worker/"
-        "communication.py` counted it; `harness/theory/expected` derives what is expected from the job alone. "
-        "A bare number: measured and expected agree to the byte, on every rank, in every phase (setup, "
+        "communication.py` counted it; `harness/theory/expected` derives what is expected from the job "
+        "alone. A bare number: measured and expected agree to the byte, on every rank, in every phase (setup, "
         "weight digest, forward, backward, step), collective, dtype and group.",
         f"{len(ran)} runs; {len(ran) - len(differing)} agree to the byte, {len(differing)} differ.",
         "Models: " + "; ".join(f"{name}: `{config}`" for name, config in GEOMETRIES.items()) + ". The odd "
