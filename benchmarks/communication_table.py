@@ -103,8 +103,8 @@ def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
         "Each figure is the payload in bytes that a rank handed to collectives per step, which is the size "
         "of the whole tensors, over forward, backward and step. The kernels of `harness/worker/"
         "communication.py` counted it; `harness/theory/expected` derives what is expected from the job "
-        "alone. A bare number: measured and expected agree to the byte, on every rank, in every phase (setup, "
-        "weight digest, forward, backward, step), collective, dtype and group.",
+        "alone. A bare number: measured and expected agree to the byte, on every rank, in every phase "
+        "(setup, weight digest, forward, backward, step), collective, dtype and group.",
         f"{len(ran)} runs; {len(ran) - len(differing)} agree to the byte, {len(differing)} differ.",
         "Models: " + "; ".join(f"{name}: `{config}`" for name, config in GEOMETRIES.items()) + ". The odd "
         "width of the second makes every kind of padding appear. Settings: "

@@ -38,7 +38,9 @@ OPERATORS: dict[str, tuple[str, int]] = {
     "alltoall_base_": ("all_to_all", 1),
     "send": ("send", 0),
     "recv_": ("recv", 0),
+    "recv_any_source_": ("recv", 0),
     "barrier": ("barrier", 0),
+    "monitored_barrier_": ("barrier", 0),
 }
 
 
