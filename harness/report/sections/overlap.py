@@ -22,7 +22,8 @@ TEXTS = {
     "cpu": "From torch's profiler in the traced steps, which it makes longer. A rank computes while the "
     "innermost operator on one of its threads does; it communicates while gloo works on a collective on its "
     "own threads (the gloo: events), waiting for the other ranks included. gloo runs a reduce-scatter as an "
-    "all-reduce, and names it so. Idle is the rest: Python, and the bookkeeping of libraries.",
+    "all-reduce, and names it so. Idle is the rest: Python, and the bookkeeping of libraries. FSDP overlaps "
+    "on streams of a device; the CPU has none, so there it gathers while nothing else runs.",
     "cuda": "From torch's profiler in the traced steps, which it makes longer. A rank computes while a "
     "kernel or a copy runs on any stream, except kernels of NCCL: while one of those runs it communicates, "
     "waiting for the other ranks included. Idle is the rest: the device waits for the host.",

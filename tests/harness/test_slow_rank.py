@@ -1,0 +1,48 @@
+"""A rank that really is slower is found in a real run, by the clock of each rank's phases."""
+
+import os
+from pathlib import Path
+
+from harness.compare.findings import balance
+from harness.compare.rows import make_rows
+from tests.harness.test_cli import SMALL, harness, records
+
+PLUGIN = """
+import time
+
+from backends.ddp import DdpBackend
+
+
+class SlowRank(DdpBackend):
+    '''Rank 1 takes 0.15 s longer for each forward pass, as a throttled device would.'''
+
+    def prepare(self, build_model, build_optimizer, context):
+        engine = super().prepare(build_model, build_optimizer, context)
+        forward = engine.forward
+
+        def slow_forward(batch):
+            loss = forward(batch)
+            time.sleep(0.15 * context.world.rank)
+            return loss
+
+        engine.forward = slow_forward
+        return engine
+"""
+
+
+def test_a_slow_rank_is_named(tmp_path: Path) -> None:
+    (tmp_path / "slow_plugin.py").write_text(PLUGIN)
+    info = tmp_path / "slow-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slow\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[harness.backends]\nslow-rank = slow_plugin:SlowRank\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    steps = ["--set", "training.steps=12", "--set", "measure.warmup_steps=1"]
+    command = ["run", "--backend", "slow-rank", "--nproc", "2", *SMALL, *steps]
+    done = harness(*command, cwd=tmp_path, variables={"PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr
+    (record,) = records(tmp_path / "runs")
+    # The other rank waits in the backward pass, so whole steps last as long on both and tell nothing.
+    (finding,) = [f for f in balance.find(make_rows([record])) if f.id == "slow-rank"]
+    assert finding.values["rank"] == 1
+    assert finding.values["what"] == "fetching and forward pass"
