@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from harness.compare import speed
+from harness.compare import measures, speed
 from harness.compare.findings.finding import Finding, Kind, subject
 from harness.compare.rows import Row
 from harness.record import RankPart, Record
@@ -14,6 +14,8 @@ LEAST_STEPS = 5
 """Fewer do not tell a slow rank from a disturbance."""
 PERSISTENT_SHARE = 0.8
 """A rank is persistently slower if it is the slowest in so many of the steps."""
+LEAST_SHARE_OF_STEP = 0.05
+"""Less than so much of the step is not worth telling."""
 SLOWER = 1.25
 """And its median is so many times that of the others: cores of one machine differ by less."""
 LARGE_DATA_SHARE = 0.2
@@ -49,7 +51,7 @@ def find(rows: Sequence[Row]) -> list[Finding]:
 def _slow_rank(row: Row) -> Finding | None:
     for what, series in _series(row.record).items():
         slowest = persistently_slowest(series)
-        if slowest is not None:
+        if slowest is not None and _is_large(row.record, series):
             rank = row.record.ranks[slowest].rank
             medians = {str(r.rank): median(s) for r, s in zip(row.record.ranks, series, strict=True)}
             return Finding(
@@ -76,16 +78,30 @@ def persistently_slowest(series: Sequence[Sequence[float]]) -> int | None:
     return rank if persistent and median(series[rank]) > SLOWER * others else None
 
 
+def _is_large(record: Record, series: Sequence[Sequence[float]]) -> bool:
+    """Whether the difference of the ranks matters beside the whole step."""
+    medians = [median(of_rank) for of_rank in series]
+    step = measures.median_step_seconds(record)
+    return step is not None and max(medians) - min(medians) > LEAST_SHARE_OF_STEP * step
+
+
 def _series(record: Record) -> dict[str, list[list[float]]]:
     """Seconds per rank and step of what does not contain waiting for a slower rank."""
-    indices = speed.timed_indices(record)
+    indices, steps = speed.timed_indices(record), len(record.steps)
     found = {"whole steps": _per_rank(record, indices, lambda rank, index: rank.step_seconds[index])}
     if all("forward" in rank.phase_seconds for rank in record.ranks):
-        # A rank that enters the forward pass early waits there for one that is late, so both count.
+        # Ranks end a step together and may begin it apart. One that begins early waits in the forward
+        # pass for the others, so all are counted from where the first began.
+        longest = [max(rank.step_seconds[index] for rank in record.ranks) for index in range(steps)]
         found["fetching and forward pass"] = _per_rank(
             record,
             indices,
-            lambda rank, index: rank.data_seconds[index] + rank.phase_seconds["forward"][index],
+            lambda rank, index: (
+                longest[index]
+                - rank.step_seconds[index]
+                + rank.data_seconds[index]
+                + rank.phase_seconds["forward"][index]
+            ),
         )
     traced = [[part.compute_seconds for part in rank.overlap] for rank in record.ranks]
     if traced and len({len(parts) for parts in traced}) == 1:

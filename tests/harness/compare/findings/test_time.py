@@ -79,6 +79,20 @@ def test_ranks_that_take_turns_being_slow_are_not() -> None:
     assert found(run(ranks=parts)) == []
 
 
+def test_a_rank_that_began_early_and_waits_in_the_forward_pass_is_not_slow() -> None:
+    # Rank 0 begins 0.05 s late; rank 1 waits for its broadcast, and both end together.
+    phases = {name: [seconds] * COUNT for name, seconds in PHASES.items()} | {"forward": [0.15] * COUNT}
+    assert found(run(ranks=ranks(phase_seconds=phases, step_seconds=[0.55] * COUNT))) == []
+
+
+def test_a_difference_that_is_small_beside_the_step_is_not_told() -> None:
+    phases = {"forward": [0.01] * COUNT, "backward": [0.4] * COUNT, "step": [0.01] * COUNT}
+    parts = [part.model_copy(update={"phase_seconds": phases}) for part in ranks()]
+    slower = {**phases, "forward": [0.02] * COUNT}
+    parts[1] = parts[1].model_copy(update={"phase_seconds": slower})
+    assert found(run(ranks=parts)) == []
+
+
 def test_slow_data_is_found() -> None:
     (finding,) = found(run(ranks=ranks(data_seconds=[0.15] * COUNT, phase_seconds={})))
     assert finding.id == "slow-data"
