@@ -41,7 +41,7 @@ def setting_of(record: Record) -> Setting | None:
     clipping = options.get("gradient_clipping")
     if clipping is None:
         clipping = training["gradient_clipping"] or 0.0
-    held_out = (record.data or {}).get("evaluation_samples", 0)
+    passes, spells = _evaluations(record)
     return Setting(
         parameters=tuple(Tensor(t.name, tuple(t.shape), t.dtype) for t in layout.parameters),
         tied=dict(layout.tied),
@@ -58,8 +58,9 @@ def setting_of(record: Record) -> Setting | None:
         steps=tuple(step.step for step in record.steps if step.window == "counted"),
         reduce_bucket_elements=options.get("reduce_bucket_size"),
         evaluation_every=record.job["evaluation"]["every_steps"],
-        evaluation_batches=-(-held_out // (world.micro_batch_size * world.world_size)),
-        evaluations=len(record.eval),
+        evaluation_passes=passes,
+        evaluation_spells=spells,
+        activation_checkpointing=training["activation_checkpointing"],
         digest=any(row.phase == "digest" for row in record.comm),
     )
 
@@ -157,3 +158,17 @@ def _shard_size(record: Record) -> int:
     details = (record.backend.effective or {}).get("details", {})
     hybrid = record.backend.name.endswith("-hybrid")
     return int(details.get("shard_size", record.world.world_size)) if hybrid else record.world.world_size
+
+
+def _evaluations(record: Record) -> tuple[int, int]:
+    """Forward passes in evaluations, and spells of them without a training step in between.
+
+    Where evaluations are asked for, one pass more follows the last counted step, for its memory.
+    """
+    if not record.job["evaluation"]["every_steps"]:
+        return 0, 0
+    held_out = (record.data or {}).get("evaluation_samples", 0)
+    batches = -(-held_out // (record.world.micro_batch_size * record.world.world_size))
+    after_counted = [step.step + 1 for step in record.steps if step.window == "counted"][-1:]
+    evaluated = [part.step for part in record.eval] if batches else []
+    return len(evaluated) * batches + len(after_counted), len({*evaluated, *after_counted})

@@ -162,7 +162,8 @@ class Loop:
         self.engine.train(False)
         with self.probes.memory_of("during_evaluation", steps_taken):
             batch, _ = self._evaluation_batch(0)
-            self.engine.forward(batch)
+            with self.probes.counting("evaluation"):
+                self.engine.forward(batch)
             del batch
         self.engine.train(True)
 

@@ -134,8 +134,8 @@ def _bucket_count(setting: Setting) -> int:
 
 def _evaluation(setting: Setting) -> list[Collective]:
     """Only the first pass of an evaluation broadcasts the buffers: it follows one that synchronised."""
-    passes = setting.evaluations if setting.evaluation_batches else 0
-    return [collective for _ in range(passes) for collective in _buffers(setting, "evaluation")]
+    spells = range(setting.evaluation_spells)
+    return [collective for _ in spells for collective in _buffers(setting, "evaluation")]
 
 
 def _buffers(setting: Setting, phase: str) -> list[Collective]:

@@ -59,12 +59,12 @@ class Fsdp1:
     def volume(self) -> Volume:
         setting = self.setting
         found = over_steps(setting, self._step)
-        if setting.evaluations and setting.evaluation_batches:
+        if setting.evaluation_passes:
             found += self._evaluation()
         if setting.digest:
             found += self._digest()
         remarks = [(BACKWARD, ROOT_KEPT)] if self.reshard else []
-        if setting.evaluations:
+        if setting.evaluation_spells:
             remarks.append((FORWARD, KEPT_BY_EVALUATION))
         return Volume(collectives=tuple(found), remarks=tuple(remarks))
 
@@ -110,7 +110,7 @@ class Fsdp1:
                 self.sizes(kept=False),
                 dtype,
                 role=self.role,
-                passes=setting.evaluations * setting.evaluation_batches,
+                passes=setting.evaluation_passes,
             ),
             *gathered(
                 "evaluation",
@@ -118,7 +118,7 @@ class Fsdp1:
                 self.sizes(kept=True),
                 dtype,
                 role=self.role,
-                passes=setting.evaluations,
+                passes=setting.evaluation_spells,
             ),
         ]
 

@@ -65,7 +65,7 @@ class Fsdp2:
         remarks = []
         if self.reshard_blocks and not self.reshard_root:
             remarks.append((BACKWARD, ROOT_KEPT))
-        if setting.evaluations and not self.reshard_root:
+        if setting.evaluation_spells and not self.reshard_root:
             remarks.append((FORWARD, KEPT_BY_EVALUATION))
         return Volume(collectives=tuple(found), remarks=tuple(remarks))
 
@@ -123,9 +123,9 @@ class Fsdp2:
     def _evaluation(self) -> list[Collective]:
         """A forward pass gathers what is not gathered already; without a backward pass kept units stay."""
         setting, dtype = self.setting, self.setting.compute_dtype
-        if not setting.evaluations or not setting.evaluation_batches:
+        if not setting.evaluation_passes:
             return []
-        again = setting.evaluation_batches * setting.evaluations
+        again = setting.evaluation_passes
         return [
             *gathered("evaluation", FORWARD, self.sizes(kept=False), dtype, role=self.role, passes=again),
             *gathered(
@@ -134,7 +134,7 @@ class Fsdp2:
                 self.sizes(kept=True),
                 dtype,
                 role=self.role,
-                passes=setting.evaluations,
+                passes=setting.evaluation_spells,
             ),
         ]
 

@@ -72,9 +72,11 @@ class Setting:
     reduce_bucket_elements: int | None = None
     """Option of ZeRO; None: by the preset."""
     evaluation_every: int | None = None
-    evaluation_batches: int = 0
-    """Forward passes of one rank in one evaluation."""
-    evaluations: int = 0
+    evaluation_passes: int = 0
+    """Forward passes of one rank in all evaluations."""
+    evaluation_spells: int = 0
+    """Spells of such passes without a training step between them."""
+    activation_checkpointing: bool = False
     digest: bool = False
     fp64_norm: bool = True
     """Whether the device has fp64, in which DeepSpeed accumulates norms."""

@@ -61,6 +61,12 @@ def _unknown(setting: Setting) -> str | None:
             "ZeRO-3 records its trace of modules in the first two forward passes and checks it between the "
             "ranks; count later steps (measure.warmup_steps)"
         )
+    if setting.like_for_like and setting.activation_checkpointing:
+        return (
+            "recomputation stops in the module of a block that runs last and leaves its weights gathered for "
+            "the backward pass (torch.utils.checkpoint, early stop); which one that is does not follow from "
+            "the job"
+        )
     if not setting.like_for_like and 2 * setting.parameter_count > REUSE_ELEMENTS:
         return (
             "above 5e8 parameters what ZeRO-3 keeps gathered under its default reuse distance depends on "
@@ -170,8 +176,8 @@ def _persisting(setting: Setting) -> list[Collective]:
 
 def _evaluation(setting: Setting) -> list[Collective]:
     found: list[Collective] = []
-    passes = setting.evaluations * (setting.evaluation_batches if setting.like_for_like else 1)
-    _pass(setting, "evaluation", FORWARD, passes if setting.evaluation_batches else 0, found)
+    passes = setting.evaluation_passes if setting.like_for_like else setting.evaluation_spells
+    _pass(setting, "evaluation", FORWARD, passes, found)
     return found
 
 
