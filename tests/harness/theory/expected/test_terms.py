@@ -108,7 +108,7 @@ def test_ddp_broadcasts_the_bucket_order_once() -> None:
 
 def test_an_evaluation_spares_what_it_left_gathered() -> None:
     setting = small_setting(
-        (6, 2), (4, 2), steps=(4,), evaluation_every=4, evaluations=1, evaluation_batches=3
+        (6, 2), (4, 2), steps=(4,), evaluation_every=4, evaluation_passes=3, evaluation_spells=1
     )
     assert payload("fsdp-grad-op", setting, "forward", "all_gather") == 0
     assert payload("fsdp-grad-op", setting, "evaluation", "all_gather") == 20 * 4
@@ -124,3 +124,9 @@ def test_alone_fully_shard_gathers_nothing() -> None:
 
 def test_a_backend_of_somebody_else_has_no_expectation() -> None:
     assert expected_volume("mine", small_setting((6, 2), (4, 2))) is None
+
+
+def test_zero_3_does_not_guess_which_module_recomputation_leaves_gathered() -> None:
+    volume = expected_volume("zero3", small_setting((4, 2), (4, 2), activation_checkpointing=True))
+    assert volume is not None
+    assert "recomputation" in (volume.unknown or "")
