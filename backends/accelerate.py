@@ -256,6 +256,7 @@ class AccelerateFsdpBackend(Backend):
             compute_dtype=getattr(in_force, "param_dtype", None) or dtype,
             autocast=False,
             offload=["weights", "gradients", "optimizer"] if offload else [],
+            gather_dtype=getattr(in_force, "param_dtype", None) or dtype,
             details={"mixed_precision_policy": str(in_force)},
             norm_group=torch.distributed.group.WORLD,
             **(

@@ -102,6 +102,18 @@ class Effective:
     offload: list[str]
     parameter_count: int
     """Parameters of the whole model; a tied tensor counts once."""
+    requested_strategy: str | None = None
+    """What was asked of the library in its own words; None: `strategy` is what was asked."""
+    gather_dtype: str | None = None
+    """Dtype in which weights cross the wire; None: they do not."""
+    accumulation_dtype: str | None = None
+    """Dtype in which the gradients of micro-steps are added up; None: the backend does not say."""
+    gradient_norm: str = "L2 over all parameters and ranks"
+    """The norm by which gradients are clipped."""
+    reduce_bucket_bytes: int | None = None
+    """Gradients reduced at once; None: one wrap unit at a time, or the backend does not say."""
+    prefetch: str | None = None
+    """How gathering runs ahead of use, in the library's words."""
     details: dict[str, Any] = field(default_factory=dict)
     """What only this library has: bucket sizes, thresholds, mesh."""
 

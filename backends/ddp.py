@@ -42,8 +42,8 @@ class DdpBackend(Backend):
             compute_dtype=next(model.parameters()).dtype,
             autocast=True,
             offload=[],
+            reduce_bucket_bytes=ddp.bucket_bytes_cap,
             details={
-                "bucket_bytes": ddp.bucket_bytes_cap,
                 "gradient_as_bucket_view": ddp.gradient_as_bucket_view,
             },
             skip_synchronisation=ddp.no_sync,

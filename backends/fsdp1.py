@@ -101,8 +101,9 @@ class Fsdp1Backend(Backend):
             compute_dtype=(precision.param_dtype if precision else None) or dtype,
             autocast=False,
             offload=["weights", "gradients", "optimizer"] if self._offload else [],
+            requested_name=self.strategy.name,
+            gather_dtype=((precision.param_dtype if precision else None) or dtype) if sharded else None,
             details={
-                "requested_strategy": self.strategy.name,
                 "shard_size": torch.distributed.get_world_size(fsdp.process_group) if sharded else 1,
                 **describe_fsdp1_prefetch(fsdp),
             },

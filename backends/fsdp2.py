@@ -51,6 +51,8 @@ class Fsdp2Backend(Backend):
     ) -> Engine:
         model = build_model()
         count = parameter_count(model)
+        if isinstance(self.options, Fsdp2Options) and self.options.masters == "compute":
+            model.to(compute_dtype(context.precision))
         blocks = transformer_blocks(model)
         mesh = self._mesh(context.world)
         policy = mixed_precision(context)
@@ -91,6 +93,7 @@ class Fsdp2Backend(Backend):
             compute_dtype=policy.param_dtype or next(model.parameters()).dtype,
             autocast=False,
             offload=["weights", "gradients", "optimizer"] if offload else [],
+            gather_dtype=policy.param_dtype or next(model.parameters()).dtype,
             details={
                 "shard_size": mesh.shape[-1],
                 "replicas": mesh.size() // mesh.shape[-1],

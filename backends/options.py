@@ -13,6 +13,20 @@ class NoOptions(BackendOptions):
     """This backend has no options."""
 
 
+class SingleOptions(BackendOptions):
+    """One process. Its options repeat the reference in another way, to measure what differs by that alone."""
+
+    micro_batch_size: PositiveInt | None = Field(
+        None,
+        description="samples per forward pass instead of the job's: the same sums in another order",
+    )
+    precision: Literal["fp32", "cast"] | None = Field(
+        None,
+        description="at a mixed precision, instead of autocast: fp32 computes in fp32 from the same initial "
+        "weights; cast computes with low-precision copies of the weights, as ZeRO and FSDP do",
+    )
+
+
 class ShardedOptions(BackendOptions):
     """FSDP without replicas."""
 
@@ -58,6 +72,11 @@ class Fsdp2Options(ShardedOptions):
         description="blocks gathered ahead explicitly, forward and backward; default: torch's implicit "
         "prefetch",
     )
+    masters: Literal["fp32", "compute"] = Field(
+        "fp32",
+        description="compute: weights and optimizer states in the compute dtype of a mixed precision, with "
+        "no fp32 masters (for experiments)",
+    )
 
 
 class Fsdp2HybridOptions(HybridOptions, Fsdp2Options):
@@ -81,4 +100,9 @@ class ZeroOptions(BackendOptions):
         None,
         ge=0,
         description="overrides the job's clipping for this backend only; 0: off (for experiments)",
+    )
+    default_clipping: bool = Field(
+        False,
+        description="leaves the clipping key out of DeepSpeed's configuration (for experiments): DeepSpeed "
+        "0.19 then clips at 1.0 whatever the job says",
     )

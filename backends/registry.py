@@ -74,7 +74,9 @@ def _entry(name: str, target: str, options: str, summary: str, *packages: str, *
 
 
 _BUILT_IN = [
-    _entry("single", "single:SingleBackend", "NoOptions", "one process, whole global batch: the reference"),
+    _entry(
+        "single", "single:SingleBackend", "SingleOptions", "one process, whole global batch: the reference"
+    ),
     _entry("ddp", "ddp:DdpBackend", "NoOptions", "DistributedDataParallel: nothing sharded"),
     *(
         _entry(

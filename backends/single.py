@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from backends.base import (
@@ -14,15 +16,16 @@ from backends.base import (
     World,
 )
 from backends.blocks import parameter_count
-from backends.options import NoOptions
-from backends.precision import scaler_arguments
+from backends.cast_engine import CastEngine
+from backends.options import SingleOptions
+from backends.precision import compute_dtype, scaler_arguments
 from backends.torch_engine import Strategy, TorchEngine
 
 
 class SingleBackend(Backend):
     """No distribution at all."""
 
-    Options = NoOptions
+    Options = SingleOptions
 
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options)
@@ -36,6 +39,11 @@ class SingleBackend(Backend):
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
         model = build_model()
+        precision = getattr(self.options, "precision", None)
+        if precision == "fp32":
+            context = replace(context, precision="fp32")
+            model.float()
+        cast = precision == "cast" and context.precision.endswith("-mixed")
         count = parameter_count(model)
         model.to(context.world.device)
         strategy = Strategy(
@@ -44,12 +52,13 @@ class SingleBackend(Backend):
             wrap_units=[""],
             reduce_dtype=None,
             parameter_count=count,
-            compute_dtype=next(model.parameters()).dtype,
-            autocast=True,
+            compute_dtype=compute_dtype(context.precision) if cast else next(model.parameters()).dtype,
+            autocast=not cast,
             offload=[],
             details={},
         )
-        return TorchEngine(
+        engine_class = CastEngine if cast else TorchEngine
+        return engine_class(
             model,
             build_optimizer(model.named_parameters()),
             context,

@@ -30,6 +30,11 @@ class Strategy:
     autocast: bool
     offload: list[str]
     details: dict[str, Any]
+    requested_name: str | None = None
+    """What the library was asked for, where it may have chosen otherwise."""
+    gather_dtype: torch.dtype | None = None
+    reduce_bucket_bytes: int | None = None
+    prefetch: str | None = None
     library_autocast: torch.dtype | None = None
     """Autocast that the library itself puts around the forward pass."""
     norm_group: dist.ProcessGroup | None = None
@@ -99,6 +104,7 @@ class TorchEngine(Engine):
         parameter = next(self.module.parameters())
         trained = self.optimizer.param_groups[0]["params"][0]
         reduce_dtype = self.strategy.reduce_dtype
+        gathered = self.strategy.gather_dtype
         autocast = self.strategy.library_autocast
         if self.strategy.autocast:
             autocast = autocast_dtype(self.context.precision)
@@ -118,6 +124,11 @@ class TorchEngine(Engine):
             loss_scale=float(self.scaler.get_scale()) if self.scaler else None,
             offload=self.strategy.offload,
             parameter_count=self.strategy.parameter_count,
+            requested_strategy=self.strategy.requested_name,
+            gather_dtype=dtype_name(gathered) if gathered else None,
+            accumulation_dtype=dtype_name(reduce_dtype if gathered and reduce_dtype else parameter.dtype),
+            reduce_bucket_bytes=self.strategy.reduce_bucket_bytes,
+            prefetch=self.strategy.prefetch,
             details=self.strategy.details,
         )
 

@@ -85,7 +85,7 @@ class ZeroEngine(Engine):
         ]
         return Effective(
             strategy=f"ZeRO stage {self.engine.zero_optimization_stage()}",
-            wrap_units=[""],
+            wrap_units=self._gathered_modules() if self.stage == 3 else [""],
             parameter_dtype=dtype_name(parameter.dtype),
             autocast_dtype=None,
             master_dtype=dtype_name(trained.dtype),
@@ -99,8 +99,11 @@ class ZeroEngine(Engine):
             loss_scale=self._loss_scale(),
             offload=offload,
             parameter_count=self.parameter_count,
+            gather_dtype=dtype_name(parameter.dtype) if self.stage > 0 else None,
+            accumulation_dtype=dtype_name(self.engine.get_data_types()[1]),
+            reduce_bucket_bytes=zero.reduce_bucket_size * parameter.element_size() if self.stage else None,
+            prefetch=f"{zero.prefetch_bucket_size} elements" if self.stage == 3 else None,
             details={
-                "gradient_accumulation_dtype": dtype_name(self.engine.get_data_types()[1]),
                 "optimizer_wrapper": type(self.engine.optimizer).__name__,
                 "reduce_bucket_elements": zero.reduce_bucket_size,
                 "allgather_bucket_elements": zero.allgather_bucket_size,
@@ -153,6 +156,11 @@ class ZeroEngine(Engine):
                 yield "gradients", parameter.grad
         for buffer in self.engine.module.buffers():
             yield "buffers", buffer
+
+    def _gathered_modules(self) -> list[str]:
+        """Stage 3 gathers the parameters of each module that owns some."""
+        modules = self.engine.module.named_modules()
+        return [name for name, module in modules if next(module.parameters(recurse=False), None) is not None]
 
     def _basic_optimizer(self) -> torch.optim.Optimizer:
         return self.engine.basic_optimizer

@@ -52,6 +52,35 @@ def reference_layout(layout: BatchLayout, training: TrainingSection) -> BatchLay
     return BatchLayout(global_batch_size=total, micro_batch_size=micro, accumulation_steps=total // micro)
 
 
+def another_split(layout: BatchLayout) -> BatchLayout | None:
+    """The same global batch on one rank in smaller micro-batches, else in larger; None: one sample."""
+    micro = layout.micro_batch_size
+    if micro > 1:
+        return with_micro_batch(layout, micro // _smallest_factor(micro))
+    if layout.accumulation_steps > 1:
+        return with_micro_batch(layout, micro * _smallest_factor(layout.accumulation_steps))
+    return None
+
+
+def _smallest_factor(number: int) -> int:
+    return next(factor for factor in range(2, number + 1) if number % factor == 0)
+
+
+def with_micro_batch(layout: BatchLayout, micro_batch_size: int) -> BatchLayout:
+    """The same global batch on one rank in micro-batches of a given size. Raises JobError."""
+    total = layout.global_batch_size
+    if total % micro_batch_size:
+        raise JobError(
+            f"micro_batch_size {micro_batch_size} does not divide the global batch of {total} samples; "
+            "choose a divisor"
+        )
+    return BatchLayout(
+        global_batch_size=total,
+        micro_batch_size=micro_batch_size,
+        accumulation_steps=total // micro_batch_size,
+    )
+
+
 def with_global_batch(job: Job, layout: BatchLayout) -> Job:
     """The job with its global batch resolved and the cut left out, so that its id ignores the cut."""
     training = job.training.model_copy(

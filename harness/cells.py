@@ -12,7 +12,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from backends import registry
-from harness.batch import BatchLayout, batch_layout, reference_layout, with_global_batch
+from backends.options import SingleOptions
+from harness.batch import (
+    BatchLayout,
+    another_split,
+    batch_layout,
+    reference_layout,
+    with_global_batch,
+    with_micro_batch,
+)
 from harness.errors import HarnessError
 from harness.launch.assemble import assemble
 from harness.launch.local import EventHandler, LocalLauncher
@@ -49,7 +57,8 @@ def plan(
 ) -> list[Cell]:
     """The cells of a matrix in the order they run, references first.
 
-    Every world size decides its global batch; for each a reference of one process is added. Ranks are
+    Every world size decides its global batch; for each a reference of one process is added, and unless
+    `compare.floor` is off the repetitions of it that say how much rounding alone changes. Ranks are
     spread over `nodes`; `machine` names machines other than this one. Raises HarnessError for an unknown
     backend or a batch that does not divide.
     """
@@ -58,9 +67,10 @@ def plan(
     for world_size in world_sizes:
         layout = batch_layout(experiment.training, world_size)
         one_process = reference_layout(layout, experiment.training)
-        for label in [registry.REFERENCE, *labels]:
-            alone = label == registry.REFERENCE
-            for repeat in range(repeats):
+        floor = floor_labels(one_process, experiment) if experiment.compare.floor else []
+        for label in [registry.REFERENCE, *floor, *labels]:
+            alone = registry.parse(label)[0].name == registry.REFERENCE
+            for repeat in range(1 if label in floor else repeats):
                 cell = make_cell(
                     experiment,
                     label,
@@ -87,6 +97,7 @@ def make_cell(
     machine: str | None = None,
 ) -> Cell:
     """One cell with its key: equal keys mean equal job, world, measurement, code and versions."""
+    layout = _layout_of(label, layout)
     job = with_global_batch(experiment.job(), layout)
     job_id = job.job_id(_content_digests(job))
     entry, _ = registry.parse(label)
@@ -117,6 +128,26 @@ def make_cell(
         key=key,
         nodes=nodes,
     )
+
+
+def floor_labels(layout: BatchLayout, experiment: Experiment) -> list[str]:
+    """Repetitions of the reference that measure rounding: another split, and at low precision others."""
+    labels = []
+    other = another_split(layout)
+    if other is not None:
+        labels.append(f"{registry.REFERENCE}:micro_batch_size={other.micro_batch_size}")
+    if experiment.training.precision != "fp32":
+        labels.append(f"{registry.REFERENCE}:precision=fp32")
+    if experiment.training.precision.endswith("-mixed"):
+        labels.append(f"{registry.REFERENCE}:precision=cast")
+    return labels
+
+
+def _layout_of(label: str, layout: BatchLayout) -> BatchLayout:
+    """The cut of the global batch: the job's, unless the label asks for its own."""
+    _, options = registry.parse(label)
+    micro = options.micro_batch_size if isinstance(options, SingleOptions) else None
+    return layout if micro is None else with_micro_batch(layout, micro)
 
 
 def run_cell(

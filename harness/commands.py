@@ -301,7 +301,7 @@ def _record_path(store: Store, record: Record) -> Path:
 
 
 def _world_size(label: str, nproc: int | None, device: str) -> int:
-    if label == registry.REFERENCE:
+    if registry.parse(label)[0].name == registry.REFERENCE:
         if nproc not in (None, 1):
             raise HarnessError(f"--nproc {nproc}: '{label}' is one process; leave --nproc out")
         return 1

@@ -87,6 +87,8 @@ class WeightsPart(Part):
     """SHA-256 over the sorted (name, SHA-256 of the fp32 bytes)."""
     l2_norm: float | None
     parameter_count: int
+    sketch: dict[str, list[float]] | None = None
+    """Of each parameter its L2 norm and projections on fixed sign vectors: see `worker/sketch.py`."""
 
 
 class StepPart(Part):
@@ -99,6 +101,10 @@ class StepPart(Part):
     gradient_norm: float | None
     """Global L2 norm before clipping; None: not finite, so a loss scaler skipped the update."""
     learning_rate: float
+    """As the job has it."""
+    applied_learning_rate: float | None = None
+    """As the optimizer holds it after the step, of all ranks and groups the one farthest from the job's;
+    None: the optimizer that the job built is not the one that trains."""
     tokens: int
     """Tokens that are not padding, over all ranks."""
     target_tokens: int
@@ -181,6 +187,17 @@ class RankPart(Part):
     ledger: list[str]
     """Per step, the hash sum over this rank's samples."""
     samples: list[int]
+    target_tokens: list[int] = []
+    loss_sums: list[float | None] = []
+    """Per step, the loss summed over this rank's target tokens, as the backend returned it."""
+    gradient_norms: list[float | None] = []
+    """Per step, the global norm as this rank was told it."""
+    fed: list[list[str]] = []
+    """For each of the first steps, a digest of every sample that reached the model."""
+    initial_digest: str | None = None
+    final_digest: str | None = None
+    probe_loss: float | None = None
+    """Loss of one batch, equal on all ranks, after training: where it differs, so do the weights."""
     memory: list[MemoryPart]
     overlap: list[OverlapPart] = []
     probe_seconds: dict[str, float] = {}
@@ -216,6 +233,30 @@ class CommunicationPart(Part):
     role: Literal["world", "shard", "replica"] = "world"
     """What the group is for: all ranks, those that share one copy of the weights, or those that hold
     the same shard."""
+
+
+class ObservedPart(Part):
+    """What the harness saw of a run without asking the backend; None: it could not see."""
+
+    parameters_left_out: list[str] = []
+    """Parameters of the model that the optimizer was never given."""
+    optimizer_used: bool = False
+    """Whether the optimizer that the job built is the one that trains."""
+    optimizer_steps: int | None = None
+    optimizer_groups: list[dict[str, Any]] = []
+    """Constants of each group, and the names of its parameters where groups are those that were built."""
+    master_dtypes: list[str] = []
+    """Of the tensors that the optimizer updates."""
+    optimizer_state_dtypes: list[str] = []
+    tied_parameters: int | None = None
+    frozen_parameters: list[str] = []
+    attention: str | None = None
+    activation_checkpointing: bool | None = None
+    compiled: bool | None = None
+    dropout: float | None = None
+    """The largest probability in the live model."""
+    tf32: bool | None = None
+    deterministic: bool | None = None
 
 
 class EvaluationPart(Part):
@@ -263,6 +304,7 @@ class Record(Part):
     """Numbers of samples and target tokens."""
     initial_weights: WeightsPart | None = None
     final_weights: WeightsPart | None = None
+    observed: ObservedPart | None = None
     steps: list[StepPart] = []
     ranks: list[RankPart] = []
     comm: list[CommunicationPart] = []

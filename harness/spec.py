@@ -318,6 +318,11 @@ class CompareSection(Section):
     )  # fmt: skip
     world_sizes: list[PositiveInt] = Field([2], min_length=1, description="numbers of ranks")
     repeats: PositiveInt = Field(1, description="runs of each cell")
+    floor: bool = Field(
+        True,
+        description="repeat the reference with another split of the batch, and at low precision in fp32: "
+        "how far these lie apart decides what counts as rounding",
+    )
 
 
 class Experiment(Job):

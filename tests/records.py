@@ -60,8 +60,8 @@ def make_steps(
     return steps
 
 
-def make_weights(digest: str = "a" * 64) -> WeightsPart:
-    return WeightsPart(digest=digest, l2_norm=10.0, parameter_count=1000)
+def make_weights(digest: str = "a" * 64, sketch: dict[str, list[float]] | None = None) -> WeightsPart:
+    return WeightsPart(digest=digest, l2_norm=10.0, parameter_count=1000, sketch=sketch)
 
 
 def make_effective(**changes: Any) -> dict[str, Any]:
@@ -120,6 +120,11 @@ def make_communication(
     ]  # fmt: skip
 
 
+def _options(label: str) -> dict[str, Any]:
+    pairs = (pair.partition("=") for pair in label.partition(":")[2].split(",") if pair)
+    return {key: value for key, _, value in pairs}
+
+
 def make_record(**changes: Any) -> Record:
     """A finished run of the reference, with any field of the record replaced.
 
@@ -140,7 +145,8 @@ def make_record(**changes: Any) -> Record:
         "cell": f"cell-{label}-{world_size}",
         "repeat": 0,
         "backend": BackendPart(
-            label=label, name=name, effective=make_effective(), native_config={}, versions={"torch": "2.11.0"}
+            label=label, name=name, options=_options(label), effective=make_effective(), native_config={},
+            versions={"torch": "2.11.0"},
         ),
         "world": WorldPart(
             nodes=1, ranks_per_node=world_size, world_size=world_size, device="cpu", collectives="gloo",

@@ -14,6 +14,7 @@ from harness.theory.strategies import TEXTBOOK
 from harness.theory.transports import transport_sent_bytes
 
 STEP_MOMENTS = ("after_forward", "after_backward", "after_step")
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -101,3 +102,16 @@ def textbook_bytes_per_step(record: Record) -> float | None:
         reduce_bytes=reduced,
         shard_size=effective["details"].get("shard_size"),
     )
+
+
+def reduced_dtypes(record: Record) -> list[str]:
+    """Dtypes in which gradients crossed the wire in the counted steps, sorted; empty: nothing crossed.
+
+    What adds up to less than a hundredth of the bytes is norms and flags, not gradients.
+    """
+    sizes: dict[str, int] = {}
+    for row in record.comm:
+        if row.phase in ("backward", "step") and row.op in REDUCTIONS and row.group_size > 1:
+            sizes[row.dtype] = sizes.get(row.dtype, 0) + row.payload_bytes
+    whole = sum(sizes.values())
+    return sorted(dtype for dtype, size in sizes.items() if size * 100 >= whole)

@@ -8,6 +8,8 @@ from typing import Any
 
 from backends.registry import REFERENCE
 from harness.compare import measures
+from harness.compare.distance import distance
+from harness.compare.noise import Noise, is_repetition, is_variant, measure_noise
 from harness.compare.parity import Judgement, judge
 from harness.compare.states import expected_model_state_bytes
 from harness.compare.volume import expected_sent_bytes_per_step
@@ -20,6 +22,10 @@ class Row:
 
     record: Record
     judgement: Judgement
+    reference: Record | None = None
+    """The run that it was judged by."""
+    noise: Noise | None = None
+    """What counts as rounding in this job."""
 
     def as_json(self) -> dict[str, Any]:
         """The row of `compare --json`: bytes per rank, rates over all ranks, None if not measured."""
@@ -45,6 +51,9 @@ class Row:
             "transport_sent_bytes_per_step": measures.transport_bytes_per_step(record),
             "max_loss_difference": self.judgement.loss_difference,
             "max_grad_norm_difference": self.judgement.norm_difference,
+            "final_weights_difference": self.judgement.weights_difference,
+            "update_difference": self.judgement.update_difference,
+            "first_divergent_step": self.judgement.first_divergent_step,
             "parity": self.judgement.parity,
             "parity_reason": self.judgement.reason,
         }
@@ -62,12 +71,47 @@ def reason(record: Record) -> str | None:
 
 
 def make_rows(records: Iterable[Record]) -> list[Row]:
-    """Judge each run by the reference run of the same job; order is kept."""
+    """Judge each run by the reference run of the same job; order is kept.
+
+    Repetitions of the reference in another way say what noise is and get no row beside the backends.
+    """
     records = list(records)
     references: dict[str, Record] = {}
     for record in records:
-        if record.backend.name == REFERENCE:
+        if record.backend.label == REFERENCE:
             known = references.get(record.job_id)
             if known is None or known.status != "ok":
                 references[record.job_id] = record
-    return [Row(record=r, judgement=judge(references.get(r.job_id), r)) for r in records]
+    noises = {
+        job_id: measure_noise(
+            reference,
+            [r for r in records if r.job_id == job_id and r is not reference and is_repetition(r)],
+        )
+        for job_id, reference in references.items()
+    }
+    return [
+        Row(
+            record=record,
+            judgement=judge(references.get(record.job_id), record, noises.get(record.job_id)),
+            reference=references.get(record.job_id),
+            noise=noises.get(record.job_id),
+        )
+        for record in records
+        if not (is_variant(record) and record.job_id in references)
+    ]
+
+
+def repeat_spreads(rows: Iterable[Row]) -> dict[str, float]:
+    """For each backend and world size that ran more than once: the largest loss difference of repeats."""
+    groups: dict[str, list[Record]] = {}
+    for row in rows:
+        r = row.record
+        if r.status == "ok":
+            groups.setdefault(f"{r.job_id} {r.backend.label} {r.world.world_size}", []).append(r)
+    return {
+        f"{same[0].backend.label} on {same[0].world.world_size}": max(
+            distance(same[0], other).loss or 0.0 for other in same[1:]
+        )
+        for same in groups.values()
+        if len(same) > 1
+    }

@@ -16,6 +16,7 @@ from harness.record import (
     ErrorPart,
     EvaluationPart,
     MemoryPart,
+    ObservedPart,
     OverlapPart,
     RankPart,
     Record,
@@ -79,7 +80,8 @@ def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Reco
         model=setup.get("model"),
         data=setup.get("data"),
         initial_weights=WeightsPart(**initial) if initial else None,
-        final_weights=WeightsPart(**final["weights"]) if final else None,
+        final_weights=WeightsPart(**final["weights"]) if final and final["weights"] else None,
+        observed=ObservedPart(**final["observed"]) if final else None,
         steps=steps,
         ranks=[part for rank in events if (part := _rank(rank, events[rank])) is not None],
         comm=[
@@ -141,6 +143,7 @@ def _step(rows: list[dict[str, Any]]) -> StepPart:
         loss=loss,
         gradient_norm=first["gradient_norm"],
         learning_rate=first["learning_rate"],
+        applied_learning_rate=_applied_learning_rate(rows),
         tokens=sum(row["tokens"] for row in rows),
         target_tokens=sum(row["target_tokens"] for row in rows),
         samples=sum(row["samples"] for row in rows),
@@ -149,11 +152,18 @@ def _step(rows: list[dict[str, Any]]) -> StepPart:
     )
 
 
+def _applied_learning_rate(rows: list[dict[str, Any]]) -> float | None:
+    asked: float = rows[0]["learning_rate"]
+    applied = [rate for row in rows if (rate := row.get("applied_learning_rate")) is not None]
+    return max(applied, key=lambda rate: abs(rate - asked), default=None)
+
+
 def _rank(rank: int, kinds: dict[str, list[dict[str, Any]]]) -> RankPart | None:
     setup = _first(kinds, "setup")
     if setup is None:
         return None
     measured = _first(kinds, "measured") or {}
+    final = _first(kinds, "final") or {}
     steps = kinds.get("step", [])
     memory = [MemoryPart(**row) for row in measured.get("memory", [])]
     return RankPart(
@@ -166,6 +176,13 @@ def _rank(rank: int, kinds: dict[str, list[dict[str, Any]]]) -> RankPart | None:
         phase_seconds={phase: [row["phase_seconds"][phase] for row in steps] for phase in PHASES},
         ledger=[row["ledger"] for row in steps],
         samples=[row["samples"] for row in steps],
+        target_tokens=[row["target_tokens"] for row in steps],
+        loss_sums=[row["loss_sum"] for row in steps],
+        gradient_norms=[row["gradient_norm"] for row in steps],
+        fed=[row["fed"] for row in steps if "fed" in row],
+        initial_digest=(setup.get("initial_weights") or {}).get("digest"),
+        final_digest=(final.get("weights") or {}).get("digest"),
+        probe_loss=final.get("probe_loss"),
         memory=memory,
         overlap=[OverlapPart(**row) for row in measured.get("overlap", [])],
         probe_seconds=measured.get("probe_seconds", {}),

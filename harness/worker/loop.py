@@ -15,6 +15,7 @@ from backends.base import Batch, Engine, World
 from harness.batch import BatchLayout
 from harness.spec import Job, MeasureSection
 from harness.worker.events import EventWriter
+from harness.worker.observer import Observer
 from harness.worker.optimizer import learning_rate
 from harness.worker.phases import PhaseTimer
 from harness.worker.probes import Probes
@@ -38,6 +39,7 @@ class Loop:
     probes: Probes
     timer: PhaseTimer
     tracer: Tracer
+    observer: Observer
     events: EventWriter
 
     @property
@@ -60,6 +62,7 @@ class Loop:
         rate = learning_rate(step, self.steps, self.job.optimizer, self.job.schedule)
         ids = self.sampler.step_ids(step)
         global_targets = int(self.samples.targets[ids].sum())
+        self.observer.begin_step(step)
         self._trace(wanted=window == "traced")
         probes.begin_step(step, window)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
@@ -109,9 +112,15 @@ class Loop:
             seconds=seconds,
             data_seconds=data_seconds,
             phase_seconds=self.timer.take(),
+            **self.observer.end_step(rate),
         )
         if last_counted and self.job.evaluation.every_steps:
             self._evaluation_memory(step + 1)
+
+    def probe_batch(self) -> Batch:
+        """The first micro-batch that rank 0 trained on: the same on every rank."""
+        ids = self.sampler.step_ids(0)[: self.layout.micro_batch_size]
+        return self._to_device({"tokens": self.samples.tokens[ids], "labels": self.samples.labels[ids]})
 
     def _enter(self, phase: str | None) -> None:
         """A phase of the step begins; None: fetching a batch, or the end of the step."""

@@ -31,9 +31,9 @@ from harness.worker.model import (
     describe_layout,
     describe_model,
     model_config,
-    summed_cross_entropy,
 )
-from harness.worker.optimizer import build_adamw, decaying_names
+from harness.worker.observer import Observer, probe_loss
+from harness.worker.optimizer import decaying_names
 from harness.worker.phases import phase_timer
 from harness.worker.probes import Probes
 from harness.worker.samples import Sampler, load_samples
@@ -104,8 +104,9 @@ def _train(
     snapshot = Snapshot(snapshot_file(run_directory, world.rank)) if request.measure.memory_snapshot else None
     probes = Probes(allocator, counter, counted_steps=request.measure.counted_steps, snapshot=snapshot)
     built: dict[str, Any] = {}
+    observer = Observer()
     with counter.counting("setup"):
-        engine = _prepare(request, world, backend, samples.vocabulary_size, built)
+        engine = _prepare(request, world, backend, samples.vocabulary_size, built, observer)
     engine.train(True)
     probes.attach(engine, sampler.held_tensors)
     with counter.counting("digest"):
@@ -121,6 +122,7 @@ def _train(
         probes=probes,
         timer=phase_timer(world.device),
         tracer=tracer,
+        observer=observer,
         events=events,
     )
     dist.barrier()
@@ -169,8 +171,12 @@ def _train(
     tell_before_ending(stopped)
     loop.run()
     measured()
-    if request.measure.weight_digests:
-        events.write("final", weights=digest_weights(engine))
+    events.write(
+        "final",
+        weights=digest_weights(engine) if request.measure.weight_digests else None,
+        observed=observer.report(),
+        probe_loss=probe_loss(engine, loop.probe_batch()),
+    )
     events.write("done")
     events.close()
     dist.barrier()
@@ -182,6 +188,7 @@ def _prepare(
     backend: Backend,
     vocabulary_size: int,
     built: dict[str, Any],
+    observer: Observer,
 ) -> Engine:
     """Prepare the engine; `built` receives what the record says of the bare model."""
     job = request.job
@@ -193,6 +200,7 @@ def _prepare(
         decaying.append(decaying_names(model, job.optimizer))
         built["model"] = describe_model(model)
         built["layout"] = describe_layout(model, decaying[-1])
+        observer.built(model)
         return model
 
     context = SetupContext(
@@ -202,13 +210,15 @@ def _prepare(
         micro_batch_size=request.micro_batch_size,
         accumulation_steps=request.accumulation_steps,
         preset=request.preset,  # type: ignore[arg-type]
-        compute_loss=summed_cross_entropy,
+        compute_loss=observer.compute_loss,
         loss_scale=LossScale(
             initial=job.training.initial_loss_scale,
             growth_interval=job.training.loss_scale_growth_interval,
         ),
     )
-    return backend.prepare(build, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context)
+    return backend.prepare(
+        build, lambda named: observer.build_optimizer(named, job.optimizer, decaying[-1]), context
+    )
 
 
 def _fail(events: EventWriter, error: BaseException, status: str) -> None:

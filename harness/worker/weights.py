@@ -5,24 +5,24 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-import torch
-
 from backends.base import Engine
+from harness.worker.sketch import sketch
 
 
 def digest_weights(engine: Engine) -> dict[str, Any]:
-    """SHA-256 over the sorted (name, SHA-256 of the fp32 bytes), L2 norm, and parameter count.
+    """SHA-256 over the sorted (name, SHA-256 of the fp32 bytes), L2 norm, count, a sketch of each.
 
     A collective: every rank calls it. The norm is accumulated in fp64.
     """
     digests = []
-    square = 0.0
+    sketches: dict[str, list[float]] = {}
     count = 0
     for name, tensor in engine.full_parameters():
         contiguous = tensor.contiguous()
         content = hashlib.sha256(contiguous.numpy().tobytes()).hexdigest()
         digests.append(f"{name} {tuple(tensor.shape)} {content}")
-        square += float(torch.linalg.vector_norm(contiguous, dtype=torch.float64)) ** 2
+        sketches[name] = sketch(name, contiguous)
         count += tensor.numel()
     whole = hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
-    return {"digest": whole, "l2_norm": square**0.5, "parameter_count": count}
+    norm = sum(values[0] ** 2 for values in sketches.values()) ** 0.5
+    return {"digest": whole, "l2_norm": norm, "parameter_count": count, "sketch": sketches}

@@ -5,9 +5,11 @@ from harness.config import load_experiment
 from harness.errors import HarnessError
 from tests.records import make_record
 
+WITHOUT_FLOOR = "compare.floor=false"
+
 
 def test_references_come_first_and_once_per_global_batch() -> None:
-    experiment = load_experiment(None, ["training.global_batch_size=16"])
+    experiment = load_experiment(None, ["training.global_batch_size=16", WITHOUT_FLOOR])
     cells = plan(experiment, ["ddp", "zero1"], [2, 4], 1, "cpu")
     assert [(c.backend, c.world_size) for c in cells] == [
         ("single", 1), ("ddp", 2), ("zero1", 2), ("ddp", 4), ("zero1", 4)
@@ -16,7 +18,7 @@ def test_references_come_first_and_once_per_global_batch() -> None:
 
 
 def test_weak_scaling_has_a_reference_for_every_world() -> None:
-    experiment = load_experiment(None, ["training.micro_batch_size=2"])
+    experiment = load_experiment(None, ["training.micro_batch_size=2", WITHOUT_FLOOR])
     cells = plan(experiment, ["ddp"], [2, 4], 1, "cpu")
     assert [(c.backend, c.layout.global_batch_size) for c in cells] == [
         ("single", 4), ("ddp", 4), ("single", 8), ("ddp", 8)
@@ -24,7 +26,7 @@ def test_weak_scaling_has_a_reference_for_every_world() -> None:
 
 
 def test_repeats_have_cells_of_their_own() -> None:
-    cells = plan(load_experiment(None), ["ddp"], [2], 3, "cpu")
+    cells = plan(load_experiment(None, [WITHOUT_FLOOR]), ["ddp"], [2], 3, "cpu")
     assert [(c.backend, c.repeat) for c in cells] == [
         ("single", 0), ("single", 1), ("single", 2), ("ddp", 0), ("ddp", 1), ("ddp", 2)
     ]  # fmt: skip
@@ -32,8 +34,34 @@ def test_repeats_have_cells_of_their_own() -> None:
 
 
 def test_the_same_backend_twice_is_one_cell() -> None:
-    cells = plan(load_experiment(None), ["ddp", " ddp", "single"], [2], 1, "cpu")
+    cells = plan(load_experiment(None, [WITHOUT_FLOOR]), ["ddp", " ddp", "single"], [2], 1, "cpu")
     assert [c.backend for c in cells] == ["single", "ddp"]
+
+
+@pytest.mark.parametrize(
+    ("assignments", "repetitions"),
+    [
+        ([], ["single:micro_batch_size=4"]),
+        (["training.micro_batch_size=1"], ["single:micro_batch_size=2"]),
+        (["training.global_batch_size=1"], []),
+        (
+            ["training.precision=bf16-mixed"],
+            ["single:micro_batch_size=4", "single:precision=fp32", "single:precision=cast"],
+        ),
+        (["training.precision=bf16"], ["single:micro_batch_size=4", "single:precision=fp32"]),
+    ],
+)
+def test_the_reference_is_repeated_to_measure_rounding(assignments: list, repetitions: list) -> None:
+    size = 1 if assignments == ["training.global_batch_size=1"] else 2
+    cells = plan(load_experiment(None, assignments), ["ddp"], [size], 1, "cpu")
+    assert [c.backend for c in cells] == ["single", *repetitions, "ddp"]
+    assert len({c.job_id for c in cells}) == 1
+    assert len({c.layout for c in cells if c.backend in ("single", "single:precision=fp32")}) == 1
+
+
+def test_a_split_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(HarnessError, match="does not divide"):
+        plan(load_experiment(None), ["single:micro_batch_size=3"], [2], 1, "cpu")
 
 
 def test_all_means_every_backend_but_the_reference_once_more() -> None:
@@ -62,7 +90,7 @@ def test_a_longer_timeout_is_the_same_cell() -> None:
 
 @pytest.mark.parametrize("label", ["zero3:reduce_bucket_size=null", "zero3:offload=cpu", "fsdp-hybrid"])
 def test_labels_with_options_can_be_planned(label: str) -> None:
-    assert len(plan(load_experiment(None), [label], [2], 1, "cpu")) == 2
+    assert len(plan(load_experiment(None, [WITHOUT_FLOOR]), [label], [2], 1, "cpu")) == 2
 
 
 def test_unknown_backend_is_refused() -> None:

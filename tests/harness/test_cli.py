@@ -72,12 +72,12 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 def test_compare_succeeds(comparison: Comparison) -> None:
     assert comparison.done.returncode == 0, comparison.done.stderr
-    assert [r.status for r in records(comparison.runs)] == ["ok", "ok", "ok"]
+    assert [r.status for r in records(comparison.runs)] == ["ok"] * 4
 
 
 def test_compare_prints_one_document_and_nothing_else(comparison: Comparison) -> None:
     document = json.loads(comparison.done.stdout)
-    assert set(document) == {"job_id", "job_ids", "rows", "findings"}
+    assert set(document) == {"job_id", "job_ids", "rows", "noise", "repeat_spreads", "findings"}
     assert [(r["backend"], r["world_size"]) for r in document["rows"]] == [
         ("single", 1), ("ddp", 2), ("zero1", 2)
     ]  # fmt: skip
@@ -101,7 +101,7 @@ def test_compared_backends_measure_speed_memory_and_communication(comparison: Co
 
 
 def test_compare_shows_the_table_to_the_person_who_waits(comparison: Comparison) -> None:
-    assert "[3/3] zero1 on 2 ranks: ok" in comparison.done.stderr
+    assert "[4/4] zero1 on 2 ranks: ok" in comparison.done.stderr
     assert re.search(r"^backend +ranks +status", comparison.done.stderr, flags=re.MULTILINE)
 
 
@@ -115,7 +115,7 @@ def test_second_compare_runs_nothing(comparison: Comparison) -> None:
     before = sorted(comparison.runs.iterdir())
     done = harness(*comparison.arguments, "--json", cwd=comparison.folder)
     assert done.returncode == 0, done.stderr
-    assert "3 of 3 cells have a record" in done.stderr
+    assert "4 of 4 cells have a record" in done.stderr
     assert sorted(comparison.runs.iterdir()) == before
     assert json.loads(done.stdout) == json.loads(comparison.done.stdout)
 
@@ -145,7 +145,7 @@ def test_fresh_runs_every_cell_again(comparison: Comparison) -> None:
     done = harness(*arguments, "--fresh", "--strict", "--json", cwd=comparison.folder)
     assert done.returncode == 0, done.stderr
     new = set(comparison.runs.iterdir()) - before
-    assert sorted(read_record(f / "record.json").backend.name for f in new) == ["ddp", "single"]
+    assert sorted(read_record(f / "record.json").backend.name for f in new) == ["ddp", "single", "single"]
 
 
 def test_runs_of_one_cell_give_the_same_losses(comparison: Comparison) -> None:

@@ -17,6 +17,7 @@ from harness.compare.findings import (
     instrumentation,
     memory,
     same_job,
+    settings,
     split,
     timing,
     warmup,
@@ -26,6 +27,7 @@ from harness.compare.rows import Row
 
 MODULES: tuple[ModuleType, ...] = (
     same_job,
+    settings,
     divergence,
     communication,
     split,

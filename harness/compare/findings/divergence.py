@@ -1,37 +1,179 @@
-"""Runs of the same job that did not train as their reference did."""
+"""Runs of the same job that did not train as their reference did, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.compare.explain import explain
 from harness.compare.findings.finding import Finding, Kind, subject
 from harness.compare.rows import Row
+
+DIAGNOSE = "`harness diagnose RUN_A RUN_B` reruns the step and compares gradients and updates by parameter."
 
 KINDS = (
     Kind(
         id="diverged",
-        title="Losses or gradient norms leave the reference by more than rounding explains",
-        cause="The backend computes something else: another gradient scale, other dtypes, a lost update.",
-        confirm="Look at the first steps: a wrong scale shows in the gradient norm at once, other dtypes "
-        "and lost updates show in the losses that follow.",
+        title="Losses, gradient norms or weights leave the reference by more than rounding explains",
+        cause="The backend computes something else. Further findings about it name what was recognised.",
+        confirm=DIAGNOSE,
         fix="Compare the effective configuration with the reference's and remove the differences that "
         "change the mathematics.",
     ),
+    Kind(
+        id="gradient-scale",
+        title="Gradient scale differs by a whole factor",
+        cause="Gradients are summed over ranks where they should be averaged, or divided by the world size "
+        "or the accumulation steps twice or not at all. Adam hides it: the loss hardly moves, while "
+        "clipping acts at another norm.",
+        confirm="The ratio of the first gradient norms is the world size, the accumulation steps, or their "
+        "product or inverse. " + DIAGNOSE,
+        fix="Decide on one place that divides. DeepSpeed divides by world size itself, and by the "
+        "accumulation steps in `engine.backward` unless `scale_wrt_gas=False`; DDP and FSDP average over "
+        "ranks; `accelerator.backward` divides by `gradient_accumulation_steps`.",
+    ),
+    Kind(
+        id="gradient-differs",
+        title="The gradient differs from the first step on",
+        cause="Gradients of a rank, a micro-step or a parameter are dropped, or the loss is normalised per "
+        "rank.",
+        confirm=DIAGNOSE,
+        fix="Synchronise in the last micro-step (`no_sync` must not cover it; FSDP2: "
+        "`set_requires_gradient_sync(True)`; DeepSpeed: `set_gradient_accumulation_boundary`), and divide "
+        "the summed loss by the target tokens of the whole global batch.",
+    ),
+    Kind(
+        id="norm-of-shard",
+        title="Ranks are told different gradient norms",
+        cause="Clipping uses the norm of the local shard and not the global norm.",
+        confirm="`ranks[].gradient_norms` of the record differ.",
+        fix="FSDP1: `model.clip_grad_norm_`, not `torch.nn.utils.clip_grad_norm_`; Accelerate: "
+        "`accelerator.clip_grad_norm_`; FSDP2: torch's function, and `.full_tensor()` of what it returns.",
+    ),
+    Kind(
+        id="loss-normalisation",
+        title="Loss normalisation: per-rank mean against per-token mean",
+        cause="Each rank divides by its own target tokens, although ranks hold different numbers of them.",
+        confirm="`ranks[].target_tokens` differ; with equally long samples the difference disappears.",
+        fix="Sum the loss, divide by the target tokens of the global batch, and multiply by the world size "
+        "since DDP, FSDP and DeepSpeed average gradients. Trainer: `average_tokens_across_devices=True`.",
+    ),
+    Kind(
+        id="loss-of-one-rank",
+        title="The loss is that of rank 0 only",
+        cause="The other ranks report 0, or their losses are not gathered.",
+        confirm="`ranks[].loss_sums` of the record.",
+        fix="Reduce the loss over ranks before it is logged (`accelerator.reduce`, `dist.all_reduce`).",
+    ),
+    Kind(
+        id="loss-scale",
+        title="Losses differ by a whole factor",
+        cause="The loss that is reported was divided by the world size or the accumulation steps, or summed.",
+        confirm="The ratio of the first losses.",
+        fix="Report the loss before it is divided for the backward pass.",
+    ),
+    Kind(
+        id="update-differs",
+        title="Loss and gradient agree at first, so the update differs",
+        cause="Clipping, learning rate, optimizer constants, weight decay or the dtype of masters are other "
+        "than in the reference, or an optimizer of its own is at work.",
+        confirm=DIAGNOSE,
+        fix="Compare the optimizer's groups; pin clipping, betas, epsilon and weight decay explicitly; keep "
+        "fp32 masters.",
+    ),
+    Kind(
+        id="parameters-not-updated",
+        title="Parameters never moved",
+        cause="They were left out of the optimizer, frozen, or replaced after the optimizer was built.",
+        confirm="The values name them; their initial and final sketches in the record are equal.",
+        fix="Build the optimizer after sharding, from the parameters of the wrapped model (FSDP1 and FSDP2), "
+        "and check that every name is in a group.",
+    ),
+    Kind(
+        id="lost-updates",
+        title="Updates vanish in low-precision weights",
+        cause="The optimizer updates bf16 or fp16 weights: an update below half their spacing (about 1/256 "
+        "of a weight's size in bf16) changes nothing.",
+        confirm="The weights moved far less than the reference's, and more so at a smaller learning rate.",
+        fix="Keep fp32 masters: DeepSpeed does with `bf16.enabled`; FSDP: load the model in fp32 and set "
+        "`MixedPrecision(param_dtype=torch.bfloat16)`, not `model.to(torch.bfloat16)`; Accelerate: "
+        "`mixed_precision: bf16` with the model loaded in fp32.",
+    ),
 )
+
+LOST_SHARE = 0.5
+"""Weights that moved less than this share of the reference's distance lost updates."""
 
 
 def find(rows: Sequence[Row]) -> list[Finding]:
-    """One finding per run that left its reference."""
+    """For each run that left its reference: that it did, and the cause if it was recognised."""
     found = []
     for row in rows:
-        if row.judgement.parity == "diverged" and not row.judgement.not_same_job:
-            values = row.as_json()
+        if row.judgement.parity != "diverged" or row.reference is None or row.noise is None:
+            continue
+        label = (row.record.backend.label,)
+        values = row.as_json()
+        limits = row.noise.band or row.noise.tight
+        cause = explain(row.reference, row.record, limits)
+        beyond = "; ".join(
+            f"{name} {found_:.1e} where {allowed:.1e} is allowed"
+            for name, found_, allowed in row.judgement.exceeded[:3]
+        )
+        settings = [s.setting for s in row.judgement.settings if s.effect == "mathematics"]
+        found.append(
+            Finding(
+                id="diverged",
+                backends=label,
+                message=f"{subject(row)}: leaves the reference ({beyond or 'a loss or norm is missing'}); "
+                f"{cause.message}" + _named(settings),
+                values={
+                    key: values[key]
+                    for key in (
+                        "max_loss_difference",
+                        "max_grad_norm_difference",
+                        "final_weights_difference",
+                        "update_difference",
+                        "first_divergent_step",
+                    )
+                }
+                | {"exceeded": {name: rest for name, *rest in row.judgement.exceeded}},
+            )
+        )
+        if cause.kind != "diverged":
             found.append(
                 Finding(
-                    id="diverged",
+                    id=cause.kind,
+                    backends=label,
+                    message=f"{subject(row)}: {cause.message}",
+                    values=cause.values,
+                )
+            )
+    return found + _lost_updates(rows)
+
+
+def _named(settings: list[str]) -> str:
+    return f". Settings that change the mathematics differ: {', '.join(settings)}" if settings else ""
+
+
+def _lost_updates(rows: Sequence[Row]) -> list[Finding]:
+    from harness.compare.distance import movement
+
+    found = []
+    for row in rows:
+        masters = row.record.observed.master_dtypes if row.record.observed else []
+        if row.reference is None or not row.judgement.settings or masters in ([], ["float32"]):
+            continue
+        moved = sum(value**2 for value in movement(row.record).values()) ** 0.5
+        expected = sum(value**2 for value in movement(row.reference).values()) ** 0.5
+        still = [name for name, size in movement(row.record).items() if size == 0]
+        if expected and (moved < LOST_SHARE * expected or still):
+            found.append(
+                Finding(
+                    id="lost-updates",
                     backends=(row.record.backend.label,),
-                    message=f"{subject(row)}: losses or gradient norms leave the reference",
-                    values={key: values[key] for key in ("max_loss_difference", "max_grad_norm_difference")},
+                    message=f"{subject(row)}: weights moved {moved / expected:.0%} of the reference's "
+                    f"distance, and {len(still)} of {len(movement(row.record))} parameters not at all: "
+                    f"updates vanish in {', '.join(masters)} weights",
+                    values={"moved": moved, "reference": expected, "parameters_that_stood_still": still},
                 )
             )
     return found

@@ -1,37 +1,148 @@
-"""Runs that are not the job of their reference."""
+"""Runs that are not the job of their reference, and tables that hold several jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.parity import has_dropout
 from harness.compare.rows import Row
+from harness.compare.same_job import nested_differences
 
 KINDS = (
     Kind(
+        id="several-jobs",
+        title="The table holds runs of different jobs",
+        cause="Batch, sequence length, model, data, optimizer or precision were changed between runs, so "
+        "that rows beside each other are not comparable. Weak scaling does this on purpose.",
+        confirm="The values list each setting that differs with its values.",
+        fix="Compare rows of one job only. For strong scaling fix `training.global_batch_size`.",
+    ),
+    Kind(
         id="not-same-job",
         title="A run did not train what its reference trained, so it is not compared",
-        cause="Its data, initial weights, learning rates, steps or optimizer constants are others.",
+        cause="A setting that decides the mathematics differs.",
         confirm="The message names the first field that differs; the values hold both sides.",
-        fix="Give both the same setting. Initial weights: build the model from one seed on every rank, or "
-        "broadcast them (FSDP1: `sync_module_states=True`). Samples: shard the data once, either in the "
-        "sampler or in the library's loader.",
+        fix="Give both the same setting.",
+    ),
+    Kind(
+        id="initial-weights-differ",
+        title="Initial weights differ",
+        cause="The model was initialised from another seed, often one per rank, and not synchronised; or it "
+        "was cast, resized or loaded otherwise before training.",
+        confirm="Compare the digests of the initial weights in the records; `ranks[].initial_digest` has "
+        "them per rank.",
+        fix="Seed equally on every rank before building the model. FSDP1: `sync_module_states=True`; FSDP2: "
+        "load or broadcast a full state dict; DDP and DeepSpeed broadcast from rank 0 themselves.",
+    ),
+    Kind(
+        id="parameters-differ",
+        title="Parameter count or tied weights differ",
+        cause="A tied embedding was untied by sharding or by loading, or the vocabulary was resized.",
+        confirm="Compare `initial_weights.parameter_count` and `observed.tied_parameters` of the records.",
+        fix="Tie the weights after sharding (`model.tie_weights()`), and wrap tied modules in one unit.",
+    ),
+    Kind(
+        id="samples-repeated",
+        title="Samples are repeated across ranks",
+        cause="Every rank, or some of them, trained on the same batch: the data is not split over ranks.",
+        confirm="`ranks[].fed` of the record lists the samples that reached the model in the first steps.",
+        fix="Use a `DistributedSampler` or let Accelerate or DeepSpeed shard the loader, but one of them "
+        "only. Accelerate with DeepSpeed and `cpu=True` believes in one process: take rank and world size "
+        "from torch.distributed.",
+    ),
+    Kind(
+        id="samples-missing",
+        title="Samples are missing",
+        cause="The data was sharded twice, by the sampler and again by the library, so that part of each "
+        "batch is lost.",
+        confirm="`ranks[].fed` of the record lists the samples that reached the model in the first steps.",
+        fix="Shard once: hand `accelerator.prepare` an unsharded loader, or do not prepare the loader; do "
+        "not give `deepspeed.initialize` training data that is already split.",
+    ),
+    Kind(
+        id="samples-differ",
+        title="Samples differ",
+        cause="Another order, other tokens or labels, or both repeated and missing samples.",
+        confirm="Compare the ledgers of the steps and `ranks[].fed` of the records.",
+        fix="Fix the seed of the shuffle, call `sampler.set_epoch`, and tokenise once for all.",
+    ),
+    Kind(
+        id="learning-rate-differs",
+        title="Learning-rate trace differs",
+        cause="The schedule is stepped once per process or per micro-step, or the library has its own.",
+        confirm="Compare `learning_rate` and `applied_learning_rate` of the steps in the record.",
+        fix="Step the scheduler once per optimizer step. Accelerate: a prepared scheduler steps once per "
+        "process unless `split_batches=True` or `step_scheduler_with_optimizer=False`; DeepSpeed: leave "
+        "`scheduler` out of its configuration if you step your own.",
+    ),
+    Kind(
+        id="optimizer-steps-differ",
+        title="Optimizer steps per sample differ",
+        cause="Accumulation is not honoured: the optimizer steps at every micro-batch, or too rarely.",
+        confirm="`observed.optimizer_steps` against the number of steps in the record.",
+        fix="DeepSpeed: `gradient_accumulation_steps` must equal the loop's; Accelerate: use "
+        "`accelerator.accumulate`; torch: step only after the last micro-batch.",
+    ),
+    Kind(
+        id="not-deterministic",
+        title="The job is not deterministic, so parity cannot be judged",
+        cause="Dropout is active: two runs differ by chance, whatever the backend.",
+        confirm="`model.dropout` of the job, or `observed.dropout` of the record, is not 0.",
+        fix="Judge parity with dropout 0, and train with dropout afterwards.",
     ),
 )
 
 
 def find(rows: Sequence[Row]) -> list[Finding]:
-    """One finding per run that differs from its reference in what makes the job."""
-    found = []
+    """Jobs side by side, then for each run everything in which it is another job."""
+    found = _several_jobs(rows)
     for row in rows:
-        if row.judgement.not_same_job:
-            first = row.judgement.not_same_job[0]
+        label = (row.record.backend.label,)
+        for difference in row.judgement.not_same_job:
             found.append(
                 Finding(
-                    id="not-same-job",
-                    backends=(row.record.backend.label,),
-                    message=f"{subject(row)}: {first.field} differs from the reference",
-                    values={"reference": first.reference, "given": first.given},
+                    id=difference.kind,
+                    backends=label,
+                    message=f"{subject(row)}: {difference.field} differs from the reference: "
+                    f"{difference.given} against {difference.reference}",
+                    values={"reference": difference.reference, "given": difference.given},
+                )
+            )
+        live = row.record.observed.dropout if row.record.observed else None
+        if row.record.status == "ok" and has_dropout(row.record):
+            found.append(
+                Finding(
+                    id="not-deterministic",
+                    backends=label,
+                    message=f"{subject(row)}: dropout is active, so runs differ by chance and parity cannot "
+                    "be judged",
+                    values={"job": row.record.job["model"]["dropout"], "live": live},
                 )
             )
     return found
+
+
+def _several_jobs(rows: Sequence[Row]) -> list[Finding]:
+    jobs = {row.record.job_id: row.record.job for row in rows}
+    if len(jobs) < 2:
+        return []
+    first, *others = jobs.values()
+    paths = list(dict.fromkeys(path for other in others for path, _, _ in nested_differences(first, other)))
+    values = {path: [_at(job, path) for job in jobs.values()] for path in paths}
+    named = "; ".join(f"{path}: {' / '.join(map(str, given))}" for path, given in values.items())
+    return [
+        Finding(
+            id="several-jobs",
+            backends=tuple(sorted({row.record.backend.label for row in rows})),
+            message=f"not the same job: these rows belong to {len(jobs)} jobs, each compared with its own "
+            f"reference only ({named or 'the contents of their files differ'})",
+            values=values,
+        )
+    ]
+
+
+def _at(document: object, path: str) -> object:
+    for key in path.split("."):
+        document = document.get(key) if isinstance(document, dict) else None
+    return document

@@ -8,7 +8,6 @@ from math import ceil, log10
 from statistics import median
 from typing import TYPE_CHECKING
 
-from harness.compare.parity import tolerance
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
 from harness.report.document import Picture
@@ -108,10 +107,11 @@ def _draw(figure: Figure, lines: Sequence[_Line]) -> None:
 
 
 def _scale(axis: Axes, lines: Sequence[_Line]) -> None:
-    """Linear while all agree; else linear within the tolerance, shaded, and logarithmic beyond."""
+    """Linear while all agree; else linear within rounding, shaded, and logarithmic beyond."""
     from matplotlib.ticker import FuncFormatter
 
-    limit = min(tolerance(line.group.record) for line in lines)
+    limits = [row.noise.tight.loss for line in lines for row in line.group.rows if row.noise is not None]
+    limit = min(limits)
     largest = max((abs(v) for line in lines for v in line.differences.values()), default=0.0)
     if largest <= limit:
         axis.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.compare.parity import BAND_LOW_PRECISION, TIGHT_WITH_CLIPPING, TIGHT_WITHOUT_CLIPPING
 from harness.compare.rows import Row
 from harness.compare.statistics import FEWEST_RUNS, LEVEL, RESAMPLES
 from harness.report.document import Items, Section
@@ -12,7 +11,9 @@ from harness.report.document import Items, Section
 
 def reading_section(rows: Sequence[Row]) -> Section:
     """Definitions and formulae of the columns."""
-    return Section("reading", "How to read the numbers", [Items(_LINES)])
+    noises = {row.record.job_id: row.noise for row in rows if row.noise is not None}
+    levels = [f"job {job_id}, {line}" for job_id, noise in noises.items() for line in noise.derivation]
+    return Section("reading", "How to read the numbers", [Items([*_LINES, *levels])])
 
 
 _LINES = [
@@ -39,8 +40,9 @@ _LINES = [
     "accumulation adds what a library gathers or reduces in each.",
     "loss diff and norm diff: the largest difference of a step to the reference, which is one "
     "process on the whole global batch: of the loss in nats per target token, of the norm relative.",
-    f"parity: exact, bit-equal losses, norms and final weights; tight, losses within "
-    f"{TIGHT_WITHOUT_CLIPPING:g} ({TIGHT_WITH_CLIPPING:g} with clipping) and norms within 20 times "
-    f"that; band, losses within {BAND_LOW_PRECISION:g} in low precision; diverged, beyond; unjudged, "
-    "no comparison was possible.",
+    "parity: exact, bit-equal losses, norms and final weights; tight, within what another order of "
+    "summation changes; band, within what the low precision changes; diverged, beyond; unjudged, no "
+    "comparison was possible. Judged on losses, gradient norms, the distance that the weights moved and "
+    "the final weights, whole and by parameter. Distances of weights are estimated from eight random "
+    "projections of each parameter.",
 ]

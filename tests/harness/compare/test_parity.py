@@ -2,7 +2,9 @@ from typing import Any
 
 import pytest
 
-from harness.compare.parity import Judgement, job_differences, judge
+from harness.compare.noise import measure_noise
+from harness.compare.parity import Judgement, judge
+from harness.compare.same_job import job_differences
 from harness.record import Record
 from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps, make_weights
 
@@ -29,7 +31,11 @@ def in_precision(precision: str, **steps: float) -> Judgement:
 
 
 def test_equal_losses_norms_and_weights_are_exact() -> None:
-    assert judged() == Judgement(parity="exact", loss_difference=0.0, norm_difference=0.0)
+    assert judged() == Judgement(
+        parity="exact",
+        loss_difference=0.0,
+        norm_difference=0.0,
+    )
 
 
 def test_reference_is_exact_beside_itself() -> None:
@@ -50,24 +56,57 @@ def test_rounding_is_tight(loss: float) -> None:
     judgement = judged(**shifted(loss))
     assert judgement.parity == "tight"
     assert judgement.loss_difference == pytest.approx(4e-5, rel=1e-6)
+    assert judgement.first_divergent_step is None
 
 
-def test_more_than_rounding_has_diverged_in_fp32() -> None:
-    assert judged(**shifted(6e-5)).parity == "diverged"
+def test_more_than_rounding_has_diverged_in_fp32_and_the_step_is_named() -> None:
+    losses = [*LOSSES[:2], LOSSES[2] + 1e-4, LOSSES[3] + 1e-3]
+    judgement = judged(steps=make_steps(losses), final_weights=make_weights("c" * 64))
+    assert judgement.parity == "diverged"
+    assert judgement.first_divergent_step == 2
+    assert [name for name, _, _ in judgement.exceeded] == ["loss"]
 
 
-def test_without_clipping_less_counts_as_rounding() -> None:
-    training = {"gradient_clipping": None}
-    for loss, parity in ((4e-6, "tight"), (6e-6, "diverged")):
-        other = make_record(label="ddp", training=training, **shifted(loss))
-        assert judge(reference(training=training), other).parity == parity
+def test_what_another_split_of_the_reference_changes_counts_as_rounding() -> None:
+    split = make_record(label="single:micro_batch_size=4", **shifted(1e-5))
+    noise = measure_noise(reference(), [split])
+    for loss, parity in ((9e-5, "tight"), (1.1e-4, "diverged")):
+        assert judge(reference(), make_record(label="ddp", **shifted(loss)), noise).parity == parity
+    assert "single:micro_batch_size=4" in noise.derivation[0]
+
+
+def weights_that_moved(digest: str, **by_parameter: float) -> dict[str, Any]:
+    sketch = {name: [abs(value), *([value] * 8)] for name, value in by_parameter.items()}
+    return {"final_weights": make_weights(digest * 64, sketch)}
+
+
+def test_a_parameter_that_ends_elsewhere_has_diverged_although_losses_agree() -> None:
+    start = {"initial_weights": make_weights(sketch={"a": [1.0] * 9, "b": [1.0] * 9})}
+    single = reference(**start, **weights_that_moved("c", a=3.0, b=1.01))
+    same = make_record(label="ddp", **start, **weights_that_moved("c", a=3.0, b=1.01))
+    assert judge(single, same).parity == "exact"
+    other = make_record(label="ddp", **start, **weights_that_moved("d", a=3.0, b=1.0))
+    judgement = judge(single, other)
+    assert judgement.parity == "diverged"
+    assert "b" in [name for name, _, _ in judgement.exceeded]
+    assert judgement.loss_difference == 0.0
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16-mixed", "fp16-mixed"])
 def test_low_precision_has_a_band(precision: str) -> None:
-    assert in_precision(precision, loss=1e-2).parity == "band"
-    assert in_precision(precision, loss=3e-2).parity == "diverged"
-    assert in_precision(precision, loss=1e-5).parity == "tight"
+    assert in_precision(precision, loss=5e-3).parity == "band"
+    assert in_precision(precision, loss=7e-2).parity == "diverged"
+    assert in_precision(precision, loss=5e-5).parity == "tight"
+
+
+def test_the_band_is_what_the_precision_was_seen_to_change() -> None:
+    training = {"precision": "bf16-mixed"}
+    single = reference(training=training)
+    cast = make_record(label="single:precision=cast", training=training, **shifted(1e-3))
+    noise = measure_noise(single, [cast])
+    for loss, parity in ((2.9e-3, "band"), (3.1e-3, "diverged")):
+        other = make_record(label="ddp", training=training, **shifted(loss))
+        assert judge(single, other, noise).parity == parity
 
 
 def test_fp32_has_no_band() -> None:
@@ -123,12 +162,19 @@ def test_other_parameter_count_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("ledger", "f" * 16), ("samples", 7), ("target_tokens", 1000), ("learning_rate", 0.5)],
+    [
+        ("ledger", "f" * 16),
+        ("samples", 7),
+        ("target_tokens", 1000),
+        ("learning_rate", 0.5),
+        ("applied_learning_rate", 0.5),
+    ],
 )
 def test_other_samples_or_learning_rate_are_named_with_their_step(field: str, value: object) -> None:
     judgement = judged(steps=make_steps(changes={2: {field: value}, 3: {field: value}}))
-    assert f"{field} of step 2" in unjudged(judgement)
-    assert [d.field for d in judgement.not_same_job] == [f"{field} of step 2"]
+    named = "learning rate" if "learning_rate" in field else field
+    assert f"{named} of step 2" in unjudged(judgement)
+    assert [d.field for d in judgement.not_same_job] == [f"{named} of step 2"]
 
 
 def test_other_job_is_named() -> None:
@@ -164,13 +210,13 @@ def test_without_a_reference_is_unjudged(other: Record | None) -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"gradient_clipping": None}, "gradient clipping in force"),
+        ({"gradient_clipping": None}, "gradient clipping"),
         ({"optimizer_groups": [{"betas": [0.9, 0.999], "eps": 1e-8}]}, "optimizer constants"),
     ],
 )
-def test_other_settings_in_force_are_not_the_same_job(changes: dict, named: str) -> None:
+def test_other_settings_in_force_are_told_beside_the_level(changes: dict, named: str) -> None:
     record = make_record(label="ddp")
     backend = record.backend.model_copy(update={"effective": make_effective(**changes)})
     judgement = judge(reference(), record.model_copy(update={"backend": backend}))
-    assert judgement.parity == "unjudged"
-    assert [difference.field for difference in judgement.not_same_job] == [named]
+    assert judgement.parity == "exact"
+    assert [(s.setting, s.effect) for s in judgement.settings] == [(named, "mathematics")]

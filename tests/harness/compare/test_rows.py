@@ -9,8 +9,8 @@ ROW_KEYS = {
     "backend", "world_size", "repeat", "job_id", "status", "reason", "run_id", "tokens_per_second",
     "samples_per_second", "step_seconds", "peak_bytes", "model_state_bytes", "expected_model_state_bytes",
     "sent_bytes_per_step", "expected_sent_bytes_per_step", "textbook_sent_bytes_per_step",
-    "transport_sent_bytes_per_step", "max_loss_difference", "max_grad_norm_difference", "parity",
-    "parity_reason",
+    "transport_sent_bytes_per_step", "max_loss_difference", "max_grad_norm_difference",
+    "final_weights_difference", "update_difference", "first_divergent_step", "parity", "parity_reason",
 }  # fmt: skip
 
 
@@ -24,7 +24,7 @@ def test_a_row_holds_every_key_whatever_the_run_gave() -> None:
 def test_document_is_json_and_holds_the_job() -> None:
     document = compare_document(make_rows([make_record(), make_record(label="ddp")]))
     assert json.loads(json.dumps(document)) == document
-    assert set(document) == {"job_id", "job_ids", "rows", "findings"}
+    assert set(document) == {"job_id", "job_ids", "rows", "noise", "repeat_spreads", "findings"}
     assert document["job_id"] == "0123456789ab"
     assert [row["parity"] for row in document["rows"]] == ["exact", "exact"]
 

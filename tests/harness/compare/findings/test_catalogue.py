@@ -26,8 +26,9 @@ def test_agreement_gives_no_finding() -> None:
 def test_divergence_is_a_finding_with_its_size() -> None:
     steps = make_steps(LOSSES, [norm * 2 for norm in NORMS])
     other = make_record(label="zero1", steps=steps, final_weights=make_weights("c" * 64))
-    (found,) = find_all(make_rows([make_record(), other]))
-    assert found.id == "diverged"
+    found, cause = find_all(make_rows([make_record(), other]))
+    assert (found.id, cause.id) == ("diverged", "gradient-scale")
+    assert "summed over 2 ranks" in cause.message
     assert found.backends == ("zero1",)
     assert found.values["max_grad_norm_difference"] == 1.0
 
@@ -35,7 +36,7 @@ def test_divergence_is_a_finding_with_its_size() -> None:
 def test_another_job_is_a_finding_with_both_values() -> None:
     other = make_record(label="ddp", initial_weights=make_weights("d" * 64))
     (found,) = find_all(make_rows([make_record(), other]))
-    assert found.id == "not-same-job"
+    assert found.id == "initial-weights-differ"
     assert "initial weights" in found.message
     assert found.values == {"reference": "a" * 64, "given": "d" * 64}
 

@@ -1,0 +1,47 @@
+"""One process that computes with low-precision copies of fp32 weights, as ZeRO and FSDP do."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.base import Batch
+from backends.precision import compute_dtype
+from backends.torch_engine import TorchEngine
+
+
+class CastEngine(TorchEngine):
+    """The masters are the module's parameters; a copy of the module in the compute dtype runs."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._low = copy.deepcopy(self.module)
+        dtype = compute_dtype(self.context.precision)
+        for parameter in self._low.parameters():
+            # Not Module.to: buffers such as rotary frequencies stay as they are.
+            parameter.data = parameter.data.to(dtype)
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.context.compute_loss(self._low, batch)
+
+    def backward(self, loss: Tensor, *, last_micro_step: bool) -> None:
+        self._run_backward(loss)
+        for master, low in zip(self.module.parameters(), self._low.parameters(), strict=True):
+            if low.grad is not None:
+                gradient = low.grad.to(master.dtype)
+                master.grad = gradient if master.grad is None else master.grad + gradient
+                low.grad = None
+
+    def step(self, lr: float) -> float:
+        norm = super().step(lr)
+        with torch.no_grad():
+            for master, low in zip(self.module.parameters(), self._low.parameters(), strict=True):
+                low.copy_(master)
+        return norm
+
+    def train(self, mode: bool = True) -> None:
+        super().train(mode)
+        self._low.train(mode)

@@ -1,0 +1,83 @@
+"""How far one run lies from another: losses, gradient norms, how far the weights moved, final weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from harness.record import Record, WeightsPart
+
+Sketch = list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distance:
+    """From a reference to a run; None: one of them lacks it."""
+
+    loss: float | None = None
+    """Largest absolute difference of a step's loss, nats per token."""
+    norm: float | None = None
+    """Largest difference of a step's gradient norm, relative to the reference's."""
+    update: float | None = None
+    """Difference of the distance from the initial to the final weights, relative to the reference's."""
+    weights: float | None = None
+    """Distance of the final weights, in units of how far the reference's moved."""
+    parameters: dict[str, float] = field(default_factory=dict)
+    """The same for each parameter, in units of how far this parameter of the reference moved."""
+
+
+def distance(reference: Record, record: Record) -> Distance:
+    """Distance over the steps that both have."""
+    pairs = list(zip(reference.steps, record.steps, strict=False))
+    losses = [abs(a.loss - b.loss) for a, b in pairs if a.loss is not None and b.loss is not None]
+    norms = [
+        difference for a, b in pairs if (difference := relative(a.gradient_norm, b.gradient_norm)) is not None
+    ]
+    moved, other = movement(reference), movement(record)
+    apart = sketch_distances(reference.final_weights, record.final_weights)
+    whole = _root_sum(moved.values())
+    return Distance(
+        loss=max(losses, default=None),
+        norm=max(norms, default=None),
+        update=abs(_root_sum(other.values()) - whole) / whole if moved and other and whole else None,
+        weights=_root_sum(apart.values()) / whole if apart and whole else None,
+        parameters={
+            # What the reference leaves where it was has no scale of its own.
+            name: value / (moved[name] or whole)
+            for name, value in apart.items()
+            if moved.get(name) is not None and whole
+        },
+    )
+
+
+def relative(reference: float | None, given: float | None) -> float | None:
+    """|given - reference| / reference; None where one is missing or the reference is 0."""
+    if reference is None or given is None or not reference:
+        return None
+    return abs(given - reference) / reference
+
+
+def movement(record: Record) -> dict[str, float]:
+    """Estimated L2 distance of each parameter from its initial to its final value."""
+    return sketch_distances(record.initial_weights, record.final_weights)
+
+
+def sketch_distances(left: WeightsPart | None, right: WeightsPart | None) -> dict[str, float]:
+    """Estimated L2 distance of each parameter that both hold; empty without sketches."""
+    if left is None or right is None or left.sketch is None or right.sketch is None:
+        return {}
+    return {
+        name: estimate(sketch, right.sketch[name])
+        for name, sketch in left.sketch.items()
+        if name in right.sketch
+    }
+
+
+def estimate(left: Sketch, right: Sketch) -> float:
+    """L2 distance of two tensors from their projections: the root of their mean squared difference."""
+    squares = [(a - b) ** 2 for a, b in zip(left[1:], right[1:], strict=True)]
+    return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
+
+
+def _root_sum(values: object) -> float:
+    return math.sqrt(sum(value * value for value in values))  # type: ignore[attr-defined]

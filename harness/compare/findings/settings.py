@@ -1,0 +1,214 @@
+"""Settings in force that differ from the reference's, or between backends, and change the mathematics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.compare.effective import reduce_dtypes
+from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.noise import is_repetition
+from harness.compare.rows import Row
+
+KINDS = (
+    Kind(
+        id="clipping-differs",
+        title="Gradient clipping differs",
+        cause="DeepSpeed 0.19 clips at 1.0 when its configuration says nothing; torch and Accelerate clip "
+        "only when told.",
+        confirm="The effective configuration of both, and gradient norms above the threshold.",
+        fix='Write it down: DeepSpeed `"gradient_clipping": 0.0` for none; torch `clip_grad_norm_`; '
+        "Accelerate's DeepSpeedPlugin `gradient_clipping=`.",
+    ),
+    Kind(
+        id="master-dtype-differs",
+        title="Dtype of masters or optimizer states differs",
+        cause="One backend updates fp32 masters, another the low-precision weights themselves.",
+        confirm="`observed.master_dtypes` and `observed.optimizer_state_dtypes` of the records.",
+        fix="FSDP: load the model in fp32 and let the mixed-precision policy cast; DeepSpeed: leave "
+        "`bf16_master_weights_and_grads` off. Accelerate upcasts since 1.0 only with `mixed_precision` set.",
+    ),
+    Kind(
+        id="reduce-dtype-differs",
+        title="Gradients are reduced in different dtypes",
+        cause="Defaults differ: DeepSpeed reduces in the model's dtype, FSDP in the parameter dtype of its "
+        "policy, DDP under autocast in fp32.",
+        confirm="The dtype column of the communication table; `effective.reduce_dtype`.",
+        fix='DeepSpeed `"communication_data_type": "fp32"`; FSDP `reduce_dtype=torch.float32`; DDP: no '
+        "compression hook.",
+    ),
+    Kind(
+        id="optimizer-differs",
+        title="Optimizer hyperparameters differ",
+        cause="Other betas, epsilon or weight decay, weight decay on other parameters (biases, norms), or "
+        "parameters without an optimizer.",
+        confirm="`observed.optimizer_groups` and `observed.parameters_left_out` of the records.",
+        fix="Pass every constant explicitly; decide decay groups on the unsharded model, since shards lose "
+        "their shapes and FSDP1 with `use_orig_params=False` its groups.",
+    ),
+    Kind(
+        id="strategy-differs",
+        title="Effective strategy differs from the requested",
+        cause="The library fell back: FSDP1 takes NO_SHARD on one rank; Accelerate on a CPU runs DDP or "
+        "single processes when given an FSDP plugin.",
+        confirm="`effective.strategy` against `effective.requested_strategy`.",
+        fix="Run on more ranks; check `accelerator.distributed_type` and the type of the prepared model.",
+    ),
+    Kind(
+        id="step-environment-differs",
+        title="Activation checkpointing, attention kernel, compile or TF32 differ",
+        cause="One run computes its steps with other kernels or recomputes activations, so that speed, "
+        "memory and rounding differ by that.",
+        confirm="`observed` of the records.",
+        fix="Set them equally for all backends.",
+    ),
+    Kind(
+        id="replicas-differ",
+        title="Ranks that should hold equal weights do not",
+        cause="Gradients are not reduced across replicas, or weights of one rank are stale.",
+        confirm="`ranks[].final_digest` and `ranks[].probe_loss` of the record differ between ranks.",
+        fix="FSDP hybrid: check the device mesh and that the replicate group is reduced; DDP: every rank "
+        "must step; DeepSpeed: do not touch weights between its steps.",
+    ),
+    Kind(
+        id="skipped-steps",
+        title="Optimizer steps were skipped",
+        cause="A loss scaler met gradients that are not finite and skipped the update, silently.",
+        confirm="Steps without a gradient norm in the record.",
+        fix="A few at the start are the scaler finding its scale: lower `training.initial_loss_scale`. Many: "
+        "use bf16.",
+    ),
+)
+
+BY_SETTING = {
+    "gradient clipping": "clipping-differs",
+    "norm that clips": "clipping-differs",
+    "optimizer constants": "optimizer-differs",
+    "parameters without optimizer": "optimizer-differs",
+    "frozen parameters": "optimizer-differs",
+    "dtype of masters": "master-dtype-differs",
+    "dtype of optimizer states": "master-dtype-differs",
+    "attention kernel": "step-environment-differs",
+    "TF32": "step-environment-differs",
+    "activation checkpointing": "step-environment-differs",
+    "compiled": "step-environment-differs",
+}
+PROBE_TOLERANCE = 1e-6
+"""Relative. Equal weights give equal losses up to the choice of kernels on another device."""
+
+
+def find(rows: Sequence[Row]) -> list[Finding]:
+    """Differences from the reference, then between backends, then between the ranks of one run."""
+    runs = [row for row in rows if row.record.status in ("ok", "diverged")]
+    found = []
+    for row in runs:
+        if is_repetition(row.record):
+            continue
+        for difference in row.judgement.settings:
+            kind = BY_SETTING.get(difference.setting)
+            if kind is not None:
+                found.append(
+                    _about(
+                        row,
+                        kind,
+                        f"{difference.setting} differs: {_text(difference.given)} against "
+                        f"{_text(difference.reference)} in the reference",
+                        {"reference": difference.reference, "given": difference.given},
+                    )
+                )
+        found += _strategy(row) + _skipped(row)
+    return found + _reduction(runs) + [f for row in runs for f in _replicas(row)]
+
+
+def _strategy(row: Row) -> list[Finding]:
+    effective = row.record.backend.effective or {}
+    asked, runs = effective.get("requested_strategy"), effective.get("strategy")
+    if asked is None or asked == runs:
+        return []
+    return [
+        _about(
+            row,
+            "strategy-differs",
+            f"effective strategy {runs} differs from the requested {asked}",
+            {"requested": asked, "effective": runs},
+        )
+    ]
+
+
+def _skipped(row: Row) -> list[Finding]:
+    skipped, steps = row.record.skipped_steps, len(row.record.steps)
+    if not skipped:
+        return []
+    return [
+        _about(
+            row,
+            "skipped-steps",
+            f"the loss scaler skipped {skipped} of {steps} optimizer steps",
+            {"skipped": skipped, "steps": steps},
+        )
+    ]
+
+
+def _reduction(rows: Sequence[Row]) -> list[Finding]:
+    """Of the runs of one job, those that reduce in another dtype than fp32 although some use it."""
+    found = []
+    for job_id in dict.fromkeys(row.record.job_id for row in rows):
+        dtypes = [(row, reduce_dtypes(row.record)) for row in rows if row.record.job_id == job_id]
+        if any(given == ["float32"] for _, given in dtypes):
+            found += [
+                _about(
+                    row,
+                    "reduce-dtype-differs",
+                    f"gradients are reduced in {', '.join(given)}, by others in float32",
+                    {"given": given, "others": ["float32"]},
+                )
+                for row, given in dtypes
+                if given and given != ["float32"]
+            ]
+    return found
+
+
+def _replicas(row: Row) -> list[Finding]:
+    ranks = row.record.ranks
+    groups: dict[str, list[int]] = {}
+    for rank in ranks:
+        if rank.final_digest is not None:
+            groups.setdefault(rank.final_digest, []).append(rank.rank)
+    if len(groups) > 1:
+        cut = " against ".join("ranks " + ", ".join(map(str, group)) for group in groups.values())
+        return [
+            _about(
+                row,
+                "replicas-differ",
+                f"replicas diverge: final weights of {cut}",
+                {"groups": list(groups.values())},
+            )
+        ]
+    losses = {rank.rank: rank.probe_loss for rank in ranks if rank.probe_loss is not None}
+    if losses and max(losses.values()) - min(losses.values()) > PROBE_TOLERANCE * abs(max(losses.values())):
+        return [
+            _about(
+                row,
+                "replicas-differ",
+                "ranks compute different losses from the same batch after training, so the weights that they "
+                "compute with differ although the masters agree",
+                {"probe_losses": losses},
+            )
+        ]
+    return []
+
+
+def _about(row: Row, kind: str, message: str, values: dict[str, Any]) -> Finding:
+    return Finding(
+        id=kind,
+        backends=(row.record.backend.label,),
+        message=f"{subject(row)}: {message}",
+        values=values,
+    )
+
+
+def _text(value: Any) -> str:
+    """A value as a message shows it: lists without brackets, nothing for an empty one."""
+    if isinstance(value, list):
+        return "; ".join(map(str, value)) or "nothing"
+    return str(value)

@@ -1,0 +1,155 @@
+"""How much of a difference rounding explains: measured by repeating the reference in other ways.
+
+The reference run with another split of the same batch adds the same numbers in another order: what then
+differs is rounding. At a mixed precision it is also run in fp32, which shows what the low precision
+changes, and with cast weights instead of autocast, which shows what the place of rounding changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from backends.registry import REFERENCE
+from harness.compare.distance import Distance, distance, movement
+from harness.record import Record
+
+TIGHT_FACTOR = 10.0
+"""Another backend sums in an order of its own: it may lie as far again as a few measured orders do."""
+UNMEASURED_FACTOR = 100.0
+"""Units of fp32 rounding where nothing was measured: 20 steps with clipping were seen to reach 25."""
+BAND_FACTOR = 3.0
+"""Libraries round to the low precision at other places than the reference does, but not at more."""
+UNIT_ROUNDOFF = {"fp32": 2.0**-23, "bf16-mixed": 2.0**-8, "bf16": 2.0**-8, "fp16-mixed": 2.0**-11}
+"""Relative spacing of the compute dtype."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Largest distance that a level allows."""
+
+    loss: float
+    norm: float
+    update: float
+    weights: float
+    parameters: dict[str, float] = field(default_factory=dict)
+
+    def exceeded(self, found: Distance) -> dict[str, tuple[float, float]]:
+        """What lies beyond: its name to (found, allowed)."""
+        beyond = {
+            name: (value, limit)
+            for name in ("loss", "norm", "update", "weights")
+            if (value := getattr(found, name)) is not None and not value <= (limit := getattr(self, name))
+        }
+        for name, value in found.parameters.items():
+            if name in self.parameters and not value <= self.parameters[name]:
+                beyond[name] = (value, self.parameters[name])
+        return beyond
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """The levels of one job and how they were found."""
+
+    tight: Limits
+    band: Limits | None
+    """None in fp32: there is no lower precision that could explain a difference."""
+    derivation: tuple[str, ...]
+    """One sentence for each limit."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"derivation": list(self.derivation)}
+
+
+def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
+    """Derive the limits of a job from its reference and repetitions of it.
+
+    Without repetitions only the lower bounds are left: one unit of rounding in fp32, and of the compute
+    dtype for the band.
+    """
+    repeats = [record for record in repeats if record.status == "ok"]
+    splits = [r for r in repeats if not _other_precision(r)]
+    others = [r for r in repeats if _other_precision(r)]
+    precision = reference.job["training"]["precision"]
+    factor = TIGHT_FACTOR if splits else UNMEASURED_FACTOR
+    tight = _limits(reference, splits, factor, UNIT_ROUNDOFF["fp32"])
+    said = [_sentence("tight", tight, factor, splits, "fp32")]
+    band = None
+    if precision != "fp32":
+        unit = "fp32" if others else precision
+        band = _limits(reference, others, BAND_FACTOR, UNIT_ROUNDOFF[unit])
+        if others:
+            band = _larger(band, tight)
+        said.append(_sentence("band", band, BAND_FACTOR, others, unit))
+    return Noise(tight=tight, band=band, derivation=tuple(said))
+
+
+def is_repetition(record: Record) -> bool:
+    """Whether a run of the reference only measures noise: it has options, or is a further repeat."""
+    return is_variant(record) or (record.backend.name == REFERENCE and record.repeat > 0)
+
+
+def is_variant(record: Record) -> bool:
+    """Whether a run is the reference with another split or precision."""
+    return record.backend.name == REFERENCE and record.backend.label != REFERENCE
+
+
+def _other_precision(record: Record) -> bool:
+    return record.backend.options.get("precision") is not None
+
+
+def _limits(reference: Record, repeats: list[Record], factor: float, unit: float) -> Limits:
+    """factor x the largest distance of a repetition, at least factor x one unit of rounding."""
+    measured = [distance(reference, record) for record in repeats]
+    losses = [abs(step.loss) for step in reference.steps if step.loss is not None]
+    moved = movement(reference)
+    whole = sum(value**2 for value in moved.values()) ** 0.5
+    size = reference.final_weights.l2_norm if reference.final_weights else None
+    # Each update is rounded to the spacing of the weight that it is added to.
+    rounding = unit * (size or 0.0) / whole if whole else unit
+
+    def largest(name: str, bound: float) -> float:
+        return max([bound, *(v for d in measured if (v := getattr(d, name)) is not None)])
+
+    weights = largest("weights", rounding)
+    sketch = (reference.final_weights.sketch if reference.final_weights else None) or {}
+    return Limits(
+        loss=factor * largest("loss", unit * max(losses, default=1.0)),
+        norm=factor * largest("norm", unit),
+        update=factor * largest("update", rounding),
+        weights=factor * weights,
+        parameters={
+            name: factor
+            * max(
+                [weights, unit * sketch[name][0] / (moved.get(name) or whole)]
+                + [d.parameters[name] for d in measured if name in d.parameters]
+            )
+            for name in sketch
+            if whole
+        },
+    )
+
+
+def _larger(left: Limits, right: Limits) -> Limits:
+    names = ("loss", "norm", "update", "weights")
+    return Limits(
+        **{name: max(getattr(left, name), getattr(right, name)) for name in names},
+        parameters={
+            name: max(left.parameters.get(name, 0.0), right.parameters.get(name, 0.0))
+            for name in left.parameters | right.parameters
+        },
+    )
+
+
+def _sentence(level: str, limits: Limits, factor: float, repeats: list[Record], unit: str) -> str:
+    numbers = (
+        f"losses within {limits.loss:.1e} nats, gradient norms within {limits.norm:.1e}, distance moved "
+        f"within {limits.update:.1e}, final weights within {limits.weights:.1e} of the distance moved"
+    )
+    if repeats:
+        names = ", ".join(dict.fromkeys(r.backend.label for r in repeats))
+        source = f"{factor:g} times how far {names} lies from the reference, at least"
+    else:
+        source = "not measured, since no repetition of the reference is here:"
+    return f"{level}: {numbers} ({source} {factor:g} units of {unit} rounding)"

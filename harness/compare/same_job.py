@@ -1,0 +1,149 @@
+"""Whether two runs trained the same job: every field that decides it, compared with both values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from harness.record import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A field in which two runs that should be one job differ."""
+
+    field: str
+    reference: Any
+    given: Any
+    kind: str = "not-same-job"
+    """Id of the finding that tells it."""
+
+
+def job_differences(reference: Record, record: Record) -> list[Difference]:
+    """Fields that must agree before two runs may be compared, the most telling first."""
+    return [
+        difference
+        for check in (_identity, _weights, _samples, _learning_rates, _steps, _determinism)
+        for difference in check(reference, record)
+    ]
+
+
+def nested_differences(left: Any, right: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(path, left, right) of each leaf in which two documents differ."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        for key in {**left, **right}:
+            path = f"{prefix}.{key}" if prefix else str(key)
+            yield from nested_differences(left.get(key), right.get(key), path)
+    elif left != right:
+        yield prefix, left, right
+
+
+def _identity(reference: Record, record: Record) -> Iterator[Difference]:
+    if reference.job_id != record.job_id:
+        for path, left, right in nested_differences(reference.job, record.job):
+            yield Difference(field=path, reference=left, given=right)
+        yield Difference(field="job_id", reference=reference.job_id, given=record.job_id)
+
+
+def _weights(reference: Record, record: Record) -> Iterator[Difference]:
+    left, right = reference.initial_weights, record.initial_weights
+    if left and right and left.parameter_count != right.parameter_count:
+        yield Difference(
+            field="parameter count",
+            reference=left.parameter_count,
+            given=right.parameter_count,
+            kind="parameters-differ",
+        )
+    seen, other = reference.observed, record.observed
+    if seen and other and None not in (seen.tied_parameters, other.tied_parameters):
+        if seen.tied_parameters != other.tied_parameters:
+            yield Difference(
+                field="tied parameters",
+                reference=seen.tied_parameters,
+                given=other.tied_parameters,
+                kind="parameters-differ",
+            )
+    if left and right and left.digest != right.digest:
+        yield Difference(
+            field="initial weights",
+            reference=left.digest,
+            given=right.digest,
+            kind="initial-weights-differ",
+        )
+
+
+def _samples(reference: Record, record: Record) -> Iterator[Difference]:
+    fed, other = _fed(reference), _fed(record)
+    for step, (left, right) in enumerate(zip(fed, other, strict=False)):
+        missing, extra = left - right, right - left
+        if missing or extra:
+            kind = "samples-differ"
+            if set(extra) <= set(left) and extra:
+                kind = "samples-repeated"
+            elif not extra:
+                kind = "samples-missing"
+            yield Difference(
+                field=f"samples of step {step}",
+                reference=f"{left.total()} samples",
+                given=f"{right.total()} samples, {extra.total()} of them repeated or foreign, "
+                f"{missing.total()} of the reference's missing",
+                kind=kind,
+            )
+            return
+    for left_step, right_step in zip(reference.steps, record.steps, strict=False):
+        for field in ("ledger", "samples", "target_tokens"):
+            if getattr(left_step, field) != getattr(right_step, field):
+                yield Difference(
+                    field=f"{field} of step {left_step.step}",
+                    reference=getattr(left_step, field),
+                    given=getattr(right_step, field),
+                    kind="samples-differ",
+                )
+                return
+
+
+def _fed(record: Record) -> list[Counter[str]]:
+    """For each of the first steps, how often each sample reached the model, over all ranks."""
+    per_rank = [rank.fed for rank in record.ranks]
+    return [Counter(item for part in parts for item in part) for parts in zip(*per_rank, strict=False)]
+
+
+def _learning_rates(reference: Record, record: Record) -> Iterator[Difference]:
+    for left, right in zip(reference.steps, record.steps, strict=False):
+        asked = left.learning_rate
+        applied = right.learning_rate if right.applied_learning_rate is None else right.applied_learning_rate
+        for given in (right.learning_rate, applied):
+            if given != asked:
+                yield Difference(
+                    field=f"learning rate of step {left.step}",
+                    reference=asked,
+                    given=given,
+                    kind="learning-rate-differs",
+                )
+                return
+
+
+def _steps(reference: Record, record: Record) -> Iterator[Difference]:
+    if reference.status != "ok" or record.status != "ok":
+        return
+    if len(reference.steps) != len(record.steps):
+        yield Difference(
+            field="number of steps",
+            reference=len(reference.steps),
+            given=len(record.steps),
+            kind="optimizer-steps-differ",
+        )
+    made = record.observed.optimizer_steps if record.observed else None
+    due = len(record.steps) - record.skipped_steps
+    if made is not None and made != due:
+        yield Difference(field="optimizer steps", reference=due, given=made, kind="optimizer-steps-differ")
+
+
+def _determinism(reference: Record, record: Record) -> Iterator[Difference]:
+    seen, other = reference.observed, record.observed
+    if seen and other and seen.deterministic != other.deterministic:
+        yield Difference(
+            field="deterministic kernels", reference=seen.deterministic, given=other.deterministic
+        )
