@@ -8,6 +8,7 @@ import compare_speed
 import help_speed
 import measuring
 import probe_cost
+import report_speed
 import step_time
 
 
@@ -16,6 +17,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=5, help="pairs of step time and probe cost")
     options = parser.parse_args()
     results = [help_speed.measure(), compare_speed.measure(), *step_time.measure(pairs=options.pairs)]
+    results += report_speed.measure()
     results += probe_cost.measure(pairs=options.pairs)
     return measuring.present(results, as_json=options.json)
 

@@ -80,7 +80,7 @@ class Repeats:
     @cached_property
     def step_seconds(self) -> list[float]:
         """Every timed step of every repeat."""
-        return [seconds for row in self.rows for seconds in measures.step_seconds(row.record)]
+        return [seconds for row in self.rows for seconds in row.timed_seconds]
 
     @property
     def step_median(self) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from backends.registry import REFERENCE
@@ -29,6 +30,16 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         """The row of `compare --json`: bytes per rank, rates over all ranks, None if not measured."""
+        return dict(self._figures)
+
+    @cached_property
+    def timed_seconds(self) -> list[float]:
+        """Duration of each timed step."""
+        return measures.step_seconds(self.record)
+
+    @cached_property
+    def _figures(self) -> dict[str, Any]:
+        """Computed once: every section of a report asks for them."""
         record = self.record
         peaks = measures.peak_bytes(record)
         return {

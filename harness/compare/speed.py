@@ -44,7 +44,12 @@ def p95_step_seconds(record: Record) -> float | None:
 def rank_medians(record: Record, values: Sequence[Sequence[float]]) -> list[float]:
     """Per rank, the median over timed steps of its per-step values."""
     indices = timed_indices(record)
-    return [median(of_rank[i] for i in indices) for of_rank in values] if indices else []
+    if not indices:
+        return []
+    if len(indices) == indices[-1] - indices[0] + 1:  # the usual case, without a look at each index
+        window = slice(indices[0], indices[-1] + 1)
+        return [median(of_rank[window]) for of_rank in values]
+    return [median(of_rank[i] for i in indices) for of_rank in values]
 
 
 def rank_spread_seconds(record: Record) -> float | None:
@@ -82,10 +87,18 @@ def data_share(record: Record) -> float | None:
 
 def phase_sum(rank: RankPart, index: int, *, with_data: bool) -> float | None:
     """Phases of one step of one rank added up, fetching included if asked; None: not timed."""
+    sums = phase_sums(rank, with_data=with_data)
+    return None if sums is None else sums[index]
+
+
+def phase_sums(rank: RankPart, *, with_data: bool) -> list[float] | None:
+    """The same of every step."""
     if any(phase not in rank.phase_seconds for phase in PHASES):
         return None
-    phases = sum(rank.phase_seconds[phase][index] for phase in PHASES)
-    return phases + (rank.data_seconds[index] if with_data else 0.0)
+    series = [rank.phase_seconds[phase] for phase in PHASES]
+    # Shorter lists than steps are those of a rank that died.
+    sums = [sum(parts) for parts in zip(*series, strict=False)]
+    return [a + b for a, b in zip(sums, rank.data_seconds, strict=False)] if with_data else sums
 
 
 def geometry(record: Record) -> ModelGeometry | None:

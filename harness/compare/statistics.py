@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 
 LEVEL = 0.95
-RESAMPLES = 9999
+RESAMPLES = 1999
 FEWEST_RUNS = 3
 """Below three runs there is no interval, and no difference is judged."""
 SEED = 20260101
@@ -41,14 +42,14 @@ def median_interval(values: Sequence[float]) -> Interval | None:
     """
     if len(values) < FEWEST_RUNS:
         return None
-    return _interval(_resampled_medians(values, SEED))
+    return _interval(_resampled_medians(tuple(values), SEED))
 
 
 def ratio_interval(values: Sequence[float], base: Sequence[float]) -> Interval | None:
     """Interval of median(values) / median(base), both resampled; None below `FEWEST_RUNS` or at zero."""
     if min(len(values), len(base)) < FEWEST_RUNS or min(base) <= 0:
         return None
-    return _interval(_resampled_medians(values, SEED) / _resampled_medians(base, SEED + 1))
+    return _interval(_resampled_medians(tuple(values), SEED) / _resampled_medians(tuple(base), SEED + 1))
 
 
 def significance(values: Sequence[float], base: Sequence[float]) -> Significance:
@@ -59,7 +60,8 @@ def significance(values: Sequence[float], base: Sequence[float]) -> Significance
     return "within noise" if interval.low <= 1 <= interval.high else "beyond noise"
 
 
-def _resampled_medians(values: Sequence[float], seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+@lru_cache(maxsize=64)
+def _resampled_medians(values: tuple[float, ...], seed: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     generator = np.random.default_rng(seed)
     return np.median(generator.choice(np.asarray(values, float), (RESAMPLES, len(values))), axis=1)
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import median
 
 from harness.record import Record
 
@@ -42,6 +43,12 @@ class SteadyState:
 
 def steady_state(seconds: Sequence[float]) -> SteadyState | None:
     """The steady part of a series; None: too short, or still changing after half of it."""
+    return _steady_state(tuple(seconds))
+
+
+@lru_cache(maxsize=4096)
+def _steady_state(seconds: tuple[float, ...]) -> SteadyState | None:
+    """Computed once for a report, where a finding and a table ask for it."""
     if len(seconds) < LEAST_STEPS:
         return None
     smooth = running_median(seconds)
@@ -74,15 +81,23 @@ def running_median(values: Sequence[float]) -> list[float]:
 
 
 def mser(values: Sequence[float]) -> int:
-    """Index in the first half before which the values are cut off; the earliest of equal ones."""
-    last = len(values) // 2
+    """Index in the first half before which the values are cut off; the earliest of equal ones.
 
-    def squared_standard_error(index: int) -> float:
-        left = values[index:]
-        mean = fmean(left)
-        return sum((value - mean) ** 2 for value in left) / len(left) ** 2
-
-    return min(range(last + 1), key=squared_standard_error)
+    From the end on, the squared deviations of each rest follow from its sum and sum of squares. Values are
+    taken relative to the last one, which keeps the two sums small beside what they are subtracted for.
+    """
+    best, least = 0, math.inf
+    total = squares = 0.0
+    for index in range(len(values) - 1, -1, -1):
+        value = values[index] - values[-1]
+        total += value
+        squares += value * value
+        count = len(values) - index
+        if index <= len(values) // 2:
+            error = max(0.0, squares - total * total / count) / count**2
+            if error <= least:
+                best, least = index, error
+    return best
 
 
 def uninstrumented_steps(record: Record) -> tuple[list[int], list[float]]:

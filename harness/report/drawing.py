@@ -24,7 +24,7 @@ SETTINGS = {
 }  # fmt: skip
 # Without these, files would carry the time and the library's version.
 METADATA = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
-PNG_DOTS_PER_INCH = 150
+PNG_DOTS_PER_INCH = 120
 
 
 def draw(picture: Picture, formats: tuple[str, ...] = ("svg", "png")) -> dict[str, bytes]:
@@ -40,6 +40,7 @@ def draw(picture: Picture, formats: tuple[str, ...] = ("svg", "png")) -> dict[st
             target = io.BytesIO()
             figure.savefig(target, format=form, metadata=METADATA[form], dpi=PNG_DOTS_PER_INCH)
             images[form] = target.getvalue()
+            figure.set_layout_engine("none")  # the second format keeps the places of the first
     return images
 
 

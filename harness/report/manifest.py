@@ -114,7 +114,7 @@ def neighbours(entries: Sequence[RecordEntry], folder: Path) -> list[str]:
 
 def relative(path: Path, folder: Path) -> str:
     """Path from a report's folder, with forward slashes."""
-    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    return os.path.relpath(os.path.realpath(path), os.path.realpath(folder)).replace(os.sep, "/")
 
 
 def read_manifest(text: str, report: Path) -> tuple[Manifest, int]:

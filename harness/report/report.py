@@ -27,8 +27,9 @@ SUFFIXES: dict[str, Format] = {
     ".tex": "latex",
 }  # fmt: skip
 IMAGE_FORMATS: dict[Format, tuple[str, ...]] = {
-    "md": ("svg", "png"), "html": ("svg",), "latex": ("png",), "csv": (), "json": (),
+    "md": ("svg", "png"), "html": ("svg",), "latex": ("svg", "png"), "csv": (), "json": (),
 }  # fmt: skip
+"""Always in this order: reports in several formats may share their pictures."""
 
 
 @dataclass(frozen=True, kw_only=True)

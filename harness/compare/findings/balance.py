@@ -70,8 +70,7 @@ def persistently_slowest(series: Sequence[Sequence[float]]) -> int | None:
     """
     if len(series) < 2 or len(series[0]) < LEAST_STEPS:
         return None
-    steps = range(len(series[0]))
-    slowest = [max(range(len(series)), key=lambda rank: series[rank][step]) for step in steps]
+    slowest = [of_step.index(max(of_step)) for of_step in zip(*series, strict=True)]
     rank = max(set(slowest), key=slowest.count)
     others = median(median(s) for index, s in enumerate(series) if index != rank)
     persistent = slowest.count(rank) >= PERSISTENT_SHARE * len(slowest)

@@ -70,13 +70,14 @@ def _shorter_than_parts(row: Row) -> list[Finding]:
     """The worst timed step that does not hold its phases, or whose seconds are none."""
     record = row.record
     worst: tuple[float, dict[str, float]] | None = None
+    timed = speed.timed_indices(record)
     for rank in record.ranks:
-        for index in speed.timed_indices(record):
-            # On CUDA the host fetches the next batch while the device still works on the last.
-            parts = speed.phase_sum(rank, index, with_data=record.world.device == "cpu")
-            seconds = rank.step_seconds[index]
-            if parts is None:
-                continue
+        # On CUDA the host fetches the next batch while the device still works on the last.
+        sums = speed.phase_sums(rank, with_data=record.world.device == "cpu")
+        if sums is None:
+            continue
+        for index in timed:
+            parts, seconds = sums[index], rank.step_seconds[index]
             missing = parts - seconds * (1 + CLOCK_SHARE) - CLOCK_SECONDS
             if missing > 0 and (worst is None or missing > worst[0]):
                 where: dict[str, float] = {"rank": rank.rank, "step": record.steps[index].step}

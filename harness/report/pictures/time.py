@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from harness.compare import speed
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
-from harness.record import Record
+from harness.record import RankPart, Record
 from harness.report.document import Picture
 from harness.report.pictures.bars import caption, drawable, height_inches, label_bars, legend_below, stacked
 
@@ -28,7 +28,7 @@ def phases_picture(rows: Sequence[Row]) -> Picture | None:
         "Time of a timed step by phase, medians, each on the rank where it is largest; waiting for other "
         "ranks is part of the phase in which it happens."
     )
-    return _picture("time", text, rows, _phases)
+    return _picture("time", text, rows, lambda rank: rank.phase_seconds, _phases)
 
 
 def overlap_picture(rows: Sequence[Row]) -> Picture | None:
@@ -37,16 +37,17 @@ def overlap_picture(rows: Sequence[Row]) -> Picture | None:
         "Time of a traced step by what a rank does, medians over ranks and traced steps: computing, exposed "
         "communication (nothing computes beside it) and neither. Tracing makes a step longer."
     )
-    return _picture("overlap", text, rows, _overlap)
+    return _picture("overlap", text, rows, lambda rank: rank.overlap, _overlap)
 
 
-def _picture(key: str, text: str, rows: Sequence[Row], parts_of: PartsOf) -> Picture | None:
-    groups = [(group, parts) for group in group_repeats(rows) if (parts := parts_of(group))]
-    known = [group for group, _ in groups]
+def _picture(
+    key: str, text: str, rows: Sequence[Row], has: Callable[[RankPart], object], parts_of: PartsOf
+) -> Picture | None:
+    known = [g for g in group_repeats(rows) if g.step_seconds and any(has(r) for r in g.record.ranks)]
     drawn = drawable(known)
     if not drawn:
         return None
-    cut = [parts for group, parts in groups if group in drawn]
+    cut = [parts_of(group) for group in drawn]
 
     def draw(figure: Figure) -> None:
         axis = stacked(figure, drawn, cut, (*PHASES.values(), *ACTIVITIES))
@@ -65,7 +66,7 @@ def _phases(group: Repeats) -> Parts:
         known = [seconds for seconds in times if seconds is not None]
         if known:
             found[name] = median(known) * 1e3
-    return found if len(found) > 1 else {}
+    return found
 
 
 def _seconds(record: Record, phase: str) -> float | None:

@@ -24,7 +24,9 @@ _LINES = [
     "step ms: the median over the timed steps of all repeats; p95 their 95th percentile.",
     f"intervals: {LEVEL:.0%} percentile bootstrap of the median over runs, {RESAMPLES} resamples, "
     f"fixed seed. Runs are drawn, not steps. Below {FEWEST_RUNS} runs there is none. Two cells differ "
-    "beyond noise if the interval of the ratio of their medians leaves out 100 %.",
+    "beyond noise if the interval of the ratio of their medians leaves out 100 %. "
+    "Of few runs it is short of its level: three runs give their range, which holds the true median three "
+    "times in four, fifteen runs 93 times in a hundred.",
     "peak MB/rank: the largest figure of torch's allocator in the counted steps, on the rank where "
     "it is largest; in brackets the difference to the smallest rank. CUDA: the caching allocator. "
     "CPU: a counting allocator in front of malloc.",

@@ -1,0 +1,65 @@
+"""Time and memory of `harness report` over 1,000 records of 500 steps, and over 100 of them.
+
+Processor time is what is judged: it does not grow when other work shares the machine.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import measuring
+import report_records
+
+MOST_SECONDS = 10.0
+MOST_BYTES = 2**30
+MOST_GROWTH = 1.15
+"""Seconds of 1,000 records over what a line through those of 100 and 550 gives: 1 is linear."""
+STEPS = 500
+COUNTS = (100, 550, 1000)
+
+
+def main() -> int:
+    parser = measuring.options(__doc__)
+    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of each record")
+    options = parser.parse_args()
+    return measuring.present(measure(options.steps), as_json=options.json)
+
+
+def measure(steps: int = STEPS) -> list[measuring.Result]:
+    """Seconds, bytes and growth, each over its target."""
+    seconds, peak = {}, 0
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        for count in COUNTS:
+            runs = Path(folder) / f"runs-{count}"
+            report_records.write_records(runs, count, steps)
+            seconds[count], peak = report(runs, Path(folder) / "report.md")
+            measuring.progress(f"report speed: {count} records in {seconds[count]:.1f} s")
+    few, middle, many = (seconds[count] for count in COUNTS)
+    growth = many / (middle + (middle - few))
+    return [
+        _result("report seconds", many / MOST_SECONDS, 1.0, f"{many:.1f} s of processor time"),
+        _result("report memory", peak / MOST_BYTES, 1.0, f"{peak / 2**20:.0f} MiB"),
+        _result("report growth", growth, MOST_GROWTH, f"{few:.1f}, {middle:.1f}, {many:.1f} s for {COUNTS}"),
+    ]
+
+
+def report(runs: Path, output: Path) -> tuple[float, int]:
+    """Processor seconds of the command, and the largest resident set of any so far, in bytes."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [*measuring.harness_command(), "report", str(runs), "-o", str(output)]
+    subprocess.run(command, check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return seconds, after.ru_maxrss * 1024
+
+
+def _result(name: str, ratio: float, target: float, detail: str) -> measuring.Result:
+    return measuring.Result(name=name, ratio=ratio, lowest=ratio, highest=ratio, target=target, detail=detail)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
