@@ -22,7 +22,10 @@ def traces(label: str, world_size: int, folder: Path) -> list:
 
 
 def on_ranks(what: str, label: str, world_size: int, folder: Path) -> list:
-    """Do one of the deeds of `_do` on every rank; what each rank returned, in order."""
+    """Do one of the deeds of `_do`, or 'module:function', on every rank; what each returned, in order.
+
+    The function is called with the backend and the rank's world.
+    """
     import torch
 
     os.environ["DS_ACCELERATOR"] = "cpu"
@@ -101,5 +104,9 @@ def _do(what: str, label: str, rank: int, world_size: int, port: int, folder: Pa
         "recorder": lambda: count_twice(backend, world),
         "evaluate": lambda: evaluation_difference(backend, world),
     }
+    if ":" in what:
+        module, _, name = what.partition(":")
+        deed = getattr(import_module(module), name)
+        deeds[what] = lambda: deed(backend, world)
     torch.save(deeds[what](), folder / f"{rank}.pt")
     dist.barrier()

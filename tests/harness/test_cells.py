@@ -1,6 +1,6 @@
 import pytest
 
-from harness.cells import plan, reusable
+from harness.cells import make_request, plan, reusable
 from harness.config import load_experiment
 from harness.errors import HarnessError
 from tests.records import make_record
@@ -115,3 +115,10 @@ def test_the_newest_record_of_a_cell_is_reused() -> None:
 
 def test_records_of_other_cells_are_not_reused() -> None:
     assert reusable([make_record()], lambda _: False) == {}
+
+
+def test_a_memory_snapshot_needs_cuda() -> None:
+    wanted = load_experiment(None, ["measure.memory_snapshot=true"])
+    (cell, *_) = plan(wanted, ["ddp"], [2], 1, "cpu")
+    with pytest.raises(HarnessError, match=r"measure\.memory_snapshot: true needs CUDA, this run is on cpu"):
+        make_request(cell, wanted, "cpu", [])

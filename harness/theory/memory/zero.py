@@ -140,13 +140,15 @@ def _offloaded_gradients(setting: Setting, partition: int, touched: int) -> list
 
     `initialize_optimizer_states` keeps a gradient of each partition on the host for good;
     `temp_grad_buffer_for_cpu_offload` and `.._gpu_offload` hold the largest parameter once on either side;
-    `param_buffer_of_bit16_for_cpu_offload_groups` stages the updated weights. With accumulation,
-    `accumulated_grads_in_cpu` keeps every parameter that reaches into the partition
-    (`async_accumulate_grad_in_cpu_via_gpu`), unless masters are in the low precision.
+    `param_buffer_of_bit16_for_cpu_offload_groups` stages the updated weights. With accumulation
+    stage 2, which reduces in every micro-step, keeps every parameter that reaches into the partition in
+    `accumulated_grads_in_cpu` (`async_accumulate_grad_in_cpu_via_gpu`), unless masters are in the low
+    precision; stage 1 reduces once and `setup_buckets` stays at its first micro-step.
     """
     width = setting.compute_bytes
     largest = max(numel(parameter) for parameter in setting.layout.parameters)
-    accumulated = touched if setting.accumulation_steps > 1 and setting.precision != "bf16" else 0
+    every_micro_step = setting.backend.endswith("zero2") and setting.accumulation_steps > 1
+    accumulated = touched if every_micro_step and setting.precision != "bf16" else 0
     return [
         Term(
             kind="gradients",

@@ -83,6 +83,8 @@ def _reduce_bytes(setting: Setting) -> int:
 def _persistent_elements(setting: Setting) -> int:
     """`parameter_offload.py`, `mark_persistent_parameters`: all up to the threshold, if they fit it."""
     name = "stage3_param_persistence_threshold"
+    if setting.world_size == 1:
+        return 0  # `NoGatherHandle`: the parameter is a view of its only piece
     threshold = _changed(setting).get(name, ZERO3_DEFAULTS[name])
     counts = map(numel, setting.layout.parameters)
     return sum(count for count in counts if count <= threshold)

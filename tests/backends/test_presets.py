@@ -1,0 +1,41 @@
+import pytest
+
+from backends import registry
+from backends.presets import BUCKET_ELEMENTS, preset_changes
+
+OWN = [entry.name for entry in registry.entries().values() if entry.target.startswith("backends.")]
+
+
+def settings(backend: str, precision: str = "bf16-mixed", parameters: int = 10**9) -> dict[str, object]:
+    changes = preset_changes(backend, precision, "like-for-like", parameters)
+    assert changes is not None
+    return {change.setting: change.value for change in changes}
+
+
+@pytest.mark.parametrize("backend", OWN)
+def test_library_defaults_change_nothing(backend: str) -> None:
+    assert preset_changes(backend, "bf16-mixed", "library-defaults", 1000) == []
+
+
+@pytest.mark.parametrize("backend", [name for name in OWN if name not in ("single", "ddp", "accelerate-ddp")])
+def test_every_sharded_backend_reduces_in_fp32(backend: str) -> None:
+    changed = settings(backend)
+    assert "float32" in changed.values() or changed["communication_data_type"] == "fp32"
+
+
+def test_zero3_keeps_nothing_gathered() -> None:
+    changed = settings("zero3", "fp32")
+    assert {name: value for name, value in changed.items() if name.startswith("stage3")} == {
+        "stage3_param_persistence_threshold": 0,
+        "stage3_max_live_parameters": 0,
+        "stage3_max_reuse_distance": 0,
+    }
+    assert changed["reduce_bucket_size"] == BUCKET_ELEMENTS
+
+
+def test_buckets_are_no_larger_than_the_model_and_even() -> None:
+    assert settings("zero2", "fp32", 1001)["reduce_bucket_size"] == 1002
+
+
+def test_a_third_party_is_unknown() -> None:
+    assert preset_changes("mine", "fp32", "like-for-like", 1000) is None

@@ -1,0 +1,173 @@
+"""The peak of one training step by two methods that share nothing, and its activations by two."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.base import Backend, Engine, SetupContext, World
+from harness.worker.memory import allocator_probe, live_bytes_by_kind
+from harness.worker.memory_probe import MemoryProbe
+from harness.worker.model import build_model, model_config, summed_cross_entropy
+from harness.worker.optimizer import build_adamw, decaying_names
+from tests.contract.cases import LEARNING_RATE, VOCABULARY, Case, contract_job, global_batches
+
+CASE = Case(accumulation_steps=1, clipping=None, tied=False)
+FIRST_MEASURED = 2
+MARK = "step of the comparison"
+
+
+def counted_peaks(backend: Backend, world: World) -> list[int]:
+    """By the counting allocator: the most bytes served within each measured step."""
+    allocator = allocator_probe("cpu")
+    engine = _engine(backend, world)
+    peaks = []
+    for batch in _batches(world):
+        _meet()
+        allocator.reset_peak()
+        _step(engine, batch)
+        peaks.append(allocator.peak_bytes() or 0)
+    return peaks[FIRST_MEASURED:]
+
+
+def watched_peaks(backend: Backend, world: World) -> list[int]:
+    """The same while the memory probe watches: the peaks that it recorded."""
+    allocator = allocator_probe("cpu")
+    engine = _engine(backend, world)
+    probe = MemoryProbe(allocator, engine)
+    peaks = []
+    for step, batch in enumerate(_batches(world)):
+        _meet()
+        probe.begin()
+        probe.before_forward()
+        loss = engine.forward(batch)
+        probe.record(step, "after_forward")
+        engine.backward(loss, last_micro_step=True)
+        del loss
+        probe.record(step, "after_backward")
+        engine.step(LEARNING_RATE)
+        probe.record(step, "after_step")
+        probe.end()
+        peaks.append(max(row["peak_bytes"] for row in probe.rows[-3:]))
+    return peaks[FIRST_MEASURED:]
+
+
+def profiled_peaks(backend: Backend, world: World) -> list[int]:
+    """By torch's profiler, which torch's own CPU allocator tells of every allocation of every thread."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profiler:
+        engine = _engine(backend, world)
+        for step, batch in enumerate(_batches(world)):
+            _meet()
+            with torch.profiler.record_function(f"{MARK} {step}"):
+                _step(engine, batch)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json.gz"
+        profiler.export_chrome_trace(str(file))
+        with gzip.open(file, "rt") as stream:
+            events = json.load(stream)["traceEvents"]
+    memory = [
+        (float(e["ts"]), int(e["args"]["Total Allocated"])) for e in events if e.get("name") == "[memory]"
+    ]
+    marks = [e for e in events if str(e.get("name")).startswith(MARK) and e.get("cat") == "user_annotation"]
+    marks = sorted(marks, key=lambda e: float(e["ts"]))[FIRST_MEASURED:]
+    spans = [(float(e["ts"]), float(e["ts"]) + float(e["dur"])) for e in marks]
+    return [max(size for at, size in memory if begin <= at <= end) for begin, end in spans]
+
+
+def tracked_peak(backend: Backend, world: World) -> tuple[int, int]:
+    """Counting allocator and torch's MemTracker, which follows every operator, in the same training."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    allocator = allocator_probe("cpu")
+    with MemTracker() as tracker:
+        engine = _engine(backend, world)
+        for batch in _batches(world):
+            _step(engine, batch)
+            tracker.reset_mod_stats()
+    tracked = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    return allocator.peak_bytes() or 0, tracked
+
+
+def activations(backend: Backend, world: World) -> tuple[int, int]:
+    """What the probe calls activations, and the storages that autograd saved, walked one by one."""
+    allocator = allocator_probe("cpu")
+    engine = _engine(backend, world)
+    batches = _batches(world)
+    _step(engine, next(batches))
+    batch = next(batches)
+    probe = MemoryProbe(allocator, engine)
+    probe.begin()
+    probe.before_forward()
+    loss = engine.forward(batch)
+    probe.record(1, "after_forward")
+    probe.end()
+    known = {tensor.untyped_storage().data_ptr() for _, tensor in engine.state_tensors()}
+    known |= {tensor.untyped_storage().data_ptr() for tensor in batch.values()}
+    saved = [("saved", tensor) for tensor in _saved(loss.grad_fn)]
+    own = [item for item in saved if item[1].untyped_storage().data_ptr() not in known]
+    walked = live_bytes_by_kind([*own, ("saved", loss)], allocator).inside or {}
+    return probe.rows[-1]["kinds"]["activations"], walked["saved"]
+
+
+def _saved(node: Any) -> Iterator[Tensor]:
+    """Every tensor that a node of the graph or one before it has saved."""
+    seen, waiting = set(), [node]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for name in dir(node):
+            if name.startswith("_saved_"):
+                value = getattr(node, name)
+                yield from (v for v in (value if isinstance(value, (list, tuple)) else [value]) if _is(v))
+        waiting += [following for following, _ in node.next_functions]
+
+
+def _is(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _engine(backend: Backend, world: World) -> Engine:
+    context = SetupContext(
+        world=world, precision="fp32", gradient_clipping=None, micro_batch_size=4, accumulation_steps=1,
+        preset="like-for-like", compute_loss=summed_cross_entropy,
+    )  # fmt: skip
+    job = contract_job(CASE)
+    decaying: list[frozenset[str]] = []
+
+    def build() -> torch.nn.Module:
+        model = build_model(job, model_config(job, VOCABULARY))
+        decaying.append(decaying_names(model, job.optimizer))
+        return model
+
+    engine = backend.prepare(build, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context)
+    engine.train(True)
+    return engine
+
+
+def _batches(world: World) -> Iterator[dict[str, Tensor]]:
+    for tokens, labels in list(global_batches()):
+        part = slice(world.rank * 4, world.rank * 4 + 4)
+        yield {"tokens": tokens[part].clone(), "labels": labels[part].clone()}
+
+
+def _meet() -> None:
+    """Ranks begin a step together, and what collectives of the last one still hold is let go."""
+    gc.collect()
+    torch.distributed.barrier()
+
+
+def _step(engine: Engine, batch: dict[str, Tensor]) -> None:
+    engine.backward(engine.forward(batch), last_micro_step=True)
+    engine.step(LEARNING_RATE)

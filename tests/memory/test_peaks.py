@@ -1,0 +1,43 @@
+"""The allocator's figures against methods that share nothing with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contract.ranks import on_ranks
+
+TOLERANCE = 0.02
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("single", 1), ("ddp", 2), ("zero2", 2), ("fsdp1", 2)])
+def test_the_allocators_peak_is_that_of_torchs_own_profiler(name: str, ranks: int, tmp_path) -> None:
+    counted = on_ranks("tests.memory.peaks:counted_peaks", name, ranks, _folder(tmp_path, "counted"))
+    profiled = on_ranks("tests.memory.peaks:profiled_peaks", name, ranks, _folder(tmp_path, "profiled"))
+    for ours, theirs in zip(counted, profiled, strict=True):
+        assert min(ours) == pytest.approx(min(theirs), rel=TOLERANCE)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("single", 1), ("zero3", 2), ("fsdp", 2)])
+def test_the_allocators_peak_is_that_of_the_memory_tracker(name: str, ranks: int, tmp_path) -> None:
+    for ours, theirs in on_ranks("tests.memory.peaks:tracked_peak", name, ranks, tmp_path):
+        assert ours == pytest.approx(theirs, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("single", 1), ("fsdp", 2)])
+def test_watching_does_not_change_the_peak(name: str, ranks: int, tmp_path) -> None:
+    counted = on_ranks("tests.memory.peaks:counted_peaks", name, ranks, _folder(tmp_path, "counted"))
+    watched = on_ranks("tests.memory.peaks:watched_peaks", name, ranks, _folder(tmp_path, "watched"))
+    for ours, theirs in zip(counted, watched, strict=True):
+        assert min(ours) == pytest.approx(min(theirs), rel=1e-3)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
+def test_activations_are_what_autograd_saved(name: str, ranks: int, tmp_path) -> None:
+    for told, walked in on_ranks("tests.memory.peaks:activations", name, ranks, tmp_path):
+        assert told == walked
+
+
+def _folder(parent, name: str):
+    folder = parent / name
+    folder.mkdir()
+    return folder

@@ -1,0 +1,89 @@
+"""Model states of real runs are their closed forms, and fall as the strategies promise."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.compare.states import rank_states
+from harness.record import Record
+from harness.theory.memory.terms import STATE_KINDS
+from tests.memory.runs import BLOOM, LLAMA, Outcome, compare
+
+BACKENDS = (
+    "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op",
+    "fsdp1-no-shard", "accelerate-ddp", "accelerate-zero1", "accelerate-zero2", "accelerate-zero3",
+)  # fmt: skip
+HYBRID = ("fsdp-hybrid", "fsdp1-hybrid")
+GEOMETRIES = {"bloom": BLOOM, "llama": LLAMA}
+SHARDED = {
+    "optimizer": ("zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op"),
+    "gradients": ("zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op"),
+    "weights": ("zero3", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op"),
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("bloom", 2),
+        *(
+            pytest.param(case, marks=pytest.mark.long)
+            for case in (("bloom", 1), ("bloom", 4), ("llama", 1), ("llama", 2), ("llama", 4))
+        ),
+    ],
+    ids=lambda param: f"{param[0]}-{param[1]}",
+)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, int]:
+    geometry, ranks = request.param
+    folder = tmp_path_factory.mktemp(f"{geometry}{ranks}")
+    names = BACKENDS + (HYBRID if ranks == 4 else ())
+    return compare(folder, ",".join(names), ranks, f"model.config={GEOMETRIES[geometry]}"), ranks
+
+
+def test_every_byte_of_every_backend_has_its_term(run: tuple[Outcome, int]) -> None:
+    outcome, ranks = run
+    differences = {}
+    for name, record in outcome.records.items():
+        held = rank_states(record)
+        assert len(held) == (1 if name == "single" else ranks), f"{name}: {record.status}"
+        for states in held:
+            assert states.expected is not None
+            expected = states.expected.kinds()
+            for kind in (*STATE_KINDS, "gathered", "communication", "buffers"):
+                if states.measured.get(kind, 0) != expected.get(kind, 0):
+                    differences[name, states.rank, kind] = (states.measured.get(kind), expected.get(kind))
+    assert differences == {}
+
+
+def test_no_memory_finding_is_raised(run: tuple[Outcome, int]) -> None:
+    outcome, _ = run
+    assert [f for f in outcome.document["findings"] if f["id"] in ("memory-differs", "memory-grows")] == []
+
+
+@pytest.mark.parametrize("kind", SHARDED)
+def test_what_a_strategy_shards_falls_as_one_over_the_ranks(run: tuple[Outcome, int], kind: str) -> None:
+    outcome, ranks = run
+    for name in SHARDED[kind]:
+        record = outcome.records[name]
+        whole = _parameters(record) * (8 if kind == "optimizer" else 4)
+        for states in rank_states(record):
+            extra = sum(t.bytes for t in states.expected.terms if t.kind == kind and t.extra)  # type: ignore[union-attr]
+            assert states.measured[kind] - extra <= whole / ranks * 1.05, name
+
+
+def test_what_a_strategy_does_not_shard_stays_whole(run: tuple[Outcome, int]) -> None:
+    outcome, _ = run
+    for name, kind in (
+        ("ddp", "optimizer"),
+        ("ddp", "gradients"),
+        ("zero1", "weights"),
+        ("zero2", "weights"),
+    ):
+        record = outcome.records[name]
+        whole = _parameters(record) * (8 if kind == "optimizer" else 4)
+        assert all(states.measured[kind] >= whole for states in rank_states(record)), name
+
+
+def _parameters(record: Record) -> int:
+    assert record.model is not None
+    return int(record.model["parameters"])
