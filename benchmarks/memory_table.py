@@ -1,7 +1,7 @@
 """Model states of runs, measured and in closed form, as a markdown table: the one of docs/memory.md.
 
-    harness compare --config configs/memory.yaml --runs runs/memory
-    python benchmarks/memory_table.py runs/memory
+harness compare --config configs/memory.yaml --runs runs/memory
+python benchmarks/memory_table.py runs/memory
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness.theory.memory.terms import STATE_KINDS
 
 HEADERS = (
     "backend", "ranks", *(f"{kind}" for kind in STATE_KINDS), "all, measured", "all, expected", "off",
-    "of it padding and copies", "textbook", "allocator's peak",
+    "of it padding, copies, counters", "textbook", "allocator's peak",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backends.presets import BUCKET_ELEMENTS
 from harness.theory.expected.setting import (
     COMPUTE,
     DTYPE_BYTES,
@@ -25,7 +26,6 @@ FALLBACK_BUCKET_ELEMENTS = 500_000_000
 """`MEMORY_OPT_ALLREDUCE_SIZE` (engine.py), the bucket of stage 0."""
 DEFAULT_BUCKET_ELEMENTS = 500_000_000
 """`reduce_bucket_size` of DeepSpeedZeroConfig (zero/config.py)."""
-LIKE_FOR_LIKE_BUCKET_ELEMENTS = 25 * 2**20 // 4
 ALL_REDUCED = "DeepSpeed all-reduces gradients whatever `reduce_scatter` says, the textbook reduce-scatters"
 
 
@@ -94,7 +94,7 @@ def bucket_calls(setting: Setting) -> int | None:
     if bucket is None:
         bucket = DEFAULT_BUCKET_ELEMENTS
         if setting.like_for_like:
-            bucket = min(LIKE_FOR_LIKE_BUCKET_ELEMENTS, setting.parameter_count + 1)
+            bucket = min(BUCKET_ELEMENTS, setting.parameter_count + 1)
     return 1 if setting.parameter_count <= bucket else None
 
 

@@ -83,6 +83,7 @@ def zero12_states(setting: Setting) -> ModelStates:
             name=("second fp32 copy" if setting.precision == "fp32" else "masters") + " of the partition",
             bytes=inside * trained,
             host=offload,
+            extra=setting.precision == "fp32",
         ),
         Term(
             kind="masters",
