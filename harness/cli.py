@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from harness.cli_fabric import fabric
 from harness.cli_options import common
 from harness.cli_options import config_option as _config
 from harness.cli_options import json_option as _json
@@ -164,6 +165,7 @@ def backends(as_json: bool) -> int:
     return list_backends(as_json)
 
 
+harness.add_command(fabric)
 harness.add_command(slurm)
 
 

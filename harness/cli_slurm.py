@@ -102,10 +102,22 @@ def begin(run_directory: Path) -> int:
 @slurm.command(hidden=True)
 @click.argument("run_directory", type=click.Path(path_type=Path))
 @click.option("--exit-code", required=True, type=int)
-@click.option("--ended", type=click.Choice(["time-limit", "terminated"]))
+@click.option("--ended", type=click.Choice(["time-limit", "terminated", "slow-fabric"]))
 @common
 def finish(run_directory: Path, exit_code: int, ended: Any) -> int:
     """For job scripts: the step of a run has ended."""
     from harness.slurm.commands import finish_run as run
 
     return run(run_directory, exit_code, ended)
+
+
+@slurm.command(hidden=True)
+@click.argument("run_directory", type=click.Path(path_type=Path))
+@click.argument("rate")
+@common
+def gate(run_directory: Path, rate: str) -> int:
+    """For job scripts: judge what the self-test of the network wrote there."""
+    from harness.fabric.commands import check
+    from harness.fabric.result import FABRIC_NAME
+
+    return check(run_directory / FABRIC_NAME, rate)

@@ -16,6 +16,7 @@ from harness.report.sections.job import job_section
 from harness.report.sections.loss import loss_section
 from harness.report.sections.machine import machine_section
 from harness.report.sections.memory import memory_section
+from harness.report.sections.nodes import nodes_section
 from harness.report.sections.overlap import overlap_section
 from harness.report.sections.presets import presets_section
 from harness.report.sections.reading import reading_section
@@ -39,6 +40,7 @@ SECTIONS: tuple[Callable[[Sequence[Row]], Section | None], ...] = (
     states_section,
     volume_section,
     communication_section,
+    nodes_section,
     time_section,
     overlap_section,
     scaling_section,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError
+from harness.fabric.result import FABRIC_NAME, read_fabric
 from harness.launch.assemble import assemble
 from harness.launch.local import Outcome
 from harness.launch.tail import Tail
@@ -70,7 +71,10 @@ def write_run(
         slurm["job"] = job
     if facts is not None:
         slurm |= {name: value for name, value in vars(facts).items() if value is not None}
-    record = record.model_copy(update={"environment": record.environment | {"slurm": slurm}})
+    added: dict[str, Any] = {"slurm": slurm}
+    if (run_directory / FABRIC_NAME).exists():
+        added["fabric"] = read_fabric(run_directory / FABRIC_NAME).summary()
+    record = record.model_copy(update={"environment": record.environment | added})
     write_record(run_directory, record)
     return record
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from harness.launch.local import Verdict
 from harness.slurm.client import JobFacts
 
-Noticed = Literal["time-limit", "terminated"]
+Noticed = Literal["time-limit", "terminated", "slow-fabric"]
 
 
 class ScriptEnd(BaseModel):
@@ -19,7 +19,7 @@ class ScriptEnd(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     ended: Noticed | None = None
-    """The signal that the script was sent: before its time limit, or to end at once."""
+    """The signal that the script was sent, before its time limit or to end at once, or the gate it met."""
     exit_code: int
     """Of the step that ran the launchers."""
 
@@ -46,6 +46,9 @@ def verdict(
             return Verdict(status="failed", kind="Preempted", cause="preempted by another job")
         case "CANCELLED":
             return Verdict(status="failed", kind="Cancelled", cause="cancelled")
+    if end is not None and end.ended == "slow-fabric":
+        cause = "not begun: the network is slower than the site's require_busbw; ended"
+        return Verdict(status="failed", kind="SlowFabric", cause=cause)
     if end is not None and end.ended == "terminated":
         return Verdict(status="failed", kind="Terminated", cause="told to end by SIGTERM")
     if end is None and facts is not None and not facts.active:

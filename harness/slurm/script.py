@@ -40,9 +40,10 @@ def render_script(
         "",
         "# The ranks write down what they measured when they are told to end.",
         "ended=",
-        "trap 'ended=time-limit; scancel --signal=TERM \"$SLURM_JOB_ID.0\"' USR1",
+        "trap 'ended=time-limit; scancel --signal=TERM \"$SLURM_JOB_ID\"' USR1",
         "trap 'ended=terminated' TERM",
         '"${python[@]}" -m harness slurm begin "$run" || exit',
+        *_gate(site, nodes, ranks_per_node),
         *_start(site, nodes, ranks_per_node),
         "step=$!",
         "# A signal interrupts `wait`; the step may still be there.",
@@ -107,9 +108,7 @@ def _environment(site: Site) -> list[str]:
 def _start(site: Site, nodes: int, ranks_per_node: int) -> list[str]:
     """The step that runs one launcher per node; it ends in the background."""
     world = nodes * ranks_per_node
-    # Since 22.05 srun does not take over sbatch's --cpus-per-task. After the first task has ended the
-    # others have the time of --wait to fail in their own words.
-    srun = f"srun --ntasks-per-node=1 --cpus-per-task={site.cpus_per_rank * ranks_per_node} --wait=30"
+    srun = _srun(site, ranks_per_node)
     python = '  "${python[@]}" -m'
     address = '--{0}="$MASTER_ADDR" --{1}="$MASTER_PORT"'
     log = '>>"$run/launcher.log" 2>&1 &'
@@ -117,10 +116,7 @@ def _start(site: Site, nodes: int, ranks_per_node: int) -> list[str]:
     match site.launcher if world > 1 else "torchrun":
         case "torchrun":
             return [
-                srun + " \\",
-                f"{python} torch.distributed.run --nnodes={nodes} --nproc-per-node={ranks_per_node} \\",
-                '  --max-restarts=0 --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d \\',
-                '  --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" \\',
+                *_torchrun(srun, nodes, ranks_per_node),
                 f'  -m harness.worker "$run" {log}',
             ]
         case "accelerate":
@@ -140,6 +136,37 @@ def _start(site: Site, nodes: int, ranks_per_node: int) -> list[str]:
                 f'{python} deepspeed.launcher.runner --hostfile="$run/hostfile" --no_ssh --no_local_rank \\',
                 f"  {address.format('master_addr', 'master_port')} {log}",
             ]
+
+
+def _srun(site: Site, ranks_per_node: int) -> str:
+    # Since 22.05 srun does not take over sbatch's --cpus-per-task. After the first task has ended the
+    # others have the time of --wait to fail in their own words.
+    return f"srun --ntasks-per-node=1 --cpus-per-task={site.cpus_per_rank * ranks_per_node} --wait=30"
+
+
+def _torchrun(srun: str, nodes: int, ranks_per_node: int) -> list[str]:
+    """Begin of a command that torchrun starts on every node."""
+    return [
+        srun + " \\",
+        f'  "${{python[@]}}" -m torch.distributed.run --nnodes={nodes} --nproc-per-node={ranks_per_node} \\',
+        '  --max-restarts=0 --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d \\',
+        '  --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" \\',
+    ]
+
+
+def _gate(site: Site, nodes: int, ranks_per_node: int) -> list[str]:
+    """Measure the network first, and end the run before it begins where it is too slow."""
+    if site.require_busbw is None or nodes * ranks_per_node == 1:
+        return []
+    return [
+        *_torchrun(_srun(site, ranks_per_node), nodes, ranks_per_node),
+        f'  -m harness fabric --operations all_reduce --device {site.device} --output "$run" --silent \\',
+        '  >>"$run/launcher.log" 2>&1',
+        f'if ! "${{python[@]}}" -m harness slurm gate "$run" {shlex.quote(site.require_busbw)}; then',
+        '  "${python[@]}" -m harness slurm finish "$run" --exit-code 3 --ended slow-fabric',
+        "  exit 3",
+        "fi",
+    ]
 
 
 def _on_each_node(srun: str, rank_option: str) -> list[str]:

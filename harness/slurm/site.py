@@ -19,6 +19,7 @@ from pydantic import (
 
 from backends.values import parse_value
 from harness.errors import HarnessError, choices
+from harness.fabric.gate import parse_rate
 
 TIME = re.compile(r"\d+(-\d{1,2})?(:\d{1,2}){0,2}")
 # The script writes these itself; given again they would contradict it.
@@ -37,6 +38,14 @@ def _one_line(text: str) -> str:
 def _time(text: str) -> str:
     if not TIME.fullmatch(text):
         raise ValueError("must be a time as Slurm writes it: minutes, HH:MM:SS or D-HH:MM:SS")
+    return text
+
+
+def _rate(text: str) -> str:
+    try:
+        parse_rate(text)
+    except HarnessError as error:
+        raise ValueError(str(error)) from error
     return text
 
 
@@ -74,6 +83,11 @@ class Site(BaseModel):
     environment: dict[str, str] = Field({}, description="variables of the ranks")
     interface: Word | None = Field(
         None, description="network interface of the collectives: set for gloo and for NCCL's bootstrap"
+    )
+    require_busbw: Annotated[Word, AfterValidator(_rate)] | None = Field(
+        None,
+        description="measure the network before each run of several ranks, and do not begin below this "
+        "all-reduce bus bandwidth: 5GB/s",
     )
     launcher: Literal["torchrun", "accelerate", "deepspeed"] = Field(
         "torchrun", description="what starts the ranks of a node"

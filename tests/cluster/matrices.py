@@ -81,12 +81,13 @@ def render(
     time_limit: str = "00:10:00",
     notice_seconds: int = 30,
     requeue: bool = False,
+    site: str = "",
 ) -> RenderedMatrix:
     folder.mkdir(parents=True, exist_ok=True)
-    site = SITE.format(
+    text = SITE.format(
         python=sys.executable, time_limit=time_limit, notice_seconds=notice_seconds, requeue=requeue
     )
-    (folder / "site.yaml").write_text(site)
+    (folder / "site.yaml").write_text(text + site)
     (folder / "job.yaml").write_text(SMALL.format(steps=steps))
     cluster.harness(
         "slurm", "render", "--site", "site.yaml", "--config", "job.yaml", "-o", "jobs", *words, cwd=folder

@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.compare.rows import Row
 from harness.report.document import Items, Section
+from harness.report.formats import number
 
 
 def machine_section(rows: Sequence[Row]) -> Section:
@@ -24,9 +25,24 @@ def machine_section(rows: Sequence[Row]) -> Section:
             ("device", f"{world.device}, collectives over {world.collectives}"),
             ("preset", world.preset),
         ]
+        facts += _network(e)
         if facts not in seen:
             seen.append(facts)
     return Section("machine", "Machine and versions", [Items(facts) for facts in seen])
+
+
+def _network(environment: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a self-test before the run measured, where there was one."""
+    fabric = environment.get("fabric")
+    if not fabric or fabric["all_reduce_bus_bytes_per_second"] is None:
+        return []
+    bandwidth = number(fabric["all_reduce_bus_bytes_per_second"] / 1e9)
+    text = (
+        f"{fabric['transport']} on {fabric['world_size']} ranks, {fabric['nodes']} nodes: all-reduce bus "
+        f"bandwidth {bandwidth} GB/s at {fabric['all_reduce_bytes']:,} bytes, "
+        f"latency {number(fabric['all_reduce_latency_seconds'] * 1e6)} us"
+    )
+    return [("network", text)]
 
 
 def _commit(environment: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ SITES = {
     "gpu": Site(
         name="gpu", partition="gpu", account="team", qos="short", constraint="a100|h100",
         time_limit="01:00:00", gpus_per_node=4, gpu_type="a100", memory_per_node="0", exclusive=True,
-        requeue=False,
+        requeue=False, require_busbw="5GB/s",
         modules=["cuda/12.6", "python/3.11"], virtual_environment="/sw/my env", cpus_per_rank=8,
         container=["apptainer", "exec", "--nv", "/sw/my image.sif"], python="python",
         environment={"NCCL_DEBUG": "WARN"}, options={"mail-type": "END", "contiguous": True, "hold": False},

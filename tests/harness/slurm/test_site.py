@@ -58,6 +58,7 @@ def test_missing_file_is_said(tmp_path: Path) -> None:
         ('options: {comment: "a\\nb"}', "one line"),
         ("gpu_type: a100", "needs gpus_per_node"),
         ("launcher: mpirun", "torchrun"),
+        ("require_busbw: fast", "is no rate"),
     ],
 )
 def test_what_no_script_could_hold_is_refused(tmp_path: Path, text: str, said: str) -> None:

@@ -1,0 +1,51 @@
+"""Communication within and between the nodes of one run, from its counted collectives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.record import Record
+from harness.theory.expected.textbook import STEP_PHASES
+from harness.theory.nodes import NodeTraffic, node_traffic
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeVolume:
+    """What the ranks of one node send per optimizer step, bytes."""
+
+    host: str
+    inside: float
+    between: float
+    between_by_role: dict[str, float]
+    """By what the group is for: world, shard or replica."""
+
+
+def node_volumes(record: Record) -> list[NodeVolume]:
+    """One for each node in the order of the ranks; empty where nothing was counted.
+
+    Counts what the transport really sends, emulated collectives included (`harness.theory.transports`).
+    """
+    counted = record.windows.counted if record.windows else 0
+    hosts = {part.rank: part.host for part in record.ranks}
+    if not counted or len(hosts) < record.world.world_size:
+        return []
+    totals: dict[str, dict[str, NodeTraffic]] = {host: {} for host in dict.fromkeys(hosts.values())}
+    for row in record.comm:
+        if row.phase not in STEP_PHASES:
+            continue
+        traffic = node_traffic(
+            record.world.collectives, row.op, row.payload_bytes, row.group_ranks, row.rank, hosts
+        )
+        by_role = totals[hosts[row.rank]]
+        by_role[row.role] = by_role.get(row.role, NodeTraffic()) + traffic
+    return [
+        NodeVolume(
+            host=host,
+            inside=sum(traffic.inside for traffic in by_role.values()) / counted,
+            between=sum(traffic.between for traffic in by_role.values()) / counted,
+            between_by_role={
+                role: traffic.between / counted for role, traffic in by_role.items() if traffic.between
+            },
+        )
+        for host, by_role in totals.items()
+    ]

@@ -1,0 +1,1 @@
+"""Measures the network under the collectives: sizes, speeds, thresholds. Only the ranks import torch."""

@@ -1,0 +1,173 @@
+"""What `harness fabric` does; printing through click, like the rest of the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from harness.errors import HarnessError, choices
+from harness.fabric.gate import parse_rate, parse_size, shortfall
+from harness.fabric.result import FABRIC_NAME, OPERATIONS, FabricResult, read_fabric
+from harness.launch.external import external_rank, started_as_rank
+from harness.launch.local import resolve_device
+
+EXIT_GATE = 3
+COLLECTIVE_TIMEOUT_SECONDS = 600.0
+DEFAULT_LARGEST = {"cuda": "4GB", "cpu": "64MB"}
+"""gloo moves about 1 GB/s: larger tensors tell no more and take minutes."""
+
+
+def fabric(
+    *,
+    nproc: int | None,
+    device: str,
+    max_size: str | None,
+    operations: str | None,
+    repeats: int,
+    warmup: int,
+    seconds_per_row: float,
+    require_busbw: str | None,
+    output: Path | None,
+    plot: Path | None,
+    as_json: bool,
+    silent: bool,
+) -> int:
+    """`harness fabric`."""
+    device = resolve_device(device)
+    wanted = split_operations(operations)
+    largest = parse_size(max_size or DEFAULT_LARGEST[device])
+    required = parse_rate(require_busbw) if require_busbw else None
+    if started_as_rank():
+        result = _measure(device, largest, wanted, repeats, warmup, seconds_per_row)
+        code = 0
+        if external_rank() == 0:
+            if output is not None:
+                write_result(result, output)
+            if not silent:
+                code = present(result, required, plot, as_json)
+        from harness.worker.environment import leave
+
+        leave(code)
+    # Not sys.argv: torchrun takes --nproc for an abbreviation of its own, wherever it stands.
+    arguments = [
+        "--device", device, "--max-size", str(largest), "--operations", ",".join(wanted), "--repeats",
+        str(repeats), "--warmup", str(warmup), "--seconds-per-row", str(seconds_per_row),
+    ]  # fmt: skip
+    result = _start_ranks(nproc or _default_ranks(device), arguments)
+    if output is not None:
+        write_result(result, output)
+    return present(result, required, plot, as_json)
+
+
+def split_operations(text: str | None) -> list[str]:
+    """Operations of a comma-separated list; all without one. Raises HarnessError for an unknown one."""
+    if text is None:
+        return list(OPERATIONS)
+    names = [name.strip().replace("-", "_") for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in OPERATIONS:
+            raise HarnessError(f"operation '{name}' is unknown. Available: {choices(name, OPERATIONS)}")
+    return names or list(OPERATIONS)
+
+
+def write_result(result: FabricResult, output: Path) -> None:
+    """Write the document; into a folder under its own name."""
+    path = output / FABRIC_NAME if output.is_dir() else output
+    try:
+        path.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise HarnessError(f"fabric result '{path}' cannot be written: {error.strerror}") from error
+
+
+def present(result: FabricResult, required: float | None, plot: Path | None, as_json: bool) -> int:
+    """Show a result; 3 if it misses the required bus bandwidth (bytes/s)."""
+    from harness.fabric.table import fabric_table
+
+    click.echo(fabric_table(result), err=as_json)
+    if as_json:
+        rows = [
+            row.model_dump()
+            | {
+                "algorithm_bytes_per_second": row.algorithm_bandwidth,
+                "bus_bytes_per_second": row.bus_bandwidth,
+            }
+            for row in result.rows
+        ]
+        click.echo(json.dumps(result.model_dump() | {"rows": rows, "summary": result.summary()}, indent=1))
+    if plot is not None:
+        from harness.fabric.picture import write_picture
+
+        write_picture(result, plot)
+        click.echo(f"picture: {plot}", err=True)
+    missed = shortfall(result, required) if required is not None else None
+    if missed is not None:
+        click.echo(f"harness: {missed}", err=True)
+        return EXIT_GATE
+    return 0
+
+
+def check(path: Path, require_busbw: str) -> int:
+    """Judge a result that was written before: 3 if it misses the required rate."""
+    missed = shortfall(read_fabric(path), parse_rate(require_busbw))
+    if missed is None:
+        return 0
+    click.echo(f"harness: {missed}", err=True)
+    return EXIT_GATE
+
+
+def _measure(
+    device: str, largest: int, operations: Sequence[str], repeats: int, warmup: int, seconds_per_row: float
+) -> FabricResult:
+    import torch
+    import torch.distributed as dist
+
+    from backends.base import World
+    from harness.worker.environment import join_process_group
+    from harness.worker.fabric import FabricTest
+
+    world = World(
+        rank=external_rank(),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        ranks_per_node=int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"])),
+        device=device,
+    )
+    if device == "cuda":
+        torch.cuda.set_device(world.local_rank)
+    join_process_group(world, COLLECTIVE_TIMEOUT_SECONDS)
+    test = FabricTest(device, repeats=repeats, warmup=warmup, seconds_per_row=seconds_per_row)
+    result = test.run(largest, operations)
+    dist.barrier()
+    return result
+
+
+def _start_ranks(nproc: int, arguments: Sequence[str]) -> FabricResult:
+    """Run this command under torchrun on this machine."""
+    with tempfile.TemporaryDirectory(prefix="harness-fabric-") as scratch:
+        answer = Path(scratch) / FABRIC_NAME
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}", "-m",
+            "harness", "fabric", *arguments, "--output", str(answer), "--silent",
+        ]  # fmt: skip
+        variables = dict(os.environ)
+        variables.setdefault("OMP_NUM_THREADS", "1")
+        if sys.platform == "linux":
+            variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+        if not answer.exists():
+            said = next((x for x in reversed(done.stderr.splitlines()) if "Error" in x), "")
+            raise HarnessError(f"the ranks of the self-test failed with exit code {done.returncode}: {said}")
+        return read_fabric(answer)
+
+
+def _default_ranks(device: str) -> int:
+    from harness.provenance import gpu_count
+
+    return gpu_count() if device == "cuda" else 2

@@ -1,0 +1,138 @@
+"""What a self-test of the network measured: a document of its own, and how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from harness.errors import HarnessError
+
+FABRIC_SCHEMA: Literal[1] = 1
+FABRIC_NAME = "fabric.json"
+# Bus bandwidth over algorithm bandwidth, as nccl-tests' doc/PERFORMANCE.md has it, by passes of (n-1)/n.
+PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "point_to_point")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FabricRow(_Part):
+    """One operation at one size."""
+
+    op: str
+    ranks: list[int]
+    """Who took part."""
+    size_bytes: int
+    """The whole tensor: what each rank holds after an all-gather and before a reduce-scatter."""
+    repeats: int
+    """Operations of each of the timed batches."""
+    seconds: list[float]
+    """Of one operation, per batch; each the slowest rank's. Point to point: one way."""
+
+    @property
+    def best_seconds(self) -> float:
+        """The fastest batch: others may have had a neighbour."""
+        return min(self.seconds)
+
+    @property
+    def algorithm_bandwidth(self) -> float:
+        """Bytes of the tensor per second."""
+        return self.size_bytes / self.best_seconds
+
+    @property
+    def bus_bandwidth(self) -> float:
+        """Bytes per second that each link of a ring carries, comparable between operations and ranks."""
+        return self.algorithm_bandwidth * bus_factor(self.op, len(self.ranks))
+
+
+class FabricResult(_Part):
+    """All that one self-test measured."""
+
+    schema_version: Literal[1] = FABRIC_SCHEMA
+    created_at: str
+    transport: str
+    device: str
+    hosts: list[str]
+    """Of each rank."""
+    interface: str | None
+    """The network interface that was asked for."""
+    rows: list[FabricRow]
+
+    @property
+    def world_size(self) -> int:
+        return len(self.hosts)
+
+    def of_all(self, op: str) -> list[FabricRow]:
+        """Rows of an operation over the whole group, smallest first."""
+        rows = [row for row in self.rows if row.op == op and len(row.ranks) == self.world_size]
+        return sorted(rows, key=lambda row: row.size_bytes)
+
+    def bus_bandwidth(self, op: str = "all_reduce") -> float | None:
+        """Of the whole group at the largest size, bytes per second; None if it was not measured."""
+        rows = self.of_all(op)
+        return rows[-1].bus_bandwidth if rows else None
+
+    def latency_seconds(self, op: str = "all_reduce") -> float | None:
+        """Of the whole group at the smallest size; None if it was not measured."""
+        rows = self.of_all(op)
+        return rows[0].best_seconds if rows else None
+
+    def summary(self) -> dict[str, Any]:
+        """What a record keeps of it."""
+        rows = self.of_all("all_reduce")
+        return {
+            "created_at": self.created_at,
+            "transport": self.transport,
+            "interface": self.interface,
+            "world_size": self.world_size,
+            "nodes": len(set(self.hosts)),
+            "all_reduce_bytes": rows[-1].size_bytes if rows else None,
+            "all_reduce_bus_bytes_per_second": self.bus_bandwidth(),
+            "all_reduce_latency_seconds": self.latency_seconds(),
+        }
+
+
+def bus_factor(op: str, ranks: int) -> float:
+    """Bus over algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md): 1 for what has no passes."""
+    return PASSES[op] * (ranks - 1) / ranks if op in PASSES else 1.0
+
+
+def sizes_to_test(largest_bytes: int, smallest_bytes: int = 1024) -> list[int]:
+    """Powers of four times the smallest size, and the largest."""
+    sizes = []
+    size = smallest_bytes
+    while size < largest_bytes:
+        sizes.append(size)
+        size *= 4
+    return [*sizes, largest_bytes]
+
+
+def whole_elements(size_bytes: int, ranks: int) -> int:
+    """Elements of 4 bytes that ranks can share evenly, no more than the size but one each."""
+    return max(1, size_bytes // (4 * ranks)) * ranks
+
+
+def pairs_to_test(hosts: Sequence[str], every: int = 8) -> list[tuple[int, int]]:
+    """All pairs of few ranks; of many, neighbours on the first node and the first ranks of all nodes."""
+    count = len(hosts)
+    if count <= every:
+        return [(a, b) for a in range(count) for b in range(a + 1, count)]
+    first = [hosts.index(host) for host in dict.fromkeys(hosts)]
+    across = [(a, b) for index, a in enumerate(first) for b in first[index + 1 :]]
+    beside = [(0, 1)] if hosts[0] == hosts[1] else []
+    return beside + across
+
+
+def read_fabric(path: Path) -> FabricResult:
+    """Read a result. Raises HarnessError if it is none."""
+    try:
+        return FabricResult.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise HarnessError(f"fabric result {path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, ValidationError) as error:
+        raise HarnessError(f"{path} is no result of `harness fabric` that this version reads") from error

@@ -1,0 +1,144 @@
+"""Measures collectives on the ranks of a group: warm-up, batches of repeats, the slowest rank counts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from harness.fabric.result import FabricResult, FabricRow, pairs_to_test, sizes_to_test, whole_elements
+
+BATCHES = 3
+COPIES = 4
+"""A transport may hold the tensor some times over: gloo flattens, NCCL registers."""
+
+
+class FabricTest:
+    """One self-test, the same on every rank of the default group."""
+
+    def __init__(self, device: str, *, repeats: int, warmup: int, seconds_per_row: float) -> None:
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.device = (
+            torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+        )
+        self.repeats = repeats
+        self.warmup = warmup
+        self.seconds_per_row = seconds_per_row
+
+    def run(self, largest_bytes: int, operations: Sequence[str]) -> FabricResult:
+        """Measure; every rank returns the same rows."""
+        hosts: list[Any] = [None] * self.world_size
+        dist.all_gather_object(hosts, socket.gethostname())
+        largest = self._agreed_largest(largest_bytes, hosts)
+        rows = []
+        whole = torch.ones(whole_elements(largest, self.world_size), device=self.device)
+        for op in operations:
+            if op == "point_to_point":
+                for pair in pairs_to_test(hosts):
+                    rows += self._sizes(op, list(pair), whole, largest)
+            else:
+                rows += self._sizes(op, list(range(self.world_size)), whole, largest)
+        variable = "NCCL_SOCKET_IFNAME" if self.device.type == "cuda" else "GLOO_SOCKET_IFNAME"
+        return FabricResult(
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            transport=dist.get_backend(),
+            device=self.device.type,
+            hosts=hosts,
+            interface=os.environ.get(variable),
+            rows=rows,
+        )
+
+    def _sizes(self, op: str, ranks: list[int], whole: torch.Tensor, largest: int) -> list[FabricRow]:
+        rows: list[FabricRow] = []
+        for size in sizes_to_test(largest):
+            expected = rows[-1].best_seconds * 4 if rows else 0.0
+            elements = whole_elements(size, self.world_size)
+            rows.append(self._row(op, ranks, whole[:elements], expected))
+        return rows
+
+    def _row(self, op: str, ranks: list[int], whole: torch.Tensor, expected_seconds: float) -> FabricRow:
+        """One size; fewer repeats where they would take longer than a row may."""
+        action, per_call = self._action(op, ranks, whole)
+        repeats = self.repeats
+        if expected_seconds:
+            repeats = max(1, min(repeats, int(self.seconds_per_row / expected_seconds / BATCHES)))
+        self._batch(action, max(1, min(self.warmup, repeats)))
+        seconds = [self._batch(action, repeats) / per_call for _ in range(BATCHES)]
+        return FabricRow(
+            op=op,
+            ranks=ranks,
+            size_bytes=whole.numel() * whole.element_size(),
+            repeats=repeats,
+            seconds=seconds,
+        )
+
+    def _batch(self, action: Callable[[], None], repeats: int) -> float:
+        """Seconds of one action on the slowest rank."""
+        dist.barrier()
+        self._synchronise()
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            action()
+        self._synchronise()
+        seconds = torch.tensor(
+            [(time.perf_counter() - begin) / repeats], dtype=torch.float64, device=self.device
+        )
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        return float(seconds)
+
+    def _action(self, op: str, ranks: list[int], whole: torch.Tensor) -> tuple[Callable[[], None], int]:
+        """What to repeat, and how many passages of the tensor one call makes in sequence."""
+        part = whole[: whole.numel() // self.world_size].clone()
+        match op:
+            case "all_reduce":
+                # In place, sums would grow without end.
+                return lambda: _ignore(dist.all_reduce(whole, dist.ReduceOp.MAX)), 1
+            case "all_gather":
+                return lambda: _ignore(dist.all_gather_into_tensor(whole, part)), 1
+            case "reduce_scatter":
+                return lambda: _ignore(dist.reduce_scatter_tensor(part, whole)), 1
+            case "broadcast":
+                return lambda: _ignore(dist.broadcast(whole, 0)), 1
+            case "point_to_point":
+                return self._ping_pong(ranks, whole), 2
+            case _:
+                raise ValueError(op)
+
+    def _ping_pong(self, ranks: list[int], whole: torch.Tensor) -> Callable[[], None]:
+        first, second = ranks
+
+        def there_and_back() -> None:
+            if self.rank == first:
+                dist.send(whole, second)
+                dist.recv(whole, second)
+            elif self.rank == second:
+                dist.recv(whole, first)
+                dist.send(whole, first)
+
+        return there_and_back
+
+    def _agreed_largest(self, wanted: int, hosts: Sequence[str]) -> int:
+        """The largest size that fits into the memory of every rank, four copies of it."""
+        if self.device.type == "cuda":
+            free = torch.cuda.mem_get_info()[0]
+        else:
+            free = psutil.virtual_memory().available // hosts.count(hosts[self.rank])
+        fits = torch.tensor([min(wanted, free // COPIES)], dtype=torch.int64, device=self.device)
+        dist.all_reduce(fits, dist.ReduceOp.MIN)
+        return max(1024, int(fits))
+
+    def _synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def _ignore(_work: object) -> None:
+    """Collectives return None or a handle that is done."""

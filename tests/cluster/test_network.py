@@ -1,0 +1,116 @@
+"""What crosses between nodes, by the kernel's counters; the self-test on a link of known speed."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.compare.nodes import node_volumes
+from harness.fabric.result import FabricResult, read_fabric
+from harness.record import Record
+from tests.cluster.matrices import RenderedMatrix, render
+from tests.cluster.slurm import SlurmCluster
+
+MBIT = 1e6 / 8
+# Ethernet, IP and TCP take 66 of 1514 bytes of a full frame.
+PAYLOAD_SHARE = 1448 / 1514
+LARGER_MODEL = ("--set", "model.config.hidden_size=192", "--set", "model.config.intermediate_size=512")
+
+
+def fabric(cluster: SlurmCluster, folder: Path, *words: str) -> FabricResult:
+    """Two ranks on two nodes, one each."""
+    cluster.command(
+        "srun", "--nodes=2", "--ntasks-per-node=1", "bash", "-c",
+        'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p); exec "$@"', "-",
+        sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",
+        "--rdzv-backend=c10d", "--rdzv-id=1", "--rdzv-endpoint=node1:29123", "-m", "harness", "fabric",
+        "--device", "cpu", "--output", folder / "fabric.json", *words,
+        cwd=folder, GLOO_SOCKET_IFNAME="hsn0", OMP_NUM_THREADS="1",
+    )  # fmt: skip
+    return read_fabric(folder / "fabric.json")
+
+
+@pytest.mark.parametrize("megabits", [200, 1000])
+def test_fabric_finds_the_speed_of_a_shaped_link(
+    cluster: SlurmCluster, tmp_path: Path, megabits: int
+) -> None:
+    cluster.nodes.shape(f"{megabits}mbit")
+    try:
+        result = fabric(cluster, tmp_path, "--max-size", "8MB", "--operations", "all_reduce,point_to_point")
+    finally:
+        cluster.nodes.shape(None)
+    assert len(set(result.hosts)) == 2
+    assert result.interface == "hsn0"
+    possible = megabits * MBIT * PAYLOAD_SHARE
+    for op in ("all_reduce", "point_to_point"):
+        measured = result.bus_bandwidth(op)
+        assert measured is not None
+        # A token bucket lets 256 KB through at once, 3 % of 8 MB.
+        assert 0.8 * possible < measured < 1.05 * possible, (op, measured, possible)
+
+
+def sent_per_step(
+    cluster: SlurmCluster, folder: Path, backend: str, nproc: int
+) -> tuple[dict[str, float], Record]:
+    """Bytes that each node sends per step: a longer run less a shorter one, so that set-up cancels."""
+    sent = {}
+    for steps in (10, 30):
+        matrix = render(
+            cluster, folder / str(steps), "--backends", backend, "--nodes", "2", "--nproc", str(nproc),
+            *LARGER_MODEL, steps=steps,
+        )  # fmt: skip
+        _without_reference(matrix)
+        before = cluster.nodes.sent_bytes()
+        matrix.harness("submit", "--wait", "--poll-seconds", "0.5")
+        after = cluster.nodes.sent_bytes()
+        sent[steps] = {name: after[name] - before[name] for name in after}
+        (record,) = matrix.records()
+        assert record.status == "ok"
+    hosts = sorted({rank.host for rank in record.ranks})
+    return {host: (sent[30][host] - sent[10][host]) / 20 for host in hosts}, record
+
+
+def _without_reference(matrix: RenderedMatrix) -> None:
+    path = matrix.folder / "jobs" / "matrix.json"
+    document = json.loads(path.read_text())
+    document["runs"] = [run for run in document["runs"] if run["request"]["backend"] != "single"]
+    path.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("backend", "nproc"), [("ddp", 1), ("fsdp", 1), ("fsdp-hybrid", 2)], ids=["ddp", "fsdp", "fsdp-hybrid"]
+)
+def test_the_wire_carries_what_the_record_says(
+    cluster: SlurmCluster, tmp_path: Path, backend: str, nproc: int
+) -> None:
+    """Interface counters, what TCP sent again taken off, within 1 % of the counted collectives."""
+    wire, record = sent_per_step(cluster, tmp_path, backend, nproc)
+    volumes = {volume.host: volume for volume in node_volumes(record)}
+    assert set(volumes) == set(wire)
+    for host, volume in volumes.items():
+        assert volume.between == pytest.approx(wire[host], rel=0.01)
+    if backend == "fsdp-hybrid":
+        for volume in volumes.values():
+            # Beside the replica all-reduce only scalars cross, such as the gradient norm.
+            assert volume.between_by_role["replica"] > 0.999 * volume.between
+            assert "shard" not in volume.between_by_role
+
+
+def test_a_slow_network_ends_a_run_before_it_begins(cluster: SlurmCluster, tmp_path: Path) -> None:
+    records = {}
+    for rate in ("1MB/s", "900GB/s"):
+        matrix = render(
+            cluster, tmp_path / rate.replace("/", "-"), "--backends", "ddp", "--nodes", "2", "--nproc", "1",
+            site=f"require_busbw: {rate}\n",
+        )  # fmt: skip
+        _without_reference(matrix)
+        matrix.harness("submit", "--wait", "--poll-seconds", "0.5")
+        (records[rate],) = matrix.records()
+    fast, slow = records["1MB/s"], records["900GB/s"]
+    assert fast.status == "ok"
+    assert fast.environment["fabric"]["nodes"] == 2
+    assert fast.environment["fabric"]["all_reduce_bus_bytes_per_second"] > 1e6
+    assert slow.error is not None
+    assert (slow.status, slow.error.kind, slow.steps) == ("failed", "SlowFabric", [])
+    assert slow.environment["fabric"]["all_reduce_bytes"] == 64 * 2**20

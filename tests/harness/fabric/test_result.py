@@ -1,0 +1,151 @@
+"""Bandwidths as nccl-tests defines them, sizes, pairs, thresholds."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.fabric.commands import check, split_operations, write_result
+from harness.fabric.gate import parse_rate, parse_size, shortfall
+from harness.fabric.picture import write_picture
+from harness.fabric.result import (
+    FabricResult,
+    FabricRow,
+    bus_factor,
+    pairs_to_test,
+    read_fabric,
+    sizes_to_test,
+    whole_elements,
+)
+from harness.fabric.table import fabric_table
+
+
+def a_row(op: str = "all_reduce", size: int = 2**20, seconds: float = 0.001, ranks: int = 4) -> FabricRow:
+    return FabricRow(
+        op=op, ranks=list(range(ranks)), size_bytes=size, repeats=5, seconds=[seconds, 2 * seconds]
+    )
+
+
+def a_result(
+    *rows: FabricRow, transport: str = "gloo", hosts: tuple[str, ...] = ("a", "a", "b", "b")
+) -> FabricResult:
+    return FabricResult(
+        created_at="2026-01-02T03:04:05+00:00", transport=transport, device="cpu", hosts=list(hosts),
+        interface="eth0", rows=list(rows),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("op", "factor"),
+    [
+        ("all_reduce", 1.5), ("all_gather", 0.75), ("reduce_scatter", 0.75), ("broadcast", 1.0),
+        ("point_to_point", 1.0),
+    ],
+)  # fmt: skip
+def test_bus_factors_are_those_of_nccl_tests(op: str, factor: float) -> None:
+    assert bus_factor(op, 4) == factor
+
+
+def test_bandwidth_is_of_the_fastest_batch() -> None:
+    row = a_row()
+    assert row.algorithm_bandwidth == 2**20 / 0.001
+    assert row.bus_bandwidth == 1.5 * 2**20 / 0.001
+
+
+def test_the_group_is_judged_at_its_largest_size_and_latency_at_its_smallest() -> None:
+    result = a_result(a_row(seconds=1.0), a_row(size=1024, seconds=0.5), a_row(op="broadcast", size=2**30))
+    assert result.bus_bandwidth() == 1.5 * 2**20
+    assert result.latency_seconds() == 0.5
+    assert result.summary()["nodes"] == 2
+
+
+def test_sizes_end_at_the_largest() -> None:
+    assert sizes_to_test(70_000) == [1024, 4096, 16384, 65536, 70_000]
+    assert sizes_to_test(1024) == [1024]
+
+
+def test_tensors_are_shared_evenly() -> None:
+    assert whole_elements(1024, 3) == 255
+    assert whole_elements(4, 8) == 8
+
+
+def test_all_pairs_of_few_ranks_and_nodes_of_many() -> None:
+    assert pairs_to_test(["a", "a", "b"]) == [(0, 1), (0, 2), (1, 2)]
+    many = [name for name in "abc" for _ in range(4)]
+    assert pairs_to_test(many) == [(0, 1), (0, 4), (0, 8), (4, 8)]
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("5GB/s", 5e9),
+        ("5 gb/s", 5e9),
+        ("200Mbit/s", 25e6),
+        ("1Gbit/s", 125e6),
+        ("1GiB/s", 2**30),
+        ("0.5GB/s", 5e8),
+    ],
+)
+def test_rates_are_read(text: str, rate: float) -> None:
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["5", "5GB", "fast", "-1GB/s", ""])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(HarnessError, match="is no rate"):
+        parse_rate(text)
+
+
+def test_sizes_are_read_as_nccl_tests_does() -> None:
+    assert (parse_size("4GB"), parse_size("64M"), parse_size("1KiB")) == (2**32, 2**26, 1024)
+    for text in ("4GB/s", "4Gbit", "much", "1"):
+        with pytest.raises(HarnessError):
+            parse_size(text)
+
+
+def test_a_threshold_is_missed_with_causes_of_the_transport() -> None:
+    result = a_result(a_row(seconds=1.0))
+    assert shortfall(result, 1.5 * 2**20) is None
+    said = shortfall(result, 5e9)
+    assert said is not None
+    assert "below the required 5 GB/s (gloo, 2 nodes)" in said
+    assert "'eth0'" in said
+    nccl = shortfall(a_result(a_row(seconds=1.0), transport="nccl"), 5e9)
+    assert nccl is not None
+    assert "NET/IB" in nccl
+    assert "not measured" in (shortfall(a_result(), 1.0) or "")
+
+
+def test_a_result_is_read_back_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = a_result(a_row(seconds=1.0))
+    write_result(result, tmp_path)
+    path = tmp_path / "fabric.json"
+    assert read_fabric(path) == result
+    assert check(path, "1MB/s") == 0
+    assert check(path, "5GB/s") == 3
+    assert "Usual causes" in capsys.readouterr().err
+    path.write_text("{}")
+    with pytest.raises(HarnessError, match="no result"):
+        read_fabric(path)
+
+
+def test_unknown_operations_are_refused() -> None:
+    assert split_operations("all-reduce, broadcast") == ["all_reduce", "broadcast"]
+    with pytest.raises(HarnessError, match="Did you mean 'all_gather'"):
+        split_operations("allgather")
+
+
+def test_the_table_names_pairs_and_groups() -> None:
+    pair = FabricRow(op="point_to_point", ranks=[0, 2], size_bytes=1024, repeats=5, seconds=[1e-6])
+    table = fabric_table(a_result(a_row(), pair))
+    assert "all 4" in table
+    assert "0-2" in table
+    assert "1.57" in table
+
+
+def test_the_picture_is_written_by_its_suffix(tmp_path: Path) -> None:
+    result = a_result(a_row(), a_row(size=1024))
+    write_picture(result, tmp_path / "fabric.svg")
+    assert (tmp_path / "fabric.svg").read_text().startswith("<?xml")
+    with pytest.raises(HarnessError, match=r"\.svg or \.png"):
+        write_picture(result, tmp_path / "fabric.gif")
