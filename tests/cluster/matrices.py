@@ -28,6 +28,7 @@ model:
 data: {{sequence_length: 32}}
 training: {{steps: {steps}}}
 measure: {{warmup_steps: 1, counted_steps: 2}}
+compare: {{floor: false}}
 """
 ENDLESS = 1_000_000
 

@@ -8,10 +8,10 @@ import pytest
 from harness.errors import HarnessError
 from harness.slurm.matrix import Matrix, plan_nodes, read_matrix, render_matrix, write_matrix
 from harness.slurm.site import Site
-from harness.spec import Experiment
+from harness.spec import CompareSection, Experiment
 
 SITE = Site(name="test")
-EXPERIMENT = Experiment()
+EXPERIMENT = Experiment(compare=CompareSection(floor=False))
 
 
 def rendered(folder: Path, *, arrays: bool, repeats: int = 1) -> tuple[Matrix, dict[str, str]]:

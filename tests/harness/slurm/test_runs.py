@@ -15,7 +15,7 @@ from harness.slurm.ending import ScriptEnd
 from harness.slurm.matrix import Matrix, PlannedRun, plan_nodes, render_matrix, write_matrix
 from harness.slurm.site import Site
 from harness.slurm.submission import ranges, submit_runs, unsubmitted
-from harness.spec import Experiment
+from harness.spec import CompareSection, Experiment
 from harness.store import read_record
 from tests.harness.slurm.fakes import FakeSlurm
 
@@ -29,7 +29,10 @@ STEP = {
 
 def a_matrix(tmp_path: Path, *, arrays: bool = False, limit: int = 100) -> tuple[Path, Matrix]:
     folder = tmp_path / "jobs"
-    site, experiment = Site(name="test", max_queued_jobs=limit), Experiment()
+    site, experiment = (
+        Site(name="test", max_queued_jobs=limit),
+        Experiment(compare=CompareSection(floor=False)),
+    )
     cells = plan_nodes(experiment, site, ["ddp", "fsdp"], [2], 1, 1)
     matrix, scripts = render_matrix(
         cells, experiment, site, folder=folder, runs_folder=tmp_path / "runs", job_name="h", arrays=arrays,
