@@ -189,7 +189,9 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
     Raises UnknownBackend, naming the alternatives and the closest one.
     """
     name, _, given = label.strip().partition(":")
-    known = entries()
+    known = {entry.name: entry for entry in _BUILT_IN}
+    if name not in known:
+        known = entries()  # reads the metadata of every installed distribution: some milliseconds
     if name not in known:
         raise UnknownBackend(f"backend '{name}' is unknown. Available: {_choices(name, known)}")
     entry = known[name]
