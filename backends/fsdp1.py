@@ -27,6 +27,7 @@ from backends.base import (
     Engine,
     SetupContext,
     TensorKind,
+    Unsupported,
     World,
 )
 from backends.blocks import parameter_count, transformer_blocks
@@ -66,6 +67,7 @@ class Fsdp1Backend(Backend):
     ) -> Engine:
         model = build_model()
         count = parameter_count(model)
+        tied = len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
         blocks = transformer_blocks(model)
         dtype = next(model.parameters()).dtype
         world = context.world
@@ -92,6 +94,11 @@ class Fsdp1Backend(Backend):
         fsdp = FullyShardedDataParallel(model, **arguments)
         in_force = fsdp.sharding_strategy
         sharded = in_force is not ShardingStrategy.NO_SHARD
+        if tied and not sharded and precision is not None and context.accumulation_steps > 1:
+            raise Unsupported(
+                f"torch {torch.__version__}: FSDP1 NO_SHARD at mixed precision cannot accumulate gradients "
+                "of tied parameters; under no_sync it shares a low-precision gradient with an fp32 parameter"
+            )
         strategy = Strategy(
             name=in_force.name,
             native_config={key: _plain(value) for key, value in arguments.items()},
