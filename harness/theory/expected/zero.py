@@ -31,7 +31,7 @@ ALL_REDUCED = "DeepSpeed all-reduces gradients whatever `reduce_scatter` says, t
 
 def zero0_volume(setting: Setting) -> Volume:
     """Stage 0: `buffered_allreduce_fallback` (engine.py) at the accumulation boundary."""
-    return Volume(collectives=(*_setup(setting), *over_steps(setting, _zero0_step)))
+    return Volume(collectives=(*broadcast_model(setting), *over_steps(setting, _zero0_step)))
 
 
 def zero12_volume(setting: Setting, *, every_micro_step: bool) -> Volume:
@@ -45,7 +45,7 @@ def zero12_volume(setting: Setting, *, every_micro_step: bool) -> Volume:
     def step(setting: Setting, _: int) -> list[Collective]:
         return _zero12_step(setting, every_micro_step)
 
-    found = [*_setup(setting), *over_steps(setting, step)]
+    found = [*broadcast_model(setting), *over_steps(setting, step)]
     if setting.digest:
         # `safe_get_full_fp32_param` all-reduces a whole fp32 buffer per parameter (tensor_fragment.py).
         found += gathered(
@@ -98,23 +98,18 @@ def bucket_calls(setting: Setting) -> int | None:
     return 1 if setting.parameter_count <= bucket else None
 
 
-def _setup(setting: Setting) -> list[Collective]:
-    return broadcast_model(setting)
-
-
 def _zero0_step(setting: Setting, _: int) -> list[Collective]:
     dtype = reduce_dtype(setting)
-    one = setting.parameter_count <= FALLBACK_BUCKET_ELEMENTS
-    found = gathered(
-        "backward", GRADIENTS, _exact(setting.parameters), dtype, op="all_reduce",
-    )  # fmt: skip
     found = [
         Collective(
-            phase=c.phase, op=c.op, dtype=c.dtype, term=c.term, payload_bytes=c.payload_bytes,
-            calls=1 if one else None,
+            phase="backward",
+            op="all_reduce",
+            dtype=dtype,
+            term=GRADIENTS,
+            payload_bytes=setting.parameter_count * DTYPE_BYTES[dtype],
+            calls=1 if setting.parameter_count <= FALLBACK_BUCKET_ELEMENTS else None,
         )
-        for c in found
-    ]  # fmt: skip
+    ]
     if setting.precision == "fp32" and setting.clipping:
         # `clip_grad_norm_` (runtime/utils.py) averages the norm over the ranks.
         found.append(Collective(phase="step", op="all_reduce", dtype="float32", term=NORM, payload_bytes=4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from harness.theory.expected.setting import (
     BACKWARD,
@@ -113,7 +114,7 @@ def _pass(setting: Setting, phase: str, term: str, passes: int, found: list[Coll
 
 
 def _without_calls(collective: Collective) -> Collective:
-    return Collective(**{**vars(collective), "calls": None})
+    return replace(collective, calls=None)
 
 
 def _step(setting: Setting, step: int) -> list[Collective]:
