@@ -41,6 +41,7 @@ def setting(parameters: list[Tensor], block_count: int, prefix: str, **changes: 
         "steps": (4,),
     }
     if changes.get("precision") == "bf16":
+        values["master_dtype"] = "bfloat16"
         parameters = [replace(tensor, dtype="bfloat16") for tensor in parameters]
     return Setting(**(values | changes | {"parameters": tuple(parameters)}))  # type: ignore[arg-type]
 

@@ -53,7 +53,7 @@ def setting_of(record: Record) -> Setting | None:
         world_size=world.world_size,
         shard_size=_shard_size(record),
         accumulation_steps=world.accumulation_steps,
-        clipping=clipping > 0,
+        clipping=clipping > 0 or bool(options.get("default_clipping")),
         offload=options.get("offload", "none"),
         steps=tuple(step.step for step in record.steps if step.window == "counted"),
         reduce_bucket_elements=options.get("reduce_bucket_size"),
@@ -61,6 +61,7 @@ def setting_of(record: Record) -> Setting | None:
         evaluation_passes=passes,
         evaluation_spells=spells,
         activation_checkpointing=training["activation_checkpointing"],
+        master_dtype=effective.get("master_dtype", "float32"),
         digest=any(row.phase == "digest" for row in record.comm),
     )
 

@@ -124,7 +124,7 @@ class Fsdp1:
 
     def _digest(self) -> list[Collective]:
         """`summon_full_params` gathers every unit in the dtype of the masters."""
-        dtype = "bfloat16" if self.setting.precision == "bf16" else "float32"
+        dtype = self.setting.master_dtype
         return gathered("digest", "weights gathered for their digest", self.sizes(), dtype, role=self.role)
 
 

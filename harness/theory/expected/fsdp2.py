@@ -143,7 +143,7 @@ class Fsdp2:
         if not self.setting.digest:
             return []
         sizes = [unit_size([tensor], self.setting.shard_size) for tensor in self.setting.parameters]
-        dtype = "bfloat16" if self.setting.precision == "bf16" else "float32"
+        dtype = self.setting.master_dtype
         return gathered("digest", "weights gathered for their digest", sizes, dtype, role=self.role)
 
 

@@ -78,6 +78,8 @@ class Setting:
     """Spells of such passes without a training step between them."""
     activation_checkpointing: bool = False
     digest: bool = False
+    master_dtype: str = "float32"
+    """Dtype of the weights that the optimizer updates."""
     fp64_norm: bool = True
     """Whether the device has fp64, in which DeepSpeed accumulates norms."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backends.presets import BUCKET_ELEMENTS
+from backends.presets import BUCKET_ELEMENTS, ZERO_BUCKET_DEFAULT
 from harness.theory.expected.setting import (
     COMPUTE,
     DTYPE_BYTES,
@@ -24,8 +24,6 @@ START_ALIGNMENT = 2
 """`nccl_start_alignment_factor` of DeepSpeedZeroOptimizer (stage_1_and_2.py)."""
 FALLBACK_BUCKET_ELEMENTS = 500_000_000
 """`MEMORY_OPT_ALLREDUCE_SIZE` (engine.py), the bucket of stage 0."""
-DEFAULT_BUCKET_ELEMENTS = 500_000_000
-"""`reduce_bucket_size` of DeepSpeedZeroConfig (zero/config.py)."""
 ALL_REDUCED = "DeepSpeed all-reduces gradients whatever `reduce_scatter` says, the textbook reduce-scatters"
 
 
@@ -92,7 +90,7 @@ def bucket_calls(setting: Setting) -> int | None:
     """1 where all gradients fit into one bucket; else it depends on the order in which they come."""
     bucket = setting.reduce_bucket_elements
     if bucket is None:
-        bucket = DEFAULT_BUCKET_ELEMENTS
+        bucket = ZERO_BUCKET_DEFAULT
         if setting.like_for_like:
             bucket = min(BUCKET_ELEMENTS, setting.parameter_count + 1)
     return 1 if setting.parameter_count <= bucket else None

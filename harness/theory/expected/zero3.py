@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from backends.presets import ZERO3_DEFAULTS
 from harness.theory.expected.setting import (
     BACKWARD,
     FORWARD,
@@ -25,10 +26,11 @@ from harness.theory.expected.setting import (
 )
 from harness.theory.expected.zero import broadcast_model, bucket_calls, optimizer_groups, reduce_dtype
 
-PERSISTENCE_ELEMENTS = 100_000
-"""`stage3_param_persistence_threshold` of DeepSpeedZeroConfig; like for like 0."""
-REUSE_ELEMENTS = 1_000_000_000
-"""`stage3_max_reuse_distance` and `stage3_max_live_parameters` by default; like for like 0."""
+PERSISTENCE_ELEMENTS = ZERO3_DEFAULTS["stage3_param_persistence_threshold"]
+REUSE_ELEMENTS = min(
+    ZERO3_DEFAULTS["stage3_max_reuse_distance"], ZERO3_DEFAULTS["stage3_max_live_parameters"]
+)
+"""Like for like all of these are 0."""
 SUB_GROUP_ELEMENTS = 1_000_000_000
 """`sub_group_size`: norms are reduced per sub-group of a parameter group."""
 TRACED_FROM_PASS = 2
@@ -199,5 +201,5 @@ def _digest(setting: Setting) -> list[Collective]:
     """`safe_get_full_fp32_param` gathers the fp32 partition of every parameter (`_fp32_state_allgather`)."""
     if not setting.digest:
         return []
-    dtype = "bfloat16" if setting.precision == "bf16" else "float32"
+    dtype = setting.master_dtype
     return gathered("digest", "weights gathered for their digest", _sizes(setting, setting.parameters), dtype)
