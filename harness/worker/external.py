@@ -5,25 +5,36 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
 
+from backends.base import World
 from harness.launch.assemble import assemble
 from harness.launch.local import Outcome
+from harness.launch.nodes import node_file, write_node
 from harness.record import Record
-from harness.request import RunRequest
+from harness.request import REQUEST_NAME, RunRequest, rank_file
 from harness.store import write_record
 from harness.worker.environment import join_process_group, prepare_process, world_of
+from harness.worker.gathering import fetch, hand_over
 from harness.worker.rank import COLLECTIVE_TIMEOUT_SECONDS, run_rank
+
+SHARED_FOLDER_PATIENCE_SECONDS = 5.0
+"""Network file systems show a new file late."""
 
 
 def run_external(make_request: Callable[[], RunRequest], runs: Path) -> tuple[Record | None, int]:
     """Run this process's rank of a run that rank 0 names; return (rank 0's record, exit code).
 
-    `make_request` is called on every rank; rank 0's answer counts. The runs folder must be shared.
+    `make_request` is called on every rank; rank 0's answer counts. Where nodes do not share the runs folder,
+    each writes to its own, and rank 0 gathers what the record needs.
     """
     own = make_request()
     world = world_of(own)
@@ -32,28 +43,81 @@ def run_external(make_request: Callable[[], RunRequest], runs: Path) -> tuple[Re
     agreed: list[Any] = [own.model_dump_json()]
     dist.broadcast_object_list(agreed, src=0)
     request = RunRequest.model_validate_json(agreed[0])
-    directory = runs / request.run_id
+    run = _ExternalRun(directory=runs / request.run_id, request=request, world=world)
+    run.settle()
     if world.rank == 0:
-        directory.mkdir(parents=True)
-        request.write(directory)
-    dist.barrier()
-    record_at_end = _recorder(directory, request) if world.rank == 0 else None
-    if record_at_end is not None:
-        signal.signal(signal.SIGTERM, lambda _signal, _frame: (record_at_end(), os._exit(1)))
-    code = run_rank(directory, record_at_end)
+        signal.signal(signal.SIGTERM, run.end_early_and_leave)
+    code = run_rank(run.directory, run.end_early)
+    run.give()
     if world.rank != 0:
         return None, code
-    record = assemble(directory, request, Outcome(exit_codes={world.rank: code}))
-    write_record(directory, record)
-    return record, code
+    return run.record(Outcome(exit_codes={world.rank: code})), code
 
 
-def _recorder(directory: Path, request: RunRequest) -> Callable[[], None]:
-    """When torchrun ends this rank because another failed, the record is still written."""
+@dataclass
+class _ExternalRun:
+    """One rank's view of the run."""
 
-    def write() -> None:
-        outcome = Outcome(exit_codes={}, stopped="interrupted")
-        write_record(directory, assemble(directory, request, outcome))
-        sys.stderr.flush()
+    directory: Path
+    request: RunRequest
+    world: World
+    apart: tuple[int, ...] = ()
+    """Ranks that do not see rank 0's folder."""
 
-    return write
+    def settle(self) -> None:
+        """Make the folder, and find out which ranks share it."""
+        if self.world.rank == 0:
+            self.directory.mkdir(parents=True)
+            self.request.write(self.directory)
+        dist.barrier()
+        seen = self._sees_folder()
+        everyone: list[Any] = [None] * self.world.world_size
+        dist.all_gather_object(everyone, seen)
+        self.apart = tuple(rank for rank, sees in enumerate(everyone) if not sees)
+        first = self.world.local_rank == 0
+        if not seen and first:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self.request.write(self.directory)
+        dist.barrier()
+        if first:
+            write_node(self.directory, self._node)
+
+    def give(self) -> None:
+        """Hand over this rank's files, if rank 0 cannot see them."""
+        if self.world.rank in self.apart:
+            mine = [rank_file(self.directory, self.world.rank)]
+            if self.world.local_rank == 0:
+                mine.append(node_file(self.directory, self._node))
+            hand_over(_get_default_store(), self.world.rank, mine)
+
+    def record(self, outcome: Outcome) -> Record:
+        """Gather what is elsewhere, and write the record."""
+        for rank in self.apart:
+            fetch(_get_default_store(), rank, self.directory)
+        record = assemble(self.directory, self.request, outcome)
+        write_record(self.directory, record)
+        return record
+
+    def end_early(self) -> None:
+        """When the launcher ends this rank because another failed, the record is still written."""
+        self.give()
+        if self.world.rank == 0:
+            self.record(Outcome(exit_codes={}, stopped="interrupted"))
+            sys.stderr.flush()
+
+    def end_early_and_leave(self, _signal: int, _frame: FrameType | None) -> None:
+        """For the time before training, when nothing else listens to signals."""
+        self.end_early()
+        os._exit(1)
+
+    @property
+    def _node(self) -> int:
+        return self.world.rank // self.world.ranks_per_node
+
+    def _sees_folder(self) -> bool:
+        deadline = time.monotonic() + SHARED_FOLDER_PATIENCE_SECONDS
+        while not (self.directory / REQUEST_NAME).exists():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
