@@ -26,6 +26,20 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py
 
+# make publish NAME=my-job CONFIG=my-job.yaml REPEATS=5
+NAME ?= default
+CONFIG ?= configs/default.yaml
+REPEATS ?= 3
+PUBLISHED := reports/$(NAME)
+
+publish: $(READY)
+	$(BIN)/harness compare --config $(CONFIG) --repeats $(REPEATS) --runs $(PUBLISHED)/runs --report $(PUBLISHED)/report.md
+	find $(PUBLISHED)/runs -type f ! -name record.json -delete
+	$(BIN)/harness report $(PUBLISHED)/runs -o $(PUBLISHED)/report.md
+	$(BIN)/harness report $(PUBLISHED)/runs -o $(PUBLISHED)/report.html
+	$(BIN)/harness verify $(PUBLISHED)/report.md
+	$(BIN)/harness verify $(PUBLISHED)/report.html
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt "torch>=2.11"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import Any
 
 from harness.report.document import Picture
@@ -32,7 +33,9 @@ def draw(picture: Picture, formats: tuple[str, ...] = ("svg", "png")) -> dict[st
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(SETTINGS):  # type: ignore[arg-type]
+    with mpl.rc_context(SETTINGS), warnings.catch_warnings():  # type: ignore[arg-type]
+        # An SVG holds the text itself; in a PNG a sign that the font lacks is a box.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=(picture.width_inches, picture.height_inches), layout="constrained")
         picture.draw(figure)
         images = {}

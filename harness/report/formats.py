@@ -54,7 +54,8 @@ def one_line(text: str, *, keep_spaces: bool = False) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Text of at most so many characters, beginning and end kept."""
+    """Text of at most so many characters on one line, beginning and end kept."""
+    text = one_line(text)
     if len(text) <= most:
         return text
     tail = most // 3

@@ -1,0 +1,186 @@
+"""Names of models, data and files are text in every format, whatever characters they hold."""
+
+import csv
+import html.parser
+import io
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from harness.compare.rows import make_rows
+from harness.record import BackendPart, Record
+from harness.report.contents import comparison
+from harness.report.document import Document
+from harness.report.drawing import draw
+from harness.report.report import write_report
+from harness.report.verify import verify
+from harness.report.writers.csv import render_csv
+from harness.report.writers.html import render_html
+from harness.report.writers.json import render_json
+from harness.report.writers.latex import render_latex
+from harness.report.writers.markdown import render_markdown
+from harness.store import write_record
+from tests.records import JOB, make_effective, make_record
+
+NAMES = [
+    "a|b||c",
+    "`code` ```fence```",
+    "<script>alert(1)</script><b>x</b>",
+    "quo\"te's & &lt; &amp;",
+    "two\nlines\r\nand\ttab",
+    "# heading\n\n- item\n1. one",
+    "Größe 模型 نموذج 🚀",
+    "x" * 300,
+    "a_b*c*d_e ~~f~~ [link](http://example.org) ![i](x) $m$ {n} 100% ^2 \\end{verbatim}",
+    "-->--><!-- <![CDATA[",
+    "=1+1",
+    "\u202ereversed\u2066",
+    "nul\x00bell\x07",
+]
+
+
+def records(name: str) -> list[Record]:
+    """A report in which the name stands wherever a user can put one."""
+    label = f"ddp:{name}"
+    job = JOB | {"model": JOB["model"] | {"name": name}, "data": JOB["data"] | {"path": name}}
+    return [
+        make_record(job=job, command=["harness", "run", "--set", f"model.name={name}"]),
+        make_record(
+            label="ddp", run_id="second", job=job, status="failed", reasons=[name], steps=make_record().steps,
+            backend=BackendPart(
+                label=label, name="ddp", effective=make_effective(strategy=name), native_config={name: name}
+            ),
+            model={"architecture": name, "attention": name},
+        ),
+    ]  # fmt: skip
+
+
+@lru_cache(maxsize=4)
+def document(name: str) -> Document:
+    return comparison(make_rows(records(name)))
+
+
+def report(name: str, form: str) -> str:
+    """The text of a report; its pictures are not drawn."""
+    shown = document(name)
+    pictures = {picture.key: "picture" for picture in shown.pictures()}
+    match form:
+        case "html":
+            return render_html(shown, pictures, "manifest")
+        case "md":
+            return render_markdown(shown, pictures, "manifest")
+        case "latex":
+            return render_latex(shown, pictures, "manifest")
+        case "json":
+            return render_json(shown, "manifest: {}")
+        case _:
+            return render_csv(shown, "manifest")[0]
+
+
+@pytest.fixture(params=range(len(NAMES)))
+def name(request: pytest.FixtureRequest) -> str:
+    return NAMES[request.param]
+
+
+class Tags(html.parser.HTMLParser):
+    """Tags and text of a document."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def visible(name: str) -> str:
+    """The name as a writer shows it on one line."""
+    flat = " ".join(name.split())
+    return "".join("\ufffd" if c in "\u202e\u2066\x00\x07" else c for c in flat)
+
+
+def test_html_has_no_tag_that_a_name_brought_and_shows_the_name(name: str) -> None:
+    tags = Tags()
+    tags.feed(report(name, "html"))
+    harmless = Tags()
+    harmless.feed(report("plain", "html"))
+    assert tags.tags == harmless.tags
+    assert tags.open == []
+    assert visible(name) in tags.text
+
+
+def test_markdown_rows_keep_their_columns_and_html_stays_text(name: str) -> None:
+    from markdown_it import MarkdownIt
+
+    parser = MarkdownIt("commonmark").enable("table")
+    tokens = parser.parse(report(name, "md"))
+    harmless = parser.parse(report("plain", "md"))
+
+    def shape(of: list) -> list[str]:  # type: ignore[type-arg]
+        return [token.type for token in of if token.type not in ("inline", "text")]
+
+    assert shape(tokens) == shape(harmless)
+    inline = [child for token in tokens for child in token.children or [] if token.type == "inline"]
+    plain = [child for token in harmless for child in token.children or [] if token.type == "inline"]
+    kinds = ("html_inline", "link_open", "em_open", "strong_open", "code_inline", "image", "s_open")
+    for kind in kinds:
+        assert sum(c.type == kind for c in inline) == sum(c.type == kind for c in plain), kind
+    cells = "".join(child.content for child in inline if child.type == "text")
+    assert visible(name).replace(" ", "") in cells.replace(" ", "")
+
+
+def test_csv_reads_back_as_written(name: str) -> None:
+    lines = list(csv.DictReader(io.StringIO(report(name, "csv"), newline="")))
+    assert lines[1]["backend"] == f"ddp:{name}"
+    assert not any(value.startswith("=") for value in lines[1].values() if value)
+
+
+def test_json_reads_back_as_written(name: str) -> None:
+    content = json.loads(report(name, "json"))
+    tables = [b for s in content["sections"] for b in s["blocks"] if b["kind"] == "table"]
+    assert next(t for t in tables if t["key"] == "results")["rows"][1]["backend"] == f"ddp:{name}"
+
+
+def test_latex_has_no_command_that_a_name_brought(name: str) -> None:
+    def commands(text: str) -> set[str]:
+        body = text.partition("\\begin{document}")[2]
+        return set(re.findall(r"\\(?:begin|end|input|write|include)\{?\w*", body))
+
+    text = report(name, "latex")
+    assert commands(text) == commands(report("plain", "latex"))
+    body = text.partition("\\begin{document}")[2]
+    for line in body.splitlines():
+        assert not re.search(r"(?<!\\)(?:\\\\)*[%#]", line), line
+        if line.endswith(r" \\") and "&" in line:
+            assert len(re.findall(r"(?<!\\)&", line)) >= 2
+
+
+def test_picture_is_well_formed_and_shows_the_name(name: str) -> None:
+    (picture,) = [picture for picture in document(name).pictures() if picture.key == "loss"]
+    root = ElementTree.fromstring(draw(picture, ("svg",))["svg"])
+    text = "".join(root.itertext())
+    assert visible(name)[:10].strip() in text
+
+
+def test_report_with_all_names_at_once_is_verified(tmp_path: Path) -> None:
+    runs = []
+    for number, record in enumerate(records("".join(NAMES))):
+        (tmp_path / "runs" / str(number)).mkdir(parents=True)
+        runs.append((write_record(tmp_path / "runs" / str(number), record), record))
+    for suffix in ("md", "html", "csv", "json", "tex"):
+        written = write_report(runs, tmp_path / f"{suffix}.{suffix}")
+        assert [str(problem) for problem in verify(written).problems] == []
