@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from harness.cli_export import export
 from harness.cli_fabric import fabric
 from harness.cli_options import common
 from harness.cli_options import config_option as _config
@@ -165,6 +166,7 @@ def backends(as_json: bool) -> int:
     return list_backends(as_json)
 
 
+harness.add_command(export)
 harness.add_command(fabric)
 harness.add_command(slurm)
 
