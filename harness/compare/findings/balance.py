@@ -88,7 +88,7 @@ def _series(record: Record) -> dict[str, list[list[float]]]:
     """Seconds per rank and step of what does not contain waiting for a slower rank."""
     indices, steps = speed.timed_indices(record), len(record.steps)
     found = {"whole steps": _per_rank(record, indices, lambda rank, index: rank.step_seconds[index])}
-    if all("forward" in rank.phase_seconds for rank in record.ranks):
+    if record.ranks and all("forward" in rank.phase_seconds for rank in record.ranks):
         # Ranks end a step together and may begin it apart. One that begins early waits in the forward
         # pass for the others, so all are counted from where the first began.
         longest = [max(rank.step_seconds[index] for rank in record.ranks) for index in range(steps)]

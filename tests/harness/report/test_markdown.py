@@ -177,3 +177,14 @@ def test_backticks_in_values_do_not_end_a_code_block(tmp_path: Path) -> None:
 def test_dollars_in_names_do_not_break_the_picture(tmp_path: Path) -> None:
     picture = report_of(tmp_path, strange("a$b{$c")).with_suffix(".loss.svg").read_text()
     assert "a$b{$c" in picture
+
+
+def test_run_that_ended_early_without_its_ranks_has_a_report(tmp_path: Path) -> None:
+    """A launcher writes the record of ranks that died: steps may be there and ranks not, or the reverse."""
+    error = ErrorPart(kind="OutOfMemoryError", message="no memory left", rank=0)
+    early = make_record(
+        label="ddp", status="oom", error=error, steps=make_steps()[:2], ranks=[], windows=None
+    )
+    late = make_record(label="fsdp", status="oom", error=error, steps=[])
+    text = report_of(tmp_path, [make_record(), early, late]).read_text()
+    assert "out of memory: ddp on 2 ranks and fsdp on 2 ranks" in text
