@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from harness.compare.rows import Row
 from harness.compare.statistics import FEWEST_RUNS, LEVEL, RESAMPLES
 from harness.report.document import Items, Section
+from harness.report.formats import percent
 
 
 def reading_section(rows: Sequence[Row]) -> Section:
@@ -22,7 +23,7 @@ _LINES = [
     "of those steps; the median over repeats. A step lasts as long as on its slowest rank. "
     "Padding is no token.",
     "step ms: the median over the timed steps of all repeats; p95 their 95th percentile.",
-    f"intervals: {LEVEL:.0%} percentile bootstrap of the median over runs, {RESAMPLES} resamples, "
+    f"intervals: {percent(LEVEL)} percentile bootstrap of the median over runs, {RESAMPLES} resamples, "
     f"fixed seed. Runs are drawn, not steps. Below {FEWEST_RUNS} runs there is none. Two cells differ "
     "beyond noise if the interval of the ratio of their medians leaves out 100 %. "
     "Of few runs it is short of its level: three runs give their range, which holds the true median three "

@@ -8,6 +8,7 @@ from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
 from harness.compare.statistics import FEWEST_RUNS, LEVEL
 from harness.report.document import Block, Folded, Paragraph, Section
+from harness.report.formats import percent
 from harness.report.pictures.trade_off import trade_off_picture
 from harness.report.tables import NOT_JUDGED, WITHIN_NOISE, results_table, spread_table
 
@@ -20,7 +21,7 @@ def results_section(rows: Sequence[Row]) -> Section:
         runs = max(len(group.rows) for group in group_repeats(rows))
         text = (
             f"of fastest: throughput beside the fastest of the same job and number of ranks. {WITHIN_NOISE}: "
-            f"within the noise of it, its {LEVEL:.0%} interval holds 100 %. {NOT_JUDGED}: fewer than "
+            f"within the noise of it, its {percent(LEVEL)} interval holds 100 %. {NOT_JUDGED}: fewer than "
             f"{FEWEST_RUNS} runs of one of the two, so nobody can tell the difference from noise."
         )
         title = f"Repeats and spread: {runs} run{'s' if runs > 1 else ''} of each cell at most"
