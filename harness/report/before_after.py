@@ -194,9 +194,9 @@ def _sides(before: Sequence[Row], after: Sequence[Row]) -> Section:
 
 def _reading() -> Section:
     text = (
-        f"Figures are medians over repeats. change: (after - before) / before; from and to: its "
+        "Figures are medians over repeats. change: (after - before) / before; from and to: its "
         f"{percent(LEVEL)} percentile-bootstrap interval over runs. beyond noise: the interval leaves out 0; "
-        f"bytes of model states and bytes sent are counts, where any difference is one. Below {FEWEST_RUNS} runs on a side "
-        "timings and peaks are not judged."
+        "bytes of model states and bytes sent are counts, where any difference is one. Below "
+        f"{FEWEST_RUNS} runs on a side timings and peaks are not judged."
     )
     return Section("reading", "How to read the numbers", [Paragraph(text)])
