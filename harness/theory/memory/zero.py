@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from backends.presets import DATA_TYPES, zero_changes
 from harness.record import TensorPart
 from harness.theory.memory.terms import (
     ADAM_MOMENTS,
@@ -53,7 +54,9 @@ def zero12_states(setting: Setting) -> ModelStates:
     multiple of 2 N elements, and clones this rank's 1/N of it into `single_partition_of_fp32_groups`, in
     fp32 too. After a backward pass `averaged_gradients` are views of `grads_in_partition`, which
     `copy_grads_in_partition` sizes by the whole of every parameter that reaches into the partition, and
-    zeros for the padding (`get_flat_partition`). Adam has one flat parameter per group.
+    zeros for the padding (`get_flat_partition`); where micro-steps add up in fp32 though gradients are of
+    low precision, one fp32 buffer of just the partition (`_build_compact_grad_partition_buffer`). Adam has
+    one flat parameter per group.
     """
     width, trained, ranks = setting.compute_bytes, setting.trained_bytes, setting.world_size
     offload = setting.offload != "none"
@@ -114,8 +117,11 @@ def zero12_states(setting: Setting) -> ModelStates:
         ),
         *buffer_terms(setting),
     ]
+    accumulated = gradient_accumulation_bytes(int(setting.backend[-1]), setting)
     if offload:
-        return states([*terms, *_offloaded_gradients(setting, partition, inside + straddling)])
+        return states([*terms, *_offloaded_gradients(setting, partition, inside + straddling, accumulated)])
+    if accumulated > width:
+        width, straddling = accumulated, 0
     return states(
         [
             *terms,
@@ -136,7 +142,18 @@ def zero12_states(setting: Setting) -> ModelStates:
     )
 
 
-def _offloaded_gradients(setting: Setting, partition: int, touched: int) -> list[Term]:
+def gradient_accumulation_bytes(stage: int, setting: Setting) -> int:
+    """Bytes per element in which micro-steps add up: the compute dtype's unless the preset says fp32.
+
+    DeepSpeed 0.19.8, `runtime/engine.py`, `DeepSpeedEngine.get_data_types`.
+    """
+    changes = zero_changes(stage, setting.precision, setting.preset, parameter_count=0)  # type: ignore[arg-type]
+    return 4 if any(change.setting == DATA_TYPES for change in changes) else setting.compute_bytes
+
+
+def _offloaded_gradients(
+    setting: Setting, partition: int, touched: int, accumulation_bytes: int
+) -> list[Term]:
     """Offload of the optimizer: gradients are copied to the host as they are reduced.
 
     `initialize_optimizer_states` keeps a gradient of each partition on the host for good;
@@ -144,13 +161,22 @@ def _offloaded_gradients(setting: Setting, partition: int, touched: int) -> list
     `param_buffer_of_bit16_for_cpu_offload_groups` stages the updated weights. With accumulation
     stage 2, which reduces in every micro-step, keeps every parameter that reaches into the partition in
     `accumulated_grads_in_cpu` (`async_accumulate_grad_in_cpu_via_gpu`), unless masters are in the low
-    precision; stage 1 reduces once and `setup_buckets` stays at its first micro-step.
+    precision; stage 1 reduces once and `setup_buckets` stays at its first micro-step. Where micro-steps
+    add up in a wider dtype than the gradients', they do so on the device, in a buffer of just the partition
+    (`_build_compact_grad_partition_buffer`).
     """
     width = setting.compute_bytes
+    wider = accumulation_bytes > width
     largest = max(numel(parameter) for parameter in setting.layout.parameters)
     every_micro_step = setting.backend.endswith("zero2") and setting.accumulation_steps > 1
-    accumulated = touched if every_micro_step and setting.precision != "bf16" else 0
+    accumulated = touched if every_micro_step and setting.precision != "bf16" and not wider else 0
     return [
+        Term(
+            kind="gradients",
+            name="partition, added up on the device",
+            bytes=partition * accumulation_bytes if wider else 0,
+            extra=True,
+        ),
         Term(
             kind="gradients",
             name="partition, kept on the host",

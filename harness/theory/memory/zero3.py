@@ -16,6 +16,7 @@ from harness.theory.memory.terms import (
     numel,
     states,
 )
+from harness.theory.memory.zero import gradient_accumulation_bytes
 
 SUB_GROUP_ELEMENTS = 1_000_000_000
 """DeepSpeed 0.19.8, `runtime/zero/config.py`, `sub_group_size`, in elements of the rank's pieces."""
@@ -27,11 +28,13 @@ def zero3_states(setting: Setting) -> ModelStates:
     `partition_parameters.py`, `_partition_param`: each parameter is padded to a multiple of N. `stage3.py`:
     `_create_fp16_partitions_with_defragmentation` lays the pieces into one buffer; `_create_fp32_partitions`
     copies them for the optimizer, in fp32 too (it compares a device with the name of one, which never
-    agree); `_setup_for_real_optimizer` keeps a gradient of every piece and one reduction bucket for good.
+    agree); `_setup_for_real_optimizer` keeps a gradient of every piece, in the dtype in which micro-steps add
+    up, and one reduction bucket for good.
     With the optimizer offloaded, `initialize_optimizer_states` keeps a second gradient on the host.
     Parameters up to the persistence threshold stay gathered.
     """
     width, trained, ranks = setting.compute_bytes, setting.trained_bytes, setting.world_size
+    accumulated = gradient_accumulation_bytes(3, setting)
     offload = setting.offload != "none"
     pieces = sum(-(-numel(parameter) // ranks) for parameter in setting.layout.parameters)
     own = sum(_own(numel(parameter), ranks, setting.rank) for parameter in setting.layout.parameters)
@@ -47,8 +50,8 @@ def zero3_states(setting: Setting) -> ModelStates:
             Term(kind="masters", name=copy, bytes=own * trained, host=offload,
                  extra=setting.precision == "fp32"),
             Term(kind="masters", name=pad, bytes=(pieces - own) * trained, host=offload, extra=True),
-            Term(kind="gradients", name="own pieces", bytes=own * width, host=offload),
-            Term(kind="gradients", name=pad, bytes=(pieces - own) * width, host=offload, extra=True),
+            Term(kind="gradients", name="own pieces", bytes=own * accumulated, host=offload),
+            Term(kind="gradients", name=pad, bytes=(pieces - own) * accumulated, host=offload, extra=True),
             Term(kind="gradients", name="second gradient for the offloaded optimizer",
                  bytes=pieces * trained if offload else 0, host=True, extra=True),
             Term(kind="optimizer", name="Adam's moments of own pieces",
