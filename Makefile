@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: compare test test-cluster lint bench clean
+.PHONY: compare test test-cluster traps lint bench clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
@@ -16,6 +16,10 @@ test: $(READY)
 test-cluster: $(READY)
 	$(BIN)/python -m tests.cluster.packages .cluster/slurm
 	REQUIRE_CLUSTER=1 $(BIN)/pytest --cluster tests/cluster
+
+# Every known trap is planted and must be named; a clean matrix must raise nothing. A few minutes.
+traps: $(READY)
+	$(BIN)/pytest tests/traps
 
 lint: $(READY)
 	$(BIN)/ruff check .

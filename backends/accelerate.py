@@ -123,6 +123,7 @@ class AccelerateDdpBackend(Backend):
                 f"accelerate {version('accelerate')} prepared {type(prepared).__name__}, not DDP"
             )
         distributed = context.world.world_size > 1
+        is_ddp = isinstance(prepared, nn.parallel.DistributedDataParallel)  # on one rank too, on the CPU
         dtype = next(model.parameters()).dtype
         strategy = Strategy(
             name=f"{type(prepared).__name__} through Accelerate",
@@ -139,7 +140,7 @@ class AccelerateDdpBackend(Backend):
             offload=[],
             library_autocast=autocast_dtype(context.precision),
             details={"autocast": "inside the prepared forward"},
-            **({"skip_synchronisation": prepared.no_sync} if distributed else {}),
+            **({"skip_synchronisation": prepared.no_sync} if is_ddp else {}),
         )
         engine = AccelerateDdpEngine(prepared, optimizer, context, strategy, accelerator.scaler)
         engine.accelerator = accelerator

@@ -171,5 +171,19 @@ harness.add_command(fabric)
 harness.add_command(slurm)
 
 
+@harness.command()
+@_json
+@common
+def doctor(as_json: bool) -> int:
+    """Say what this machine can run, which versions have known traps, and whether it can be trusted.
+
+    Runs a tiny job under every backend and three planted defects, in about two minutes. Exits with 1 if
+    something is off.
+    """
+    from harness.doctor.command import examine
+
+    return examine(as_json)
+
+
 if __name__ == "__main__":
     main()

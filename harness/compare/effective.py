@@ -78,6 +78,11 @@ def master_dtypes(record: Record) -> list[str] | None:
     return [told] if told else None
 
 
+def _state_dtypes(record: Record) -> list[str] | None:
+    """Dtypes of Adam's moments; None where another optimizer trains than the one that was built."""
+    return (record.observed.optimizer_state_dtypes or None) if record.observed else None
+
+
 def reduce_dtypes(record: Record) -> list[str] | None:
     """Dtypes in which gradients crossed the wire: counted, else as the backend says."""
     counted = reduced_dtypes(record)
@@ -95,7 +100,7 @@ SETTINGS = (
     Setting(name="parameters without optimizer", effect="mathematics", read=_seen("parameters_left_out")),
     Setting(name="frozen parameters", effect="mathematics", read=_seen("frozen_parameters")),
     Setting(name="dtype of masters", effect="mathematics", read=master_dtypes),
-    Setting(name="dtype of optimizer states", effect="mathematics", read=_seen("optimizer_state_dtypes")),
+    Setting(name="dtype of optimizer states", effect="mathematics", read=_state_dtypes),
     Setting(name="dtype of computation", effect="mathematics", read=compute_dtype),
     Setting(name="dtype of reduction", effect="mathematics", read=reduce_dtypes),
     Setting(name="dtype of accumulation", effect="mathematics", read=_told("accumulation_dtype")),

@@ -36,6 +36,9 @@ def explain(reference: Record, record: Record, limits: Limits) -> Explanation:
         return _forward(record, left.loss, right.loss)
     difference = relative(left.gradient_norm, right.gradient_norm)
     if difference is not None and difference > limits.norm:
+        still = _standing_still(reference, record)
+        if still is not None:
+            return still
         assert left.gradient_norm is not None
         assert right.gradient_norm is not None
         return _gradient(record, right.gradient_norm / left.gradient_norm)
@@ -141,14 +144,9 @@ def _gradient(record: Record, ratio: float) -> Explanation:
 
 
 def _update(reference: Record, record: Record, limits: Limits) -> Explanation:
-    moved, other = movement(reference), movement(record)
-    still = sorted(name for name, size in moved.items() if size > 0 and other.get(name) == 0)
-    if still and len(still) < len(moved):
-        return Explanation(
-            kind="parameters-not-updated",
-            message=f"{_some(still)} never moved although the reference moves them",
-            values={"parameters": still},
-        )
+    still = _standing_still(reference, record)
+    if still is not None:
+        return still
     parts = []
     step = next(
         (
@@ -168,6 +166,18 @@ def _update(reference: Record, record: Record, limits: Limits) -> Explanation:
         message="the first loss and gradient norm agree, so the update differs: clipping, learning rate, "
         "optimizer constants or dtype of masters" + ("; " + "; ".join(parts) if parts else ""),
         values={"parameters": beyond},
+    )
+
+
+def _standing_still(reference: Record, record: Record) -> Explanation | None:
+    moved, other = movement(reference), movement(record)
+    still = sorted(name for name, size in moved.items() if size > 0 and other.get(name) == 0)
+    if not still or len(still) == len(moved):
+        return None
+    return Explanation(
+        kind="parameters-not-updated",
+        message=f"{_some(still)} never moved although the reference moves them",
+        values={"parameters": still},
     )
 
 

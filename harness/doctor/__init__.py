@@ -1,0 +1,1 @@
+"""Whether this installation can be trusted: what runs here, known traps, and a self-check."""

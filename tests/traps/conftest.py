@@ -1,0 +1,30 @@
+"""The broken adapters are installed once; the counts of the suite are printed at its end."""
+
+import sys
+
+import pytest
+
+from .matrix import Matrix, install
+
+TALLY: dict[str, list[int]] = {"planted": [0, 0], "clean": [0, 0]}
+
+
+@pytest.fixture(scope="session")
+def matrix(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("traps")
+    install(folder / "site")
+    yield Matrix(folder)
+    sys.path.remove(str(folder / "site"))
+
+
+@pytest.fixture(scope="session")
+def tally() -> dict[str, list[int]]:
+    return TALLY
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    found, planted = TALLY["planted"]
+    false, cells = TALLY["clean"]
+    if planted or cells:
+        terminalreporter.write_line(f"planted: {found} of {planted} found and named")
+        terminalreporter.write_line(f"clean matrix: {false} findings on {cells} cells")

@@ -1,0 +1,129 @@
+"""Runs cells of tiny jobs for the trap suite, each reference and its repetitions once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from backends import registry
+from backends.base import World
+from harness.batch import batch_layout, reference_layout
+from harness.cells import canonical_label, floor_labels, make_cell, modules_to_preload, run_cell
+from harness.compare.findings.catalogue import find_all
+from harness.compare.findings.finding import Finding
+from harness.compare.rows import Row, make_rows
+from harness.config import load_experiment
+from harness.launch.local import LocalLauncher
+from harness.record import Record
+from harness.store import Store
+
+from . import adapters
+
+TINY = [
+    "model.config={hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2, "
+    "num_key_value_heads: 2, max_position_embeddings: 16}",
+    "data.sequence_length=16", "data.limit=64", "training.steps=6", "training.global_batch_size=8",
+    "schedule.warmup_steps=1", "measure.warmup_steps=1", "measure.counted_steps=2",
+    "runtime.threads_per_rank=1", "runtime.device=cpu",
+]  # fmt: skip
+ABOUT_TIME = {
+    "faster-than-possible", "inconsistent-timing", "instrumented-timing", "nothing-timed", "slow-data",
+    "slow-rank", "warmup-too-short",
+}  # fmt: skip
+"""Findings about speed: runs of six steps on a shared machine say nothing of it."""
+
+
+CLEAN_SIZES = (1, 2, 4)
+
+
+def clean_labels(world_size: int) -> list[str]:
+    """Built-in backends that run on this many CPU ranks.
+
+    On one rank the sharding strategies of FSDP1 are left out: it takes NO_SHARD there, which is T14.
+    """
+    world = World(rank=0, world_size=world_size, local_rank=0, ranks_per_node=world_size, device="cpu")
+    return [
+        name
+        for name, entry in registry.entries().items()
+        if name != registry.REFERENCE
+        and entry.target.startswith("backends.")
+        and not registry.create(name).unmet_requirements(world)
+        and not (world_size == 1 and name in ("fsdp1", "fsdp1-grad-op"))
+    ]
+
+
+class Matrix:
+    """Runs and remembers cells; one fork server serves them all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store(folder / "runs")
+        self.store.prepare()
+        self._records: dict[tuple[str, int, tuple[str, ...]], Record] = {}
+        self._launcher: LocalLauncher | None = None
+
+    def record(self, label: str, world_size: int, settings: Sequence[str]) -> Record:
+        key = (label, world_size, tuple(settings))
+        if key not in self._records:
+            self._records[key] = self._run(label, world_size, settings)
+        return self._records[key]
+
+    def rows(self, labels: Sequence[str], world_size: int, settings: Sequence[str] = ()) -> list[Row]:
+        """Rows of these backends beside the reference and its repetitions."""
+        experiment = load_experiment(None, [*TINY, *settings])
+        layout = reference_layout(batch_layout(experiment.training, world_size), experiment.training)
+        references = [registry.REFERENCE, *floor_labels(layout, experiment)]
+        records = [self._reference(label, world_size, settings) for label in references]
+        return make_rows([*records, *(self.record(label, world_size, settings) for label in labels)])
+
+    def findings(self, labels: Sequence[str], world_size: int, settings: Sequence[str] = ()) -> list[Finding]:
+        rows = self.rows(labels, world_size, settings)
+        broken = [(r.record.backend.label, r.record.error) for r in rows if r.record.status == "failed"]
+        assert not broken, broken
+        return [finding for finding in find_all(rows) if finding.id not in ABOUT_TIME]
+
+    def _reference(self, label: str, world_size: int, settings: Sequence[str]) -> Record:
+        experiment = load_experiment(None, [*TINY, *settings])
+        layout = reference_layout(batch_layout(experiment.training, world_size), experiment.training)
+        key = (label, 1, (*settings, str(layout)))
+        if key not in self._records:
+            self._records[key] = self._run(label, world_size, settings)
+        return self._records[key]
+
+    def _run(self, label: str, world_size: int, settings: Sequence[str]) -> Record:
+        experiment = load_experiment(None, [*TINY, *settings])
+        layout = batch_layout(experiment.training, world_size)
+        if registry.parse(label)[0].name == registry.REFERENCE:
+            world_size, layout = 1, reference_layout(layout, experiment.training)
+        cell = make_cell(experiment, canonical_label(label), world_size, layout, 0, "cpu")
+        if self._launcher is None:
+            every = ["zero1", "accelerate-ddp", "fsdp"]
+            self._launcher = LocalLauncher("cpu", modules_to_preload(experiment, every))
+        return run_cell(
+            cell, experiment, self.store, self._launcher, command=["tests"], on_event=lambda _: None
+        )
+
+
+def install(folder: Path) -> None:
+    """Make the broken adapters known as a third party's distribution would."""
+    information = folder / "planted-1.0.dist-info"
+    information.mkdir(parents=True)
+    information.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n")
+    names = [
+        name for name, value in vars(adapters).items()
+        if isinstance(value, type) and value.__module__ == adapters.__name__
+        and name not in ("Defect", "OwnOptimizer")
+    ]  # fmt: skip
+    lines = [f"planted-{name} = {adapters.__name__}:{name}" for name in names]
+    text = "\n".join([f"[{registry.ENTRY_POINT_GROUP}]", *lines]) + "\n"
+    information.joinpath("entry_points.txt").write_text(text)
+    sys.path.insert(0, str(folder))
+
+
+def padded_documents(path: Path) -> str:
+    """A JSON lines file whose samples have very different numbers of target tokens."""
+    words = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "away"]
+    lines = [json.dumps({"text": " ".join(words[: 1 + index % 3])}) for index in range(64)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return str(path)

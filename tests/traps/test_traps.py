@@ -1,0 +1,149 @@
+"""Every known trap is planted and must be found, named, and told of the right backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from harness.compare.findings.catalogue import find_all
+from harness.compare.rows import make_rows
+from tests.records import make_record, make_steps
+
+from .matrix import CLEAN_SIZES, Matrix, clean_labels, padded_documents
+
+UNCLIPPED = "training.gradient_clipping=null"
+ACCUMULATED = "training.accumulation_steps=4"
+BF16 = "training.precision=bf16-mixed"
+TIED = (
+    "model.config={hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2, "
+    "num_key_value_heads: 2, max_position_embeddings: 16, tie_word_embeddings: true}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trap:
+    """A defect, the job in which it shows, and the finding that must name it."""
+
+    name: str
+    label: str
+    finding: str
+    says: str = ""
+    """Words of the message."""
+    settings: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    world_size: int = 2
+    padded: bool = field(default=False)
+
+
+TRAPS = [
+    Trap(name="T01", label="zero1:default_clipping=true", finding="clipping-differs",
+         says="differs: 1 against none", settings=(UNCLIPPED,)),
+    Trap(name="T02", label="fsdp:masters=compute", finding="master-dtype-differs", says="bfloat16",
+         settings=(BF16,)),
+    Trap(name="T03", label="planted-Bf16Reduction", finding="reduce-dtype-differs",
+         says="reduced in bfloat16", beside=("ddp",)),
+    Trap(name="T04", label="planted-GradientsSummed", finding="gradient-scale",
+         says="x 2: summed over 2 ranks"),
+    Trap(name="T05", label="planted-DividedTwice", finding="gradient-scale",
+         says="x 0.25: divided by the 4 accumulation steps again", settings=(ACCUMULATED,)),
+    Trap(name="T06", label="planted-StepsAtEveryMicroBatch", finding="optimizer-steps-differ",
+         says="24 against 6", settings=(ACCUMULATED,)),
+    Trap(name="T07", label="planted-MeanPerRank", finding="loss-normalisation", says="per-rank means",
+         padded=True),
+    Trap(name="T08", label="planted-SameBatchOnEveryRank", finding="samples-repeated"),
+    Trap(name="T09", label="planted-ShardedTwice", finding="samples-missing"),
+    Trap(name="T10", label="planted-SeedPerRank", finding="initial-weights-differ"),
+    Trap(name="T11", label="planted-ScheduleOncePerProcess", finding="learning-rate-differs"),
+    Trap(name="T13", label="planted-Untied", finding="parameters-differ", says="tied parameters",
+         settings=(TIED,)),
+    Trap(name="T14", label="fsdp1", finding="strategy-differs", says="NO_SHARD differs", world_size=1),
+    Trap(name="T15", label="planted-NeverReduced", finding="replicas-differ", says="ranks 0 against ranks 1"),
+    Trap(name="T16", label="planted-NormOfTheShard", finding="norm-of-shard"),
+    Trap(name="T18", label="planted-DecayOnEverything", finding="optimizer-differs", says="constants"),
+    Trap(name="T21 checkpointing", label="planted-Checkpointed", finding="step-environment-differs",
+         says="activation checkpointing"),
+    Trap(name="T21 attention", label="planted-EagerAttention", finding="step-environment-differs",
+         says="attention kernel"),
+    Trap(name="T22", label="planted-LiveDropout", finding="not-deterministic"),
+    Trap(name="unseen beta2", label="planted-WrongBeta2", finding="update-differs"),
+    Trap(name="unseen epsilon", label="planted-WrongEpsilon", finding="update-differs"),
+    Trap(name="unseen parameter left out", label="planted-ParameterLeftOut",
+         finding="parameters-not-updated", says="model.layers.1.mlp.up_proj.weight"),
+    Trap(name="unseen decay on everything", label="planted-OwnDecayOnEverything", finding="update-differs",
+         says="norm.weight"),
+    Trap(name="unseen micro-step skipped", label="planted-LastMicroStepSkipped", finding="gradient-differs",
+         settings=(ACCUMULATED,)),
+    Trap(name="unseen gradients of a rank dropped", label="planted-GradientsOfOneRankDropped",
+         finding="gradient-differs"),
+    Trap(name="unseen stale weights", label="planted-StaleWeightsOnOneRank", finding="replicas-differ"),
+    Trap(name="unseen loss of rank 0", label="planted-LossOfRankZero", finding="loss-of-one-rank"),
+]  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
+def test_a_planted_trap_is_named(trap: Trap, matrix: Matrix, tally, tmp_path_factory) -> None:
+    tally["planted"][1] += 1
+    settings = trap.settings
+    if trap.padded:
+        path = matrix.store.root.parent / "documents.jsonl"
+        settings += ("data.source=jsonl", f"data.path={padded_documents(path)}")
+    found = matrix.findings([*trap.beside, trap.label], trap.world_size, settings)
+    named = [f for f in found if f.id == trap.finding and trap.says in f.message]
+    label = trap.label.replace("=true", "=True")
+    assert named, [(f.id, f.message) for f in found]
+    assert all(f.backends == (label,) for f in found), found
+    tally["planted"][0] += 1
+
+
+@pytest.mark.long
+def test_T17_gradients_synchronised_at_every_micro_step(matrix: Matrix, tally) -> None:
+    """What should cross the wire is known of built-in backends only, so the record is given DDP's name."""
+    tally["planted"][1] += 1
+    planted = matrix.record("planted-SynchronisedAtEveryMicroStep", 2, (ACCUMULATED,))
+    backend = planted.backend.model_copy(update={"label": "ddp", "name": "ddp"})
+    (found,) = [
+        f
+        for f in find_all(make_rows([planted.model_copy(update={"backend": backend})]))
+        if f.id == "communication-differs"
+    ]
+    assert found.backends == ("ddp",)
+    tally["planted"][0] += 1
+
+
+def test_T23_several_jobs_in_one_table_are_named_by_setting(tally) -> None:
+    tally["planted"][1] += 1
+    other = make_record(label="ddp", job_id="b" * 12, training={"global_batch_size": 16})
+    found = [f for f in find_all(make_rows([make_record(), other])) if f.id == "several-jobs"]
+    assert [f.values for f in found] == [{"training.global_batch_size": [8, 16]}]
+    tally["planted"][0] += 1
+
+
+def test_T25_steps_that_a_loss_scaler_skipped_are_counted(tally) -> None:
+    tally["planted"][1] += 1
+    training = {"precision": "fp16-mixed"}
+    steps = make_steps(norms=(None, None, 1.25, 1.0))
+    other = make_record(label="ddp", training=training, steps=steps, skipped_steps=2)
+    rows = make_rows([make_record(training=training), other])
+    (found,) = [f for f in find_all(rows) if f.id == "skipped-steps"]
+    assert found.values == {"skipped": 2, "steps": 4}
+    tally["planted"][0] += 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+@pytest.mark.parametrize("world_size", CLEAN_SIZES)
+def test_a_clean_matrix_has_no_finding(
+    world_size: int, precision: str, accumulation: int, matrix: Matrix, tally
+) -> None:
+    settings = (f"training.precision={precision}", f"training.accumulation_steps={accumulation}")
+    labels = clean_labels(world_size)
+    tally["clean"][1] += len(labels)
+    found = matrix.findings(labels, world_size, (*settings, "training.global_batch_size=16"))
+    tally["clean"][0] += len(found)
+    assert [(f.id, f.message) for f in found] == []
+    rows = matrix.rows(labels, world_size, (*settings, "training.global_batch_size=16"))
+    wanted = {"exact", "tight"} if precision == "fp32" else {"exact", "tight", "band"}
+    assert {row.judgement.parity for row in rows} <= wanted
