@@ -156,6 +156,13 @@ class Engine(ABC):
         A collective: every rank must exhaust it. A tied tensor comes once.
         """
 
+    def full_gradients(self) -> Iterator[tuple[str, Tensor]] | None:
+        """Yield (name, whole fp32 gradient on the CPU) between the last backward pass and `step`.
+
+        A collective, for diagnosis. None: this engine cannot; only its updates are then compared.
+        """
+        return None
+
     @abstractmethod
     def effective(self) -> Effective:
         """Describe what really runs."""

@@ -36,7 +36,7 @@ from backends.options import Fsdp1HybridOptions, Fsdp1Options, HybridOptions
 from backends.precision import compute_dtype, dtype_name, scaler_arguments
 from backends.prefetch import describe_fsdp1_prefetch, fsdp1_prefetch_arguments
 from backends.presets import reduce_dtype_changes
-from backends.torch_engine import Strategy, TorchEngine
+from backends.torch_engine import Strategy, TorchEngine, whole_tensor
 
 
 class Fsdp1Backend(Backend):
@@ -145,6 +145,12 @@ class Fsdp1HybridBackend(Fsdp1Backend):
 
 class Fsdp1Engine(TorchEngine):
     """Counts the flat parameters of FSDP1 rather than the views that stand for the originals."""
+
+    def _whole_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        with FullyShardedDataParallel.summon_full_params(self.module, writeback=False, with_grads=True):
+            for name, parameter in self.module.named_parameters():
+                if parameter.grad is not None:
+                    yield _bare_name(name), whole_tensor(parameter.grad)
 
     def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
         for kind, tensor in super().state_tensors():

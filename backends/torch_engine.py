@@ -100,6 +100,16 @@ class TorchEngine(Engine):
             # A copy: a numpy view of a live FSDP1 parameter would keep its storage from being freed.
             yield name, tensor.detach().to(device="cpu", dtype=torch.float32, copy=True)
 
+    def full_gradients(self) -> Iterator[tuple[str, Tensor]] | None:
+        if self.scaler is not None:
+            return None  # scaled until the step
+        return self._whole_gradients()
+
+    def _whole_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self._bare_module().named_parameters():
+            if parameter.grad is not None:
+                yield name, whole_tensor(parameter.grad)
+
     def effective(self) -> Effective:
         parameter = next(self.module.parameters())
         trained = self.optimizer.param_groups[0]["params"][0]
@@ -208,6 +218,12 @@ class TorchEngine(Engine):
     def _bare_module(self) -> nn.Module:
         wrapped = getattr(self.module, "module", None)
         return wrapped if isinstance(wrapped, nn.Module) else self.module
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """A DTensor gathered, any other tensor as it is; fp32 on the CPU. A collective for DTensors."""
+    gather = getattr(tensor, "full_tensor", None)
+    return (gather() if gather else tensor).detach().to(device="cpu", dtype=torch.float32, copy=True)
 
 
 def describe_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from backends.base import Batch, Effective, Engine, SetupContext, TensorKind
 from backends.gradients import global_norm
 from backends.precision import dtype_name
-from backends.torch_engine import describe_groups
+from backends.torch_engine import describe_groups, whole_tensor
 
 
 class ZeroEngine(Engine):
@@ -67,6 +67,17 @@ class ZeroEngine(Engine):
             if full is None:
                 full = parameter
             yield name, full.detach().to(device="cpu", dtype=torch.float32, copy=True)
+
+    def full_gradients(self) -> Iterator[tuple[str, Tensor]] | None:
+        return None if self._loss_scale() is not None else self._whole_gradients()
+
+    def _whole_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        from deepspeed.utils import safe_get_full_grad
+
+        for name, parameter in self.engine.module.named_parameters():
+            gradient = parameter.grad if self.stage == 0 else safe_get_full_grad(parameter)
+            if gradient is not None:
+                yield name, whole_tensor(gradient)
 
     def effective(self) -> Effective:
         optimizer = self._basic_optimizer()

@@ -172,6 +172,18 @@ harness.add_command(slurm)
 
 
 @harness.command()
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("second", type=click.Path(path_type=Path))
+@_json
+@common
+def diagnose(first: Path, second: Path, as_json: bool) -> int:
+    """Say in which step and which tensors two runs of one job part: give the folders of two runs."""
+    from harness.diagnose.command import diagnose_runs
+
+    return diagnose_runs(first, second, as_json)
+
+
+@harness.command()
 @_json
 @common
 def doctor(as_json: bool) -> int:

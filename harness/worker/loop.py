@@ -15,6 +15,7 @@ from backends.base import Batch, Engine, World
 from harness.batch import BatchLayout
 from harness.spec import Job, MeasureSection
 from harness.worker.events import EventWriter
+from harness.worker.examine import Examination
 from harness.worker.observer import Observer
 from harness.worker.optimizer import learning_rate
 from harness.worker.phases import PhaseTimer
@@ -41,6 +42,8 @@ class Loop:
     tracer: Tracer
     observer: Observer
     events: EventWriter
+    examine_step: int | None = None
+    """The last step to take, examined by parameter; None: all steps, none examined."""
 
     @property
     def steps(self) -> int:
@@ -52,6 +55,8 @@ class Loop:
         every = self.job.evaluation.every_steps
         for step in range(self.steps):
             self._train_step(step)
+            if step == self.examine_step:
+                break
             if every and (step + 1) % every == 0:
                 self._evaluate(step + 1)
         self._trace(wanted=False)
@@ -90,7 +95,12 @@ class Loop:
         del loss, batch
         probes.moment("after_backward")
         self._enter("step")
+        examination = Examination(engine) if step == self.examine_step else None
+        if examination is not None:
+            examination.before_update()
         norm = engine.step(rate)
+        if examination is not None:
+            self.events.write("examined", step=step, **examination.after_update())
         self._enter(None)
         self._synchronise()
         seconds = time.perf_counter() - begin

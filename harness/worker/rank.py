@@ -124,6 +124,7 @@ def _train(
         tracer=tracer,
         observer=observer,
         events=events,
+        examine_step=request.examine_step,
     )
     dist.barrier()
     setup_seconds = time.perf_counter() - started

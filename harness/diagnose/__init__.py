@@ -1,0 +1,1 @@
+"""Which step two runs part at, and which tensors part there."""
