@@ -51,7 +51,7 @@ def _one(path: Path) -> Record:
     if len(found) != 1:
         problem = f"; {unreadable[0]}" if unreadable else ""
         raise HarnessError(
-            f"'{path}' holds {len(found)} readable records{problem}; give the folder or record.json of one run"
+            f"'{path}' holds {len(found)} readable records{problem}; give the folder of one run"
         )
     return found[0][1]
 
