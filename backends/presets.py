@@ -21,6 +21,7 @@ ZERO3_DEFAULTS = {
 }
 """The same file: up to these numbers of elements parameters stay gathered."""
 COMMUNICATION_DTYPE = "communication_data_type"
+DATA_TYPES = "data_types"
 ROOT_RESHARD = "reshard_after_forward of the root"
 ACCELERATOR_PRECISION = "mixed_precision of the Accelerator"
 
@@ -84,6 +85,16 @@ def zero_changes(stage: int, precision: Precision, preset: Preset, parameter_cou
                 value="fp32",
                 default="the compute dtype",
                 reason="gradients cross the wire in fp32 under every backend",
+            )
+        )
+    if precision == "bf16-mixed" and stage >= 2:
+        # Stage 0 refuses it; stage 1 then takes its BF16_Optimizer, whose gradient norm was seen off by half.
+        changes.append(
+            Change(
+                setting=DATA_TYPES,
+                value={"grad_accum_dtype": "fp32"},
+                default={"grad_accum_dtype": "bf16"},
+                reason="micro-steps add up in fp32, as under DDP and FSDP",
             )
         )
     return changes

@@ -7,7 +7,7 @@ from typing import Any
 
 from backends.base import SetupContext, Unsupported
 from backends.options import ZeroOptions
-from backends.presets import COMMUNICATION_DTYPE, zero_changes
+from backends.presets import COMMUNICATION_DTYPE, DATA_TYPES, zero_changes
 
 
 def zero_config(
@@ -45,7 +45,7 @@ def _zero_optimization(
     if stage == 0:
         return settings
     changes = zero_changes(stage, context.precision, context.preset, parameter_count)
-    settings |= {c.setting: c.value for c in changes if c.setting != COMMUNICATION_DTYPE}
+    settings |= {c.setting: c.value for c in changes if c.setting not in (COMMUNICATION_DTYPE, DATA_TYPES)}
     for name in ("reduce_bucket_size", "allgather_bucket_size"):
         if (value := getattr(options, name)) is not None:
             settings[name] = value
@@ -87,7 +87,7 @@ def _precision(stage: int, context: SetupContext) -> dict[str, Any]:
         case _:
             return {}
     changes = zero_changes(stage, context.precision, context.preset, parameter_count=0)
-    return config | {c.setting: c.value for c in changes if c.setting == COMMUNICATION_DTYPE}
+    return config | {c.setting: c.value for c in changes if c.setting in (COMMUNICATION_DTYPE, DATA_TYPES)}
 
 
 def _pure_bf16_reason() -> str:

@@ -37,7 +37,7 @@ KNOWN = (
         since=(0, 19),
         trap="accumulates micro-steps in bf16 at bf16-mixed; told to use fp32, stage 0 refuses and stage 1 "
         "reports a gradient norm that is off by half",
-        here="left as it is; the report lists the dtype of accumulation",
+        here="fp32 at stages 2 and 3; the dtype of accumulation is part of the effective configuration",
     ),
     KnownTrap(
         package="deepspeed",
