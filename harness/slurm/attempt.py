@@ -63,7 +63,7 @@ def write_run(
         verdict=verdict(facts, end, _silent_hosts(run_directory, request)),
     )
     record = assemble(run_directory, request, outcome)
-    slurm = _noted(run_directory) | {
+    slurm = noted_job(run_directory) | {
         "attempts": 1 + len(list(run_directory.glob("attempt-*"))),
         "step_exit_code": end.exit_code if end is not None else None,
     }
@@ -90,7 +90,8 @@ def _job_variables() -> dict[str, Any]:
     }
 
 
-def _noted(run_directory: Path) -> dict[str, Any]:
+def noted_job(run_directory: Path) -> dict[str, Any]:
+    """What the script of a run wrote down of its job at the beginning; empty if it has not begun."""
     path = run_directory / JOB_NAME
     if not path.exists():
         return {}

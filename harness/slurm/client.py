@@ -56,7 +56,7 @@ def submit(script: Path, *, array: str | None = None) -> str:
 
 def queued_jobs() -> int:
     """Jobs of this user that wait or run, each element of an array counted."""
-    answer = _run(["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--Format=JobArrayID:|"])
+    answer = _run(["squeue", "--noheader", f"--user={os.getuid()}", "--Format=JobArrayID:|"])
     return len(answer.split())
 
 
@@ -87,8 +87,8 @@ def job_facts(jobs: Sequence[str]) -> dict[str, JobFacts]:
     return {job: facts for job, facts in known.items() if job in wanted}
 
 
-_QUEUE_COMMAND = ["squeue", "--noheader", "--array", "--states=all", f"--Format={QUEUE_FORMAT}"]
-_ACCOUNT_OPTIONS = ["--parsable2", "--noheader", "--array", f"--format={','.join(ACCOUNT_FIELDS)}"]
+_QUEUE_COMMAND = ["squeue", "--noheader", "--states=all", f"--Format={QUEUE_FORMAT}"]
+_ACCOUNT_OPTIONS = ["--parsable2", "--noheader", f"--format={','.join(ACCOUNT_FIELDS)}"]
 
 
 def read_queue(text: str) -> dict[str, JobFacts]:

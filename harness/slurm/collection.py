@@ -13,7 +13,7 @@ from harness.slurm import client
 from harness.slurm.attempt import write_run
 from harness.slurm.client import JobFacts
 from harness.slurm.matrix import Matrix, PlannedRun
-from harness.slurm.submission import read_jobs
+from harness.slurm.submission import known_jobs
 from harness.store import RECORD_NAME, read_record
 
 
@@ -52,7 +52,7 @@ class RunState:
 
 def look(folder: Path, matrix: Matrix) -> list[RunState]:
     """Where each run is, after one question to Slurm."""
-    jobs = read_jobs(folder)
+    jobs = known_jobs(folder, matrix)
     facts = client.job_facts(list(jobs.values()))
     return [
         RunState(

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from harness.slurm import client
+from harness.slurm.attempt import noted_job
 from harness.slurm.matrix import Matrix, PlannedRun, write_atomically
 from harness.store import RECORD_NAME
 
@@ -36,9 +37,19 @@ def read_jobs(folder: Path) -> dict[str, str]:
     return {entry.run_id: entry.job for entry in _JOBS.validate_json(path.read_bytes())}
 
 
+def known_jobs(folder: Path, matrix: Matrix) -> dict[str, str]:
+    """Job by run id, also of jobs that began after a submission was cut short before it could note them."""
+    jobs = {}
+    for run in matrix.runs:
+        job = noted_job(matrix.run_directory(run)).get("job")
+        if job is not None:
+            jobs[run.request.run_id] = job
+    return jobs | read_jobs(folder)
+
+
 def unsubmitted(folder: Path, matrix: Matrix) -> list[PlannedRun]:
     """Runs that have neither a job nor a record, in order."""
-    jobs = read_jobs(folder)
+    jobs = known_jobs(folder, matrix)
     return [
         run
         for run in matrix.runs

@@ -85,3 +85,46 @@ def test_rendering_again_finds_nothing_missing(cluster: SlurmCluster, matrix: Re
     )  # fmt: skip
     assert "7 of 7 cells have a record" in done.stderr
     assert not (matrix.folder / "again").exists()
+
+
+def test_scaling_over_one_two_and_four_nodes(cluster: SlurmCluster, tmp_path: Path) -> None:
+    matrix = render(cluster, tmp_path, "--backends", "ddp", "--nodes", "1,2,4", "--nproc", "1")
+    matrix.harness("submit", "--wait", "--poll-seconds", "1")
+    cluster.harness("slurm", "collect", "jobs", "--report", "report.md", cwd=tmp_path)
+    records = matrix.records()
+    assert {record.status for record in records} == {"ok"}
+    assert sorted(r.world.nodes for r in records if r.backend.label == "ddp") == [1, 2, 4]
+    reference = next(record for record in records if record.backend.label == "single")
+    for record in records:
+        assert [step.ledger for step in record.steps] == [step.ledger for step in reference.steps]
+        for step, expected in zip(record.steps, reference.steps, strict=True):
+            assert step.loss == pytest.approx(expected.loss, abs=1e-5)
+    report = (tmp_path / "report.md").read_text()
+    assert "## Scaling" in report
+    scaling = report.split("## Scaling")[1].split("\n## ")[0]
+    shown = [line.split("|")[2].strip() for line in scaling.splitlines() if line.startswith("| ddp ")]
+    assert shown[:3] == ["1", "2", "4"]
+
+
+def test_hostile_names_and_a_killed_cell_among_others(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """The others finish, and rendering again brings back only what is missing."""
+    folder = tmp_path / "a b'c\"d$(touch PWNED)"
+    name = "x y'z\"$(touch PWNED) `touch PWNED` ; touch PWNED #"
+    matrix = render(
+        cluster, folder, "--backends", "ddp", "--nodes", "2", "--nproc", "1", "--job-name", name,
+        site=f"options: {{comment: {json.dumps(name)}}}\nenvironment: {{HOSTILE: {json.dumps(name)}}}\n",
+    )  # fmt: skip
+    matrix.harness("submit")
+    (ddp,) = (row for row in matrix.runs() if row["backend"] == "ddp")
+    shown = cluster.command("squeue", "--noheader", f"--jobs={ddp['job']}", "--Format=Name:|", cwd=folder)
+    assert shown.stdout.strip() == f"{name}-ddp-2x1|"
+    cluster.harness("slurm", "cancel", "jobs", ddp["run_id"], cwd=folder)
+    matrix.harness("submit", "--wait", "--poll-seconds", "1")
+    assert {r.backend.label: r.status for r in matrix.records()} == {"single": "ok", "ddp": "failed"}
+    cluster.harness(
+        "slurm", "render", "--site", "site.yaml", "--config", "job.yaml", "--backends", "ddp", "--nodes", "2",
+        "--nproc", "1", "-o", "again", cwd=folder,
+    )  # fmt: skip
+    cluster.harness("slurm", "submit", "again", "--wait", "--poll-seconds", "1", cwd=folder)
+    assert sorted(r.status for r in matrix.records()) == ["failed", "ok", "ok"]
+    assert not list(tmp_path.rglob("PWNED"))

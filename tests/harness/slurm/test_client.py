@@ -48,6 +48,9 @@ def test_accounting_completes_what_the_controller_says(slurm: FakeSlurm) -> None
     assert set(facts) == {"7", "9"}
     assert (facts["7"].restarts, facts["7"].max_resident_bytes) == (2, 388194 * 1024)
     assert facts["9"].state == "OUT_OF_MEMORY"
+    # Slurm 22.05 refuses options of newer ones, such as --array.
+    fields = "JobID,State,ExitCode,ElapsedRaw,NodeList,ConsumedEnergyRaw,MaxRSS"
+    assert slurm.calls("sacct") == [f"--parsable2 --noheader --format={fields} --jobs=7,9"]
 
 
 def test_a_forgotten_job_is_left_out(slurm: FakeSlurm) -> None:

@@ -96,6 +96,18 @@ def test_a_refused_job_keeps_what_was_submitted(tmp_path: Path, slurm: FakeSlurm
     assert len(unsubmitted(folder, matrix)) == 2
 
 
+def test_a_job_that_began_unnoted_is_not_submitted_twice(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, matrix, run = submitted(tmp_path, slurm)
+    (folder / "jobs.json").unlink()
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "2")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "5")
+    begin(matrix.run_directory(run))
+    assert run not in unsubmitted(folder, matrix)
+    assert look(folder, matrix)[1].job == "2_5"
+
+
 def test_ranges_are_written_as_sbatch_reads_them() -> None:
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
 
