@@ -20,6 +20,9 @@ from harness.theory.memory.terms import (
 START_ALIGNMENT_ELEMENTS = 2
 """DeepSpeed 0.19.8, `runtime/zero/stage_1_and_2.py`, `nccl_start_alignment_factor`."""
 
+FP32_SURPLUS = "gradients add up in fp32"
+"""Beyond the textbook's 2 bytes per gradient."""
+
 
 def zero0_states(setting: Setting) -> ModelStates:
     """Stage 0: in fp32 a bare optimizer; at a mixed precision `FP16_UnfusedOptimizer` with fp32 masters.
@@ -121,11 +124,17 @@ def zero12_states(setting: Setting) -> ModelStates:
     if offload:
         return states([*terms, *_offloaded_gradients(setting, partition, inside + straddling, accumulated)])
     if accumulated > width:
-        width, straddling = accumulated, 0
+        straddling = 0
     return states(
         [
             *terms,
             Term(kind="gradients", name="partition", bytes=inside * width),
+            Term(
+                kind="gradients",
+                name=FP32_SURPLUS,
+                bytes=inside * (accumulated - width),
+                extra=True,
+            ),
             Term(
                 kind="gradients",
                 name="rest of parameters that straddle the partition's ends",
@@ -135,7 +144,7 @@ def zero12_states(setting: Setting) -> ModelStates:
             Term(
                 kind="gradients",
                 name=pad,
-                bytes=padding * width,
+                bytes=padding * accumulated,
                 extra=True,
             ),
         ]

@@ -16,7 +16,7 @@ from harness.theory.memory.terms import (
     numel,
     states,
 )
-from harness.theory.memory.zero import gradient_accumulation_bytes
+from harness.theory.memory.zero import FP32_SURPLUS, gradient_accumulation_bytes
 
 SUB_GROUP_ELEMENTS = 1_000_000_000
 """DeepSpeed 0.19.8, `runtime/zero/config.py`, `sub_group_size`, in elements of the rank's pieces."""
@@ -50,7 +50,9 @@ def zero3_states(setting: Setting) -> ModelStates:
             Term(kind="masters", name=copy, bytes=own * trained, host=offload,
                  extra=setting.precision == "fp32"),
             Term(kind="masters", name=pad, bytes=(pieces - own) * trained, host=offload, extra=True),
-            Term(kind="gradients", name="own pieces", bytes=own * accumulated, host=offload),
+            Term(kind="gradients", name="own pieces", bytes=own * width, host=offload),
+            Term(kind="gradients", name=FP32_SURPLUS, bytes=own * (accumulated - width), host=offload,
+                 extra=True),
             Term(kind="gradients", name=pad, bytes=(pieces - own) * accumulated, host=offload, extra=True),
             Term(kind="gradients", name="second gradient for the offloaded optimizer",
                  bytes=pieces * trained if offload else 0, host=True, extra=True),
