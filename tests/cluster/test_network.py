@@ -21,8 +21,7 @@ LARGER_MODEL = ("--set", "model.config.hidden_size=192", "--set", "model.config.
 def fabric(cluster: SlurmCluster, folder: Path, *words: str) -> FabricResult:
     """Two ranks on two nodes, one each."""
     cluster.command(
-        "srun", "--nodes=2", "--ntasks-per-node=1", "bash", "-c",
-        'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p); exec "$@"', "-",
+        "srun", "--nodelist=node1,node2", "--ntasks-per-node=1",
         sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",
         "--rdzv-backend=c10d", "--rdzv-id=1", "--rdzv-endpoint=node1:29123", "-m", "harness", "fabric",
         "--device", "cpu", "--output", folder / "fabric.json", *words,

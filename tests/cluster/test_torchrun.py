@@ -24,7 +24,7 @@ def test_two_nodes_leave_one_record(cluster: SlurmCluster, tmp_path: Path, share
     (tmp_path / "job.yaml").write_text(TINY)
     runs = str(tmp_path / "runs") if shared else f"/dev/shm/{tmp_path.name}"
     done = cluster.command(
-        "srun", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2",
+        "srun", "--nodelist=node1,node2", "--ntasks-per-node=1", "--cpus-per-task=2",
         sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2",
         "--rdzv-backend=c10d", "--rdzv-id=2", "--rdzv-endpoint=node1:29124", "-m", "harness", "run",
         "--backend", "fsdp-hybrid", "--config", tmp_path / "job.yaml", "--runs", runs, "--json",
