@@ -20,9 +20,9 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 def test_every_run_ended_well(outcome: Outcome) -> None:
-    assert {name: record.status for name, record in outcome.records.items()} == dict.fromkeys(
-        ("single", "ddp", "fsdp", "one-unit", "leaking", "hoarding"), "ok"
-    )
+    names = {"single", "ddp", "fsdp", "one-unit", "leaking", "hoarding"}
+    assert names <= set(outcome.records)
+    assert {record.status for record in outcome.records.values()} == {"ok"}
 
 
 def test_each_defect_is_named_and_nothing_else(outcome: Outcome) -> None:
