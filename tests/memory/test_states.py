@@ -43,9 +43,10 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def test_every_byte_of_every_backend_has_its_term(run: tuple[Outcome, int]) -> None:
     outcome, ranks = run
     differences = {}
+    assert {record.world.world_size for record in outcome.records.values()} == {1, ranks}
     for name, record in outcome.records.items():
         held = rank_states(record)
-        assert len(held) == (1 if name == "single" else ranks), f"{name}: {record.status}"
+        assert len(held) == record.world.world_size, f"{name}: {record.status}"
         for states in held:
             assert states.expected is not None
             expected = states.expected.kinds()
