@@ -21,6 +21,8 @@ UNMEASURED_FACTOR = 100.0
 """Units of fp32 rounding where nothing was measured: 20 steps with clipping were seen to reach 25."""
 BAND_FACTOR = 3.0
 """Libraries round to the low precision at other places than the reference does, but not at more."""
+PROJECTIONS = 8
+"""Of a sketch, as `worker/sketch.py` makes it."""
 UNIT_ROUNDOFF = {"fp32": 2.0**-23, "bf16-mixed": 2.0**-8, "bf16": 2.0**-8, "fp16-mixed": 2.0**-11}
 """Relative spacing of the compute dtype."""
 
@@ -117,7 +119,9 @@ def _limits(reference: Record, repeats: list[Record], factor: float, unit: float
     return Limits(
         loss=factor * largest("loss", unit * max(losses, default=1.0)),
         norm=factor * largest("norm", unit),
-        update=factor * largest("update", rounding),
+        # A difference of two lengths may be small by chance; estimated from eight projections it has a
+        # standard error of the distance between the two over the root of eight.
+        update=factor * max(largest("update", rounding), weights / PROJECTIONS**0.5),
         weights=factor * weights,
         parameters={
             name: factor
