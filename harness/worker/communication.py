@@ -19,7 +19,8 @@ import torch.distributed as dist
 
 from backends.precision import dtype_name
 
-# Operator -> (collective, index of the argument that holds the whole tensor).
+# Operator -> (collective, index of the argument that holds the whole tensor; this rank's piece of it for
+# gather and scatter).
 OPERATORS: dict[str, tuple[str, int]] = {
     "allreduce_": ("all_reduce", 0),
     "allreduce_coalesced_": ("all_reduce", 0),
@@ -32,7 +33,7 @@ OPERATORS: dict[str, tuple[str, int]] = {
     "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
     "broadcast_": ("broadcast", 0),
     "reduce_": ("reduce", 0),
-    "gather_": ("gather", 0),
+    "gather_": ("gather", 1),
     "scatter_": ("scatter", 0),
     "alltoall_": ("all_to_all", 1),
     "alltoall_base_": ("all_to_all", 1),
@@ -134,11 +135,11 @@ class CommunicationCounter:
         boxed = next(a for a in arguments if isinstance(a, torch.ScriptObject))
         group = dist.ProcessGroup.unbox(boxed)
         tensors = [] if op == "barrier" else _tensors(arguments[whole])
-        if op in ("gather", "scatter") and not tensors:
-            tensors = _tensors(arguments[1 - whole])
         dtype = dtype_name(tensors[0].dtype) if tensors else "none"
         key = CollectiveKey(self.phase, op, dtype, group.group_name)
         payload = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        if op in ("gather", "scatter"):
+            payload *= group.size()  # only the root has the whole, every rank has its piece
         with self._lock:
             if key.group not in self.groups:
                 self.groups[key.group] = dist.get_process_group_ranks(group)

@@ -42,11 +42,11 @@ KINDS = (
     Kind(
         id="memory-imbalance",
         title="Ranks hold very different amounts of memory",
-        cause="The strategy cuts unevenly for this model, one rank has a larger batch, or one rank keeps "
-        "what the others do not. Rank 0 alone or a mean over ranks would hide it.",
+        cause="One rank has a larger batch, or keeps what the others do not. What the strategy itself cuts "
+        "unevenly is taken off first where a closed form knows it. Rank 0 alone or a mean over ranks would "
+        "hide it.",
         confirm="The values hold the peak and the model states of every rank, and what closed forms expect.",
-        fix="If the closed form is as uneven, choose a world size that divides the parameters. If it is "
-        "not, look at what that rank alone does: logging, gathering, its samples.",
+        fix="Look at what that rank alone does: logging, gathering, its samples.",
     ),
     Kind(
         id="one-wrap-unit",
@@ -127,10 +127,11 @@ def _imbalance(row: Row) -> Finding | None:
     peaks = _lasting_peaks(row.record)
     states = rank_states(row.record)
     held = [of_rank.measured_bytes for of_rank in states]
-    wide = [share for share in (spread(peaks), spread(held)) if share is not None and share > IMBALANCE]
+    expected = [of_rank.expected.model_state_bytes for of_rank in states if of_rank.expected is not None]
+    uneven = (_unexpected_spread(peaks, expected), _unexpected_spread(held, expected))
+    wide = [share for share in uneven if share is not None and share > IMBALANCE]
     if not wide:
         return None
-    expected = [of_rank.expected.model_state_bytes for of_rank in states if of_rank.expected is not None]
     return Finding(
         id="memory-imbalance",
         backends=(row.record.backend.label,),
@@ -141,6 +142,14 @@ def _imbalance(row: Row) -> Finding | None:
             "expected_model_state_bytes_by_rank": expected,
         },
     )
+
+
+def _unexpected_spread(held: list[int], expected: list[int]) -> float | None:
+    """(largest - smallest) / mean over ranks, less what the closed forms say that each holds by design."""
+    if len(expected) != len(held) or not held or not sum(held):
+        return spread(held)
+    beyond = [have - form for have, form in zip(held, expected, strict=True)]
+    return (max(beyond) - min(beyond)) / (sum(held) / len(held))
 
 
 def _lasting_peaks(record: Record) -> list[int]:
@@ -166,14 +175,14 @@ def _one_unit(row: Row) -> Finding | None:
     if effective is None or record.layout is None or len(record.layout.blocks) < 2:
         return None
     sharded = (effective.get("details", {}).get("shard_size") or 1) > 1
-    units = effective.get("wrap_units") or []
+    units = [unit for unit in effective.get("wrap_units") or [] if unit]  # the root apart
     if not sharded or len(units) >= len(record.layout.blocks):
         return None
     return Finding(
         id="one-wrap-unit",
         backends=(record.backend.label,),
-        message=f"{subject(row)}: wrap units: {len(units)} where {len(record.layout.blocks)} blocks were "
-        "expected; no overlap, the whole model is gathered at once",
+        message=f"{subject(row)}: wrap units: root and {len(units)} of {len(record.layout.blocks)} blocks; "
+        "what lies in no unit of its own is gathered with the root, without overlap",
         values={
             "wrap_units": len(units),
             "blocks": len(record.layout.blocks),

@@ -12,6 +12,7 @@ from harness.theory.memory.terms import (
     Setting,
     Term,
     buffer_terms,
+    ceil_to,
     elements,
     numel,
     states,
@@ -87,13 +88,13 @@ def _reduce_bytes(setting: Setting) -> int:
 
 
 def _persistent_elements(setting: Setting) -> int:
-    """`parameter_offload.py`, `mark_persistent_parameters`: all up to the threshold, if they fit it."""
+    """`parameter_offload.py`, `mark_persistent_parameters`: all up to the threshold, padded to N pieces."""
     name = "stage3_param_persistence_threshold"
     if setting.world_size == 1:
         return 0  # `NoGatherHandle`: the parameter is a view of its only piece
     threshold = _changed(setting).get(name, ZERO3_DEFAULTS[name])
     counts = map(numel, setting.layout.parameters)
-    return sum(count for count in counts if count <= threshold)
+    return sum(ceil_to(count, setting.world_size) for count in counts if count <= threshold)
 
 
 def _changed(setting: Setting) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-from harness.compare.findings.memory import find
+from harness.compare.findings.memory import _unexpected_spread, find
 from harness.compare.rows import make_rows
 from harness.record import BackendPart, LayoutPart, MemoryPart, Record, TensorPart
 from tests.records import make_effective, make_ranks, make_record
@@ -102,8 +102,19 @@ def sharded(units: list[str]) -> Record:
 def test_one_unit_for_several_blocks_is_a_finding_with_the_gathered_peak() -> None:
     (finding,) = find(make_rows([sharded([""])]))
     assert finding.id == "one-wrap-unit"
-    assert "1 where 3 blocks" in finding.message
-    assert finding.values == {"wrap_units": 1, "blocks": 3, "gathered_peak_bytes": 4000}
+    assert "root and 0 of 3 blocks" in finding.message
+    assert finding.values == {"wrap_units": 0, "blocks": 3, "gathered_peak_bytes": 4000}
+
+
+def test_blocks_left_to_the_root_are_a_finding() -> None:
+    (finding,) = find(make_rows([sharded(["c", ""])]))
+    assert "root and 1 of 3 blocks" in finding.message
+
+
+def test_what_the_strategy_itself_cuts_unevenly_is_no_finding() -> None:
+    assert _unexpected_spread([100, 150], [80, 130]) == 0
+    assert _unexpected_spread([100, 150], [80, 80]) == 50 / 125
+    assert _unexpected_spread([100, 150], []) == 50 / 125
 
 
 def test_a_unit_per_block_is_none() -> None:
