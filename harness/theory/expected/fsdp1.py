@@ -11,10 +11,7 @@ from harness.theory.expected.setting import (
     FURTHER_BACKWARD,
     FURTHER_FORWARD,
     GRADIENTS,
-    NORM,
     OVERFLOW,
-    PADDING,
-    REPLICAS,
     Collective,
     Role,
     Setting,
@@ -24,12 +21,18 @@ from harness.theory.expected.setting import (
     over_steps,
     padded,
 )
+from harness.theory.expected.sharded import (
+    KEPT_BY_EVALUATION,
+    Sizes,
+    across_replicas,
+    norm,
+    reduce_dtype,
+    shard_role,
+)
 
 ALIGNMENT_BYTES = 16
 """`_get_aligned_numel` (_flat_param.py): addresses of original parameters within a flat one."""
 ROOT_KEPT = "the root unit is not resharded after the forward pass"
-KEPT_BY_EVALUATION = "units that an evaluation left gathered are not gathered again"
-Sizes = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +44,12 @@ class Fsdp1:
 
     @property
     def role(self) -> Role:
-        return "world" if self.setting.shard_size == self.setting.world_size else "shard"
+        return shard_role(self.setting)
 
     @property
     def reduce_dtype(self) -> str:
-        """`_init_param_reduce_dtypes` (_flat_param.py): reduce_dtype, else param_dtype, of the policy."""
-        return "float32" if self.setting.mixed and self.setting.like_for_like else self.setting.compute_dtype
+        """`_init_param_reduce_dtypes` (_flat_param.py)."""
+        return reduce_dtype(self.setting)
 
     def sizes(self, kept: bool | None = None) -> Sizes:
         """(elements, elements of the flat parameter) of each unit; the root keeps its weights."""
@@ -86,19 +89,9 @@ class Fsdp1:
             ),
         ]
         if self.role == "shard":
-            found += self._across_replicas()
+            # `_reduce_grad` (_runtime_utils.py), over `_inter_node_pg`.
+            found += across_replicas(setting, self.sizes())
         return found + norm_and_overflow(setting, self.role)
-
-    def _across_replicas(self) -> list[Collective]:
-        """`_reduce_grad` (_runtime_utils.py) all-reduces the reduced shard over `_inter_node_pg`."""
-        width, shards = DTYPE_BYTES[self.reduce_dtype], self.setting.shard_size
-        whole = sum(padded_numel for _, padded_numel in self.sizes()) // shards * width
-        exact = self.setting.parameter_count * width // shards
-        common = {"phase": "backward", "op": "all_reduce", "dtype": self.reduce_dtype, "role": "replica"}
-        found = [Collective(**common, term=REPLICAS, payload_bytes=exact, calls=len(self.sizes()))]  # type: ignore[arg-type]
-        if whole > exact:
-            found.append(Collective(**common, term=PADDING, payload_bytes=whole - exact, calls=0))  # type: ignore[arg-type]
-        return found
 
     def _evaluation(self) -> list[Collective]:
         """Kept units are gathered by the first pass of an evaluation and stay."""
@@ -129,9 +122,8 @@ class Fsdp1:
 
 
 def norm_and_overflow(setting: Setting, role: Role) -> list[Collective]:
-    """One fp64 sum of squares over the ranks of a shard group (`backends/gradients.py`, global_norm)."""
-    norm = Collective(phase="step", op="all_reduce", dtype="float64", term=NORM, payload_bytes=8, role=role)
-    return [norm, *overflow(setting)]
+    """What precedes the update."""
+    return [norm(role), *overflow(setting)]
 
 
 def overflow(setting: Setting) -> list[Collective]:

@@ -7,15 +7,11 @@ from math import prod
 
 from harness.theory.expected.setting import (
     BACKWARD,
-    DTYPE_BYTES,
     FORWARD,
     FURTHER_BACKWARD,
     FURTHER_FORWARD,
     GRADIENTS,
-    NORM,
     OVERFLOW,
-    PADDING,
-    REPLICAS,
     Collective,
     Role,
     Setting,
@@ -25,10 +21,16 @@ from harness.theory.expected.setting import (
     over_steps,
     padded,
 )
+from harness.theory.expected.sharded import (
+    KEPT_BY_EVALUATION,
+    Sizes,
+    across_replicas,
+    norm,
+    reduce_dtype,
+    shard_role,
+)
 
-Sizes = list[tuple[int, int]]
 ROOT_KEPT = "the root unit stays gathered between forward and backward pass (reshard_after_forward: None)"
-KEPT_BY_EVALUATION = "units that an evaluation left gathered are not gathered again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +43,12 @@ class Fsdp2:
 
     @property
     def role(self) -> Role:
-        return "world" if self.setting.shard_size == self.setting.world_size else "shard"
+        return shard_role(self.setting)
 
     @property
     def reduce_dtype(self) -> str:
-        """`reduce_dtype` of the policy, else the dtype of the gradients, which is that of the weights in
-        use (`foreach_reduce`, _fsdp_collectives.py)."""
-        return "float32" if self.setting.mixed and self.setting.like_for_like else self.setting.compute_dtype
+        """`foreach_reduce` (_fsdp_collectives.py)."""
+        return reduce_dtype(self.setting)
 
     def sizes(self, kept: bool | None = None) -> Sizes:
         """(elements, padded elements) of each unit; only of those that keep or give back their weights."""
@@ -91,27 +92,12 @@ class Fsdp2:
             ),
         ]
         if self.role == "shard":
-            found += self._across_replicas()
+            # `foreach_reduce` (_fsdp_collectives.py).
+            found += across_replicas(setting, self.sizes())
         return found + self._norm()
 
-    def _across_replicas(self) -> list[Collective]:
-        """Each rank all-reduces its reduced shard with the ranks that hold the same (`foreach_reduce`)."""
-        width, shards = DTYPE_BYTES[self.reduce_dtype], self.setting.shard_size
-        whole = sum(padded_numel for _, padded_numel in self.sizes()) // shards * width
-        exact = self.setting.parameter_count * width // shards
-        common = {"phase": "backward", "op": "all_reduce", "dtype": self.reduce_dtype, "role": "replica"}
-        found = [Collective(**common, term=REPLICAS, payload_bytes=exact, calls=len(self.sizes()))]  # type: ignore[arg-type]
-        if whole > exact:
-            found.append(Collective(**common, term=PADDING, payload_bytes=whole - exact, calls=0))  # type: ignore[arg-type]
-        return found
-
     def _norm(self) -> list[Collective]:
-        """`backends/gradients.py`, global_norm: one fp64 sum of squares over the ranks of a shard group."""
-        found = [
-            Collective(
-                phase="step", op="all_reduce", dtype="float64", term=NORM, payload_bytes=8, role=self.role
-            )
-        ]
+        found = [norm(self.role)]
         if self.setting.precision == "fp16-mixed":
             found.append(_overflow(self.role))
         return found
