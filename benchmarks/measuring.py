@@ -6,10 +6,11 @@ import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -85,6 +86,44 @@ def bare_document(output: str) -> dict[str, Any]:
 def progress(text: str) -> None:
     """Tell the person who waits."""
     print(text, file=sys.stderr, flush=True)
+
+
+def paired(
+    what: str,
+    backends: Sequence[str],
+    pairs: int,
+    one_pair: Callable[[str, bool], tuple[float, float]],
+    sides: tuple[str, str],
+    target: float,
+) -> list[Result]:
+    """Median and extremes of the ratios of each backend's pairs of seconds.
+
+    `one_pair(backend, first side first)`. Backends alternate too, so that each meets the same load.
+    """
+    measured: dict[str, list[tuple[float, float]]] = {backend: [] for backend in backends}
+    for number in range(pairs):
+        for backend in backends:
+            left, right = one_pair(backend, number % 2 == 0)
+            measured[backend].append((left, right))
+            progress(
+                f"{what}, {backend}, pair {number + 1}/{pairs}: {sides[0]} {left:.4f} s, "
+                f"{sides[1]} {right:.4f} s, ratio {left / right:.3f}"
+            )
+    return [_paired_result(f"{what}, {backend}", done, target) for backend, done in measured.items()]
+
+
+def _paired_result(name: str, pairs: Sequence[tuple[float, float]], target: float) -> Result:
+    ratios = [left / right for left, right in pairs]
+    left_seconds = statistics.median(left for left, _ in pairs)
+    right_seconds = statistics.median(right for _, right in pairs)
+    return Result(
+        name=name,
+        ratio=statistics.median(ratios),
+        lowest=min(ratios),
+        highest=max(ratios),
+        target=target,
+        detail=f"{left_seconds * 1e3:.1f} ms over {right_seconds * 1e3:.1f} ms, {len(pairs)} pairs",
+    )
 
 
 def machine() -> dict[str, Any]:

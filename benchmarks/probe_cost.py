@@ -29,32 +29,12 @@ def main() -> int:
 
 
 def measure(backends: Sequence[str] = BACKENDS, pairs: int = 5, steps: int = 40) -> list[measuring.Result]:
-    """The median ratio of each backend. Backends alternate too, so that each meets the same load."""
-    measured: dict[str, list[step_time.Pair]] = {backend: [] for backend in backends}
-    for number in range(pairs):
-        for backend in backends:
-            probed, plain = one_pair(backend, steps, probes_first=number % 2 == 0)
-            measured[backend].append((probed, plain))
-            measuring.progress(
-                f"probe cost, {backend}, pair {number + 1}/{pairs}: with {probed:.4f} s, "
-                f"without {plain:.4f} s, ratio {probed / plain:.3f}"
-            )
-    return [result(backend, done) for backend, done in measured.items()]
+    """The median ratio of each backend."""
 
+    def pair(backend: str, first: bool) -> tuple[float, float]:
+        return one_pair(backend, steps, probes_first=first)
 
-def result(backend: str, pairs: Sequence[step_time.Pair]) -> measuring.Result:
-    """Median and extremes of the ratios."""
-    ratios = [probed / plain for probed, plain in pairs]
-    probed_seconds = statistics.median(probed for probed, _ in pairs)
-    plain_seconds = statistics.median(plain for _, plain in pairs)
-    return measuring.Result(
-        name=f"probe cost, {backend}",
-        ratio=statistics.median(ratios),
-        lowest=min(ratios),
-        highest=max(ratios),
-        target=TARGET,
-        detail=f"{probed_seconds * 1e3:.1f} ms over {plain_seconds * 1e3:.1f} ms, {len(pairs)} pairs",
-    )
+    return measuring.paired("probe cost", backends, pairs, pair, ("with", "without"), TARGET)
 
 
 def one_pair(backend: str, steps: int, *, probes_first: bool) -> step_time.Pair:

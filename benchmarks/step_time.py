@@ -31,32 +31,12 @@ def main() -> int:
 
 
 def measure(backends: Sequence[str] = BACKENDS, pairs: int = 5, steps: int = 40) -> list[measuring.Result]:
-    """The median ratio of each backend. Backends alternate too, so that each meets the same load."""
-    measured: dict[str, list[Pair]] = {backend: [] for backend in backends}
-    for number in range(pairs):
-        for backend in backends:
-            harness, bare = one_pair(backend, steps, harness_first=number % 2 == 0)
-            measured[backend].append((harness, bare))
-            measuring.progress(
-                f"step time, {backend}, pair {number + 1}/{pairs}: harness {harness:.4f} s, "
-                f"bare {bare:.4f} s, ratio {harness / bare:.3f}"
-            )
-    return [result(backend, done) for backend, done in measured.items()]
+    """The median ratio of each backend."""
 
+    def pair(backend: str, first: bool) -> tuple[float, float]:
+        return one_pair(backend, steps, harness_first=first)
 
-def result(backend: str, pairs: Sequence[Pair]) -> measuring.Result:
-    """Median and extremes of the ratios."""
-    ratios = [harness / bare for harness, bare in pairs]
-    harness_seconds = statistics.median(harness for harness, _ in pairs)
-    bare_seconds = statistics.median(bare for _, bare in pairs)
-    return measuring.Result(
-        name=f"step time, {backend}",
-        ratio=statistics.median(ratios),
-        lowest=min(ratios),
-        highest=max(ratios),
-        target=TARGET,
-        detail=f"{harness_seconds * 1e3:.1f} ms over {bare_seconds * 1e3:.1f} ms, {len(pairs)} pairs",
-    )
+    return measuring.paired("step time", backends, pairs, pair, ("harness", "bare"), TARGET)
 
 
 def one_pair(backend: str, steps: int, *, harness_first: bool) -> Pair:
