@@ -2,49 +2,45 @@
 // torch.cuda.memory_allocated and torch.cuda.max_memory_allocated.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <mutex>
-#include <new>
-#include <unordered_set>
+#include <unordered_map>
 
 namespace {
 
-constexpr size_t kHeader = 64;  // holds the size and keeps the alignment torch expects
 std::atomic<long long> allocated{0};
 std::atomic<long long> peak{0};
 std::mutex guard;
-// Never destroyed: tensors may be freed after static destructors have run.
-std::unordered_set<const void*>& served = *new std::unordered_set<const void*>;
+// Blocks lie just where torch's own allocator puts them, so that later steps run at their usual speed;
+// sizes are kept beside them. Never destroyed: tensors may be freed after static destructors have run.
+std::unordered_map<const void*, long long>& served = *new std::unordered_map<const void*, long long>;
 
 void release(void* data) {
   if (data == nullptr) return;
-  char* block = static_cast<char*>(data) - kHeader;
-  allocated -= *reinterpret_cast<long long*>(block);
   {
     std::lock_guard<std::mutex> lock(guard);
-    served.erase(data);
+    const auto entry = served.find(data);
+    allocated -= entry->second;
+    served.erase(entry);
   }
-  std::free(block);
+  c10::free_cpu(data);
 }
 
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device cpu(c10::DeviceType::CPU);
-    if (bytes == 0) return {nullptr, nullptr, &release, cpu};
-    void* block = nullptr;
-    if (posix_memalign(&block, kHeader, bytes + kHeader) != 0) throw std::bad_alloc();
-    *static_cast<long long*>(block) = static_cast<long long>(bytes);
+    void* data = c10::alloc_cpu(bytes);
+    if (data == nullptr) return {nullptr, nullptr, &release, cpu};
+    {
+      std::lock_guard<std::mutex> lock(guard);
+      served.emplace(data, static_cast<long long>(bytes));
+    }
     const long long now = (allocated += static_cast<long long>(bytes));
     long long highest = peak.load();
     while (now > highest && !peak.compare_exchange_weak(highest, now)) {
-    }
-    void* data = static_cast<char*>(block) + kHeader;
-    {
-      std::lock_guard<std::mutex> lock(guard);
-      served.insert(data);
     }
     return {data, data, &release, cpu};
   }

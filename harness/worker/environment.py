@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from datetime import timedelta
@@ -12,6 +13,12 @@ import torch.distributed as dist
 
 from backends.base import World
 from harness.request import RunRequest
+
+# Parameters of glibc's mallopt(3), and the largest MMAP_THRESHOLD that it takes on 64 bits.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+LARGEST_HEAP_BLOCK_BYTES = 32 * 2**20
+KEPT_BYTES = 2**30
 
 
 def world_of(request: RunRequest) -> World:
@@ -27,6 +34,7 @@ def world_of(request: RunRequest) -> World:
 
 def prepare_process(request: RunRequest, world: World) -> None:
     """Pin threads, determinism and the device before anything is built."""
+    keep_freed_memory()
     torch.set_num_threads(request.threads_per_rank)
     deterministic = request.job.training.deterministic
     if world.device == "cuda":
@@ -38,6 +46,21 @@ def prepare_process(request: RunRequest, world: World) -> None:
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
     # Deterministic mode would fill every fresh buffer, which costs time and changes no result.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what tensors free, up to KEPT_BYTES, instead of giving it back.
+
+    Otherwise the history of the heap decides how many pages each step faults in again: from 0 to 5,500 in
+    steps of one job, some percent of their time. Left alone where the user chose (MALLOC_* is set) or where
+    the C library is not glibc.
+    """
+    if any(name.startswith("MALLOC_") for name in os.environ):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGEST_HEAP_BLOCK_BYTES)
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def join_process_group(world: World, timeout_seconds: float) -> str:
