@@ -68,7 +68,7 @@ def run(
 
     Starts the ranks itself, or becomes one of them under torchrun or accelerate launch.
     """
-    from harness.commands import run_once
+    from harness.commands.run import run_once
 
     return run_once(
         backend=backend, config=config, nproc=nproc, nodes=nodes, assignments=_traced(assignments, trace),
@@ -103,7 +103,7 @@ def compare(
     as_json: bool,
 ) -> int:
     """Run the missing cells of backends x world sizes x repeats and compare them all."""
-    from harness.commands import compare_matrix
+    from harness.commands.compare import compare_matrix
 
     return compare_matrix(
         config=config, backends=backends, nproc=nproc, repeats=repeats,
@@ -161,7 +161,7 @@ def verify(report: Path, pictures_by_digest: bool, as_json: bool) -> int:
 @common
 def backends(as_json: bool) -> int:
     """List the backends with their options and library versions."""
-    from harness.commands import list_backends
+    from harness.commands.backends import list_backends
 
     return list_backends(as_json)
 

@@ -42,6 +42,10 @@ class Store:
         directory.mkdir(parents=True)
         return directory
 
+    def record_path(self, record: Record) -> Path:
+        """Where a record of this folder lies."""
+        return self.root / record.run_id / RECORD_NAME
+
     def discard(self, run_id: str) -> None:
         """Remove the folder of a run that never began."""
         shutil.rmtree(self.root / run_id, ignore_errors=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from harness.cells import canonical_label, reusable
+from harness.commands.arguments import split_backends
 from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.slurm import client
@@ -44,8 +45,6 @@ def render(
     fresh: bool,
 ) -> int:
     """`harness slurm render`."""
-    from harness.commands import split_backends
-
     where = load_site(site)
     if time_limit is not None:
         where = Site.model_validate(where.model_dump() | {"time_limit": time_limit})

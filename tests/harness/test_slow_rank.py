@@ -5,7 +5,7 @@ from pathlib import Path
 
 from harness.compare.findings import balance
 from harness.compare.rows import make_rows
-from tests.harness.test_cli import SMALL, harness, records
+from tests.harness.commands.command_line import SMALL, harness, records
 
 PLUGIN = """
 import time

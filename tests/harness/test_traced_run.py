@@ -8,7 +8,7 @@ import pytest
 
 from harness.compare import speed
 from harness.record import Record
-from tests.harness.test_cli import SMALL, harness, records
+from tests.harness.commands.command_line import SMALL, harness, records
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,46 @@
+"""What the commands make of their arguments. It prints nothing."""
+
+from __future__ import annotations
+
+import sys
+
+from harness.errors import HarnessError
+from harness.provenance import gpu_count
+
+
+def split_backends(text: str) -> list[str]:
+    """Split a comma-separated list; 'key=value' pieces belong to the backend before them."""
+    labels: list[str] = []
+    for piece in filter(None, (part.strip() for part in text.split(","))):
+        if "=" in piece and ":" not in piece and labels:
+            labels[-1] += f",{piece}"
+        else:
+            labels.append(piece)
+    if not labels:
+        raise HarnessError("--backends is empty; give names such as ddp,zero3,fsdp, or all")
+    return labels
+
+
+def numbers_of_ranks(text: str) -> list[int]:
+    """'2,4' as numbers, each once. Raises HarnessError."""
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise HarnessError(f"--nproc was given '{text}'; give numbers of ranks such as 2 or 2,4")
+    return list(dict.fromkeys(sizes))
+
+
+def require_gpus(device: str, world_size: int) -> None:
+    """Raise HarnessError where ranks on CUDA would outnumber the GPUs."""
+    if device == "cuda" and world_size > gpu_count():
+        raise HarnessError(
+            f"{world_size} ranks were asked for, but this machine has {gpu_count()} GPUs; lower --nproc "
+            "or set runtime.device=cpu"
+        )
+
+
+def command_line() -> list[str]:
+    """The command line as a person would type it again."""
+    return ["harness", *sys.argv[1:]]

@@ -1,0 +1,50 @@
+"""`harness backends`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from backends import registry
+
+
+def list_backends(as_json: bool) -> int:
+    """`harness backends`."""
+    from harness.provenance import package_versions
+
+    documents: list[dict[str, Any]] = []
+    for entry in registry.entries().values():
+        versions = package_versions(entry.packages)
+        try:
+            options = entry.options_class().model_fields
+            problem = None
+        except registry.UnknownBackend as error:
+            options, problem = {}, str(error)
+        documents.append(
+            {
+                "name": entry.name,
+                "summary": problem or entry.summary,
+                "loads": problem is None,
+                "installed": all(package in versions for package in entry.packages),
+                "versions": {name: versions.get(name) for name in entry.packages},
+                "options": {name: field.description for name, field in options.items()},
+            }
+        )
+    if as_json:
+        click.echo(json.dumps({"backends": documents}, indent=1))
+        return 0
+    from tabulate import tabulate
+
+    lines = [
+        (
+            d["name"],
+            d["summary"],
+            ", ".join(d["options"]) or "-",
+            ", ".join(f"{n} {v or 'missing'}" for n, v in d["versions"].items()),
+        )
+        for d in documents
+    ]
+    click.echo(tabulate(lines, headers=("backend", "what it is", "options", "versions")))
+    return 0

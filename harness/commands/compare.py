@@ -1,0 +1,131 @@
+"""`harness compare`: the missing cells of a matrix, then all of them beside each other."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from harness.cells import Cell, modules_to_preload, plan, reusable, run_cell
+from harness.cli import EXIT_STRICT
+from harness.commands.arguments import command_line, numbers_of_ranks, require_gpus, split_backends
+from harness.compare.document import compare_document
+from harness.compare.findings.catalogue import find_all
+from harness.compare.rows import Row, make_rows
+from harness.config import load_experiment
+from harness.display import Progress
+from harness.errors import HarnessError
+from harness.launch.external import started_as_rank
+from harness.launch.local import LocalLauncher, resolve_device
+from harness.record import Record
+from harness.spec import Experiment
+from harness.store import Store
+
+
+def compare_matrix(
+    *,
+    config: Path | None,
+    backends: str | None,
+    nproc: str | None,
+    repeats: int | None,
+    assignments: Sequence[str],
+    runs: Path,
+    report: Path | None,
+    fresh: bool,
+    strict: bool,
+    as_json: bool,
+) -> int:
+    """`harness compare`."""
+    if started_as_rank():
+        raise HarnessError(
+            "compare starts its own ranks and cannot be one of a launcher's: run it without torchrun, or "
+            "start `harness run` under torchrun for each backend"
+        )
+    experiment = load_experiment(config, assignments)
+    device = resolve_device(experiment.runtime.device)
+    names = split_backends(backends) if backends else experiment.compare.backends
+    sizes = numbers_of_ranks(nproc) if nproc else experiment.compare.world_sizes
+    cells = plan(experiment, names, sizes, repeats or experiment.compare.repeats, device)
+    for size in sizes:
+        require_gpus(device, size)
+    store = Store(runs)
+    store.prepare()
+    if report is not None:
+        from harness.reporting import require_writable
+
+        require_writable(report)
+    wanted = {cell.key for cell in cells}
+    known = {} if fresh else reusable(_readable_records(store), wanted.__contains__)
+    missing = [cell for cell in cells if cell.key not in known]
+    if len(missing) < len(cells):
+        click.echo(f"{len(cells) - len(missing)} of {len(cells)} cells have a record", err=True)
+    done = known | _run_cells(missing, experiment, store, device)
+    records = [done[cell.key] for cell in cells if cell.key in done]
+    rows = make_rows(records)
+    if report is not None:
+        from harness.report.report import write_report
+
+        write_report([(store.record_path(r), r) for r in records], report)
+    _present_comparison(rows, report, as_json)
+    if len(records) < len(cells):
+        return 130
+    return EXIT_STRICT if strict and _any_bad(rows) else 0
+
+
+def _run_cells(cells: Sequence[Cell], experiment: Experiment, store: Store, device: str) -> dict[str, Record]:
+    """Run cells one after the other; what ran before an interruption is kept."""
+    done: dict[str, Record] = {}
+    if not cells:
+        return done
+    launcher = LocalLauncher(device, modules_to_preload(experiment, [c.backend for c in cells]))
+    for job in {cell.job_id: cell.job for cell in cells}.values():
+        launcher.check(job.model_dump_json())
+    for number, cell in enumerate(cells, start=1):
+        progress = Progress(cell.backend, cell.world_size, sys.stderr, plain_lines=False)
+        try:
+            record = run_cell(cell, experiment, store, launcher, command=command_line(), on_event=progress)
+        finally:
+            progress.close()
+        done[cell.key] = record
+        from harness.report.tables import cell_line
+
+        row = make_rows([record])[0]
+        click.echo(f"[{number}/{len(cells)}] {cell_line(row)}", err=True)
+        if record.error is not None and record.error.kind == "Interrupted":
+            break
+    return done
+
+
+def _readable_records(store: Store) -> list[Record]:
+    """Records to take over; one that cannot be read is named and passed over."""
+    records, unreadable = store.records()
+    for problem in unreadable:
+        click.echo(f"passed over: {problem}", err=True)
+    return records
+
+
+def _present_comparison(rows: Sequence[Row], report: Path | None, as_json: bool) -> None:
+    from harness.report.tables import main_table
+
+    table = main_table(rows)
+    for finding in find_all(rows):
+        table += f"\nfinding {finding.id}: {finding.message}"
+    # With --json the table is for the person who watches, the document for the program that reads.
+    click.echo(table, err=as_json)
+    if as_json:
+        click.echo(json.dumps(compare_document(rows), indent=1))
+    if report is not None:
+        click.echo(f"report: {report}", err=True)
+
+
+def _any_bad(rows: Sequence[Row]) -> bool:
+    """Whether a cell failed, left its reference, or was no run of the same job."""
+    return any(
+        row.record.status not in ("ok", "unsupported")
+        or row.judgement.parity == "diverged"
+        or row.judgement.not_same_job
+        for row in rows
+    )

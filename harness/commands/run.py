@@ -1,0 +1,134 @@
+"""`harness run`: one run, or one rank of it under a launcher."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from backends import registry
+from harness.batch import batch_layout
+from harness.cells import canonical_label, make_cell, make_request, modules_to_preload, run_cell
+from harness.commands.arguments import command_line, require_gpus
+from harness.compare.rows import make_rows, reason
+from harness.config import load_experiment
+from harness.display import Progress
+from harness.errors import HarnessError
+from harness.launch.external import (
+    external_rank,
+    external_ranks_per_node,
+    external_world_size,
+    started_as_rank,
+)
+from harness.launch.local import LocalLauncher, require_port, resolve_device
+from harness.provenance import gpu_count
+from harness.record import Record
+from harness.request import RunRequest
+from harness.spec import Experiment
+from harness.store import Store
+
+DEFAULT_CPU_RANKS = 2
+
+
+def run_once(
+    *,
+    backend: str,
+    config: Path | None,
+    nproc: int | None,
+    nodes: int,
+    assignments: Sequence[str],
+    runs: Path,
+    port: int | None,
+    as_json: bool,
+) -> int:
+    """`harness run`."""
+    experiment = load_experiment(config, assignments)
+    label = canonical_label(backend)
+    device = resolve_device(experiment.runtime.device)
+    store = Store(runs)
+    if started_as_rank():
+        return _run_as_rank(experiment, label, device, store, nproc, as_json)
+    if nodes > 1:
+        raise HarnessError(
+            f"--nodes {nodes}: this command starts ranks on its own machine only; under Slurm use "
+            "`harness slurm render`, else on each node `torchrun --nnodes ... --nproc-per-node ... "
+            "-m harness run`"
+        )
+    world_size = _world_size(label, nproc, device)
+    require_gpus(device, world_size)
+    if port is not None:
+        require_port(port)
+    layout = batch_layout(experiment.training, world_size)
+    cell = make_cell(experiment, label, world_size, layout, 0, device)
+    store.prepare()
+    launcher = LocalLauncher(device, modules_to_preload(experiment, [label]))
+    launcher.check(cell.job.model_dump_json())
+    progress = Progress(label, world_size, sys.stderr, plain_lines=True)
+    try:
+        record = run_cell(
+            cell, experiment, store, launcher, command=command_line(), on_event=progress, port=port
+        )
+    finally:
+        progress.close()
+    return _present_run(record, store, as_json)
+
+
+def _world_size(label: str, nproc: int | None, device: str) -> int:
+    if registry.parse(label)[0].name == registry.REFERENCE:
+        if nproc not in (None, 1):
+            raise HarnessError(f"--nproc {nproc}: '{label}' is one process; leave --nproc out")
+        return 1
+    return nproc or (gpu_count() if device == "cuda" else DEFAULT_CPU_RANKS)
+
+
+def _run_as_rank(
+    experiment: Experiment, label: str, device: str, store: Store, nproc: int | None, as_json: bool
+) -> int:
+    """Become one rank of a run that torchrun or accelerate launch started."""
+    world_size = external_world_size()
+    if nproc is not None:
+        raise HarnessError(
+            f"--nproc {nproc} would be ignored: the launcher started {world_size} ranks; leave it out"
+        )
+    layout = batch_layout(experiment.training, world_size)
+    cell = make_cell(experiment, label, world_size, layout, 0, device)
+    store.prepare()
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries would prefer a GPU that they see
+    from harness.worker.environment import leave
+    from harness.worker.external import run_external
+
+    def request() -> RunRequest:
+        per_node = external_ranks_per_node()
+        launcher = ["torchrun", "--nproc-per-node", str(per_node), "-m"]
+        return make_request(cell, experiment, device, launcher + command_line(), per_node)
+
+    record, code = run_external(request, store.root)
+    if record is not None and external_rank() == 0:
+        code = _present_run(record, store, as_json)
+    leave(code)
+
+
+def _present_run(record: Record, store: Store, as_json: bool) -> int:
+    if record.error is not None and record.error.kind == "JobError":
+        store.discard(record.run_id)
+        raise HarnessError(record.error.message)
+    if as_json:
+        click.echo(record.model_dump_json(indent=1))
+    path = store.record_path(record)
+    if record.status == "unsupported":
+        raise HarnessError(
+            f"backend '{record.backend.label}' is unsupported here: {'; '.join(record.reasons)} "
+            f"(record: {path})"
+        )
+    if record.status != "ok":
+        raise HarnessError(f"run {record.status}: {reason(record)} (record and logs: {path.parent})")
+    if not as_json:
+        from harness.report.tables import main_table
+
+        click.echo(main_table(make_rows([record])))
+    click.echo(f"record: {path}", err=True)
+    return 0

@@ -1,0 +1,109 @@
+"""`harness run`: its record, and what a person can get wrong: one line, exit code 1, nothing half done."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from harness.record import Record
+
+from .command_line import SHORT, harness, records, refused
+
+
+def test_run_prints_its_record(tmp_path: Path) -> None:
+    done = harness("run", "--backend", "ddp", "--nproc", "2", *SHORT, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    printed = Record.model_validate_json(done.stdout)
+    assert [printed] == records(tmp_path / "runs")
+    assert printed.status == "ok"
+    assert [step.window for step in printed.steps] == ["warmup", "counted", "traced", "timed"]
+    assert len(printed.ranks) == 2
+    assert printed.command[:2] == ["harness", "run"]
+
+
+def test_unknown_backend(tmp_path: Path) -> None:
+    line = refused(tmp_path, "run", "--backend", "zerro3")
+    assert "backend 'zerro3' is unknown" in line
+    assert "Did you mean 'zero3'?" in line
+
+
+def test_unknown_option(tmp_path: Path) -> None:
+    assert "Did you mean 'offload'?" in refused(tmp_path, "run", "--backend", "zero3:ofload=cpu")
+
+
+def test_option_that_is_no_yaml(tmp_path: Path) -> None:
+    assert "offload" in refused(tmp_path, "run", "--backend", "zero3:offload=[x")
+
+
+def test_unknown_key(tmp_path: Path) -> None:
+    line = refused(tmp_path, "run", "--backend", "ddp", "--set", "training.step=3")
+    assert "Did you mean 'steps'?" in line
+
+
+def test_missing_configuration(tmp_path: Path) -> None:
+    assert "none.yaml cannot be read" in refused(tmp_path, "run", "--backend", "ddp", "--config", "none.yaml")
+
+
+def test_impossible_batch(tmp_path: Path) -> None:
+    line = refused(
+        tmp_path, "run", "--backend", "ddp", "--nproc", "3", "--set", "training.global_batch_size=8"
+    )
+    assert "leaves no whole micro_batch_size" in line
+
+
+def test_several_ranks_of_the_reference(tmp_path: Path) -> None:
+    assert "'single' is one process" in refused(tmp_path, "run", "--backend", "single", "--nproc", "2")
+
+
+def test_missing_data(tmp_path: Path) -> None:
+    line = refused(
+        tmp_path, "run", "--backend", "ddp", "--set", "data.source=text", "--set", "data.path=none.txt"
+    )
+    assert "data.path 'none.txt' cannot be read: No such file" in line
+
+
+@pytest.mark.parametrize("source", ["text", "jsonl"])
+def test_empty_data(tmp_path: Path, source: str) -> None:
+    (tmp_path / "empty").touch()
+    line = refused(
+        tmp_path, "run", "--backend", "ddp", "--set", f"data.source={source}", "--set", "data.path=empty"
+    )
+    assert "gives no sample" in line
+
+
+def test_samples_longer_than_the_context(tmp_path: Path) -> None:
+    line = refused(tmp_path, "run", "--backend", "ddp", "--set", "data.sequence_length=1024")
+    assert "longer than the model's context of 512" in line
+
+
+@pytest.mark.parametrize("backend", ["fsdp-hybrid", "fsdp1-hybrid"])
+def test_shard_size_that_does_not_divide(tmp_path: Path, backend: str) -> None:
+    line = refused(tmp_path, "run", "--backend", f"{backend}:shard_size=3", "--nproc", "2", *SHORT)
+    assert "shard_size" in line
+
+
+@pytest.mark.parametrize(
+    ("model_type", "why"),
+    [("bert", "is not a causal language model"), ("lama", "unknown to transformers")],
+)
+def test_model_that_cannot_be_trained(tmp_path: Path, model_type: str, why: str) -> None:
+    line = refused(tmp_path, "run", "--backend", "ddp", "--set", f"model.config={{model_type: {model_type}}}")
+    assert why in line
+
+
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_model_of_the_hub_without_network(tmp_path: Path, offline: str) -> None:
+    line = refused(
+        tmp_path, "run", "--backend", "ddp", "--set", "model.name=somebody/some-model",
+        HF_HUB_OFFLINE=offline, HF_HOME=str(tmp_path / "hub"), HF_ENDPOINT="http://127.0.0.1:9",
+    )  # fmt: skip
+    assert "model.name 'somebody/some-model' cannot be loaded" in line
+
+
+def test_port_in_use(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        line = refused(tmp_path, "run", "--backend", "ddp", "--port", port)
+    assert f"--port {port} cannot be used" in line

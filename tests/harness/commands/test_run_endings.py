@@ -1,0 +1,145 @@
+"""Runs that end before their time leave no process and a whole record."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.record import Record
+from harness.store import read_record
+
+from .command_line import HARNESS, LONG, environment
+
+
+@dataclass
+class Running:
+    process: subprocess.Popen[str]
+    runs: Path
+    children: list[psutil.Process] = field(default_factory=list)
+
+    def folder(self) -> Path:
+        (folder,) = self.runs.iterdir()
+        return folder
+
+    def steps(self) -> int:
+        found = list(self.runs.glob("*/rank-00000.jsonl"))
+        return found[0].read_text().count('"kind": "step"') if found else 0
+
+    def family(self) -> list[psutil.Process]:
+        if self.process.poll() is not None:
+            return []
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def finish(self) -> tuple[Record, str]:
+        _, stderr = self.process.communicate(timeout=60)
+        return read_record(self.folder() / "record.json"), stderr
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start `harness run` of a job that never ends by itself, and wait until it has taken steps."""
+    started: list[Running] = []
+
+    def begin(*arguments: str) -> Running:
+        process = subprocess.Popen(
+            [*HARNESS, "run", "--backend", "ddp", "--nproc", "2", *LONG, *arguments],
+            cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            # A shell that runs the tests in the background ignores the signal, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+        running = Running(process, tmp_path / "runs")
+        started.append(running)
+        deadline = time.monotonic() + 60
+        while running.steps() < 3 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        running.children = running.family()
+        return running
+
+    yield begin
+    for running in started:
+        # What survives its parent would hold the pipes open and the machine busy.
+        for process in [*running.children, running.process]:
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                process.kill()
+        running.process.communicate()
+
+
+def gone(family: list[psutil.Process]) -> bool:
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        if not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family if p.is_running()):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def pid_of_rank(running: Running, rank: int) -> int:
+    """The process whose output goes to the rank's log."""
+    log = running.folder() / f"rank-{rank:05d}.log"
+    (found,) = [p.pid for p in running.family() if os.readlink(f"/proc/{p.pid}/fd/1") == str(log)]
+    return found
+
+
+def test_interrupt_stops_all_ranks_and_keeps_what_was_done(start: Start) -> None:
+    running = start()
+    family = running.family()
+    assert len(family) >= 3
+    running.process.send_signal(signal.SIGINT)
+    record, stderr = running.finish()
+    assert gone(family)
+    assert record.status == "failed"
+    assert record.error is not None
+    assert record.error.kind == "Interrupted"
+    assert len(record.steps) >= 3
+    assert all(step.loss is not None for step in record.steps)
+    assert running.process.returncode != 0
+    assert "Traceback" not in stderr
+
+
+def test_termination_leaves_no_process(start: Start) -> None:
+    running = start()
+    family = running.family()
+    running.process.terminate()
+    running.process.wait(timeout=30)
+    assert gone(family)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the rank through /proc")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_killed_rank_is_named(start: Start, rank: int) -> None:
+    running = start()
+    family = running.family()
+    os.kill(pid_of_rank(running, rank), signal.SIGKILL)
+    record, stderr = running.finish()
+    assert gone(family)
+    assert record.status == "failed"
+    assert record.error is not None
+    assert record.error.rank == rank, record.error
+    assert "SIGKILL" in record.error.message
+    assert len(record.steps) >= 2
+    assert stderr.splitlines()[-1].startswith("harness: run failed:")
+    assert "Traceback" not in stderr
+
+
+def test_timeout_stops_the_run(start: Start) -> None:
+    running = start("--set", "runtime.timeout_seconds=8")
+    family = running.family()
+    record, stderr = running.finish()
+    assert gone(family)
+    assert record.status == "timeout"
+    assert record.error is not None
+    assert "runtime.timeout_seconds" in record.error.message
+    assert len(record.steps) >= 1
+    assert running.process.returncode == 1
+    assert stderr.splitlines()[-1].startswith("harness: run timeout:")

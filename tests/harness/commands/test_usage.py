@@ -1,0 +1,35 @@
+"""What the commands have in common: usage errors, tracebacks, the folder of runs."""
+
+from pathlib import Path
+
+import pytest
+
+from .command_line import harness, refused
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["run", "--backend", "ddp", "--nproc", "0"], ["run"], ["run", "--backend", "ddp", "--port", "70000"],
+     ["report", "-o", "x.md"], ["nonsense"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_usage_error_exits_with_two(tmp_path: Path, arguments: list[str]) -> None:
+    done = harness(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Usage:" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_runs_folder_below_a_file(tmp_path: Path, command: str) -> None:
+    (tmp_path / "file").touch()
+    what = ["--backend", "ddp"] if command == "run" else ["--backends", "ddp"]
+    line = refused(tmp_path, command, *what, "--runs", "file/runs")
+    assert "runs folder 'file/runs' cannot be written" in line
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = harness("run", "--backend", "zerro3", "--debug", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "backend 'zerro3' is unknown" in done.stderr
