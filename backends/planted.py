@@ -1,4 +1,4 @@
-"""Backends with a defect each, by which `harness doctor` tests that defects are found here. Never for use."""
+"""Backends with a defect each, to see what the harness makes of it; `harness doctor` does. Never for use."""
 
 from __future__ import annotations
 
@@ -39,6 +39,16 @@ class WrongBeta2(DdpBackend):
         ]
         engine.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.999))
         return engine  # type: ignore[no-any-return]
+
+
+class OutOfMemory(DdpBackend):
+    """Asks for more memory than any machine has."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        torch.empty(2**60, dtype=torch.uint8, device=context.world.device)
+        return super().prepare(build_model, build_optimizer, context)
 
 
 class StaleWeights(DdpBackend):

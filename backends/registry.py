@@ -168,11 +168,12 @@ PLANTED = {
     name: Entry(name=name, target=f"backends.planted:{target}", options="backends.options:NoOptions")
     for name, target in (
         ("planted-gradients-summed", "GradientsSummed"),
+        ("planted-out-of-memory", "OutOfMemory"),
         ("planted-wrong-beta2", "WrongBeta2"),
         ("planted-stale-weights", "StaleWeights"),
     )
 }
-"""Defects for the self-check: known by name, and in no list."""
+"""Defects for the self-check and for trying a report: known by name, and in no list."""
 
 
 def entries() -> dict[str, Entry]:
