@@ -174,13 +174,19 @@ harness.add_command(slurm)
 @harness.command()
 @click.argument("first", type=click.Path(path_type=Path))
 @click.argument("second", type=click.Path(path_type=Path))
+@click.option("--strict", is_flag=True, help="Exit with 3 if the runs differ by more than noise.")
 @_json
 @common
-def diagnose(first: Path, second: Path, as_json: bool) -> int:
-    """Say in which step and which tensors two runs of one job part: give the folders of two runs."""
+def diagnose(first: Path, second: Path, strict: bool, as_json: bool) -> int:
+    """Say why two runs of one job differ: give the folders of both.
+
+    Names the settings in which they differ, the first step, the tensors and the ratio in which they part,
+    or says that there is no difference beyond noise. Reruns both, and the reference where noise was not
+    measured, on this machine.
+    """
     from harness.diagnose.command import diagnose_runs
 
-    return diagnose_runs(first, second, as_json)
+    return diagnose_runs(first, second, strict=strict, as_json=as_json)
 
 
 @harness.command()

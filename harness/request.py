@@ -34,8 +34,8 @@ class RunRequest(BaseModel):
     threads_per_rank: int
     micro_batch_size: int
     accumulation_steps: int
-    examine_step: int | None = None
-    """Stop after this step and write its gradients and updates by parameter instead of measurements."""
+    examine_steps: list[int] = []
+    """Stop after the last of these steps and write the gradients and updates of each by parameter."""
 
     def write(self, run_directory: Path) -> None:
         (run_directory / REQUEST_NAME).write_text(self.model_dump_json(indent=1), encoding="utf-8")

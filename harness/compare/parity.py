@@ -72,7 +72,7 @@ def judge(reference: Record | None, record: Record, noise: Noise | None = None) 
         norm_difference=found.norm,
         weights_difference=found.weights,
         update_difference=found.update,
-        first_divergent_step=_first_divergent_step(reference, record, widest),
+        first_divergent_step=first_divergent_step(reference, record, widest),
         exceeded=tuple((name, *values) for name, values in widest.exceeded(found).items()),
         settings=tuple(setting_differences(reference, record)),
     )
@@ -102,7 +102,8 @@ def _level(reference: Record, record: Record, found: Distance, noise: Noise) -> 
     return "diverged"
 
 
-def _first_divergent_step(reference: Record, record: Record, limits: Limits) -> int | None:
+def first_divergent_step(reference: Record, record: Record, limits: Limits) -> int | None:
+    """First step whose loss or gradient norm lies beyond the limits; None: only weights do, or nothing."""
     for left, right in zip(reference.steps, record.steps, strict=False):
         if left.loss is not None and not (
             right.loss is not None and abs(left.loss - right.loss) <= limits.loss

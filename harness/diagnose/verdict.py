@@ -1,97 +1,103 @@
-"""What the gradients and updates of one step say of two runs: pure functions of sketches."""
+"""What the gradients and updates of one step say of two runs, in sentences: pure functions of comparisons."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from harness.compare.distance import estimate
 from harness.compare.explain import name_scale
-from harness.compare.noise import UNIT_ROUNDOFF
-from harness.record import Record
+from harness.diagnose.tensors import Comparison, Examined, TensorDifference, TensorNoise, compare_tensors
+from harness.record import WorldPart
 
-ROUNDING_UNITS = 1000.0
-"""Tensors closer than so many units of rounding, relative to their size, agree."""
-SAME_RATIO = 1e-3
-"""Relative spread of ratios that count as one factor."""
+SHOWN_TENSORS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorDifference:
-    """One parameter whose gradient or update differs."""
+class StepVerdict:
+    """The first examined step whose tensors part, or the last if none do."""
 
-    name: str
-    difference: float
-    """Estimated L2 distance, relative to the first run's norm."""
-    ratio: float
-    """Size of the second run's over the first's."""
+    step: int
+    gradients: Comparison | None
+    """None: one of the engines cannot gather them."""
+    updates: Comparison
+
+    @property
+    def parts(self) -> bool:
+        return bool(self.updates.beyond or (self.gradients and self.gradients.beyond))
 
 
-def step_to_examine(first: Record, second: Record) -> int | None:
-    """The step in which two runs part; None if nothing differs by more than rounding.
+def first_parting_step(
+    first: Mapping[int, Examined], second: Mapping[int, Examined], noise: Mapping[int, TensorNoise]
+) -> StepVerdict:
+    """Go through the examined steps until tensors part by more than noise."""
+    for step in sorted(first):
+        left, right, limits = first[step], second[step], noise[step]
+        gradients = None
+        if left.gradients is not None and right.gradients is not None:
+            gradients = compare_tensors(left.gradients, right.gradients, limits.gradient_limits())
+        updates = compare_tensors(left.updates, right.updates, limits.update_limits())
+        verdict = StepVerdict(step=step, gradients=gradients, updates=updates)
+        if verdict.parts:
+            break
+    return verdict
 
-    A loss that differs after equal ones was made by the update of the step before.
+
+def sentences(
+    verdict: StepVerdict, world: WorldPart, *, beyond: Collection[str], suspects: bool
+) -> Iterator[str]:
+    """What to tell of a step: gradients, updates, and what follows from both.
+
+    `beyond` names what parts in the records (loss, norm, update, weights or a parameter), `suspects` tells
+    whether a setting was named already. `world` is that of the other run, whose ratios are named.
     """
-    unit = UNIT_ROUNDOFF[first.job["training"]["precision"]]
-    for a, b in zip(first.steps, second.steps, strict=False):
-        if a.loss is None or b.loss is None:
-            return max(0, a.step - 1)
-        if abs(a.loss - b.loss) > 10 * unit * abs(a.loss):
-            return max(0, a.step - 1)
-        if a.gradient_norm and b.gradient_norm:
-            if abs(a.gradient_norm - b.gradient_norm) > 10 * unit * a.gradient_norm:
-                return a.step
-    left, right = first.final_weights, second.final_weights
-    if left and right and left.digest != right.digest and first.steps:
-        return first.steps[0].step
-    return None
-
-
-def tensor_differences(
-    first: dict[str, list[float]], second: dict[str, list[float]], precision: str
-) -> list[TensorDifference]:
-    """Parameters that differ by more than rounding, the farthest first."""
-    limit = ROUNDING_UNITS * UNIT_ROUNDOFF["fp32"] if precision == "fp32" else 10 * UNIT_ROUNDOFF[precision]
-    found = []
-    for name, sketch in first.items():
-        other = second.get(name, [0.0] * len(sketch))
-        size = sketch[0] or max(other[0], 1e-30)
-        apart = estimate(sketch, other) / size
-        if apart > limit:
-            found.append(TensorDifference(name=name, difference=apart, ratio=other[0] / size))
-    return sorted(found, key=lambda tensor: -tensor.difference)
-
-
-def conclude(
-    first: dict[str, Any], second: dict[str, Any], world_size: int, accumulation_steps: int, precision: str
-) -> list[str]:
-    """Sentences on the gradients of a step, then on its updates."""
-    said = []
-    if first["gradients"] is None or second["gradients"] is None:
-        said.append("gradients: one of the engines cannot gather them; only updates are compared")
+    if verdict.gradients is None:
+        yield "gradients: one of the engines cannot gather them, so only updates are compared"
     else:
-        parted = tensor_differences(first["gradients"], second["gradients"], precision)
-        said.append(_sentence("gradients", parted, first["gradients"], world_size, accumulation_steps))
-    parted = tensor_differences(first["updates"], second["updates"], precision)
-    said.append(_sentence("updates", parted, first["updates"], world_size, accumulation_steps))
-    if said[0] == "gradients: all agree" and parted:
-        said.append(
-            "suspected: what stands between gradient and weight: clipping, learning rate, betas, epsilon, "
-            "weight decay, dtype of masters, or parameters without an optimizer"
+        yield _about("gradients", verdict.gradients, world)
+    yield _about("updates", verdict.updates, world)
+    agree = verdict.gradients is not None and not verdict.gradients.beyond
+    if agree and verdict.updates.beyond and not suspects:
+        yield (
+            "so the cause stands between gradient and weight: clipping, learning rate, betas, epsilon, "
+            "weight decay, dtype of masters, or parameters without an optimizer; in what the records hold of "
+            "these there is no difference"
         )
-    return said
+    if not verdict.parts:
+        yield from _nothing_parts(beyond)
 
 
-def _sentence(
-    what: str, parted: list[TensorDifference], every: dict[str, Any], world_size: int, accumulation: int
-) -> str:
-    if not parted:
-        return f"{what}: all agree"
-    ratios = [tensor.ratio for tensor in parted]
-    one_factor = max(ratios) - min(ratios) <= SAME_RATIO * max(ratios)
-    if one_factor and len(parted) == len([name for name, s in every.items() if s[0]]):
-        causes = name_scale(ratios[0], world_size, accumulation)
-        cause = f": {' or '.join(causes)}" if causes else ""
-        return f"all {what} x {ratios[0]:.4g}{cause}"
-    shown = ", ".join(f"{t.name} (x {t.ratio:.4g}, apart {t.difference:.1e})" for t in parted[:5])
-    return f"{what}: {len(parted)} of {len(every)} tensors differ: {shown}"
+def _nothing_parts(beyond: Collection[str]) -> Iterator[str]:
+    told = [text for name, text in (("loss", "loss"), ("norm", "gradient norm")) if name in beyond]
+    if told and not set(beyond) - {"loss", "norm"}:
+        yield (
+            f"so both train alike, and what is wrong is the {' and the '.join(told)} that one of them reports"
+        )
+    else:
+        yield "so no examined step shows it: the difference adds up over many, each within noise"
+
+
+def _about(kind: str, compared: Comparison, world: WorldPart) -> str:
+    if not compared.beyond:
+        return f"{kind}: all {compared.compared} tensors agree"
+    if compared.common_factor is not None:
+        factor = compared.common_factor
+        causes = name_scale(factor, world.world_size, world.accumulation_steps) if kind == "gradients" else []
+        return f"all {kind} x {number(factor)}" + (f": {' or '.join(causes)}" if causes else "")
+    absent = [tensor.name for tensor in compared.beyond if tensor.ratio == 0]
+    if len(absent) == len(compared.beyond) == compared.compared:
+        return f"{kind}: all are zero in the other run"
+    parts = []
+    if absent:
+        parts.append(f"{', '.join(absent[:SHOWN_TENSORS])} {'has' if len(absent) == 1 else 'have'} none")
+    parts += [_tensor(tensor) for tensor in compared.beyond if tensor.ratio != 0][:SHOWN_TENSORS]
+    return f"{kind}: {len(compared.beyond)} of {compared.compared} tensors differ: {'; '.join(parts)}"
+
+
+def _tensor(tensor: TensorDifference) -> str:
+    size = "where the baseline has none" if tensor.ratio is None else f"x {number(tensor.ratio)}"
+    return f"{tensor.name} {size}, {tensor.difference:.1e} of its size apart (noise: {tensor.allowed:.1e})"
+
+
+def number(ratio: float) -> str:
+    """A ratio as it is read: 2.000, 0.25."""
+    return f"{ratio:.3f}" if ratio >= 1 else f"{ratio:.4g}"

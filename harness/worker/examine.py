@@ -26,10 +26,13 @@ class Examination:
         self._before = self._weights()
 
     def after_update(self) -> dict[str, Any]:
-        """Sketches of gradients (None: the engine cannot gather them) and of updates."""
+        """Sketches of gradients (None: the engine cannot gather them) and updates, and norms of weights."""
         after = self._weights()
-        updates = {name: _difference(after[name], old) for name, old in self._before.items()}
-        return {"gradients": self._gradients, "updates": updates}
+        return {
+            "gradients": self._gradients,
+            "updates": {name: _difference(after[name], old) for name, old in self._before.items()},
+            "weight_norms": {name: old[0] for name, old in self._before.items()},
+        }
 
     def _weights(self) -> Sketches:
         return {name: sketch(name, tensor) for name, tensor in self._engine.full_parameters()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +43,8 @@ class Loop:
     tracer: Tracer
     observer: Observer
     events: EventWriter
-    examine_step: int | None = None
-    """The last step to take, examined by parameter; None: all steps, none examined."""
+    examine_steps: Sequence[int] = ()
+    """Steps to examine by parameter, the last of which ends the training; none: all steps are taken."""
 
     @property
     def steps(self) -> int:
@@ -55,7 +56,7 @@ class Loop:
         every = self.job.evaluation.every_steps
         for step in range(self.steps):
             self._train_step(step)
-            if step == self.examine_step:
+            if self.examine_steps and step == max(self.examine_steps):
                 break
             if every and (step + 1) % every == 0:
                 self._evaluate(step + 1)
@@ -95,7 +96,7 @@ class Loop:
         del loss, batch
         probes.moment("after_backward")
         self._enter("step")
-        examination = Examination(engine) if step == self.examine_step else None
+        examination = Examination(engine) if step in self.examine_steps else None
         if examination is not None:
             examination.before_update()
         norm = engine.step(rate)

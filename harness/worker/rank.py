@@ -124,7 +124,7 @@ def _train(
         tracer=tracer,
         observer=observer,
         events=events,
-        examine_step=request.examine_step,
+        examine_steps=request.examine_steps,
     )
     dist.barrier()
     setup_seconds = time.perf_counter() - started

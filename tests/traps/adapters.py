@@ -133,6 +133,18 @@ class Untied(DdpBackend):
         return super().prepare(build, build_optimizer, context)
 
 
+class Frozen(DdpBackend):
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        def build() -> nn.Module:
+            model: Any = build_model()
+            model.model.layers[1].mlp.up_proj.weight.requires_grad_(False)
+            return model
+
+        return super().prepare(build, build_optimizer, context)
+
+
 class NeverReduced(Defect):
     def spoil(self, engine: Any, context: SetupContext) -> None:
         engine.module.require_backward_grad_sync = False

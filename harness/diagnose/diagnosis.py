@@ -1,0 +1,166 @@
+"""From two runs to what can be said of their difference: records first, then the step in which they part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from backends.registry import REFERENCE
+from harness.cells import modules_to_preload
+from harness.compare.distance import Distance, distance
+from harness.compare.effective import SettingDifference, setting_differences
+from harness.compare.noise import Limits
+from harness.compare.parity import first_divergent_step
+from harness.compare.same_job import Difference, job_differences
+from harness.diagnose import records as told
+from harness.diagnose.floor import Floor, find_floor
+from harness.diagnose.pair import Run
+from harness.diagnose.rerun import (
+    Rerun,
+    Say,
+    experiment_of,
+    reference_labels,
+    require_room,
+    rerun,
+    run_references,
+)
+from harness.diagnose.tensors import TensorNoise
+from harness.diagnose.verdict import StepVerdict, first_parting_step, sentences
+from harness.launch.local import LocalLauncher
+from harness.record import Record
+
+CLEAN = "no difference beyond noise"
+PARTED = "the runs differ beyond noise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What is known of two runs; the baseline is the one that the other is measured by."""
+
+    baseline: Run
+    other: Run
+    found: Distance
+    limits: Limits
+    derivation: tuple[str, ...]
+    """Where the limits come from."""
+    same_job: Sequence[Difference]
+    settings: Sequence[SettingDifference]
+    beyond: dict[str, tuple[float, float]]
+    """Name to (found, allowed)."""
+    clean: bool
+    parting_step: int | None
+    """First step whose loss or norm lies beyond noise."""
+    verdict: StepVerdict | None
+    """Of the step that was examined; None for a clean pair."""
+    said: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `diagnose --json`, but for the runs as they were given."""
+        return {
+            "step": self.verdict.step if self.verdict else None,
+            "said": self.said,
+            "verdict": CLEAN if self.clean else PARTED,
+            "baseline": self.baseline.record.run_id,
+            "parting_step": self.parting_step,
+            "distances": asdict(self.found),
+            "limits": asdict(self.limits),
+            "noise": list(self.derivation),
+            "beyond": {name: list(values) for name, values in self.beyond.items()},
+            "same_job": [asdict(difference) for difference in self.same_job],
+            "settings": [asdict(difference) for difference in self.settings],
+            "tensors": asdict(self.verdict) if self.verdict else None,
+        }
+
+
+def diagnose(pair: tuple[Run, Run], say: Say) -> Diagnosis:
+    """Compare the records within the noise of their job; if they part, rerun and compare by parameter.
+
+    Raises HarnessError where a run that is needed cannot be made on this machine.
+    """
+    some = pair[0].record
+    labels = reference_labels(some)
+    launcher = LocalLauncher(
+        some.world.device,
+        modules_to_preload(experiment_of(some), [*labels, *(run.record.backend.label for run in pair)]),
+    )
+    floor = find_floor(pair, labels, lambda missing: run_references(some, missing, launcher, say))
+    baseline, other = floor.baseline(pair)
+    limits = floor.limits(baseline.record)
+    found = distance(baseline.record, other.record)
+    beyond = limits.exceeded(found)
+    same_job = job_differences(baseline.record, other.record)
+    settings = setting_differences(baseline.record, other.record)
+    parting = first_divergent_step(baseline.record, other.record, limits)
+    clean = not (beyond or same_job or parting is not None)
+    said = [told.how_far(found, limits)]
+    suspects = list(told.about_settings(settings, baseline, other, clean=clean))
+    said += [*told.about_job(same_job, other), *suspects]
+    verdict = None
+    if not clean:
+        said += [text for run in (baseline, other) for text in told.about_replicas(run)]
+        said += told.about_reports(baseline, other, limits)
+        reruns = _rerun_all(baseline, other, floor, parting, launcher, say)
+        said += _unlike_records((baseline, other), reruns[:2], limits)
+        verdict = first_parting_step(reruns[0].examined, reruns[1].examined, _noise(reruns, baseline, floor))
+        said += sentences(verdict, other.record.world, beyond=beyond, suspects=bool(suspects or same_job))
+    return Diagnosis(
+        baseline=baseline, other=other, found=found, limits=limits,
+        derivation=floor.noise(baseline.record).derivation, same_job=same_job, settings=settings,
+        beyond=beyond, clean=clean, parting_step=parting, verdict=verdict, said=said,
+    )  # fmt: skip
+
+
+def _rerun_all(
+    baseline: Run, other: Run, floor: Floor, parting: int | None, launcher: LocalLauncher, say: Say
+) -> list[Rerun]:
+    """The baseline, the other, and the runs of the reference that are not the baseline."""
+    last = min(len(run.record.steps) for run in (baseline, other)) - 1
+    steps = told.steps_to_examine(parting, last)
+    wanted: list[Record] = [baseline.record, other.record]
+    wanted += [r for r in _references(floor) if r is not baseline.record]
+    for record in wanted:
+        require_room(record)
+    return [rerun(record, steps, launcher, say) for record in wanted]
+
+
+def _references(floor: Floor) -> list[Record]:
+    """The reference and one repetition of each kind."""
+    runs = [floor.reference] if floor.reference else []
+    return list({record.backend.label: record for record in (*floor.repeats, *runs)}.values())
+
+
+def _noise(reruns: Sequence[Rerun], baseline: Run, floor: Floor) -> dict[int, TensorNoise]:
+    """By step, what the reference's repetitions make of noise; without a reference, the lower bounds."""
+    is_reference = baseline.record.backend.label == REFERENCE
+    made = [reruns[0], *reruns[2:]] if is_reference else reruns[2:]
+    by_label = {run.record.backend.label: run for run in made}
+    reference = by_label.get(REFERENCE, reruns[0])
+    repeats = [run for run in by_label.values() if run is not reference]
+    return {
+        step: TensorNoise(
+            reference=examined,
+            splits=[r.examined[step] for r in repeats if "precision" not in _options(r)],
+            others=[r.examined[step] for r in repeats if "precision" in _options(r)],
+            precision=baseline.record.job["training"]["precision"],
+            factor=1.0 if is_reference else 2.0,
+        )
+        for step, examined in reference.examined.items()
+    }
+
+
+def _options(run: Rerun) -> list[str]:
+    return [name for name, value in run.record.backend.options.items() if value is not None]
+
+
+def _unlike_records(runs: Sequence[Run], reruns: Sequence[Rerun], limits: Limits) -> list[str]:
+    """That a rerun does not repeat its record, so that what follows is of other code or another machine."""
+    said = []
+    for run, again in zip(runs, reruns, strict=True):
+        step = first_divergent_step(run.record, again.record, limits)
+        if step is not None:
+            said.append(
+                f"the rerun of {run.name} leaves its own record at step {step}: code, versions or machine "
+                "have changed since; what follows is about the reruns"
+            )
+    return said

@@ -1,0 +1,96 @@
+"""What counts as noise between two runs: the limits of `compare`, from records beside them or made now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from backends.registry import REFERENCE
+from harness.compare.noise import Limits, Noise, measure_noise
+from harness.compare.parity import judge
+from harness.diagnose.pair import Run
+from harness.errors import HarnessError
+from harness.record import Record
+from harness.store import RECORD_NAME, read_record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor:
+    """The reference of a job and its repetitions."""
+
+    reference: Record | None
+    """None: it could not be run here."""
+    repeats: tuple[Record, ...]
+
+    def noise(self, fallback: Record) -> Noise:
+        """The limits of the job; without a reference the lower bounds, in the size of `fallback`."""
+        return measure_noise(self.reference or fallback, self.repeats)
+
+    def baseline(self, pair: tuple[Run, Run]) -> tuple[Run, Run]:
+        """The pair with the run first that is the reference, else the only one that agrees with it."""
+        for run, other in (pair, pair[::-1]):
+            if run.record.backend.label == REFERENCE:
+                return run, other
+        noise = self.noise(pair[0].record)
+        agrees = [judge(self.reference, run.record, noise).parity in _AGREES for run in pair]
+        return (pair[1], pair[0]) if agrees == [False, True] else pair
+
+    def limits(self, baseline: Record) -> Limits:
+        """What rounding explains between the baseline and another run.
+
+        Each of two runs may lie as far from the reference as `compare` allows, so twice as far from each
+        other.
+        """
+        noise = self.noise(baseline)
+        widest = noise.band or noise.tight
+        return widest if baseline.backend.label == REFERENCE else scaled(widest, 2.0)
+
+
+_AGREES = ("exact", "tight", "band")
+
+
+def scaled(limits: Limits, factor: float) -> Limits:
+    """Limits times a factor."""
+    values: dict[str, Any] = {
+        field.name: getattr(limits, field.name) * factor
+        for field in fields(limits)
+        if field.name != "parameters"
+    }
+    return replace(
+        limits, **values, parameters={name: value * factor for name, value in limits.parameters.items()}
+    )
+
+
+def find_floor(
+    pair: tuple[Run, Run], labels: Sequence[str], run_missing: Callable[[list[str]], list[Record]]
+) -> Floor:
+    """The reference and its repetitions: of the pair, of the folders around it, and the rest run now."""
+    known = _beside(pair)
+    missing = [label for label in labels if label not in {record.backend.label for record in known}]
+    if missing:
+        known += run_missing(missing)
+    reference = next((record for record in known if record.backend.label == REFERENCE), None)
+    return Floor(reference=reference, repeats=tuple(r for r in known if r is not reference))
+
+
+def _beside(pair: tuple[Run, Run]) -> list[Record]:
+    """Runs of the reference of this job by the same code on the same kind of device, the pair's own first."""
+    found = {run.path: run.record for run in pair}
+    for run in pair:
+        for path in sorted(run.path.parent.parent.glob(f"*-{REFERENCE}-n1-*/{RECORD_NAME}")):
+            try:
+                found.setdefault(path.resolve(), read_record(path))
+            except HarnessError:
+                continue  # a damaged record of another run is no matter of this pair
+    job_id, device = pair[0].record.job_id, pair[0].record.world.device
+    codes = {run.record.environment.get("code") for run in pair}
+    return [
+        record
+        for record in found.values()
+        if record.backend.name == REFERENCE
+        and record.status == "ok"
+        and record.job_id == job_id
+        and record.world.device == device
+        and record.environment.get("code") in codes
+    ]

@@ -1,0 +1,92 @@
+"""The two runs of a diagnosis: read from what a person gave, refused where nothing can be said of them."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.cells import canonical_label
+from harness.compare.parity import has_dropout
+from harness.compare.rows import reason
+from harness.compare.same_job import nested_differences
+from harness.errors import HarnessError
+from harness.record import Record
+from harness.store import read_record, read_runs
+
+SHOWN_FIELDS = 5
+"""Settings that an error line names; more are counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A finished run and where its record lies."""
+
+    path: Path
+    record: Record
+
+    @property
+    def name(self) -> str:
+        """'ddp on 2 ranks'."""
+        size = self.record.world.world_size
+        return f"{self.record.backend.label} on {size} rank{'s' if size > 1 else ''}"
+
+
+def read_pair(first: Path, second: Path) -> tuple[Run, Run]:
+    """Read two runs of one job.
+
+    Raises HarnessError for a path without one record, a run that did not finish, a backend that is not
+    installed, different jobs (naming the settings that differ), different devices, and dropout.
+    """
+    pair = _read(first), _read(second)
+    for run in pair:
+        if run.record.status not in ("ok", "diverged") or not run.record.steps:
+            why = reason(run.record) or "no step was finished"
+            raise HarnessError(
+                f"{run.record.run_id} is {run.record.status} ({why}): only finished runs can be diagnosed"
+            )
+        canonical_label(run.record.backend.label)
+        if has_dropout(run.record):
+            raise HarnessError(
+                f"{run.record.run_id} trained with dropout, so two runs differ by chance; repeat both with "
+                "--set model.dropout=0"
+            )
+    left, right = (run.record for run in pair)
+    if left.job_id != right.job_id:
+        raise HarnessError(
+            f"these are runs of different jobs: {_fields(left, right)}; give two runs of one job"
+        )
+    devices = [run.record.world.device for run in pair]
+    if devices[0] != devices[1]:
+        raise HarnessError(
+            f"these runs were on {' and '.join(devices)}: kernels differ, not only backends; give two runs "
+            "on one kind of device"
+        )
+    return pair
+
+
+def _read(path: Path) -> Run:
+    if not path.exists():
+        siblings = [sibling.name for sibling in path.parent.glob("*") if sibling.is_dir()]
+        close = difflib.get_close_matches(path.name, siblings, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else "give the folder of a run or its record.json"
+        raise HarnessError(f"there is no '{path}'; {hint}")
+    if path.is_file():
+        return Run(path=path.resolve(), record=read_record(path))
+    found, unreadable = read_runs([path])
+    if len(found) == 1 and not unreadable:
+        return Run(path=found[0][0], record=found[0][1])
+    if unreadable and not found:
+        raise HarnessError(unreadable[0])
+    raise HarnessError(f"'{path}' holds {len(found) + len(unreadable)} records; give the folder of one run")
+
+
+def _fields(left: Record, right: Record) -> str:
+    """'training.precision fp32 against bf16-mixed; ...'."""
+    differences = [
+        f"{path} {one} against {other}" for path, one, other in nested_differences(left.job, right.job)
+    ]
+    if not differences:
+        return "their settings are equal, but not the contents of the files that they name"
+    more = len(differences) - SHOWN_FIELDS
+    return "; ".join(differences[:SHOWN_FIELDS]) + (f"; and {more} more" if more > 0 else "")

@@ -1,0 +1,109 @@
+"""What two records alone say of why their runs differ: pure functions, before anything is run again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from harness.compare.distance import Distance
+from harness.compare.effective import SettingDifference
+from harness.compare.explain import explain
+from harness.compare.noise import Limits
+from harness.compare.same_job import Difference
+from harness.diagnose.pair import Run
+
+FIRST_STEPS = 4
+"""Most defects are at work from the start, long before losses show them."""
+LAST_STEPS = 4
+"""Before and with the one in which losses or norms were seen to part."""
+REPORTED = ("loss-of-one-rank", "loss-normalisation", "loss-scale", "norm-of-shard")
+"""Causes that concern what is reported, and not gradients or updates."""
+QUANTITIES = {
+    "loss": "losses lie up to {:.1e} nats apart",
+    "norm": "gradient norms up to {:.1e} of their size",
+    "update": "distances moved up to {:.1e} of their size",
+    "weights": "final weights {:.1e} of the distance moved",
+}
+
+
+def steps_to_examine(parting: int | None, last: int) -> list[int]:
+    """The first steps, and those up to the one in which the runs were seen to part.
+
+    Where only final weights differ that is the last step: the cause may be in any.
+    """
+    until = last if parting is None else parting
+    early = range(min(FIRST_STEPS, until + 1))
+    return sorted({*early, *range(max(0, until - LAST_STEPS + 1), until + 1)})
+
+
+def how_far(found: Distance, limits: Limits) -> str:
+    """'losses lie up to 1.2e-03 nats apart (noise: 4.8e-06), ...'."""
+    parts = [
+        f"{text.format(value)} (noise: {getattr(limits, name):.1e})"
+        for name, text in QUANTITIES.items()
+        if (value := getattr(found, name)) is not None
+    ]
+    return ", ".join(parts) or "neither losses, norms nor weights can be compared"
+
+
+def about_job(differences: Sequence[Difference], other: Run) -> Iterator[str]:
+    """What makes the other run another training, although both were asked for one job."""
+    for difference in differences:
+        yield (
+            f"not the same training: {difference.field} is {difference.given} in {other.name}, "
+            f"{difference.reference} in the baseline"
+        )
+
+
+def about_settings(
+    differences: Sequence[SettingDifference], baseline: Run, other: Run, *, clean: bool
+) -> Iterator[str]:
+    """Settings in force that differ and change the mathematics: suspects, unless the runs agree."""
+    what = "without effect here" if clean else "suspected setting"
+    for difference in differences:
+        if difference.effect == "mathematics":
+            here, there = _parting(difference.given, difference.reference)
+            yield (f"{what}: {difference.setting}: {here} in {other.name}, {there} in {baseline.name}")
+
+
+def about_replicas(run: Run) -> Iterator[str]:
+    """Ranks that hold different weights where they should hold the same."""
+    groups: dict[str, list[str]] = {}
+    for rank in run.record.ranks:
+        if rank.final_digest is not None:
+            groups.setdefault(rank.final_digest, []).append(str(rank.rank))
+    if len(groups) > 1:
+        cut = " against ".join(f"rank {', '.join(group)}" for group in groups.values())
+        yield f"ranks of {run.name} end with different weights: {cut}"
+
+
+def about_reports(baseline: Run, other: Run, limits: Limits) -> Iterator[str]:
+    """A loss or a norm that is told wrongly, where the first step shows it."""
+    cause = explain(baseline.record, other.record, limits)
+    if cause.kind in REPORTED:
+        yield cause.message
+
+
+def _parting(left: Any, right: Any) -> tuple[str, str]:
+    """Both values in words; of lists of 'name value, ...' only the constants that are not on both sides."""
+    if not (_is_text_list(left) and _is_text_list(right)):
+        return _words(left), _words(right)
+    pieces = [
+        list(dict.fromkeys(part for text in side for part in re.split(r", (?=[a-z_]+ )", text)))
+        for side in (left, right)
+    ]
+    own = [[part for part in side if part not in other] for side, other in (pieces, pieces[::-1])]
+    if any(own):
+        return _words(own[0]), _words(own[1])
+    return _words(left), _words(right)
+
+
+def _is_text_list(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, list):
+        return "; ".join(map(str, value)) or "none"
+    return str(value)

@@ -1,0 +1,169 @@
+"""Runs what a diagnosis needs on this machine: a recorded run again, or repetitions of the reference."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backends import registry
+from backends.registry import REFERENCE
+from harness.batch import BatchLayout, reference_layout
+from harness.cells import floor_labels, make_cell, run_cell
+from harness.compare.rows import reason
+from harness.diagnose.tensors import Examined
+from harness.errors import HarnessError
+from harness.launch.assemble import assemble
+from harness.launch.local import LocalLauncher
+from harness.launch.tail import Tail
+from harness.provenance import gpu_count
+from harness.record import Record
+from harness.request import RunRequest, rank_file
+from harness.spec import Experiment, Job, MeasureSection, RuntimeSection
+from harness.store import Store
+
+TIMEOUT_SECONDS = 1800.0
+RANKS_PER_CORE = 4
+"""CPU ranks that share a core are slow, not wrong; with more of them a rerun would hardly end."""
+NOTHING_MEASURED = MeasureSection(warmup_steps=10**9, counted_steps=0, traced_steps=0)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rerun:
+    """A recorded run, made again up to a step."""
+
+    record: Record
+    examined: dict[int, Examined]
+    """By step."""
+
+
+def require_room(record: Record) -> None:
+    """Raise HarnessError if this machine cannot hold the ranks of a run, whatever nodes they were on."""
+    world = record.world
+    if world.device == "cuda":
+        room, unit = gpu_count(), "GPUs"
+    else:
+        room, unit = RANKS_PER_CORE * (os.cpu_count() or 1), "CPU ranks"
+    if world.world_size <= room:
+        return
+    where = f" of {world.nodes} nodes" if world.nodes > 1 else ""
+    instead = (
+        f"repeat both runs on at most {room} ranks (harness compare --nproc {room}, same settings) and "
+        "diagnose those"
+        if room
+        else "diagnose on a machine with GPUs, or repeat both runs with --set runtime.device=cpu"
+    )
+    raise HarnessError(
+        f"{record.run_id} had {world.world_size} ranks{where} and this machine takes {room} {unit}: {instead}"
+    )
+
+
+def rerun(record: Record, steps: Sequence[int], launcher: LocalLauncher, say: Say) -> Rerun:
+    """Repeat a run with the ranks that it had, up to the last of `steps`, and examine those.
+
+    Raises HarnessError if the run does not get there.
+    """
+    world = record.world
+    with tempfile.TemporaryDirectory(prefix="harness-diagnose-") as scratch:
+        folder = Path(scratch)
+        request = RunRequest(
+            run_id=record.run_id, created_at=record.created_at, command=record.command,
+            backend=label_on_one_machine(record), job=Job.model_validate(record.job), job_id=record.job_id,
+            cell=record.cell, repeat=record.repeat,
+            measure=NOTHING_MEASURED.model_copy(update={"weight_digests": False}),
+            preset=world.preset, device=world.device, world_size=world.world_size,
+            ranks_per_node=world.world_size, threads_per_rank=world.threads_per_rank,
+            micro_batch_size=world.micro_batch_size, accumulation_steps=world.accumulation_steps,
+            examine_steps=list(steps),
+        )  # fmt: skip
+        request.write(folder)
+        say(f"rerunning {record.backend.label} up to step {max(steps)}")
+        outcome = launcher.run(folder, request, timeout_seconds=TIMEOUT_SECONDS, on_event=lambda _: None)
+        events = Tail(rank_file(folder, 0)).read()
+        again = assemble(folder, request, outcome)
+    if outcome.stopped == "interrupted":
+        raise KeyboardInterrupt
+    examined = {e["step"]: Examined.read(e) for e in events if e["kind"] == "examined"}
+    if set(examined) != set(steps):
+        raise HarnessError(
+            f"{record.backend.label} could not be rerun up to step {max(steps)}: "
+            f"{reason(again) or again.status}"
+        )
+    return Rerun(record=again, examined=examined)
+
+
+def label_on_one_machine(record: Record) -> str:
+    """The run's backend; hybrid sharding keeps the shard groups that it derived from several nodes."""
+    label = record.backend.label
+    _, options = registry.parse(label)
+    if record.world.nodes > 1 and getattr(options, "shard_size", 0) is None:
+        return registry.canonical_label(
+            f"{label}{',' if ':' in label else ':'}shard_size={record.world.ranks_per_node}"
+        )
+    return label
+
+
+def experiment_of(record: Record) -> Experiment:
+    """The job of a record with nothing measured, as this machine runs it."""
+    world = record.world
+    return Experiment(
+        **{name: record.job[name] for name in Job.model_fields},
+        measure=NOTHING_MEASURED,
+        runtime=RuntimeSection(
+            threads_per_rank=world.threads_per_rank * world.ranks_per_node,
+            timeout_seconds=TIMEOUT_SECONDS,
+            preset=world.preset,  # type: ignore[arg-type]
+        ),
+    )
+
+
+def reference_labels(record: Record) -> list[str]:
+    """The reference of a run's job and the repetitions of it that measure noise."""
+    return [REFERENCE, *floor_labels(_reference_layout(record), experiment_of(record))]
+
+
+def run_references(record: Record, labels: Iterable[str], launcher: LocalLauncher, say: Say) -> list[Record]:
+    """Run the reference of a run's job in these ways; records of those that finished.
+
+    Raises HarnessError if the job can no longer be made as it was.
+    """
+    if launcher.device == "cuda" and not gpu_count():
+        say("noise cannot be measured: these runs were on GPUs and this machine has none")
+        return []
+    experiment, layout = experiment_of(record), _reference_layout(record)
+    done = []
+    with tempfile.TemporaryDirectory(prefix="harness-diagnose-") as scratch:
+        store = Store(Path(scratch))
+        for label in labels:
+            cell = make_cell(experiment, label, 1, layout, 0, launcher.device)
+            if cell.job_id != record.job_id:
+                raise HarnessError(
+                    f"the job of {record.run_id} cannot be made again: the files that it names or the "
+                    "settings of this harness have changed since; repeat both runs"
+                )
+            say(f"measuring noise: {label}")
+            made = run_cell(
+                cell, experiment, store, launcher, command=["harness", "diagnose"], on_event=lambda _: None
+            )
+            if made.error is not None and made.error.kind == "Interrupted":
+                raise KeyboardInterrupt
+            if made.status == "ok":
+                done.append(made)
+            else:
+                say(f"{label} says nothing of noise: it is {made.status} ({reason(made)})")
+    return done
+
+
+def _reference_layout(record: Record) -> BatchLayout:
+    experiment = experiment_of(record)
+    world = record.world
+    cut = BatchLayout(
+        global_batch_size=world.world_size * world.micro_batch_size * world.accumulation_steps,
+        micro_batch_size=world.micro_batch_size,
+        accumulation_steps=world.accumulation_steps,
+    )
+    return reference_layout(cut, experiment.training)

@@ -1,0 +1,127 @@
+"""Real pairs of runs on two ranks: clean ones have no difference, planted defects are named in words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from harness.cli import harness
+from harness.record import Record
+from tests.traps.matrix import Matrix, install
+
+ACCUMULATED = ("training.accumulation_steps=4",)
+BF16 = ("training.precision=bf16-mixed",)
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("diagnose")
+    install(folder / "site")
+    yield Matrix(folder)
+    sys.path.remove(str(folder / "site"))
+
+
+def diagnose(first: Path, second: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    done = CliRunner().invoke(harness, ["diagnose", str(first), str(second), "--json", *options])
+    assert done.stdout, done.stderr
+    return done.exit_code, json.loads(done.stdout)
+
+
+def folder(matrix: Matrix, record: Record) -> Path:
+    return matrix.store.root / record.run_id
+
+
+def beside_reference(matrix: Matrix, label: str, settings: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The diagnosis of a run beside the reference, whose repetitions lie beside them."""
+    rows = matrix.rows([label], 2, settings)
+    code, said = diagnose(*(folder(matrix, row.record) for row in rows[:1] + rows[-1:]), "--strict")
+    assert code == (0 if said["verdict"] == "no difference beyond noise" else 3)
+    return said
+
+
+@pytest.mark.parametrize("settings", [(), BF16], ids=["fp32", "bf16-mixed"])
+@pytest.mark.parametrize("label", ["zero3", "fsdp"])
+def test_a_clean_run_beside_the_reference_has_no_difference(matrix, label: str, settings: tuple) -> None:
+    said = beside_reference(matrix, label, settings)
+    assert (said["verdict"], said["beyond"], said["step"]) == ("no difference beyond noise", {}, None)
+
+
+@pytest.mark.parametrize("settings", [(), BF16], ids=["fp32", "bf16-mixed"])
+def test_two_clean_runs_have_no_difference_where_noise_is_measured_anew(
+    matrix, settings: tuple, tmp_path: Path
+) -> None:
+    for label in ("zero3", "ddp"):
+        shutil.copytree(folder(matrix, matrix.record(label, 2, settings)), tmp_path / label)
+    code, said = diagnose(tmp_path / "zero3", tmp_path / "ddp", "--strict")
+    assert (code, said["verdict"]) == (0, "no difference beyond noise")
+    assert not any("not measured" in sentence for sentence in said["noise"])
+
+
+def text(said: dict[str, Any]) -> str:
+    assert said["verdict"] == "the runs differ beyond noise", said["said"]
+    return "\n".join(said["said"])
+
+
+def test_gradients_summed_over_ranks(matrix) -> None:
+    said = beside_reference(matrix, "planted-GradientsSummed")
+    assert said["step"] == 0
+    assert "all gradients x 2.000: summed over 2 ranks instead of averaged" in text(said)
+
+
+def test_gradients_summed_over_ranks_at_low_precision(matrix) -> None:
+    said = beside_reference(matrix, "planted-GradientsSummed", BF16)
+    assert "summed over 2 ranks instead of averaged" in text(said)
+
+
+def test_gradients_divided_by_the_accumulation_steps_again(matrix) -> None:
+    said = beside_reference(matrix, "planted-DividedTwice", ACCUMULATED)
+    assert "all gradients x 0.25: divided by the 4 accumulation steps again" in text(said)
+
+
+def test_one_frozen_parameter(matrix) -> None:
+    said = beside_reference(matrix, "planted-Frozen")
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert f"suspected setting: frozen parameters: {name} in planted-Frozen on 2 ranks, none in" in text(said)
+    assert f"gradients: 1 of 21 tensors differ: {name} has none" in text(said)
+    assert f"updates: 1 of 21 tensors differ: {name} has none" in text(said)
+
+
+def test_another_beta2_is_named_as_a_setting_and_parts_in_the_second_update(matrix) -> None:
+    said = beside_reference(matrix, "planted-WrongBeta2")
+    assert "suspected setting: optimizer constants: betas [0.9, 0.999] in planted-WrongBeta2" in text(said)
+    assert "gradients: all 21 tensors agree" in text(said)
+    assert (said["step"], said["tensors"]["gradients"]["beyond"]) == (1, [])
+
+
+def test_the_loss_of_rank_0_is_wrong_while_the_training_is_right(matrix) -> None:
+    said = beside_reference(matrix, "planted-LossOfRankZero")
+    assert "the loss is that of rank 0 only" in text(said)
+    assert said["said"][-1] == "so both train alike, and what is wrong is the loss that one of them reports"
+
+
+def test_the_defect_is_told_of_the_run_that_has_it_whatever_the_order(matrix) -> None:
+    matrix.rows([], 2)
+    broken, sound = (matrix.record(label, 2, ()) for label in ("planted-GradientsSummed", "ddp"))
+    _, said = diagnose(folder(matrix, broken), folder(matrix, sound))
+    assert (said["runs"], said["baseline"]) == ([broken.run_id, sound.run_id], sound.run_id)
+    assert "all gradients x 2.000" in text(said)
+
+
+def test_a_run_of_several_nodes_is_rerun_on_one(matrix, tmp_path: Path) -> None:
+    matrix.rows([], 2)
+    record = matrix.record("planted-GradientsSummed", 2, ())
+    world = record.world.model_copy(update={"nodes": 2, "ranks_per_node": 1})
+    moved = matrix.store.root / "moved"
+    moved.mkdir()
+    (moved / "record.json").write_text(record.model_copy(update={"world": world}).model_dump_json())
+    reference = matrix.rows([], 2)[0].record
+    _, said = diagnose(folder(matrix, reference), moved)
+    assert "all gradients x 2.000" in text(said)

@@ -1,0 +1,74 @@
+"""What records alone say of two runs."""
+
+from pathlib import Path
+
+from harness.compare.distance import distance
+from harness.compare.effective import SettingDifference
+from harness.compare.noise import Limits
+from harness.diagnose.pair import Run
+from harness.diagnose.records import about_replicas, about_settings, how_far, steps_to_examine
+from tests.records import LOSSES, make_record, make_steps
+
+LIMITS = Limits(loss=1e-6, norm=1e-6, update=1e-6, weights=1e-6)
+
+
+def run(**changes) -> Run:
+    return Run(path=Path("record.json"), record=make_record(**changes))
+
+
+def difference(setting: str, reference: object, given: object, effect: str = "mathematics"):
+    return SettingDifference(setting=setting, effect=effect, reference=reference, given=given)
+
+
+def test_the_first_steps_are_examined_and_those_up_to_the_parting() -> None:
+    assert steps_to_examine(0, 19) == [0]
+    assert steps_to_examine(2, 19) == [0, 1, 2]
+    assert steps_to_examine(12, 19) == [0, 1, 2, 3, 9, 10, 11, 12]
+
+
+def test_where_only_weights_differ_the_run_is_examined_to_its_end() -> None:
+    assert steps_to_examine(None, 19) == [0, 1, 2, 3, 16, 17, 18, 19]
+
+
+def test_a_setting_is_named_with_both_sides() -> None:
+    (said,) = about_settings(
+        [difference("gradient clipping", "none", "1")], run(), run(label="ddp"), clean=False
+    )
+    assert said == "suspected setting: gradient clipping: 1 in ddp on 2 ranks, none in single on 1 rank"
+
+
+def test_of_optimizer_constants_only_those_that_differ_are_shown() -> None:
+    left = [
+        "betas [0.9, 0.95], eps 1e-08, weight_decay 0.0",
+        "betas [0.9, 0.95], eps 1e-08, weight_decay 0.1",
+    ]
+    right = [text.replace("0.95", "0.999") for text in left]
+    (said,) = about_settings(
+        [difference("optimizer constants", left, right)], run(), run(label="ddp"), clean=False
+    )
+    assert said.endswith("betas [0.9, 0.999] in ddp on 2 ranks, betas [0.9, 0.95] in single on 1 rank")
+
+
+def test_settings_that_change_cost_only_are_no_suspects() -> None:
+    assert not list(
+        about_settings([difference("prefetch", "1", "2", "cost")], run(), run(label="ddp"), clean=False)
+    )
+
+
+def test_ranks_that_end_with_different_weights_are_named() -> None:
+    other = run(label="ddp")
+    ranks = [
+        rank.model_copy(update={"final_digest": "a" if rank.rank == 0 else "b"})
+        for rank in other.record.ranks
+    ]
+    broken = Run(path=other.path, record=other.record.model_copy(update={"ranks": ranks}))
+    assert list(about_replicas(broken)) == [
+        "ranks of ddp on 2 ranks end with different weights: rank 0 against rank 1"
+    ]
+    assert not list(about_replicas(other))
+
+
+def test_distances_are_told_beside_their_noise() -> None:
+    steps = make_steps([*LOSSES[:3], LOSSES[3] + 0.5])
+    found = distance(make_record(), make_record(label="ddp", steps=steps))
+    assert how_far(found, LIMITS).startswith("losses lie up to 5.0e-01 nats apart (noise: 1.0e-06)")
