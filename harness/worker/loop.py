@@ -15,16 +15,15 @@ from torch import Tensor
 from backends.base import Batch, Engine, World
 from harness.batch import BatchLayout
 from harness.spec import Job, MeasureSection
+from harness.worker.consumed import Consumed
 from harness.worker.events import EventWriter
 from harness.worker.examine import Examination
 from harness.worker.observer import Observer
 from harness.worker.optimizer import learning_rate
 from harness.worker.phases import PhaseTimer
 from harness.worker.probes import Probes
-from harness.worker.samples import IGNORED, Sampler, Samples, ledger_entry
+from harness.worker.samples import IGNORED, Sampler, Samples
 from harness.worker.tracer import Tracer
-
-LEDGER_MODULUS = 2**64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,7 @@ class Loop:
         self._trace(wanted=window == "traced")
         probes.begin_step(step, window)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        tally = _Tally()
+        consumed = Consumed(self.samples)
         data_seconds = 0.0
         self._synchronise()
         self.tracer.begin_step(step)
@@ -81,7 +80,7 @@ class Loop:
             last = micro_step == self.layout.accumulation_steps - 1
             self._enter(None)
             fetch = time.perf_counter()
-            batch = self._batch(step, micro_step, tally)
+            batch = self._batch(step, micro_step, consumed)
             data_seconds += time.perf_counter() - fetch
             self._enter("forward")
             if last:
@@ -115,11 +114,8 @@ class Loop:
             loss_sum=float(loss_sum),
             gradient_norm=norm,
             learning_rate=rate,
-            tokens=tally.tokens,
-            target_tokens=tally.targets,
             global_target_tokens=global_targets,
-            samples=tally.samples,
-            ledger=f"{tally.ledger:016x}",
+            **consumed.totals(),
             seconds=seconds,
             data_seconds=data_seconds,
             phase_seconds=self.timer.take(),
@@ -142,24 +138,19 @@ class Loop:
 
     def _trace(self, *, wanted: bool) -> None:
         """Turn the profiler on or off; the ranks meet, so that no step waits for another's profiler."""
-        if wanted or self.tracer.running:
+        if wanted or self.tracer.at_work:
             if wanted:
                 self.tracer.start()
             else:
                 self.tracer.stop()
             dist.barrier()
 
-    def _batch(self, step: int, micro_step: int, tally: _Tally) -> Batch:
+    def _batch(self, step: int, micro_step: int, consumed: Consumed) -> Batch:
         ids = self.sampler.micro_batch_ids(
             step, micro_step, self.world.rank, self.world.world_size, self.layout
         )
         tokens, labels = self.samples.tokens[ids], self.samples.labels[ids]
-        tally.samples += len(ids)
-        tally.tokens += int(self.samples.lengths[ids].sum())
-        tally.targets += int(self.samples.targets[ids].sum())
-        for row, sample_id in enumerate(ids):
-            entry = ledger_entry(sample_id, tokens[row], labels[row])
-            tally.ledger = (tally.ledger + entry) % LEDGER_MODULUS
+        consumed.note(ids, tokens, labels)
         return self._to_device({"tokens": tokens, "labels": labels})
 
     @torch.no_grad()
@@ -206,16 +197,6 @@ class Loop:
     def _synchronise(self) -> None:
         if self.world.device == "cuda":
             torch.cuda.synchronize()
-
-
-@dataclass
-class _Tally:
-    """What one rank consumed in one step."""
-
-    samples: int = 0
-    tokens: int = 0
-    targets: int = 0
-    ledger: int = 0
 
 
 def training_steps(job: Job, sampler: Sampler) -> int:

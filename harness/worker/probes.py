@@ -18,6 +18,7 @@ from harness.worker.communication import CommunicationCounter
 from harness.worker.memory import AllocatorProbe
 from harness.worker.memory_probe import MemoryProbe
 from harness.worker.snapshot import Snapshot
+from harness.worker.tracer import Tracer
 
 
 class Probes:
@@ -27,12 +28,14 @@ class Probes:
         self,
         allocator: AllocatorProbe,
         counter: CommunicationCounter,
+        tracer: Tracer,
         *,
         counted_steps: int = 0,
         snapshot: Snapshot | None = None,
     ) -> None:
         self.allocator = allocator
         self.counter = counter
+        self._tracer = tracer
         self.timed_probes: set[str] = set()
         """Probes found at work in a timed step."""
         self._memory: MemoryProbe | None = None
@@ -73,11 +76,12 @@ class Probes:
         elif window != "warmup":
             self.allocator.release()  # the counted steps are over
         if window == "timed":
-            self.timed_probes |= {
-                name
-                for name, probe in (("counter", self.counter), ("allocator", self.allocator))
-                if probe.at_work
+            at_work = {
+                "counter": self.counter.at_work,
+                "allocator": self.allocator.at_work,
+                "tracer": self._tracer.at_work,
             }
+            self.timed_probes |= {name for name, is_at_work in at_work.items() if is_at_work}
 
     def phase(self, name: str) -> None:
         """Name what the collectives from here on belong to."""

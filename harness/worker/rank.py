@@ -102,7 +102,9 @@ def _train(
     trace = trace_file(run_directory, world.rank) if request.measure.trace else None
     tracer = Tracer(world.device, trace)
     snapshot = Snapshot(snapshot_file(run_directory, world.rank)) if request.measure.memory_snapshot else None
-    probes = Probes(allocator, counter, counted_steps=request.measure.counted_steps, snapshot=snapshot)
+    probes = Probes(
+        allocator, counter, tracer, counted_steps=request.measure.counted_steps, snapshot=snapshot
+    )
     built: dict[str, Any] = {}
     observer = Observer()
     with counter.counting("setup"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -122,14 +121,6 @@ class Sampler:
                 e: p for e, p in self._permutations.items() if e == epoch - 1
             }
         return self._permutations[epoch]
-
-
-def ledger_entry(sample_id: int, tokens: Tensor, labels: Tensor) -> int:
-    """64-bit hash of one sample: its id and what it really contains."""
-    digest = hashlib.blake2b(str(sample_id).encode(), digest_size=8)
-    digest.update(tokens.numpy().tobytes())
-    digest.update(labels.numpy().tobytes())
-    return int.from_bytes(digest.digest(), "big")
 
 
 def _packed(documents: Iterable[Document], tokenizer: Tokenizer, length: int) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ class Tracer:
         self._phase: record_function | None = None
 
     @property
-    def running(self) -> bool:
+    def at_work(self) -> bool:
         return self._profile is not None
 
     def start(self) -> None:

@@ -9,7 +9,7 @@ import torch
 from harness.batch import BatchLayout, batch_layout
 from harness.errors import JobError
 from harness.spec import DataSection, EvaluationSection, Job, TrainingSection
-from harness.worker.samples import IGNORED, Sampler, Samples, ledger_entry, load_samples
+from harness.worker.samples import IGNORED, Sampler, Samples, load_samples
 from harness.worker.tokens import ByteTokenizer
 
 END = ByteTokenizer.end_of_text
@@ -195,16 +195,3 @@ def test_nothing_is_held_out_without_evaluation() -> None:
 def test_holding_out_everything_is_refused(held_out: int) -> None:
     with pytest.raises(JobError, match=f"holds out {held_out}"):
         sampler(12, 4, held_out=held_out)
-
-
-def test_ledger_changes_with_a_token_a_label_and_the_sample() -> None:
-    tokens, labels = torch.tensor([1, 2, 3]), torch.tensor([1, 2, 3])
-    entries = {
-        ledger_entry(0, tokens, labels),
-        ledger_entry(1, tokens, labels),
-        ledger_entry(0, torch.tensor([1, 2, 4]), labels),
-        ledger_entry(0, tokens, torch.tensor([IGNORED, 2, 3])),
-    }
-    assert len(entries) == 4
-    assert ledger_entry(0, tokens.clone(), labels.clone()) in entries
-    assert all(0 <= entry < 2**64 for entry in entries)

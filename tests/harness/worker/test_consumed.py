@@ -1,0 +1,54 @@
+import torch
+
+from harness.worker.consumed import Consumed, ledger_entry
+from harness.worker.samples import IGNORED, Samples
+
+TOKENS = torch.tensor([[1, 2, 3], [4, 5, 6]])
+LABELS = torch.tensor([[IGNORED, 2, 3], [4, 5, 6]])
+SAMPLES = Samples(
+    tokens=TOKENS, labels=LABELS, lengths=torch.tensor([3, 2]), targets=torch.tensor([2, 1]),
+    vocabulary_size=257,
+)  # fmt: skip
+
+
+def consumed(*batches: list[int]) -> Consumed:
+    found = Consumed(SAMPLES)
+    for ids in batches:
+        found.note(ids, TOKENS[ids], LABELS[ids])
+    return found
+
+
+def test_totals_are_over_the_micro_batches_of_a_step() -> None:
+    totals = consumed([0], [1]).totals()
+    assert (totals["samples"], totals["tokens"], totals["target_tokens"]) == (2, 5, 3)
+    assert totals["ledger"] == consumed([1, 0]).totals()["ledger"]
+    assert totals["ledger"] != consumed([0], [0]).totals()["ledger"]
+
+
+def test_the_ledger_holds_what_was_fed_and_not_what_became_of_it() -> None:
+    found, tokens = Consumed(SAMPLES), TOKENS.clone()
+    found.note([0, 1], tokens, LABELS)
+    tokens.zero_()
+    assert found.totals() == consumed([0, 1]).totals()
+
+
+def test_another_content_under_the_same_id_is_another_ledger() -> None:
+    wrong = Consumed(SAMPLES)
+    wrong.note([0], TOKENS[[1]], LABELS[[0]])
+    assert wrong.totals()["ledger"] != consumed([0]).totals()["ledger"]
+
+
+def test_an_entry_changes_with_a_token_a_label_and_the_sample() -> None:
+    tokens, labels = TOKENS[0].numpy(), LABELS[0].numpy()
+    other_tokens, other_labels = tokens.copy(), labels.copy()
+    other_tokens[2] += 1
+    other_labels[2] = IGNORED
+    entries = {
+        ledger_entry(0, tokens, labels),
+        ledger_entry(1, tokens, labels),
+        ledger_entry(0, other_tokens, labels),
+        ledger_entry(0, tokens, other_labels),
+    }
+    assert len(entries) == 4
+    assert ledger_entry(0, tokens.copy(), labels.copy()) in entries
+    assert all(0 <= entry < 2**64 for entry in entries)
