@@ -217,7 +217,7 @@ class CommunicationPart(Part):
 
     Summed over the counted steps in the phases forward, backward and step; over the whole run in the
     phases setup, evaluation and checkpoint, and in digest, the gathering of the initial weights for
-    their digest.
+    their digest. A call that joins tensors of several dtypes is counted under each of them.
     """
 
     rank: int
@@ -229,7 +229,9 @@ class CommunicationPart(Part):
     group_size: int
     calls: int
     payload_bytes: int
-    """Size of the whole tensor that the collective works on."""
+    """Size of the whole tensors that these calls work on."""
+    largest_bytes: int | None = None
+    """The same of the largest call; None in records from before it was kept."""
     role: Literal["world", "shard", "replica"] = "world"
     """What the group is for: all ranks, those that share one copy of the weights, or those that hold
     the same shard."""

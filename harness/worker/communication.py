@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
@@ -55,13 +55,27 @@ class CollectiveKey:
     group: str
 
 
+@dataclass
+class Count:
+    """What was counted of one kind."""
+
+    calls: int = 0
+    payload_bytes: int = 0
+    largest_bytes: int = 0
+    """Payload of the largest call."""
+
+    def add(self, payload_bytes: int) -> None:
+        self.calls += 1
+        self.payload_bytes += payload_bytes
+        self.largest_bytes = max(self.largest_bytes, payload_bytes)
+
+
 class CommunicationCounter:
     """Counts inside `counting` and between `start` and `stop`; `phase` names what the loop is doing."""
 
     def __init__(self) -> None:
         self.phase = "setup"
-        self.calls: dict[CollectiveKey, int] = {}
-        self.payload_bytes: dict[CollectiveKey, int] = {}
+        self.counts: dict[CollectiveKey, Count] = {}
         self.groups: dict[str, list[int]] = {}
         self._lock = threading.Lock()
         self._library: torch.library.Library | None = None
@@ -116,10 +130,9 @@ class CommunicationCounter:
                 "group_ranks": self.groups[key.group],
                 "group_size": len(self.groups[key.group]),
                 "role": group_role(self.groups[key.group], dist.get_world_size()),
-                "calls": calls,
-                "payload_bytes": self.payload_bytes[key],
+                **asdict(count),
             }
-            for key, calls in self.calls.items()
+            for key, count in self.counts.items()
         ]
 
     def _kernel(self, overload: Any, op: str, whole: int, after: Any) -> Callable[..., Any]:
@@ -135,16 +148,23 @@ class CommunicationCounter:
         boxed = next(a for a in arguments if isinstance(a, torch.ScriptObject))
         group = dist.ProcessGroup.unbox(boxed)
         tensors = [] if op == "barrier" else _tensors(arguments[whole])
-        dtype = dtype_name(tensors[0].dtype) if tensors else "none"
-        key = CollectiveKey(self.phase, op, dtype, group.group_name)
-        payload = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        if op in ("gather", "scatter"):
-            payload *= group.size()  # only the root has the whole, every rank has its piece
+        # Only the root of these two has the whole, every rank has its piece.
+        pieces = group.size() if op in ("gather", "scatter") else 1
         with self._lock:
-            if key.group not in self.groups:
-                self.groups[key.group] = dist.get_process_group_ranks(group)
-            self.calls[key] = self.calls.get(key, 0) + 1
-            self.payload_bytes[key] = self.payload_bytes.get(key, 0) + payload
+            if group.group_name not in self.groups:
+                self.groups[group.group_name] = dist.get_process_group_ranks(group)
+            for dtype, payload in payload_by_dtype(tensors).items():
+                key = CollectiveKey(self.phase, op, dtype, group.group_name)
+                self.counts.setdefault(key, Count()).add(payload * pieces)
+
+
+def payload_by_dtype(tensors: Iterable[torch.Tensor]) -> dict[str, int]:
+    """Bytes of these tensors; a call that joins several dtypes is counted under each. No tensor: 'none'."""
+    sizes: dict[str, int] = {}
+    for tensor in tensors:
+        name = dtype_name(tensor.dtype)
+        sizes[name] = sizes.get(name, 0) + tensor.numel() * tensor.element_size()
+    return sizes or {"none": 0}
 
 
 def group_role(ranks: list[int], world_size: int) -> Literal["world", "shard", "replica"]:

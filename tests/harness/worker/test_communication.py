@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from harness.launch.local import free_port
-from harness.worker.communication import OPERATORS, CommunicationCounter, group_role
+from harness.worker.communication import OPERATORS, CommunicationCounter, group_role, payload_by_dtype
 
 TENSOR = torch.ones(10)
 
@@ -73,6 +73,25 @@ def test_rows_hold_phase_calls_payload_and_role() -> None:
     assert {row["role"] for row in counter.rows()} == {"world"}
 
 
+def test_the_largest_call_is_kept() -> None:
+    counter = CommunicationCounter()
+    with counter.counting("step"):
+        for count in (2, 7, 5):
+            dist.all_reduce(torch.ones(count))
+    (row,) = counter.rows()
+    assert (row["calls"], row["payload_bytes"], row["largest_bytes"]) == (3, 56, 28)
+
+
+def test_a_call_that_joins_two_dtypes_is_counted_under_each() -> None:
+    counter = CommunicationCounter()
+    tensors = [torch.ones(10), torch.ones(6, dtype=torch.bfloat16)]
+    whole = [torch.empty_like(tensor) for tensor in tensors]
+    with counter.counting("step"):
+        torch.ops.c10d.allgather_into_tensor_coalesced_(whole, tensors, dist.group.WORLD.boxed())
+    found = [(r["op"], r["dtype"], r["calls"], r["payload_bytes"]) for r in counter.rows()]
+    assert found == [("all_gather", "float32", 1, 40), ("all_gather", "bfloat16", 1, 12)]
+
+
 def test_a_phase_within_a_counted_step_leaves_the_step_counting() -> None:
     counter = CommunicationCounter()
     counter.start()
@@ -91,3 +110,9 @@ def test_a_phase_within_a_counted_step_leaves_the_step_counting() -> None:
 )
 def test_neighbours_share_a_copy_and_ranks_apart_hold_the_same_shard(ranks: list[int], role: str) -> None:
     assert group_role(ranks, 4) == role
+
+
+def test_payload_is_told_apart_by_dtype() -> None:
+    tensors = [torch.ones(3), torch.ones(5, dtype=torch.bfloat16), torch.ones(2), torch.ones(1).long()]
+    assert payload_by_dtype(tensors) == {"float32": 20, "bfloat16": 10, "int64": 8}
+    assert payload_by_dtype([]) == {"none": 0}
