@@ -11,12 +11,10 @@ from harness.compare.rows import Row
 from harness.record import OverlapPart, Record
 from harness.report.document import Block, Column, Folded, Items, Paragraph, Section, Table
 from harness.report.formats import milliseconds, percent
+from harness.report.sections.overlap_words import overlap_words
 from harness.report.tables import LABELS
 
 LONGEST_WAITS = 10
-MOSTLY, PARTLY = 0.8, 0.2
-"""Shares of hidden communication from which on the words change."""
-PREFETCH_SETTINGS = ("forward_prefetch", "backward_prefetch", "limit_all_gathers")
 
 TEXTS = {
     "cpu": "From torch's profiler in the traced steps, which it makes longer. A rank computes while the "
@@ -64,7 +62,7 @@ def overlap_section(rows: Sequence[Row]) -> Section | None:
     texts = [TEXTS[device] for device in dict.fromkeys(record.world.device for record in traced)]
     blocks: list[Block] = [Table(key="overlap", columns=OVERLAP_COLUMNS, rows=body)]
     blocks += [Paragraph(text) for text in [*texts, SUM_TEXT]]
-    said = [sentence for group in groups if (sentence := prefetch_sentence(group)) is not None]
+    said = [sentence for group in groups if (sentence := overlap_sentence(group)) is not None]
     if said:
         blocks.append(Items(said))
     waits = [line for group in groups for line in _waits(group.record)]
@@ -90,27 +88,10 @@ def hidden_share(parts: Sequence[OverlapPart]) -> float | None:
     return 1 - exposed / communication if communication else None
 
 
-def prefetch_sentence(group: Repeats) -> str | None:
-    """In plain words how much of the communication is hidden, and under which prefetch settings."""
+def overlap_sentence(group: Repeats) -> str | None:
+    """How much of the communication is hidden, in words; None without communication."""
     share = hidden_share([part for row in group.rows for rank in row.record.ranks for part in rank.overlap])
-    if share is None:
-        return None
-    if share >= MOSTLY:
-        verdict = "overlap and prefetch work"
-    elif share >= PARTLY:
-        verdict = "overlap works in part"
-    else:
-        verdict = "ranks wait for it, so prefetch, where there is any, does not help"
-    return (
-        f"{group.title}: {percent(share)} of the communication is hidden: {verdict}{_settings(group.record)}."
-    )
-
-
-def _settings(record: Record) -> str:
-    """Prefetch settings in force, as the backend read them back."""
-    details: dict[str, Any] = (record.backend.effective or {}).get("details", {})
-    known = [f"{name} {details[name]}" for name in PREFETCH_SETTINGS if name in details]
-    return f" (in force: {', '.join(known)})" if known else ""
+    return None if share is None else f"{group.title}: {overlap_words(share, group.record)}"
 
 
 def _lines(group: Repeats) -> list[list[Any]]:

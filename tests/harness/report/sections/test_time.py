@@ -58,15 +58,19 @@ def test_a_run_without_timed_steps_has_no_times() -> None:
     assert time_section(make_rows([run(steps=[])])) is None
 
 
-def traced(exposed: float, **details: Any) -> Record:
+def traced(exposed: float, label: str = "ddp", device: str = "cpu", **details: Any) -> Record:
     part = OverlapPart(
         step=3, seconds=0.5, compute_seconds=0.3, communication_seconds=0.1, exposed_seconds=exposed,
         idle_seconds=0.2 - exposed,
         waits=[WaitPart(name="gloo:all_reduce", phase="backward", seconds=exposed)],
     )  # fmt: skip
-    record = run(ranks=[rank.model_copy(update={"overlap": [part]}) for rank in ranks()])
+    record = run(label, ranks=[rank.model_copy(update={"overlap": [part]}) for rank in ranks()])
     effective = {**(record.backend.effective or {}), "details": details}
-    return record.model_copy(update={"backend": record.backend.model_copy(update={"effective": effective})})
+    changes = {
+        "backend": record.backend.model_copy(update={"effective": effective}),
+        "world": record.world.model_copy(update={"device": device}),
+    }
+    return record.model_copy(update=changes)
 
 
 def said(record: Record) -> str:
@@ -86,13 +90,43 @@ def test_each_rank_has_its_line_and_the_share_that_is_hidden() -> None:
     assert line(section, "longest_waits")["collective"] == "gloo:all_reduce"
 
 
-def test_words_say_whether_communication_is_hidden_and_under_which_settings() -> None:
-    assert "90 % of the communication is hidden: overlap and prefetch work" in said(traced(0.01))
-    assert "50 % of the communication is hidden: overlap works in part" in said(traced(0.05))
-    settings = {"forward_prefetch": False, "limit_all_gathers": True, "shard_size": 2}
-    text = said(traced(0.1, **settings))
-    assert "0 % of the communication is hidden: ranks wait for it" in text
-    assert "(in force: forward_prefetch False, limit_all_gathers True)" in text
+def test_words_say_how_much_is_hidden_and_nothing_of_prefetch_where_there_is_none() -> None:
+    words = {0.01: "90 % of the communication is hidden: it runs beside computation.",
+             0.05: "50 % of the communication is hidden: overlap works in part.",
+             0.1: "0 % of the communication is hidden: ranks wait for it."}  # fmt: skip
+    for label in ("ddp", "zero2", "accelerate-zero1"):
+        for exposed, text in words.items():
+            assert said(traced(exposed, label)) == f"{label} on 2 ranks: {text}"
+
+
+def test_on_a_device_words_say_whether_prefetch_works_and_under_which_settings() -> None:
+    settings = {"forward_prefetch": False, "backward_prefetch": "BACKWARD_PRE", "shard_size": 2}
+    in_force = "(in force: forward_prefetch False, backward_prefetch BACKWARD_PRE)."
+    for exposed, text in ((0.01, "works"), (0.05, "works in part"), (0.1, "does not help")):
+        for label in ("fsdp", "fsdp1", "accelerate-fsdp"):
+            assert said(traced(exposed, label, "cuda", **settings)).endswith(f"Prefetch {text} {in_force}")
+    off = {"forward_prefetch": False, "backward_prefetch": "none"}
+    assert "Prefetch is off (in force" in said(traced(0.1, "fsdp1", "cuda", **off))
+    assert "refetch" not in said(traced(0.1, "fsdp1-no-shard", "cuda", **settings))
+
+
+def test_on_the_cpu_nothing_is_claimed_of_the_prefetch_of_fsdp() -> None:
+    text = said(traced(0.1, "fsdp", forward_prefetch="implicit"))
+    assert "ranks wait for it. What overlap or prefetch could hide cannot be told on this machine" in text
+    assert text.endswith("the CPU has none (in force: forward_prefetch implicit).")
+
+
+def test_zero3_gathers_nothing_ahead_like_for_like() -> None:
+    record = traced(0.1, "zero3")
+    assert "Nothing is gathered ahead" in said(record)
+    effective = {**(record.backend.effective or {}), "prefetch": "50000000 elements"}
+    defaults = record.model_copy(
+        update={
+            "backend": record.backend.model_copy(update={"effective": effective}),
+            "world": record.world.model_copy(update={"preset": "library-defaults"}),
+        }
+    )
+    assert said(defaults).endswith("Prefetch does not help (in force: up to 50000000 elements ahead).")
 
 
 def test_traces_are_named() -> None:

@@ -1,0 +1,68 @@
+"""In plain words how much of the communication computation hides, and what prefetch has to do with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.record import Record
+from harness.report.formats import percent
+
+MOSTLY, PARTLY = 0.8, 0.2
+"""Shares of hidden communication from which on the words change."""
+PREFETCH_SETTINGS = ("forward_prefetch", "backward_prefetch", "limit_all_gathers")
+OFF = {"forward_prefetch": (False, 0), "backward_prefetch": ("none", 0)}
+
+
+def overlap_words(share: float, record: Record) -> str:
+    """One or two sentences; `share` is the part of the communication beside which something computes.
+
+    Prefetch is spoken of where the backend gathers weights and can do so ahead.
+    """
+    said = f"{percent(share)} of the communication is hidden: "
+    if share >= MOSTLY:
+        said += "it runs beside computation."
+    elif share >= PARTLY:
+        said += "overlap works in part."
+    else:
+        said += "ranks wait for it."
+    about_prefetch = _prefetch(share, record)
+    return f"{said} {about_prefetch}" if about_prefetch else said
+
+
+def _prefetch(share: float, record: Record) -> str | None:
+    """What can be said of prefetch; None where a backend gathers nothing ahead of its use."""
+    name = record.backend.name.removeprefix("accelerate-")
+    effective = record.backend.effective or {}
+    if name == "zero3":
+        if record.world.preset == "like-for-like":
+            return (
+                "Nothing is gathered ahead: like for like max_live_parameters is 0, which leaves ZeRO-3 no "
+                "room for it."
+            )
+        return f"{_judge(share)} (in force: up to {effective.get('prefetch')} ahead)."
+    if not name.startswith("fsdp"):
+        return None
+    if record.world.device == "cpu":
+        return (
+            "What overlap or prefetch could hide cannot be told on this machine: FSDP overlaps on streams of "
+            f"a device, and the CPU has none{_settings(effective)}."
+        )
+    if name == "fsdp1-no-shard":
+        return None
+    details = effective.get("details", {})
+    if all(details.get(setting) in values for setting, values in OFF.items()):
+        return f"Prefetch is off{_settings(effective)}."
+    return f"{_judge(share)}{_settings(effective)}."
+
+
+def _judge(share: float) -> str:
+    if share >= MOSTLY:
+        return "Prefetch works"
+    return "Prefetch works in part" if share >= PARTLY else "Prefetch does not help"
+
+
+def _settings(effective: dict[str, Any]) -> str:
+    """Prefetch settings in force, as the backend read them back."""
+    details: dict[str, Any] = effective.get("details", {})
+    known = [f"{name} {details[name]}" for name in PREFETCH_SETTINGS if name in details]
+    return f" (in force: {', '.join(known)})" if known else ""
