@@ -148,7 +148,7 @@ def _cell(record: Record | None) -> str:
     pair = volume_of(record)
     assert pair is not None
     assert record.windows is not None
-    measured = _step_bytes(measured_payload(record)[0]) // record.windows.counted
+    measured = _step_bytes(measured_payload(record, pair[0])[0]) // record.windows.counted
     if volume_differences(record) == [] and not pair[1].unknown:
         return f"{measured:,}"
     expected = _step_bytes(expected_payload(pair[1])) // record.windows.counted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.record import Record
+from harness.record import CommunicationPart, Record
 from harness.theory.expected.backends import expected_volume
 from harness.theory.expected.setting import Collective, Setting, Tensor, Volume
 from harness.theory.expected.textbook import (
@@ -13,9 +13,12 @@ from harness.theory.expected.textbook import (
     explain,
     textbook_collectives,
 )
+from harness.theory.recomputation import recomputed_until
 
 Key = tuple[str, str, str, str]
-"""(phase, collective, dtype, role of the group)."""
+"""(phase, collective, dtype, role of the group, or ELSEWHERE)."""
+ELSEWHERE = "other"
+"""In place of a role: a group whose ranks are not those that the role has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,13 @@ class VolumeDifference:
     rank: int
     measured_bytes: int
     expected_bytes: int
+    group_ranks: tuple[int, ...] = ()
+    """Ranks of that rank's group; () where the record does not say, or nothing was measured."""
+
+    @property
+    def group(self) -> str:
+        """The role of the group, or its ranks where it has none."""
+        return f"ranks {', '.join(map(str, self.group_ranks))}" if self.role == ELSEWHERE else self.role
 
 
 def setting_of(record: Record) -> Setting | None:
@@ -61,9 +71,20 @@ def setting_of(record: Record) -> Setting | None:
         evaluation_passes=passes,
         evaluation_spells=spells,
         activation_checkpointing=training["activation_checkpointing"],
+        recomputed_until=recomputed_until((record.model or {}).get("architecture")),
         master_dtype=effective.get("master_dtype", "float32"),
         digest=any(row.phase == "digest" for row in record.comm),
     )
+
+
+def why_unknown(record: Record) -> str | None:
+    """Why nothing, or nothing of the steps, is expected of a record; None: everything is."""
+    if record.windows is None or not record.windows.counted:
+        return "no step was counted (measure.counted_steps)"
+    if setting_of(record) is None:
+        return "the record does not describe the model"
+    pair = volume_of(record)
+    return f"{record.backend.name} has no closed form here" if pair is None else pair[1].unknown
 
 
 def volume_of(record: Record) -> tuple[Setting, Volume] | None:
@@ -75,14 +96,20 @@ def volume_of(record: Record) -> tuple[Setting, Volume] | None:
     return None if volume is None else (setting, volume)
 
 
-def measured_payload(record: Record) -> dict[int, dict[Key, int]]:
+def measured_payload(record: Record, setting: Setting) -> dict[int, dict[Key, int]]:
     """Payload bytes by rank and kind of collective, over the counted steps or the whole run."""
     found: dict[int, dict[Key, int]] = {rank.rank: {} for rank in record.ranks}
     for row in record.comm:
         kinds = found.setdefault(row.rank, {})
-        key = (row.phase, row.op, row.dtype, row.role)
+        key = _key(row, setting)
         kinds[key] = kinds.get(key, 0) + row.payload_bytes
     return found
+
+
+def _key(row: CommunicationPart, setting: Setting) -> Key:
+    """A role holds for the ranks that it has in this setting; a record that names no ranks is believed."""
+    known = not row.group_ranks or sorted(row.group_ranks) == setting.group_ranks(row.role, row.rank)
+    return row.phase, row.op, row.dtype, row.role if known else ELSEWHERE
 
 
 def expected_payload(volume: Volume) -> dict[Key, int]:
@@ -103,9 +130,9 @@ def volume_differences(record: Record) -> list[VolumeDifference] | None:
     pair = volume_of(record)
     if pair is None:
         return None
-    _, volume = pair
+    setting, volume = pair
     expected = expected_payload(volume)
-    measured = measured_payload(record)
+    measured = measured_payload(record, setting)
     left_out = {"checkpoint"}
     if volume.unknown:
         left_out |= {*STEP_PHASES, "evaluation"}
@@ -122,10 +149,16 @@ def volume_differences(record: Record) -> list[VolumeDifference] | None:
             found.append(
                 VolumeDifference(
                     phase=phase, op=op, dtype=dtype, role=role, rank=rank, measured_bytes=sent,
-                    expected_bytes=wanted,
+                    expected_bytes=wanted, group_ranks=_group_ranks(record, setting, rank, key),
                 )
             )  # fmt: skip
     return found
+
+
+def _group_ranks(record: Record, setting: Setting, rank: int, key: Key) -> tuple[int, ...]:
+    """Ranks of the first group in which `rank` did this."""
+    rows = (row for row in record.comm if row.rank == rank and _key(row, setting) == key)
+    return next((tuple(sorted(row.group_ranks)) for row in rows), ())
 
 
 def expected_sent_bytes_per_step(record: Record) -> float | None:

@@ -10,12 +10,20 @@ from typing import Any
 import torch
 
 from backends.base import Backend, Engine, SetupContext, World
+from harness.spec import Job
 from harness.worker.communication import CommunicationCounter
-from harness.worker.model import build_model, describe_layout, model_config, summed_cross_entropy
+from harness.worker.model import (
+    build_model,
+    describe_layout,
+    describe_model,
+    model_config,
+    summed_cross_entropy,
+)
 from harness.worker.optimizer import build_adamw, decaying_names
 from tests.contract.cases import (
     GLOBAL_BATCH,
     LEARNING_RATE,
+    LENGTH,
     VOCABULARY,
     Case,
     contract_job,
@@ -34,6 +42,8 @@ class VolumeCase:
     preset: str
     tied: bool
     clipping: float | None
+    family: str = "llama"
+    activation_checkpointing: bool = False
 
 
 VOLUME_CASES = (
@@ -43,13 +53,47 @@ VOLUME_CASES = (
 )
 
 
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "max_position_embeddings": LENGTH,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gpt2": {"model_type": "gpt2", "n_embd": 33, "n_layer": 2, "n_head": 3, "n_positions": LENGTH},
+    "bloom": {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 2},
+    "mistral": {"model_type": "mistral", **SMALL},
+    "qwen2": {"model_type": "qwen2", **SMALL},
+}
+"""Other architectures than the contract's Llama."""
+
+
+def _recomputed(accumulation_steps: int, precision: str, preset: str, family: str) -> VolumeCase:
+    return VolumeCase(
+        accumulation_steps, precision, preset, tied=family != "llama", clipping=None, family=family,
+        activation_checkpointing=True,
+    )  # fmt: skip
+
+
+RECOMPUTED_CASES = (
+    _recomputed(1, "fp32", "like-for-like", "llama"),
+    _recomputed(2, "bf16-mixed", "like-for-like", "llama"),
+    _recomputed(2, "fp32", "library-defaults", "llama"),
+    *(_recomputed(1, "fp32", "like-for-like", family) for family in FAMILIES),
+)
+
+
 @dataclass
 class Counted:
     """What one rank of one case left behind."""
 
     layout: dict[str, Any]
+    model: dict[str, Any]
     effective: dict[str, Any]
     rows: list[dict[str, Any]]
+
+
+def count_recomputed(backend: Backend, world: World) -> list[Counted]:
+    """The same of jobs that recompute their activations."""
+    return [_count(backend, world, case) for case in RECOMPUTED_CASES]
 
 
 def count_cases(backend: Backend, world: World) -> list[Counted]:
@@ -62,7 +106,7 @@ def count_twice(backend: Backend, world: World) -> tuple[dict[str, int], dict[st
     before = len(_recorded())
     counter = CommunicationCounter()
     with counter.counting("all"):
-        engine, _ = _prepare(backend, world, VOLUME_CASES[1])
+        engine, _, _ = _prepare(backend, world, VOLUME_CASES[1])
         for batch in list(global_batches())[:3]:
             _step(engine, batch, world, VOLUME_CASES[1], None)
     ours: dict[str, int] = {}
@@ -81,24 +125,27 @@ def count_twice(backend: Backend, world: World) -> tuple[dict[str, int], dict[st
 def _count(backend: Backend, world: World, case: VolumeCase) -> Counted:
     counter = CommunicationCounter()
     with counter.counting("setup"):
-        engine, layout = _prepare(backend, world, case)
+        engine, layout, model = _prepare(backend, world, case)
     for step, batch in enumerate(list(global_batches())[: COUNTED_STEP + 1]):
         _step(engine, batch, world, case, counter if step == COUNTED_STEP else None)
-    counted = Counted(layout=layout, effective=asdict(engine.effective()), rows=counter.rows())
+    effective = asdict(engine.effective())
+    counted = Counted(layout=layout, model=model, effective=effective, rows=counter.rows())
     engine.close()
     return counted
 
 
-def _prepare(backend: Backend, world: World, case: VolumeCase) -> tuple[Engine, dict[str, Any]]:
-    job = contract_job(Case(case.accumulation_steps, case.clipping, case.tied))
-    job = job.model_copy(update={"training": job.training.model_copy(update={"precision": case.precision})})
+def _prepare(
+    backend: Backend, world: World, case: VolumeCase
+) -> tuple[Engine, dict[str, Any], dict[str, Any]]:
+    """An engine, and layout and facts of its bare model."""
+    job = _job(case)
     described: list[dict[str, Any]] = []
     decaying: list[frozenset[str]] = []
 
     def build() -> torch.nn.Module:
         model = build_model(job, model_config(job, VOCABULARY))
         decaying.append(decaying_names(model, job.optimizer))
-        described.append(describe_layout(model, decaying[-1]))
+        described.extend([describe_layout(model, decaying[-1]), describe_model(model)])
         return model
 
     context = SetupContext(
@@ -112,7 +159,18 @@ def _prepare(backend: Backend, world: World, case: VolumeCase) -> tuple[Engine, 
     )
     engine = backend.prepare(build, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context)
     engine.train(True)
-    return engine, described[-1]
+    layout, facts = described[-2:]
+    return engine, layout, facts
+
+
+def _job(case: VolumeCase) -> Job:
+    job = contract_job(Case(case.accumulation_steps, case.clipping, case.tied))
+    changes = {"precision": case.precision, "activation_checkpointing": case.activation_checkpointing}
+    job = job.model_copy(update={"training": job.training.model_copy(update=changes)})
+    if case.family not in FAMILIES:
+        return job
+    config = {**FAMILIES[case.family], "vocab_size": VOCABULARY}
+    return job.model_copy(update={"model": job.model.model_copy(update={"config": config})})
 
 
 def _step(

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import pytest
 
 from harness.compare.findings.catalogue import find_all
 from harness.compare.rows import make_rows
-from harness.compare.volume import volume_differences
+from harness.compare.volume import volume_differences, volume_of
 from harness.record import BackendPart, CommunicationPart, LayoutPart, Record, WindowsPart
 from harness.theory.transports import EMULATED
-from tests.contract.communication import COUNTED_STEP, VOLUME_CASES, Counted, VolumeCase
+from tests.contract.communication import (
+    COUNTED_STEP,
+    RECOMPUTED_CASES,
+    VOLUME_CASES,
+    Counted,
+    VolumeCase,
+)
 from tests.contract.ranks import on_ranks
 from tests.records import make_record
 
@@ -23,7 +30,11 @@ def as_record(name: str, case: VolumeCase, ranks: list[Counted]) -> Record:
     record = make_record(
         label=name,
         world_size=len(ranks),
-        training={"precision": case.precision, "gradient_clipping": case.clipping},
+        training={
+            "precision": case.precision,
+            "gradient_clipping": case.clipping,
+            "activation_checkpointing": case.activation_checkpointing,
+        },
         layout=LayoutPart(**ranks[0].layout),
         backend=BackendPart(label=name, name=name, effective=ranks[0].effective),
         comm=[CommunicationPart(rank=rank, **row) for rank, part in enumerate(ranks) for row in part.rows],
@@ -36,15 +47,20 @@ def as_record(name: str, case: VolumeCase, ranks: list[Counted]) -> Record:
     world = record.world.model_copy(
         update={"accumulation_steps": case.accumulation_steps, "preset": case.preset}
     )
-    return record.model_copy(update={"steps": steps, "world": world})
+    return record.model_copy(update={"steps": steps, "world": world, "model": ranks[0].model})
 
 
 def records(name: str, world_size: int, folder, label: str | None = None) -> list[Record]:
     """A record per case; `label` runs another engine under the name."""
     per_rank = on_ranks("volumes", label or name, world_size, folder)
+    return as_records(name, VOLUME_CASES, per_rank)
+
+
+def as_records(name: str, cases: Sequence[VolumeCase], per_rank: list[list[Counted]]) -> list[Record]:
+    """A record per case of what each rank counted of it."""
     return [
         as_record(name, case, list(parts))
-        for case, parts in zip(VOLUME_CASES, zip(*per_rank, strict=True), strict=True)
+        for case, parts in zip(cases, zip(*per_rank, strict=True), strict=True)
     ]
 
 
@@ -52,6 +68,16 @@ def records(name: str, world_size: int, folder, label: str | None = None) -> lis
 def test_payload_is_as_expected_to_the_byte(name, tmp_path) -> None:
     for case, record in zip(VOLUME_CASES, records(name, 2, tmp_path), strict=True):
         assert record.comm
+        assert volume_differences(record) == [], case
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1"])
+def test_payload_of_recomputation_is_as_expected(name, tmp_path) -> None:
+    per_rank = on_ranks("tests.contract.communication:count_recomputed", name, 2, tmp_path)
+    for case, record in zip(RECOMPUTED_CASES, as_records(name, RECOMPUTED_CASES, per_rank), strict=True):
+        pair = volume_of(record)
+        assert pair is not None
+        assert pair[1].unknown is None, case
         assert volume_differences(record) == [], case
 
 
@@ -75,6 +101,12 @@ def test_payload_of_a_hybrid_is_as_expected(name, tmp_path) -> None:
         ),
         ("fsdp", "WideReduction", 2, [None, None, "runs in float32, expected bfloat16"]),
         ("fsdp-hybrid", "ReplicasApart", 4, ["never reduces across replicas"] * 3),
+        (
+            "fsdp-hybrid",
+            "OtherReplicas",
+            4,
+            ["all_reduce in backward runs in ranks 0, 3, expected the replica group"] * 3,
+        ),
     ],
 )
 def test_a_defect_is_named(name, defect, ranks, messages, tmp_path) -> None:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 
-from backends.base import BackendOptions, BuildModel, BuildOptimizer, Engine, SetupContext
+from torch.distributed.device_mesh import DeviceMesh
+
+from backends.base import (
+    BackendOptions,
+    BuildModel,
+    BuildOptimizer,
+    Engine,
+    SetupContext,
+    World,
+)
 from backends.ddp import DdpBackend
 from backends.fsdp2 import Fsdp2Backend, Fsdp2HybridBackend, synchronise
 
@@ -123,3 +132,13 @@ class ReplicasApart(Fsdp2HybridBackend):
 
         engine.strategy = replace(engine.strategy, set_synchronisation=within_shards)  # type: ignore[attr-defined]
         return engine
+
+
+class OtherReplicas(Fsdp2HybridBackend):
+    """Hybrid sharding whose second row of ranks is turned round: each rank reduces with another replica."""
+
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options, hybrid=True)
+
+    def _mesh(self, world: World) -> DeviceMesh:
+        return DeviceMesh(world.device, [[0, 1], [3, 2]], mesh_dim_names=("replicate", "shard"))

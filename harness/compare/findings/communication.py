@@ -6,22 +6,23 @@ from collections.abc import Sequence
 
 from harness.compare.findings.finding import Finding, Kind, subject
 from harness.compare.rows import Row
-from harness.compare.volume import VolumeDifference, volume_differences
+from harness.compare.volume import ELSEWHERE, VolumeDifference, volume_differences
 
 KINDS = (
     Kind(
         id="communication-differs",
         title="The payload of a collective is not what this implementation is expected to move, to the byte",
         cause="Gradients are synchronised in every micro-step, or reduced in another dtype, or never across "
-        "replicas; or the version of the library does something else than the one that the expectation was "
-        "derived from.",
+        "replicas, or in a group of other ranks; or the version of the library does something else than the "
+        "one that the expectation was derived from.",
         confirm="The values list every phase, collective, dtype and group with both figures. A ratio equal "
         "to the accumulation steps is a synchronisation too many; the same number of elements in another "
         "dtype is a reduction in that dtype.",
         fix="DDP and FSDP1: enter `no_sync()` around forward and backward of every micro-step but the last. "
         "FSDP2: `set_requires_gradient_sync(False)`. Accelerate: `accumulate()`, or `no_sync()`. Dtype: "
         "`reduce_dtype` of the mixed precision policy (FSDP), `communication_data_type` (DeepSpeed), the "
-        "communication hook (DDP). Replicas: reduce over both dimensions of the mesh.",
+        "communication hook (DDP). Replicas: reduce over both dimensions of the mesh. Another group: the "
+        "ranks of a shard group are neighbours, the rows of the mesh; replica groups are its columns.",
     ),
 )
 
@@ -52,35 +53,46 @@ def _messages(differences: Sequence[VolumeDifference], accumulation_steps: int) 
     messages = []
     while left:
         first = left.pop(0)
-        partner = next((other for other in left if _other_dtype(first, other)), None)
+        partner = next((other for other in left if _in_its_place(first, other)), None)
         if partner is not None:
             left.remove(partner)
-            messages.append(_dtype_message(first, partner))
+            messages.append(_exchange_message(first, partner))
         else:
             messages.append(_message(first, accumulation_steps))
     return messages
 
 
-def _other_dtype(one: VolumeDifference, other: VolumeDifference) -> bool:
-    """Whether one is measured and not expected where the other is expected and not measured."""
-    same = (one.phase, one.op, one.role) == (other.phase, other.op, other.role)
+def _in_its_place(one: VolumeDifference, other: VolumeDifference) -> bool:
+    """Whether one is measured and not expected where the other is expected and not measured, in another
+    dtype of the same group or in another group with the same dtype."""
+    same = (one.phase, one.op) == (other.phase, other.op)
+    alike = one.role == other.role or one.dtype == other.dtype
     lacks = one.measured_bytes == 0 and other.expected_bytes == 0
-    return same and (lacks or (other.measured_bytes == 0 and one.expected_bytes == 0))
+    return same and alike and (lacks or (other.measured_bytes == 0 and one.expected_bytes == 0))
 
 
-def _dtype_message(one: VolumeDifference, other: VolumeDifference) -> str:
+def _exchange_message(one: VolumeDifference, other: VolumeDifference) -> str:
     measured, expected = (one, other) if one.measured_bytes else (other, one)
+    runs, wanted = (
+        (measured.dtype, expected.dtype)
+        if measured.role == expected.role
+        else (_group(measured), _group(expected))
+    )
     return (
-        f"{measured.op} in {measured.phase} runs in {measured.dtype}, expected {expected.dtype} "
+        f"{measured.op} in {measured.phase} runs in {runs}, expected {wanted} "
         f"({measured.measured_bytes} bytes against {expected.expected_bytes})"
     )
+
+
+def _group(difference: VolumeDifference) -> str:
+    return difference.group if difference.role == ELSEWHERE else f"the {difference.role} group"
 
 
 def _message(difference: VolumeDifference, accumulation_steps: int) -> str:
     measured, expected = difference.measured_bytes, difference.expected_bytes
     where = f"{difference.op} of {difference.dtype} in {difference.phase}"
     if difference.role != "world":
-        where += f" within the {difference.role} group"
+        where += f" in {_group(difference)}"
     figures = f"{where} moves {measured} bytes, expected {expected}"
     if difference.role == "replica" and not measured:
         return f"never reduces across replicas: {figures}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
-from harness.compare.volume import textbook_differences, volume_differences, volume_of
+from harness.compare.volume import textbook_differences, volume_differences, why_unknown
 from harness.report.document import Block, Column, Paragraph, Section, Table, plain
 
 CELL = (Column("backend", "backend", align="left"), Column("world_size", "ranks"))
@@ -97,13 +97,13 @@ def _line(row: Row) -> list[object]:
     return [*(values[key] for key in keys), _verdict(row)]
 
 
-def _verdict(row: Row) -> str | None:
-    differences, pair = volume_differences(row.record), volume_of(row.record)
-    if differences is None or pair is None:
-        return None
+def _verdict(row: Row) -> str:
+    differences, reason = volume_differences(row.record), why_unknown(row.record)
     if differences:
         return f"no: {len(differences)} differ"
-    return f"steps unknown: {pair[1].unknown}" if pair[1].unknown else "yes, to the byte"
+    if differences is None:
+        return f"unknown: {reason}"
+    return f"steps unknown: {reason}" if reason else "yes, to the byte"
 
 
 def _terms(row: Row) -> list[list[object]]:
@@ -118,7 +118,7 @@ def _terms(row: Row) -> list[list[object]]:
 def _differences(row: Row) -> list[list[object]]:
     record = row.record
     return [
-        [record.backend.label, record.world.world_size, d.phase, d.op, d.dtype, d.role, d.measured_bytes,
+        [record.backend.label, record.world.world_size, d.phase, d.op, d.dtype, d.group, d.measured_bytes,
          d.expected_bytes, d.measured_bytes - d.expected_bytes]
         for d in volume_differences(record) or ()
     ]  # fmt: skip

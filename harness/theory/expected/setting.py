@@ -77,6 +77,8 @@ class Setting:
     evaluation_spells: int = 0
     """Spells of such passes without a training step between them."""
     activation_checkpointing: bool = False
+    recomputed_until: str | None = None
+    """The module of each block in which its recomputation stops; None: not known."""
     digest: bool = False
     master_dtype: str = "float32"
     """Dtype of the weights that the optimizer updates."""
@@ -104,6 +106,20 @@ class Setting:
         if role == "shard":
             return self.shard_size
         return self.world_size // self.shard_size if role == "replica" else self.world_size
+
+    def group_ranks(self, role: Role, rank: int) -> list[int]:
+        """Ranks of the group of this role that `rank` is in: shard groups are rows of the mesh, replica
+        groups its columns (`init_device_mesh`)."""
+        size = self.shard_size
+        if role == "shard":
+            first = rank - rank % size
+            return list(range(first, first + size))
+        return list(range(rank % size, self.world_size, size)) if role == "replica" else self.world
+
+    @property
+    def world(self) -> list[int]:
+        """Every rank."""
+        return list(range(self.world_size))
 
     def follows_evaluation(self, step: int) -> bool:
         """Whether an evaluation ran between the step before and this one."""

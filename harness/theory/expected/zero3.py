@@ -35,6 +35,7 @@ SUB_GROUP_ELEMENTS = 1_000_000_000
 """`sub_group_size`: norms are reduced per sub-group of a parameter group."""
 TRACED_FROM_PASS = 2
 """Forward passes until the fetch trace is complete and its agreement among the ranks was checked."""
+RECOMPUTED = "weights gathered to recompute activations"
 TIED_TERM = "tied weights gathered at each use"
 GATHERED_ONCE = "weights stay gathered for the backward pass (max_reuse_distance, max_live_parameters)"
 PERSISTENT = "parameters below the persistence threshold stay gathered, and are gathered after the update"
@@ -64,11 +65,11 @@ def _unknown(setting: Setting) -> str | None:
             "ZeRO-3 records its trace of modules in the first two forward passes and checks it between the "
             "ranks; count later steps (measure.warmup_steps)"
         )
-    if setting.like_for_like and setting.activation_checkpointing:
+    if setting.like_for_like and setting.activation_checkpointing and setting.recomputed_until is None:
         return (
             "recomputation stops in the module of a block that runs last and leaves its weights gathered for "
-            "the backward pass (torch.utils.checkpoint, early stop); which one that is does not follow from "
-            "the job"
+            "the backward pass (torch.utils.checkpoint, early stop); which one that is was not looked up for "
+            "this architecture (harness/theory/recomputation.py)"
         )
     if not setting.like_for_like and 2 * setting.parameter_count > REUSE_ELEMENTS:
         return (
@@ -104,6 +105,11 @@ def _pass(setting: Setting, phase: str, term: str, passes: int, found: list[Coll
         # A tied weight is fetched for every module that uses it, and released after each.
         tied = [t for first in setting.tied.values() for t in setting.parameters if t.name == first]
         found += gathered(phase, TIED_TERM, _sizes(setting, tied), dtype, passes=passes)
+        if phase == "backward" and setting.activation_checkpointing:
+            again = _recomputed(setting)
+            found += gathered(
+                phase, RECOMPUTED, _sizes(setting, again), dtype, calls=_modules(again), passes=passes
+            )
         return
     # Everything is used again within the reuse distance, so that forward fetches it and backward finds
     # it. The prefetcher joins what modules need, so the number of calls is not the modules'.
@@ -113,6 +119,18 @@ def _pass(setting: Setting, phase: str, term: str, passes: int, found: list[Coll
             c if not c.calls else _without_calls(c)
             for c in gathered(phase, term, _sizes(setting, fetched), dtype, passes=passes)
         ]
+
+
+def _recomputed(setting: Setting) -> list[Tensor]:
+    """What recomputation gathers that the backward pass gathers again: each block, but for the module in
+    which it stops.
+
+    torch.utils.checkpoint stops once the last saved tensor is there again (`_StopRecomputationError`), so
+    this module's post-forward hook, which would release its weights, does not run.
+    """
+    last = tuple(f"{block}.{setting.recomputed_until}." for block in setting.blocks)
+    blocks = tuple(f"{block}." for block in setting.blocks)
+    return [t for t in setting.parameters if t.name.startswith(blocks) and not t.name.startswith(last)]
 
 
 def _without_calls(collective: Collective) -> Collective:
