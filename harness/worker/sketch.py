@@ -34,7 +34,9 @@ def sketch(name: str, tensor: Tensor) -> list[float]:
         square += torch.dot(values, values)
         rows = -(-len(values) // ROW_ELEMENTS)
         padded = torch.nn.functional.pad(values, (0, rows * ROW_ELEMENTS - len(values)))
-        total += (_signs((rows, PROJECTIONS), generator) * (padded.view(rows, -1) @ columns)).sum(dim=0)
+        total += (_signs((rows, PROJECTIONS), generator) * (padded.view(rows, ROW_ELEMENTS) @ columns)).sum(
+            dim=0
+        )
     return [float(square.sqrt()), *total.tolist()]
 
 
