@@ -112,6 +112,9 @@ class TorchEngine(Engine):
 
     def effective(self) -> Effective:
         parameter = next(self.module.parameters())
+        optimizer = getattr(
+            self.optimizer, "optimizer", self.optimizer
+        )  # Accelerate wraps the one that trains
         trained = self.optimizer.param_groups[0]["params"][0]
         reduce_dtype = self.strategy.reduce_dtype
         gathered = self.strategy.gather_dtype
@@ -126,7 +129,7 @@ class TorchEngine(Engine):
             master_dtype=dtype_name(trained.dtype),
             gradient_dtype=dtype_name(parameter.dtype),
             reduce_dtype=dtype_name(reduce_dtype) if reduce_dtype else None,
-            optimizer=f"{type(self.optimizer).__module__}.{type(self.optimizer).__name__}",
+            optimizer=f"{type(optimizer).__module__}.{type(optimizer).__name__}",
             optimizer_groups=describe_groups(self.optimizer),
             gradient_clipping=self.context.gradient_clipping,
             accumulation_steps=self.context.accumulation_steps,

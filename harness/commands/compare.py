@@ -13,7 +13,6 @@ from harness.cells import Cell, modules_to_preload, plan, reusable, run_cell
 from harness.cli import EXIT_STRICT
 from harness.commands.arguments import command_line, numbers_of_ranks, require_gpus, split_backends
 from harness.compare.document import compare_document
-from harness.compare.findings.catalogue import find_all
 from harness.compare.rows import Row, make_rows
 from harness.config import load_experiment
 from harness.display import Progress
@@ -109,10 +108,9 @@ def _readable_records(store: Store) -> list[Record]:
 
 def _present_comparison(rows: Sequence[Row], report: Path | None, as_json: bool) -> None:
     from harness.report.tables import main_table
+    from harness.report.told import closing_lines
 
-    table = main_table(rows)
-    for finding in find_all(rows):
-        table += f"\nfinding {finding.id}: {finding.message}"
+    table = "\n".join([main_table(rows), *closing_lines(rows)])
     # With --json the table is for the person who watches, the document for the program that reads.
     click.echo(table, err=as_json)
     if as_json:

@@ -90,4 +90,8 @@ def _lost(pair: Pair) -> str | None:
     title = pair.before.title
     if pair.after is None:
         return f"{title}: is in the baseline and not in the other records"
-    return None if pair.after.whole else f"{title}: was ok, is {pair.after.status}"
+    if not pair.after.whole:
+        return f"{title}: was ok, is {pair.after.status}"
+    if any(not row.is_comparable for row in pair.after.rows):
+        return f"{title}: is not the same job as the others any more"
+    return None

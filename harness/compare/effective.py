@@ -58,6 +58,15 @@ def clipping(record: Record) -> str | None:
     return "none" if value is None else f"{value:g}"
 
 
+def loss_scale(record: Record) -> float | str | None:
+    """What multiplies the loss before the backward pass; 'none' without a scaler; None: unknown."""
+    effective = record.backend.effective
+    if effective is None or "loss_scale" not in effective:
+        return None
+    scale: float | None = effective["loss_scale"]
+    return "none" if scale is None else scale
+
+
 def optimizer_constants(record: Record) -> list[str] | None:
     """Constants of the optimizer's groups, whatever their order, as the live optimizer holds them."""
     if record.observed and record.observed.optimizer_groups:
@@ -103,11 +112,12 @@ SETTINGS = (
     Setting(name="dtype of optimizer states", effect="mathematics", read=_state_dtypes),
     Setting(name="dtype of computation", effect="mathematics", read=compute_dtype),
     Setting(name="dtype of reduction", effect="mathematics", read=reduce_dtypes),
+    Setting(name="dtype of gradients", effect="mathematics", read=_told("gradient_dtype")),
     Setting(name="dtype of accumulation", effect="mathematics", read=_told("accumulation_dtype")),
     Setting(name="attention kernel", effect="mathematics", read=_seen("attention")),
     Setting(name="dropout", effect="mathematics", read=_seen("dropout")),
     Setting(name="TF32", effect="mathematics", read=_seen("tf32")),
-    Setting(name="loss scale", effect="mathematics", read=_told("loss_scale")),
+    Setting(name="loss scale", effect="mathematics", read=loss_scale),
     Setting(name="dtype of weights", effect="cost", read=_told("parameter_dtype")),
     Setting(name="dtype of gathering", effect="cost", read=_told("gather_dtype")),
     Setting(name="activation checkpointing", effect="cost", read=_seen("activation_checkpointing")),

@@ -9,6 +9,7 @@ from harness.compare.distance import Distance, distance, relative
 from harness.compare.effective import SettingDifference, setting_differences
 from harness.compare.noise import Limits, Noise, measure_noise
 from harness.compare.same_job import Difference, job_differences
+from harness.compare.wording import verb
 from harness.record import Record
 
 Parity = Literal["exact", "tight", "band", "diverged", "unjudged"]
@@ -38,8 +39,18 @@ class Judgement:
     """Why it is unjudged."""
 
 
-def judge(reference: Record | None, record: Record, noise: Noise | None = None) -> Judgement:
-    """Compare a run with the reference of its job; `noise` is that job's, else the lower bounds."""
+def judge(
+    reference: Record | None,
+    record: Record,
+    noise: Noise | None = None,
+    *,
+    stand_in: Record | None = None,
+) -> Judgement:
+    """Compare a run with the reference of its job; `noise` is that job's, else the lower bounds.
+
+    Where the reference has no result, `stand_in` is the run that it must be the same job as: its losses
+    are not judged then.
+    """
 
     def unjudged(reason: str, differences: list[Difference] | None = None) -> Judgement:
         return Judgement(
@@ -52,17 +63,21 @@ def judge(reference: Record | None, record: Record, noise: Noise | None = None) 
 
     if record.status not in ("ok", "diverged"):
         return unjudged(f"the run is {record.status}")
-    if reference is None or reference.status != "ok":
+    has_reference = reference is not None and reference.status == "ok"
+    beside = reference if has_reference else stand_in
+    differences = job_differences(beside, record) if beside is not None else []
+    if differences:
+        first = differences[0]
+        other = "the reference" if has_reference or beside is None else beside.backend.label
+        return unjudged(
+            f"not the same job: {first.field} {verb(first.field, 'is', 'are')} {first.given}, {other} has "
+            f"{first.reference}",
+            differences,
+        )
+    if reference is None or not has_reference:
         return unjudged("the reference has no result")
     if has_dropout(reference) or has_dropout(record):
         return unjudged("dropout is active: runs differ by chance")
-    differences = job_differences(reference, record)
-    if differences:
-        first = differences[0]
-        return unjudged(
-            f"not the same job: {first.field} is {first.given}, the reference has {first.reference}",
-            differences,
-        )
     noise = noise or measure_noise(reference, ())
     found = distance(reference, record)
     widest = noise.band or noise.tight

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +12,7 @@ from harness.compare import measures
 from harness.compare.distance import distance
 from harness.compare.noise import Noise, is_repetition, is_variant, measure_noise
 from harness.compare.parity import Judgement, judge
+from harness.compare.same_job import job_differences
 from harness.compare.states import expected_model_state_bytes
 from harness.compare.volume import expected_sent_bytes_per_step
 from harness.record import Record
@@ -27,6 +28,18 @@ class Row:
     """The run that it was judged by."""
     noise: Noise | None = None
     """What counts as rounding in this job."""
+    same_job_as: Record | None = None
+    """The run that it must be the same job as; `judgement.not_same_job` holds where it is not."""
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether its figures may stand beside those of the others."""
+        return not self.judgement.not_same_job
+
+    @property
+    def is_of_another_job(self) -> bool:
+        """Whether it asked for another job than the run that it was held against."""
+        return self.same_job_as is not None and self.same_job_as.job_id != self.record.job_id
 
     def as_json(self) -> dict[str, Any]:
         """The row of `compare --json`: bytes per rank, rates over all ranks, None if not measured."""
@@ -100,16 +113,47 @@ def make_rows(records: Iterable[Record]) -> list[Row]:
         )
         for job_id, reference in references.items()
     }
+    whole = next((reference for reference in references.values() if reference.status == "ok"), None)
+    stand_ins: dict[str, Record | None] = {}
+    for record in records:
+        reference = references.get(record.job_id)
+        if record.job_id not in stand_ins and (reference is None or reference.status != "ok"):
+            of_job = [r for r in records if r.job_id == record.job_id and r.status == "ok"]
+            # A job without any reference beside one that has it is what does not belong here.
+            alone = reference is None and whole is not None
+            stand_ins[record.job_id] = whole if alone else most_agreed(of_job)
     return [
         Row(
             record=record,
-            judgement=judge(references.get(record.job_id), record, noises.get(record.job_id)),
+            judgement=judge(
+                references.get(record.job_id),
+                record,
+                noises.get(record.job_id),
+                stand_in=stand_ins.get(record.job_id),
+            ),
             reference=references.get(record.job_id),
             noise=noises.get(record.job_id),
+            same_job_as=stand_ins.get(record.job_id, references.get(record.job_id)),
         )
         for record in records
         if not (is_variant(record) and record.job_id in references)
     ]
+
+
+def comparable(rows: Iterable[Row]) -> list[Row]:
+    """Rows that may stand beside each other: those that are the same job as their reference."""
+    return [row for row in rows if row.is_comparable]
+
+
+def set_apart(rows: Iterable[Row]) -> list[Row]:
+    """The others."""
+    return [row for row in rows if not row.is_comparable]
+
+
+def most_agreed(records: Sequence[Record]) -> Record | None:
+    """Of runs without a reference the one that most others are the same job as, of equals the first."""
+    agreeing = [sum(not job_differences(record, other) for other in records) for record in records]
+    return records[agreeing.index(max(agreeing))] if records else None
 
 
 def repeat_spreads(rows: Iterable[Row]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.compare.repeats import Repeats, group_repeats
-from harness.compare.rows import Row
+from harness.compare.rows import Row, comparable
 
 CUT = ("global_batch_size", "micro_batch_size", "accumulation_steps")
 """Settings that weak scaling changes with the number of ranks; the model may grow too."""
@@ -61,9 +61,10 @@ class Point:
 def strong_scaling(rows: Sequence[Row]) -> list[list[Point]]:
     """Backends that ran one job on several numbers of ranks, each from its smallest on.
 
-    Where a backend was not run on one rank, the reference on one process of the same job is its base.
+    Runs that are not the same job are left out. Where a backend was not run on one rank, the
+    reference on one process of the same job is its base.
     """
-    timed = _timed(rows)
+    timed = _timed(comparable(rows))
     references = {group.record.job_id: group for group in timed if group.is_reference}
     curves: dict[tuple[str, str], list[Repeats]] = {}
     for group in timed:
@@ -81,10 +82,12 @@ def strong_scaling(rows: Sequence[Row]) -> list[list[Point]]:
 def weak_scaling(rows: Sequence[Row]) -> list[list[Point]]:
     """Backends whose jobs grow with the number of ranks and are otherwise the same.
 
-    The batch, the model or both may grow: the job with more ranks must be another one.
+    The batch, the model or both may grow: the job with more ranks must be another one. Runs that are not
+    what their own job says are left out.
     """
+    own = [row for row in rows if row.is_comparable or row.is_of_another_job]
     curves: dict[tuple[str, str], list[Repeats]] = {}
-    for group in _timed(rows):
+    for group in _timed(own):
         if not group.is_reference:
             curves.setdefault((_without_size(group.record.job), group.label), []).append(group)
     found = []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from harness.compare.changes import Change, changes, pairs, settings
-from harness.compare.rows import Row
+from harness.compare.rows import Row, comparable
 from harness.compare.statistics import FEWEST_RUNS, LEVEL
 from harness.report.document import (
     Block,
@@ -32,7 +33,7 @@ from harness.report.formats import (
 )
 from harness.report.sections.findings import findings_section
 from harness.report.sections.machine import machine_section
-from harness.report.tables import LABELS, results_table
+from harness.report.tables import LABELS, not_comparable_table, results_table
 
 TITLE = "Comparison with a baseline"
 SHOW = {
@@ -59,11 +60,15 @@ COLUMNS = (
 
 
 def before_after(before: Sequence[Row], after: Sequence[Row], *last: Section) -> Document:
-    """The report of two sets of rows; `last` follows what is computed from the rows alone."""
-    found = changes(before, after)
+    """The report of two sets of rows; `last` follows what is computed from the rows alone.
+
+    Runs that are not the same job as the others of their side stand in `_sides` only.
+    """
+    left, right = comparable(before), comparable(after)
+    found = changes(left, right)
     sections = [
-        _verdict(before, after, found),
-        _settings(before, after),
+        _verdict(left, right, found),
+        _settings(left, right),
         _figures(found),
         _statuses(before, after),
         _sides(before, after),
@@ -183,13 +188,20 @@ def _sides(before: Sequence[Row], after: Sequence[Row]) -> Section:
     """The main table, machine and findings of each side, folded."""
     blocks: list[Block] = []
     for name, rows in (("Before", before), ("After", after)):
-        results = results_table(rows)
-        table = Table(key=f"results_{name.lower()}", columns=results.columns, rows=results.rows)
-        parts: list[Block] = [Heading("Results"), table]
+        results = results_table(comparable(rows))
+        parts: list[Block] = [Heading("Results"), _renamed(results, name)]
+        apart = not_comparable_table(rows)
+        if apart is not None:
+            parts += [Heading("Not comparable, and why"), _renamed(apart, name)]
         for section in (machine_section(rows), findings_section(rows)):
             parts += [Heading(section.title), *section.blocks]
         blocks.append(Folded(name, parts))
     return Section("sides", "Each side by itself", blocks)
+
+
+def _renamed(table: Table, side: str) -> Table:
+    """The table under a key of its own: both sides have one."""
+    return replace(table, key=f"{table.key}_{side.lower()}")
 
 
 def _reading() -> Section:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from harness.compare.rows import Row
+from harness.compare.rows import Row, comparable
 from harness.report.document import Document, Picture, Section
 from harness.report.pictures.memory import memory_picture
 from harness.report.pictures.time import overlap_picture, phases_picture
@@ -17,12 +17,14 @@ from harness.report.sections.loss import loss_section
 from harness.report.sections.machine import machine_section
 from harness.report.sections.memory import memory_section
 from harness.report.sections.nodes import nodes_section
+from harness.report.sections.not_comparable import not_comparable_section
 from harness.report.sections.overlap import overlap_section
 from harness.report.sections.presets import presets_section
 from harness.report.sections.reading import reading_section
 from harness.report.sections.reproduce import configuration_section, reproduce_section
 from harness.report.sections.results import results_section
 from harness.report.sections.scaling import scaling_section
+from harness.report.sections.settings import settings_section
 from harness.report.sections.states import states_section
 from harness.report.sections.time import time_section
 from harness.report.sections.verdict import verdict_section
@@ -34,7 +36,9 @@ SECTIONS: tuple[Callable[[Sequence[Row]], Section | None], ...] = (
     job_section,
     machine_section,
     presets_section,
+    settings_section,
     results_section,
+    not_comparable_section,
     loss_section,
     memory_section,
     states_section,
@@ -51,7 +55,17 @@ SECTIONS: tuple[Callable[[Sequence[Row]], Section | None], ...] = (
     configuration_section,
 )
 
-
+OF_EVERY_RUN = {
+    verdict_section,
+    job_section,
+    not_comparable_section,
+    scaling_section,
+    findings_section,
+    failures_section,
+    configuration_section,
+}
+"""Sections that look at each run by itself, or that leave out themselves what is not the same job. The
+others set runs beside each other, and get only those that are."""
 PICTURES: dict[str, tuple[Callable[[Sequence[Row]], Picture | None], ...]] = {
     "time": (phases_picture,),
     "overlap": (overlap_picture,),
@@ -63,7 +77,12 @@ PICTURES: dict[str, tuple[Callable[[Sequence[Row]], Picture | None], ...]] = {
 
 def comparison(rows: Sequence[Row], *last: Section) -> Document:
     """The report of rows; `last` follows what is computed from the rows alone."""
-    sections = [_illustrated(section, rows) for make in SECTIONS if (section := make(rows)) is not None]
+    beside = comparable(rows)
+    sections = [
+        _illustrated(section, beside)
+        for make in SECTIONS
+        if (section := make(rows if make in OF_EVERY_RUN else beside)) is not None
+    ]
     return Document(TITLE, [*sections, *last])
 
 

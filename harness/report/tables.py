@@ -8,8 +8,9 @@ from typing import Any
 from tabulate import tabulate
 
 from harness.compare.repeats import Repeats, fastest, group_repeats
-from harness.compare.rows import Row, reason
+from harness.compare.rows import Row, comparable, reason, set_apart
 from harness.compare.statistics import median_interval, percentile_95, significance
+from harness.compare.wording import both
 from harness.report.document import Column, Shown, Table
 from harness.report.formats import (
     megabytes,
@@ -49,14 +50,50 @@ SPREAD_COLUMNS = (
     Column("step_seconds_smallest", "least ms", milliseconds),
     Column("step_seconds_largest", "most ms", milliseconds),
 )
+APART_COLUMNS = (
+    *LABELS,
+    Column("repeat", "repeat"),
+    Column("field", "field that differs", align="left"),
+    Column("given", "this run", align="left"),
+    Column("other", "the other", align="left"),
+    Column("beside", "which is", align="left"),
+)
 WITHIN_NOISE = "≈"
 NOT_JUDGED = "?"
 MARKS = {"within noise": WITHIN_NOISE, "not judged": NOT_JUDGED, "beyond noise": ""}
 
 
 def main_table(rows: Sequence[Row], style: str = "simple") -> str:
-    """The main table for a terminal, in a style of tabulate."""
-    table = results_table(rows)
+    """The main table for a terminal, in a style of tabulate, and below it what does not belong in it."""
+    text = _text(results_table(comparable(rows)), style)
+    apart = not_comparable_table(rows)
+    return text if apart is None else f"{text}\n\n{apart.caption}\n{_text(apart, style)}"
+
+
+def not_comparable_table(rows: Sequence[Row]) -> Table | None:
+    """Every field in which a run is not the same job, with both values; None where all are."""
+    body = []
+    for row in set_apart(rows):
+        other = row.same_job_as
+        for difference in row.judgement.not_same_job:
+            given, value = both(difference.given, difference.reference)
+            body.append(
+                [
+                    row.record.backend.label,
+                    row.record.world.world_size,
+                    row.record.repeat,
+                    difference.field,
+                    Shown(difference.given, given),
+                    Shown(difference.reference, value),
+                    other.backend.label if other is not None else None,
+                ]
+            )
+    caption = "not comparable: these runs are not the same job, so they stand in no table beside the others"
+    columns = APART_COLUMNS
+    return Table(key="not_comparable", columns=columns, rows=body, caption=caption) if body else None
+
+
+def _text(table: Table, style: str) -> str:
     return tabulate(
         table.texts(), headers=[column.title for column in table.columns], tablefmt=style,
         disable_numparse=True, colalign=[column.align for column in table.columns],

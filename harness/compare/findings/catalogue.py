@@ -16,6 +16,7 @@ from harness.compare.findings import (
     impossible,
     instrumentation,
     memory,
+    precision,
     same_job,
     settings,
     split,
@@ -28,6 +29,7 @@ from harness.compare.rows import Row
 MODULES: tuple[ModuleType, ...] = (
     same_job,
     settings,
+    precision,
     divergence,
     communication,
     split,

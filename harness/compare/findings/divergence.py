@@ -100,6 +100,13 @@ KINDS = (
     ),
 )
 
+MEASURES = {
+    "loss": ("a loss", "nats per token"),
+    "norm": ("a gradient norm", "of its size"),
+    "update": ("the distance that the weights moved", "of itself"),
+    "weights": ("final weights", "of the distance that they moved"),
+}
+"""What a run is judged by, in words, and its unit; anything else is a parameter's name."""
 LOST_SHARE = 0.5
 """Weights that moved less than this share of the reference's distance lost updates."""
 
@@ -115,16 +122,18 @@ def find(rows: Sequence[Row]) -> list[Finding]:
         limits = row.noise.band or row.noise.tight
         cause = explain(row.reference, row.record, limits)
         beyond = "; ".join(
-            f"{name} {found_:.1e} where {allowed:.1e} is allowed"
+            f"{what} off by {found_:.1e} {unit}, {allowed:.1e} allowed"
             for name, found_, allowed in row.judgement.exceeded[:3]
+            for what, unit in (MEASURES.get(name, (name, "of the distance it moved")),)
         )
+        why = cause.message if cause.kind == "diverged" else f"see {cause.kind}"
         settings = [s.setting for s in row.judgement.settings if s.effect == "mathematics"]
         found.append(
             Finding(
                 id="diverged",
                 backends=label,
                 message=f"{subject(row)}: leaves the reference ({beyond or 'a loss or norm is missing'}); "
-                f"{cause.message}" + _named(settings),
+                f"{why}" + _named(settings),
                 values={
                     key: values[key]
                     for key in (

@@ -45,8 +45,12 @@ class Kind:
 
 def subject(row: Row) -> str:
     """'ddp on 2 ranks': what a message about one run begins with."""
-    size = row.record.world.world_size
-    return f"{row.record.backend.label} on {size} rank{'s' if size > 1 else ''}"
+    return cell(row.record.backend.label, row.record.world.world_size)
+
+
+def cell(label: str, world_size: int) -> str:
+    """'ddp on 2 ranks'."""
+    return f"{label} on {world_size} rank{'s' if world_size > 1 else ''}"
 
 
 def labels(rows: list[Row]) -> tuple[str, ...]:

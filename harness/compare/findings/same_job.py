@@ -8,6 +8,8 @@ from harness.compare.findings.finding import Finding, Kind, subject
 from harness.compare.parity import has_dropout
 from harness.compare.rows import Row
 from harness.compare.same_job import nested_differences
+from harness.compare.wording import both, differs
+from harness.record import Record
 
 KINDS = (
     Kind(
@@ -99,13 +101,16 @@ def find(rows: Sequence[Row]) -> list[Finding]:
     found = _several_jobs(rows)
     for row in rows:
         label = (row.record.backend.label,)
-        for difference in row.judgement.not_same_job:
+        # That a table holds several jobs is told once, by `_several_jobs`.
+        for difference in () if row.is_of_another_job else row.judgement.not_same_job:
+            given, other = both(difference.given, difference.reference)
+            whose = "the reference" if row.reference is row.same_job_as else _name(row.same_job_as)
             found.append(
                 Finding(
                     id=difference.kind,
                     backends=label,
-                    message=f"{subject(row)}: {difference.field} differs from the reference: "
-                    f"{difference.given} against {difference.reference}",
+                    message=f"{subject(row)}: {differs(difference.field)} from {whose}: {given} against "
+                    f"{other}",
                     values={"reference": difference.reference, "given": difference.given},
                 )
             )
@@ -140,6 +145,11 @@ def _several_jobs(rows: Sequence[Row]) -> list[Finding]:
             values=values,
         )
     ]
+
+
+def _name(record: Record | None) -> str:
+    """The run that stands in for a reference without a result."""
+    return "the others" if record is None else f"{record.backend.label}, as the reference has no result"
 
 
 def _at(document: object, path: str) -> object:

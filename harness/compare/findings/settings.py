@@ -9,6 +9,7 @@ from harness.compare.effective import reduce_dtypes
 from harness.compare.findings.finding import Finding, Kind, subject
 from harness.compare.noise import is_repetition
 from harness.compare.rows import Row
+from harness.compare.wording import both, differs
 
 KINDS = (
     Kind(
@@ -40,9 +41,10 @@ KINDS = (
     Kind(
         id="optimizer-differs",
         title="Optimizer hyperparameters differ",
-        cause="Other betas, epsilon or weight decay, weight decay on other parameters (biases, norms), or "
-        "parameters without an optimizer.",
-        confirm="`observed.optimizer_groups` and `observed.parameters_left_out` of the records.",
+        cause="Another optimizer, other betas, epsilon or weight decay, weight decay on other parameters "
+        "(biases, norms), or parameters without an optimizer.",
+        confirm="`effective.optimizer`, `observed.optimizer_groups` and `observed.parameters_left_out` of "
+        "the records.",
         fix="Pass every constant explicitly; decide decay groups on the unsharded model, since shards lose "
         "their shapes and FSDP1 with `use_orig_params=False` its groups.",
     ),
@@ -83,6 +85,7 @@ KINDS = (
 BY_SETTING = {
     "gradient clipping": "clipping-differs",
     "norm that clips": "clipping-differs",
+    "optimizer": "optimizer-differs",
     "optimizer constants": "optimizer-differs",
     "parameters without optimizer": "optimizer-differs",
     "frozen parameters": "optimizer-differs",
@@ -106,13 +109,13 @@ def find(rows: Sequence[Row]) -> list[Finding]:
             continue
         for difference in row.judgement.settings:
             kind = BY_SETTING.get(difference.setting)
+            given, other = both(difference.given, difference.reference)
             if kind is not None:
                 found.append(
                     _about(
                         row,
                         kind,
-                        f"{difference.setting} differs: {_text(difference.given)} against "
-                        f"{_text(difference.reference)} in the reference",
+                        f"{differs(difference.setting)}: {given} against {other} in the reference",
                         {"reference": difference.reference, "given": difference.given},
                     )
                 )
@@ -205,10 +208,3 @@ def _about(row: Row, kind: str, message: str, values: dict[str, Any]) -> Finding
         message=f"{subject(row)}: {message}",
         values=values,
     )
-
-
-def _text(value: Any) -> str:
-    """A value as a message shows it: lists without brackets, nothing for an empty one."""
-    if isinstance(value, list):
-        return "; ".join(map(str, value)) or "nothing"
-    return str(value)

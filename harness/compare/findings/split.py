@@ -1,11 +1,11 @@
-"""Runs that cut the same global batch in different ways."""
+"""Runs that cut the same global batch in different ways, or otherwise than they were asked to."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from backends.registry import REFERENCE
-from harness.compare.findings.finding import Finding, Kind
+from harness.compare.findings.finding import Finding, Kind, subject
 from harness.compare.rows import Row
 
 KINDS = (
@@ -17,17 +17,43 @@ KINDS = (
         confirm="The values list each cut with its backends.",
         fix="Give all backends the same `training.micro_batch_size` and `training.accumulation_steps`.",
     ),
+    Kind(
+        id="accumulation-differs",
+        title="The library accumulates over another number of micro-steps than the loop",
+        cause="Its own configuration has another number of accumulation steps, so it divides the loss, "
+        "synchronises or steps at other micro-steps than the loop means.",
+        confirm="`effective.accumulation_steps` against `world.accumulation_steps` of the record.",
+        fix="DeepSpeed: `gradient_accumulation_steps` must equal the loop's; Accelerate: the same of "
+        "`Accelerator` or its DeepSpeedPlugin; torch has no such setting.",
+    ),
 )
 
 
 def find(rows: Sequence[Row]) -> list[Finding]:
-    """One finding per world size at which cuts differ."""
+    """One finding per world size at which cuts differ, and one per run that accumulates otherwise."""
     layouts: dict[int, dict[str, list[str]]] = {}
     for row in rows:
         world = row.record.world
         if row.record.backend.name != REFERENCE and row.record.status == "ok":
             cut = f"{world.micro_batch_size} x {world.accumulation_steps}"
             layouts.setdefault(world.world_size, {}).setdefault(cut, []).append(row.record.backend.label)
+    return [*_cuts(layouts), *(finding for row in rows if (finding := _accumulation(row)) is not None)]
+
+
+def _accumulation(row: Row) -> Finding | None:
+    asked = row.record.world.accumulation_steps
+    given = (row.record.backend.effective or {}).get("accumulation_steps", asked)
+    if given == asked:
+        return None
+    return Finding(
+        id="accumulation-differs",
+        backends=(row.record.backend.label,),
+        message=f"{subject(row)}: the library accumulates over {given} micro-steps, the loop over {asked}",
+        values={"asked": asked, "given": given},
+    )
+
+
+def _cuts(layouts: dict[int, dict[str, list[str]]]) -> list[Finding]:
     return [
         Finding(
             id="micro-batch-differs",

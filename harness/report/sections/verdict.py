@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from harness.compare.findings.catalogue import find_all
+from harness.compare.findings.finding import Finding
 from harness.compare.repeats import Repeats, group_repeats
-from harness.compare.rows import Row
+from harness.compare.rows import Row, comparable, set_apart
 from harness.compare.statistics import FEWEST_RUNS, median_interval, significance
 from harness.report.document import Block, Items, Paragraph, Section
 from harness.report.formats import listed, megabytes, number, percent, ranks, scientific
@@ -18,12 +19,18 @@ MOST_JOBS = 4
 def verdict_section(rows: Sequence[Row]) -> Section:
     """What a reader should take away."""
     jobs: dict[str, list[Row]] = {}
-    for row in rows:
+    for row in comparable(rows):
         jobs.setdefault(row.record.job_id, []).append(row)
+    apart = _set_apart(rows)
     if len(jobs) == 1:
-        return Section("verdict", "Verdict", [Paragraph(" ".join(sentences(rows)))])
+        (own,) = jobs.values()
+        told = [*sentences(own, find_all(rows)), *apart]
+        return Section("verdict", "Verdict", [Paragraph(" ".join(told))])
     blocks: list[Block] = [
-        Items([(f"Job {job_id}", " ".join(sentences(own))) for job_id, own in list(jobs.items())[:MOST_JOBS]])
+        Items(
+            [(f"Job {job_id}", " ".join(sentences(own))) for job_id, own in list(jobs.items())[:MOST_JOBS]]
+        ),
+        *(Paragraph(sentence) for sentence in apart),
     ]
     if len(jobs) > MOST_JOBS:
         rest = f"The other {len(jobs) - MOST_JOBS} of {len(jobs)} jobs are in the tables below."
@@ -31,15 +38,18 @@ def verdict_section(rows: Sequence[Row]) -> Section:
     return Section("verdict", "Verdict", blocks)
 
 
-def sentences(rows: Sequence[Row]) -> list[str]:
-    """The sentences of one job: what fits, what is fastest, what it costs, whether losses agree."""
+def sentences(rows: Sequence[Row], found: Sequence[Finding] | None = None) -> list[str]:
+    """The sentences of one job: what fits, what is fastest, what it costs, whether losses agree.
+
+    `found`: the findings of the report, where they are about more than these rows.
+    """
     groups = group_repeats(rows)
     told = [_fits(groups)]
     size = _size_to_compare(groups)
     if size is not None:
         timed = [g for g in groups if g.world_size == size and g.whole]
         told += [_speed(timed, size), _memory(timed), _communication(timed)]
-    told += [_losses(groups), _findings(rows)]
+    told += [_losses(groups), _findings(find_all(rows) if found is None else found)]
     return [sentence for sentence in told if sentence]
 
 
@@ -161,8 +171,21 @@ def _losses(groups: Sequence[Repeats]) -> str:
     return text + "."
 
 
-def _findings(rows: Sequence[Row]) -> str:
-    names = list(dict.fromkeys(finding.id for finding in find_all(rows)))
+def _set_apart(rows: Sequence[Row]) -> list[str]:
+    """Which runs were left out of everything above; nothing where none was."""
+    groups = group_repeats(set_apart(rows))
+    if not groups:
+        return []
+    one = len(groups) == 1
+    return [
+        f"Left out: {listed([group.title for group in groups])} {'is' if one else 'are'} not the same job as "
+        f"the others and can be compared with none of them; {'it stands' if one else 'they stand'} apart "
+        "below, with the fields that differ."
+    ]
+
+
+def _findings(found: Sequence[Finding]) -> str:
+    names = list(dict.fromkeys(finding.id for finding in found))
     if not names:
         return "No finding speaks against the comparison."
     count = "1 kind of finding" if len(names) == 1 else f"{len(names)} kinds of finding"

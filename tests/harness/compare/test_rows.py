@@ -24,7 +24,9 @@ def test_a_row_holds_every_key_whatever_the_run_gave() -> None:
 def test_document_is_json_and_holds_the_job() -> None:
     document = compare_document(make_rows([make_record(), make_record(label="ddp")]))
     assert json.loads(json.dumps(document)) == document
-    assert set(document) == {"job_id", "job_ids", "rows", "noise", "repeat_spreads", "findings"}
+    assert set(document) == {
+        "job_id", "job_ids", "rows", "not_comparable", "noise", "repeat_spreads", "settings", "findings",
+    }  # fmt: skip
     assert document["job_id"] == "0123456789ab"
     assert [row["parity"] for row in document["rows"]] == ["exact", "exact"]
 

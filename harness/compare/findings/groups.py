@@ -1,0 +1,101 @@
+"""Findings as a reader is told them: equal ones together, causes first, then what follows from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.compare.findings import balance, impossible, instrumentation, memory, timing, warmup
+from harness.compare.findings.finding import Finding
+
+Role = Literal["cause", "consequence", "figures"]
+ROLES: dict[Role, str] = {
+    "cause": "Causes: what differs from the reference, from the others or from what was asked",
+    "consequence": "Consequences: what follows from it",
+    "figures": "To mind in figures of speed and memory",
+}
+"""In the order in which a reader is told, with the heading of each."""
+CONSEQUENCES = ("lost-updates", "gradient-differs", "update-differs", "diverged")
+"""Of several about one run the last is the most general."""
+ABOUT_FIGURES = frozenset(
+    kind.id
+    for module in (timing, impossible, warmup, instrumentation, balance, memory)
+    for kind in module.KINDS
+)
+DOCUMENT = "docs/findings.md"
+_CELL = re.compile(r"(?P<label>.+) on (?P<size>\d+ ranks?)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """What one or several findings of a kind say alike, and of which cells."""
+
+    id: str
+    role: Role
+    subjects: tuple[str, ...]
+    """'ddp on 2 ranks', each once; empty for a finding about the whole table."""
+    text: str
+
+    @property
+    def sentence(self) -> str:
+        """'zero1 and zero2 on 2 ranks: gradient clipping differs'."""
+        return f"{together(self.subjects)}: {self.text}" if self.subjects else self.text
+
+    @property
+    def reference(self) -> str:
+        """Where its kind is explained."""
+        return f"{DOCUMENT}#{self.id}"
+
+
+def statements(findings: Sequence[Finding]) -> list[Statement]:
+    """Findings that say the same of several cells as one; causes first, order kept otherwise."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for finding in findings:
+        subject, text = _divide(finding)
+        cells = found.setdefault((finding.id, text), [])
+        if subject and subject not in cells:
+            cells.append(subject)
+    told = [
+        Statement(id=kind, role=role_of(kind), subjects=tuple(cells), text=text)
+        for (kind, text), cells in found.items()
+    ]
+    order = list(ROLES)
+    return sorted(told, key=lambda statement: (order.index(statement.role), _rank(statement.id)))
+
+
+def role_of(kind: str) -> Role:
+    """What a finding of this kind is to its reader."""
+    if kind in CONSEQUENCES:
+        return "consequence"
+    return "figures" if kind in ABOUT_FIGURES else "cause"
+
+
+def together(subjects: Sequence[str]) -> str:
+    """Cells by number of ranks: 'zero1 and zero2 on 2 ranks; zero1 on 4 ranks'."""
+    sizes: dict[str, list[str]] = {}
+    for subject in subjects:
+        match = _CELL.fullmatch(subject)
+        label, size = (match["label"], match["size"]) if match else (subject, "")
+        sizes.setdefault(size, []).append(label)
+    return "; ".join(
+        f"{_joined(labels)} on {size}" if size else _joined(labels) for size, labels in sizes.items()
+    )
+
+
+def _joined(labels: Sequence[str]) -> str:
+    return " and ".join([", ".join(labels[:-1]), labels[-1]]) if len(labels) > 1 else labels[0]
+
+
+def _divide(finding: Finding) -> tuple[str, str]:
+    """The cell that a message begins with, as `finding.subject` writes it, and what it says of it."""
+    head, colon, rest = finding.message.partition(": ")
+    match = _CELL.fullmatch(head)
+    if colon and match and match["label"] in finding.backends:
+        return head, rest
+    return "", finding.message
+
+
+def _rank(kind: str) -> int:
+    return CONSEQUENCES.index(kind) if kind in CONSEQUENCES else 0

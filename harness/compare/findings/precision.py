@@ -1,0 +1,78 @@
+"""Dtypes and loss scaling in force that the job's precision does not call for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.compare.effective import SettingDifference
+from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.noise import is_repetition
+from harness.compare.rows import Row
+from harness.compare.wording import differs, words
+
+KINDS = (
+    Kind(
+        id="compute-dtype-differs",
+        title="Dtype of the matrix products differs",
+        cause="One backend computes in a lower precision than the other: autocast or the policy of mixed "
+        "precision is on in one of them only, or has another dtype.",
+        confirm="`effective.autocast_dtype` and `effective.parameter_dtype` of the records.",
+        fix="torch: `autocast(dtype=...)` around forward in all of them; FSDP "
+        "`MixedPrecision(param_dtype=...)`; DeepSpeed `bf16.enabled`; Accelerate `mixed_precision=`.",
+    ),
+    Kind(
+        id="gradient-dtype-differs",
+        title="Gradients are held or added up in a dtype that the job's precision does not call for",
+        cause="Gradients of an fp32 job were cast, or those of a mixed-precision job are in another low "
+        "precision than its own. Adding up micro-steps in bf16 drops what is below 1/256 of the sum.",
+        confirm="`effective.gradient_dtype` and `effective.accumulation_dtype` of the records. At a mixed "
+        "precision libraries hold gradients in fp32 or in the low precision by themselves: that is no "
+        "finding, and the table of settings in force shows it.",
+        fix='DeepSpeed `"data_types": {"grad_accum_dtype": "fp32"}`; FSDP `reduce_dtype=torch.float32`; '
+        "torch: keep the parameters in fp32 and use autocast.",
+    ),
+    Kind(
+        id="loss-scaling-differs",
+        title="One run scales its loss and the other does not",
+        cause="A scaler for fp16 is at work in one of them only: without it small gradients vanish in fp16; "
+        "with it steps may be skipped.",
+        confirm="`effective.loss_scale` of the records; None: no scaler. Other scales are no finding: they "
+        "are powers of two and are divided out again.",
+        fix="torch `GradScaler` and DeepSpeed `fp16.enabled` for fp16 in all of them; no scaler for bf16.",
+    ),
+)
+LOW = {"bf16": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
+"""The low precision of a job; gradients in it or in fp32 are what the job calls for."""
+GRADIENTS = ("dtype of gradients", "dtype of accumulation")
+
+
+def find(rows: Sequence[Row]) -> list[Finding]:
+    """Differences from the reference that are more than a library's choice within the job's precision."""
+    return [
+        Finding(
+            id=kind,
+            backends=(row.record.backend.label,),
+            message=f"{subject(row)}: {differs(difference.setting)}: {words(difference.given)} against "
+            f"{words(difference.reference)} in the reference",
+            values={"reference": difference.reference, "given": difference.given},
+        )
+        for row in rows
+        if row.record.status in ("ok", "diverged") and not is_repetition(row.record)
+        for difference in row.judgement.settings
+        if (kind := _kind(difference, row.record.job["training"]["precision"])) is not None
+    ]
+
+
+def _kind(difference: SettingDifference, precision: str) -> str | None:
+    if difference.setting == "dtype of computation":
+        return "compute-dtype-differs"
+    if difference.setting in GRADIENTS and difference.given not in ("float32", LOW.get(precision)):
+        return "gradient-dtype-differs"
+    if difference.setting == "loss scale" and _scales(difference.given) != _scales(difference.reference):
+        return "loss-scaling-differs"
+    return None
+
+
+def _scales(scale: Any) -> bool:
+    return scale != "none"

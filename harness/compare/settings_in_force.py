@@ -1,0 +1,77 @@
+"""Settings in which runs of one job differ, whatever is made of it: each value with its backends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.compare.effective import SETTINGS, Effect, Setting
+from harness.compare.rows import Row, comparable
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingValue:
+    """One value of a setting and the cells in which it is in force."""
+
+    value: Any
+    cells: tuple[tuple[str, int], ...]
+    """Label and number of ranks, each once, in the order of the rows."""
+    is_of_reference: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferingSetting:
+    """A setting with more than one value within a job; runs of which it is not known are left out."""
+
+    job_id: str
+    setting: str
+    effect: Effect
+    values: tuple[SettingValue, ...]
+    """The reference's first."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "job_id": self.job_id,
+            "setting": self.setting,
+            "changes": self.effect,
+            "values": [
+                {
+                    "value": value.value,
+                    "cells": [{"backend": label, "world_size": size} for label, size in value.cells],
+                    "is_of_reference": value.is_of_reference,
+                }
+                for value in self.values
+            ],
+        }
+
+
+def differing_settings(rows: Sequence[Row]) -> list[DifferingSetting]:
+    """Of each job, what changes the mathematics first."""
+    runs = [row for row in comparable(rows) if row.record.status in ("ok", "diverged")]
+    found = [
+        DifferingSetting(job_id=job_id, setting=setting.name, effect=setting.effect, values=values)
+        for job_id in dict.fromkeys(row.record.job_id for row in runs)
+        for setting in SETTINGS
+        if len(values := _values(setting, [row for row in runs if row.record.job_id == job_id])) > 1
+    ]
+    return sorted(found, key=lambda differing: differing.effect != "mathematics")
+
+
+def _values(setting: Setting, runs: Sequence[Row]) -> tuple[SettingValue, ...]:
+    known: dict[str, tuple[Any, list[Row]]] = {}
+    for row in runs:
+        value = setting.read(row.record)
+        if value is not None:
+            known.setdefault(repr(value), (value, []))[1].append(row)
+    values = [
+        SettingValue(
+            value=value,
+            cells=tuple(
+                dict.fromkeys((row.record.backend.label, row.record.world.world_size) for row in of_value)
+            ),
+            is_of_reference=any(row.reference is row.record for row in of_value),
+        )
+        for value, of_value in known.values()
+    ]
+    return tuple(sorted(values, key=lambda value: not value.is_of_reference))

@@ -1,0 +1,52 @@
+"""Words for what is compared: verbs that agree with their subject, values without code's brackets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+LONGEST_DIGEST = 12
+MOST_NAMES = 4
+_DIGEST = re.compile(r"[0-9a-f]{32,}")
+_HEAD = re.compile(r" (?:of|without|with|that|in|over) ")
+
+
+def verb(subject: str, singular: str, plural: str) -> str:
+    """The form that agrees with a field's name: 'dtype of masters' is one, 'initial weights' are several."""
+    head = _HEAD.split(subject, maxsplit=1)[0]
+    is_path = "." in head or "_" in head
+    several = head.endswith("s") and not head.endswith("ss") and not is_path
+    return plural if several else singular
+
+
+def differs(subject: str) -> str:
+    """'gradient clipping differs', 'optimizer constants differ'."""
+    return f"{subject} {verb(subject, 'differs', 'differ')}"
+
+
+def both(left: Any, right: Any) -> tuple[str, str]:
+    """Two different values for people, in full where they would read alike."""
+    texts = words(left), words(right)
+    return texts if texts[0] != texts[1] else (str(left), str(right))
+
+
+def words(value: Any) -> str:
+    """A value for people: none, on, off, lists without brackets and not longer than a line, short digests."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "on" if value else "off"
+        case float():
+            return f"{value:.4g}"
+        case str():
+            return value[:LONGEST_DIGEST] if _DIGEST.fullmatch(value) else value
+        case dict():
+            return ", ".join(f"{key} {words(item)}" for key, item in value.items()) or "none"
+        case Sequence():
+            shown = [words(item) for item in value[:MOST_NAMES]]
+            rest = len(value) - len(shown)
+            mark = "; " if any(", " in item for item in shown) else ", "
+            return mark.join([*shown, *([f"{rest} more"] if rest else [])]) or "none"
+    return str(value)

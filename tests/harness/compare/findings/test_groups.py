@@ -1,0 +1,68 @@
+from harness.compare.findings.catalogue import find_all, kinds
+from harness.compare.findings.finding import Finding
+from harness.compare.findings.groups import ABOUT_FIGURES, CONSEQUENCES, statements, together
+from harness.compare.rows import make_rows
+from tests.records import NORMS, make_record, make_steps, make_weights
+
+
+def finding(kind: str, label: str, text: str, size: int = 2) -> Finding:
+    return Finding(id=kind, backends=(label,), message=f"{label} on {size} ranks: {text}")
+
+
+def test_what_is_said_alike_of_several_cells_is_said_once() -> None:
+    found = [
+        finding("clipping-differs", "zero1", "gradient clipping differs: 1 against none"),
+        finding("clipping-differs", "zero2:offload=cpu", "gradient clipping differs: 1 against none"),
+        finding("clipping-differs", "zero1", "gradient clipping differs: 1 against none", size=4),
+        finding("clipping-differs", "zero3", "gradient clipping differs: 2 against none"),
+    ]
+    assert [statement.sentence for statement in statements(found)] == [
+        "zero1 and zero2:offload=cpu on 2 ranks; zero1 on 4 ranks: gradient clipping differs: 1 against none",
+        "zero3 on 2 ranks: gradient clipping differs: 2 against none",
+    ]
+
+
+def test_repeats_of_a_cell_are_one_subject() -> None:
+    found = [finding("clipping-differs", "zero1", "clips")] * 3
+    assert [statement.subjects for statement in statements(found)] == [("zero1 on 2 ranks",)]
+
+
+def test_causes_come_before_what_follows_and_figures_last() -> None:
+    found = [
+        finding("slow-data", "ddp", "40% of the step goes into fetching batches"),
+        finding("diverged", "zero1", "leaves the reference"),
+        finding("update-differs", "zero1", "the update differs"),
+        finding("clipping-differs", "zero1", "gradient clipping differs"),
+    ]
+    assert [(s.id, s.role) for s in statements(found)] == [
+        ("clipping-differs", "cause"),
+        ("update-differs", "consequence"),
+        ("diverged", "consequence"),
+        ("slow-data", "figures"),
+    ]
+
+
+def test_divergence_names_its_cause_first() -> None:
+    steps = make_steps(norms=[norm * 2 for norm in NORMS])
+    other = make_record(label="zero1", steps=steps, final_weights=make_weights("c" * 64))
+    assert [s.id for s in statements(find_all(make_rows([make_record(), other])))] == [
+        "gradient-scale",
+        "diverged",
+    ]
+
+
+def test_a_message_about_the_whole_table_keeps_its_colons() -> None:
+    several = Finding(id="several-jobs", backends=("ddp",), message="not the same job: a: 1 / 2")
+    (statement,) = statements([several])
+    assert (statement.subjects, statement.sentence) == ((), "not the same job: a: 1 / 2")
+    assert statement.reference == "docs/findings.md#several-jobs"
+
+
+def test_cells_are_told_by_their_number_of_ranks() -> None:
+    assert together(["single on 1 rank", "a on 2 ranks", "b on 2 ranks"]) == (
+        "single on 1 rank; a and b on 2 ranks"
+    )
+
+
+def test_every_id_that_has_a_place_of_its_own_exists() -> None:
+    assert {*CONSEQUENCES, *ABOUT_FIGURES} <= kinds().keys()
