@@ -108,13 +108,15 @@ def _readable_records(store: Store) -> list[Record]:
 
 def _present_comparison(rows: Sequence[Row], report: Path | None, as_json: bool) -> None:
     from harness.report.tables import main_table
-    from harness.report.told import closing_lines
+    from harness.report.told import finding_lines, where_to_read
 
-    table = "\n".join([main_table(rows), *closing_lines(rows)])
+    table = "\n".join([main_table(rows), *finding_lines(rows)])
     # With --json the table is for the person who watches, the document for the program that reads.
     click.echo(table, err=as_json)
     if as_json:
         click.echo(json.dumps(compare_document(rows), indent=1))
+    for line in where_to_read(rows):
+        click.echo(line, err=True)
     if report is not None:
         click.echo(f"report: {report}", err=True)
 

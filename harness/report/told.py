@@ -1,4 +1,4 @@
-"""What a terminal says below the table: findings, and where differing settings are read."""
+"""What a terminal says below the table: findings, and where they and differing settings are read."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from harness.compare.settings_in_force import differing_settings
 from harness.report.sections.settings import TITLE
 
 
-def closing_lines(rows: Sequence[Row]) -> list[str]:
-    """One line for each finding, causes first, and one for the settings that differ."""
-    told = statements(find_all(rows))
-    lines = [f"finding {statement.id}: {statement.sentence}" for statement in told]
-    if told:
+def finding_lines(rows: Sequence[Row]) -> list[str]:
+    """One line for what each kind of finding says, causes first."""
+    return [f"finding {statement.id}: {statement.sentence}" for statement in statements(find_all(rows))]
+
+
+def where_to_read(rows: Sequence[Row]) -> list[str]:
+    """For the person who watches: where findings are explained, and how many settings differ."""
+    lines = []
+    if find_all(rows):
         lines.append(f"findings are explained, with the remedy of each, in {DOCUMENT}#ID and in the report")
     settings = differing_settings(rows)
     if settings:

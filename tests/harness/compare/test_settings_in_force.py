@@ -4,7 +4,7 @@ from harness.compare.rows import make_rows
 from harness.compare.settings_in_force import DifferingSetting, differing_settings
 from harness.record import BackendPart, Record
 from harness.report.sections.settings import settings_section
-from harness.report.told import closing_lines
+from harness.report.told import where_to_read
 from tests.records import make_effective, make_record, make_weights
 
 
@@ -84,8 +84,8 @@ def test_the_report_has_a_line_for_each_value() -> None:
 
 def test_the_terminal_says_how_many_and_where() -> None:
     rows = make_rows([run("single", 1, prefetch="none"), run("ddp", prefetch="all")])
-    assert closing_lines(rows) == [
+    assert where_to_read(rows) == [
         "settings in force that differ: 1, of them 0 that change the mathematics; --json has them under "
         "'settings', a report under 'Settings in force that differ'"
     ]
-    assert closing_lines(make_rows([make_record(), make_record(label="ddp")])) == []
+    assert where_to_read(make_rows([make_record(), make_record(label="ddp")])) == []
