@@ -72,3 +72,28 @@ class StaleWeights(DdpBackend):
 
         engine.step = step
         return engine  # type: ignore[no-any-return]
+
+
+class DividedAgain(DdpBackend):
+    """Divides by the accumulation steps although the loss is that of the whole batch; shows on one rank."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        engine = super().prepare(build_model, build_optimizer, context)
+        original, steps = engine.backward, context.accumulation_steps
+
+        def backward(loss: Tensor, *, last_micro_step: bool) -> None:
+            original(loss / steps, last_micro_step=last_micro_step)
+
+        engine.backward = backward  # type: ignore[method-assign]
+        return engine
+
+
+class LeftOut(DdpBackend):
+    """Gives the optimizer all parameters but the last; shows on one rank."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        return super().prepare(build_model, lambda named: build_optimizer(list(named)[:-1]), context)

@@ -171,6 +171,8 @@ PLANTED = {
         ("planted-out-of-memory", "OutOfMemory"),
         ("planted-wrong-beta2", "WrongBeta2"),
         ("planted-stale-weights", "StaleWeights"),
+        ("planted-divided-again", "DividedAgain"),
+        ("planted-left-out", "LeftOut"),
     )
 }
 """Defects for the self-check and for trying a report: known by name, and in no list."""

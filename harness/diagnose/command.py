@@ -38,5 +38,6 @@ def _print(diagnosis: Diagnosis) -> None:
         click.echo(f"{names}: they differ, but no examined step parts")
     for sentence in diagnosis.said:
         click.echo(f"- {sentence}")
+    click.echo("noise:")
     for sentence in diagnosis.derivation:
-        click.echo(f"noise, {sentence}")
+        click.echo(f"- {sentence}")

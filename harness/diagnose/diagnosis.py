@@ -106,7 +106,7 @@ def diagnose(pair: tuple[Run, Run], say: Say) -> Diagnosis:
         said += sentences(verdict, other.record.world, beyond=beyond, suspects=bool(suspects or same_job))
     return Diagnosis(
         baseline=baseline, other=other, found=found, limits=limits,
-        derivation=floor.noise(baseline.record).derivation, same_job=same_job, settings=settings,
+        derivation=floor.derivation(baseline.record), same_job=same_job, settings=settings,
         beyond=beyond, clean=clean, parting_step=parting, verdict=verdict, said=said,
     )  # fmt: skip
 

@@ -36,6 +36,13 @@ class Floor:
         agrees = [judge(self.reference, run.record, noise).parity in _AGREES for run in pair]
         return (pair[1], pair[0]) if agrees == [False, True] else pair
 
+    def derivation(self, baseline: Record) -> tuple[str, ...]:
+        """Where the limits come from, one sentence each."""
+        said = self.noise(baseline).derivation
+        if baseline.backend.label == REFERENCE:
+            return said
+        return (*said, "twice that between two runs, since each may lie so far from the reference")
+
     def limits(self, baseline: Record) -> Limits:
         """What rounding explains between the baseline and another run.
 

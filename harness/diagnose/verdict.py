@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.compare.explain import name_scale
 from harness.diagnose.tensors import Comparison, Examined, TensorDifference, TensorNoise, compare_tensors
 from harness.record import WorldPart
 
-SHOWN_TENSORS = 5
+SHOWN_TENSORS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +88,16 @@ def _about(kind: str, compared: Comparison, world: WorldPart) -> str:
         return f"{kind}: all are zero in the other run"
     parts = []
     if absent:
-        parts.append(f"{', '.join(absent[:SHOWN_TENSORS])} {'has' if len(absent) == 1 else 'have'} none")
-    parts += [_tensor(tensor) for tensor in compared.beyond if tensor.ratio != 0][:SHOWN_TENSORS]
+        parts.append(f"{_some(absent)} {'has' if len(absent) == 1 else 'have'} none")
+    others = [_tensor(tensor) for tensor in compared.beyond if tensor.ratio != 0]
+    if others:
+        parts.append(_some(others))
     return f"{kind}: {len(compared.beyond)} of {compared.compared} tensors differ: {'; '.join(parts)}"
+
+
+def _some(named: Sequence[str]) -> str:
+    more = len(named) - SHOWN_TENSORS
+    return "; ".join(named[:SHOWN_TENSORS]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _tensor(tensor: TensorDifference) -> str:

@@ -4,52 +4,88 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 from tabulate import tabulate
 
+from backends import registry
+from harness.cells import canonical_label
 from harness.compare.rows import reason
-from harness.doctor.check import MUST_BE_NAMED, document, self_check
+from harness.doctor.check import SelfCheck, document, self_check
+from harness.doctor.coverage import cover
 from harness.doctor.known import traps_of
+from harness.errors import HarnessError
 from harness.launch.local import resolve_device
 from harness.provenance import gpu_count, package_versions
 
 RANKS = 2
+NEEDED = ("torch", "transformers")
+"""Without these nothing runs."""
 
 
-def examine(as_json: bool) -> int:
-    """Run the self-check; 0 if this installation can be trusted, else 1."""
+def examine(backends: Sequence[str], *, as_json: bool) -> int:
+    """Run the self-check; 0 if this installation can be trusted in what was tried, else 1.
+
+    Tries `backends`, else all that come with this project as far as two minutes go. Raises HarnessError
+    for an unknown backend, and where nothing can run.
+    """
+    versions = package_versions((*NEEDED, "deepspeed", "accelerate"))
+    missing = [name for name in NEEDED if name not in versions]
+    if missing:
+        raise HarnessError(
+            f"{' and '.join(missing)} not installed, so nothing can run here: pip install {' '.join(missing)}"
+        )
     device = resolve_device("auto")
     ranks = min(RANKS, gpu_count()) if device == "cuda" else RANKS
-    versions = package_versions(("torch", "transformers", "deepspeed", "accelerate"))
+    needed = {package for entry in registry.entries().values() for package in entry.packages}
+    installed = package_versions(tuple(needed))
+    coverage = cover([canonical_label(name) for name in backends], ranks, installed)
     known = traps_of(versions)
     with tempfile.TemporaryDirectory(prefix="harness-doctor-") as folder:
-        check = self_check(Path(folder), device, ranks, lambda text: click.echo(text, err=True))
+        check = self_check(Path(folder), device, ranks, coverage, lambda text: click.echo(text, err=True))
     if as_json:
-        click.echo(json.dumps({"versions": versions} | document(check, known), indent=1))
+        facts = {"versions": versions, "device": device, "ranks": ranks}
+        click.echo(json.dumps(facts | document(check, known), indent=1))
         return 0 if check.trusted else 1
     click.echo(", ".join(f"{name} {version}" for name, version in versions.items()))
-    lines = [
-        (r.record.backend.label, r.record.status, r.judgement.parity, reason(r.record) or "")
-        for r in check.rows
-    ]
-    click.echo(tabulate(lines, headers=("backend", "status", "parity", "why")))
-    click.echo("\nknown traps of these versions:")
+    click.echo(f"on {ranks} rank{'s' if ranks > 1 else ''} of device {device}\n")
+    click.echo(_table(check))
+    click.echo("\nknown traps of these versions:" if known else "\nno known traps of these versions")
     for trap in known:
         click.echo(f"- {trap.package}: {trap.trap}. Here: {trap.here}.")
     click.echo(
         f"\nself-check: {len(check.false)} findings on a clean matrix of {len(check.rows)} cells, "
-        f"{len(MUST_BE_NAMED) - len(check.missed)} of {len(MUST_BE_NAMED)} planted defects named"
+        f"{check.planted - len(check.missed)} of {check.planted} planted defects named"
     )
+    return _conclusion(check)
+
+
+def _table(check: SelfCheck) -> str:
+    lines: list[tuple[str, ...]] = [
+        (r.record.backend.label, r.record.status, r.judgement.parity, reason(r.record) or "")
+        for r in check.rows
+    ]
+    lines += [(what, "not tried", "-", why) for what, why in check.not_covered.items()]
+    return tabulate(lines, headers=("backend", "status", "parity", "why"))
+
+
+def _conclusion(check: SelfCheck) -> int:
+    """Print what is off, or that nothing is; the exit code."""
     if check.trusted:
-        click.echo("this installation can be trusted")
+        left = len(check.not_covered)
+        lines = "1 line above was" if left == 1 else f"{left} lines above were"
+        limit = f", in what was tried: {lines} not" if left else ""
+        click.echo(f"this installation can be trusted{limit}")
         return 0
     for name, why in check.failed.items():
         click.echo(f"- {name} did not finish: {why}")
     for finding in check.false:
         click.echo(f"- {finding.id}: {finding.message}")
     for name, said in check.missed.items():
-        click.echo(f"- {name} was not named as {MUST_BE_NAMED[name]}: found {said}")
+        click.echo(f"- {name}: {said}")
+    if not check.tried:
+        click.echo("- no backend ran that could be judged")
     click.echo("this installation cannot be trusted until these are resolved")
     return 1
