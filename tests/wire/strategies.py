@@ -1,0 +1,94 @@
+"""Measures what a step of each backend sends: bytes on `lo` per rank, beside what its collectives derive.
+
+Run in a namespace of its own as `python -m tests.wire.strategies RANKS PRECISION BACKEND...`; prints JSON:
+of each backend the derived bytes, and those of every step in which no segment was sent twice.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+from typing import Any
+
+WARMUP_STEPS = 3
+"""After two forward passes ZeRO-3 knows its trace."""
+MEASURED_STEPS = 8
+
+
+def measure(rank: int, world_size: int, precision: str, labels: list[str], answers: Any) -> None:
+    """All backends one after the other on one process group; rank 0 reads the counters between barriers."""
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT="29512", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
+    )  # fmt: skip
+    import torch
+    import torch.distributed as dist
+
+    from backends import registry
+    from backends.base import World
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    world = World(rank=rank, world_size=world_size, local_rank=rank, ranks_per_node=world_size, device="cpu")
+    found = {label: measure_backend(registry.create(label), world, precision) for label in labels}
+    if rank == 0:
+        answers.put(found)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measure_backend(backend: Any, world: Any, precision: str) -> dict[str, Any]:
+    """Bytes per rank of one step, derived from counted collectives and measured."""
+    import torch.distributed as dist
+
+    from harness.worker.communication import CommunicationCounter
+    from tests.contract.cases import global_batches
+    from tests.contract.communication import VolumeCase, prepare, take_step
+    from tests.wire.namespace import traffic
+
+    case = VolumeCase(1, precision, "like-for-like", tied=False, clipping=None, family="wide")
+    engine, _, _ = prepare(backend, world, case)
+    batch = next(global_batches())
+    for _ in range(WARMUP_STEPS):
+        take_step(engine, batch, world, case, None)
+    measured = []
+    for _ in range(MEASURED_STEPS):
+        dist.barrier()
+        before = traffic()
+        dist.barrier()
+        take_step(engine, batch, world, case, None)
+        dist.barrier()
+        moved = traffic() - before
+        dist.barrier()
+        if not moved.retransmissions:
+            measured.append(moved.payload_bytes / world.world_size)
+    counter = CommunicationCounter()
+    take_step(engine, batch, world, case, counter)
+    engine.close()
+    return {"derived": derived_bytes(counter.rows()), "measured": measured}
+
+
+def derived_bytes(rows: list[dict[str, Any]]) -> float:
+    """What the table of transports makes of counted collectives."""
+    from harness.theory.transports import transport_sent_bytes
+
+    return sum(
+        transport_sent_bytes("gloo", row["op"], row["payload_bytes"], row["group_size"]) for row in rows
+    )
+
+
+if __name__ == "__main__":
+    size, dtype, *backends = sys.argv[1:]
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    ranks = [
+        context.Process(target=measure, args=(rank, int(size), dtype, backends, queue))
+        for rank in range(int(size))
+    ]
+    for process in ranks:
+        process.start()
+    print(json.dumps(queue.get(timeout=280)))  # noqa: T201
+    for process in ranks:
+        process.join()

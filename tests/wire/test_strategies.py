@@ -1,0 +1,34 @@
+"""Every family of strategies against the kernel's byte counter, a step at a time."""
+
+from __future__ import annotations
+
+import json
+import sys
+from statistics import median
+
+import pytest
+
+from tests.wire.namespace import require_namespace, run_in_namespace
+
+FAMILIES = ("ddp", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op", "zero0", "zero1", "zero2", "zero3")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ranks", "precision", "backends"),
+    [
+        (2, "fp32", FAMILIES),
+        (2, "bf16-mixed", ("ddp", "fsdp", "fsdp1", "zero2", "zero3")),
+        (4, "fp32", ("fsdp-hybrid", "fsdp1-hybrid")),
+    ],
+)
+def test_a_step_moves_what_its_collectives_say(ranks: int, precision: str, backends: tuple[str, ...]) -> None:
+    require_namespace()
+    command = [sys.executable, "-m", "tests.wire.strategies", str(ranks), precision, *backends]
+    found = json.loads(run_in_namespace(command).splitlines()[-1])
+    assert list(found) == list(backends)
+    for backend, figures in found.items():
+        assert figures["measured"], f"{backend}: every step sent segments twice"
+        measured, derived = median(figures["measured"]), figures["derived"]
+        print(f"{backend}: derived {derived:,.0f}, measured {measured:,.0f}")  # noqa: T201
+        assert measured == pytest.approx(derived, rel=0.01), backend
