@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from harness.record import TensorPart
 from harness.theory.memory.terms import (
     ADAM_MOMENTS,
-    ADAM_STEP_BYTES,
     ModelStates,
     Setting,
-    Term,
+    Share,
     buffer_terms,
     ceil_to,
     elements,
     numel,
     states,
+    step_counters,
 )
 
 ALIGNMENT_BYTES = 16
@@ -61,47 +61,26 @@ def fsdp1_states(setting: Setting, *, sharded: bool) -> ModelStates:
     held = own = present = 0
     for unit in setting.units():
         flat = flat_unit(unit, setting.compute_bytes, ranks)
-        piece = flat.length // pieces
-        begin = piece * (setting.shard_rank if sharded else 0)
-        held += piece
+        length = flat.length // pieces
+        begin = length * (setting.shard_rank if sharded else 0)
+        held += length
         for offset, parameter in zip(flat.offsets, flat.parameters, strict=True):
-            part = min(offset + numel(parameter), begin + piece) - max(offset, begin)
+            part = min(offset + numel(parameter), begin + length) - max(offset, begin)
             if part > 0:
                 own += part
                 present += 1
     assert pieces > 1 or own == elements(setting.layout.parameters)
-    padding = "alignment to 16 bytes and padding to the ranks"
+    piece = Share(
+        own=own, padding=held - own, padding_name="alignment to 16 bytes and padding to the ranks"
+    )
     return states(
         [
-            Term(kind="weights", name="own piece of each unit", bytes=own * width, host=host),
-            Term(
-                kind="weights",
-                name=padding,
-                bytes=(held - own) * width,
-                host=host,
-                extra=True,
+            *piece.terms("weights", "own piece of each unit", width, host=host),
+            *piece.terms("gradients", "own piece of each unit", width, host=host),
+            *piece.unpadded().terms(
+                "optimizer", "Adam's moments of own piece", ADAM_MOMENTS * width, host=host
             ),
-            Term(kind="gradients", name="own piece of each unit", bytes=own * width, host=host),
-            Term(
-                kind="gradients",
-                name=padding,
-                bytes=(held - own) * width,
-                host=host,
-                extra=True,
-            ),
-            Term(
-                kind="optimizer",
-                name="Adam's moments of own piece",
-                bytes=ADAM_MOMENTS * own * width,
-                host=host,
-            ),
-            Term(
-                kind="optimizer",
-                name="Adam's step counters",
-                bytes=ADAM_STEP_BYTES * present,
-                host=True,
-                extra=True,
-            ),
+            step_counters(present),
             *buffer_terms(setting),
         ]
     )

@@ -7,13 +7,13 @@ from math import prod
 from harness.record import TensorPart
 from harness.theory.memory.terms import (
     ADAM_MOMENTS,
-    ADAM_STEP_BYTES,
     ModelStates,
     Setting,
-    Term,
+    Share,
     buffer_terms,
     numel,
     states,
+    step_counters,
 )
 
 
@@ -34,37 +34,16 @@ def fsdp2_states(setting: Setting) -> ModelStates:
         mine = max(0, min(rows - most * setting.shard_rank, most))
         own += mine * row
         padded += most * row
+    rows = Share(own=own, padding=padded - own, padding_name="padding of the first dimension")
+    reduced = rows.unpadded() if host and setting.device != "cpu" else rows
     return states(
         [
-            Term(kind="weights", name="own rows", bytes=own * width, host=host),
-            Term(
-                kind="weights",
-                name="padding of the first dimension",
-                bytes=(padded - own) * width,
-                host=host,
-                extra=True,
+            *rows.terms("weights", "own rows", width, host=host),
+            *reduced.terms("gradients", "own rows", width, host=host),
+            *rows.unpadded().terms(
+                "optimizer", "Adam's moments of own rows", ADAM_MOMENTS * width, host=host
             ),
-            Term(kind="gradients", name="own rows", bytes=own * width, host=host),
-            Term(
-                kind="gradients",
-                name="padding of the first dimension",
-                bytes=0 if host and setting.device != "cpu" else (padded - own) * width,
-                host=host,
-                extra=True,
-            ),
-            Term(
-                kind="optimizer",
-                name="Adam's moments of own rows",
-                bytes=ADAM_MOMENTS * own * width,
-                host=host,
-            ),
-            Term(
-                kind="optimizer",
-                name="Adam's step counters",
-                bytes=ADAM_STEP_BYTES * len(setting.layout.parameters),
-                host=True,
-                extra=True,
-            ),
+            step_counters(len(setting.layout.parameters)),
             *buffer_terms(setting),
         ]
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from harness.theory.memory.terms import (
     ADAM_MOMENTS,
-    ADAM_STEP_BYTES,
     ModelStates,
     Setting,
     Term,
     buffer_terms,
     elements,
     states,
+    step_counters,
 )
 
 
@@ -28,13 +28,7 @@ def replicated_states(setting: Setting, *, reducer: bool) -> ModelStates:
         Term(kind="weights", name="whole weights", bytes=size),
         Term(kind="gradients", name="whole gradients", bytes=size),
         Term(kind="optimizer", name="Adam's moments", bytes=ADAM_MOMENTS * size),
-        Term(
-            kind="optimizer",
-            name="Adam's step counters",
-            bytes=ADAM_STEP_BYTES * len(parameters),
-            host=True,
-            extra=True,
-        ),
+        step_counters(len(parameters)),
         *buffer_terms(setting),
     ]
     if reducer and setting.preset != "like-for-like":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -93,6 +93,32 @@ class Term:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one rank holds of parameters that are cut over ranks, in elements."""
+
+    own: int
+    padding: int
+    padding_name: str
+    """Why there is padding."""
+
+    def terms(
+        self, kind: str, name: str, width: int, *, host: bool = False, extra: bool = False
+    ) -> list[Term]:
+        """The own elements under `name` and the padding under its own, at `width` bytes per element.
+
+        `extra`: the own elements too are beyond the strategy's share, as in a second copy.
+        """
+        return [
+            Term(kind=kind, name=name, bytes=self.own * width, host=host, extra=extra),
+            Term(kind=kind, name=self.padding_name, bytes=self.padding * width, host=host, extra=True),
+        ]
+
+    def unpadded(self) -> Share:
+        """The same without padding."""
+        return replace(self, padding=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelStates:
     """What one rank holds between its backward pass and its update, from the second step on."""
 
@@ -130,6 +156,17 @@ def elements(tensors: Sequence[TensorPart]) -> int:
 def ceil_to(value: int, multiple: int) -> int:
     """The smallest multiple that is not below `value`."""
     return -(-value // multiple) * multiple
+
+
+def step_counters(count: int) -> Term:
+    """Adam's counters of steps, one per tensor that it updates."""
+    return Term(
+        kind="optimizer",
+        name="Adam's step counters",
+        bytes=ADAM_STEP_BYTES * count,
+        host=True,
+        extra=True,
+    )
 
 
 def buffer_terms(setting: Setting) -> list[Term]:

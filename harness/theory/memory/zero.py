@@ -6,15 +6,16 @@ from backends.presets import DATA_TYPES, zero_changes
 from harness.record import TensorPart
 from harness.theory.memory.terms import (
     ADAM_MOMENTS,
-    ADAM_STEP_BYTES,
     ModelStates,
     Setting,
+    Share,
     Term,
     buffer_terms,
     ceil_to,
     elements,
     numel,
     states,
+    step_counters,
 )
 
 START_ALIGNMENT_ELEMENTS = 2
@@ -38,13 +39,7 @@ def zero0_states(setting: Setting) -> ModelStates:
             Term(kind="gradients", name="whole gradients", bytes=count * setting.compute_bytes),
             Term(kind="masters", name="fp32 copy of the weights", bytes=4 * count if mixed else 0),
             Term(kind="optimizer", name="Adam's moments", bytes=ADAM_MOMENTS * 4 * count),
-            Term(
-                kind="optimizer",
-                name="Adam's step counters",
-                bytes=ADAM_STEP_BYTES * len(setting.layout.parameters),
-                host=True,
-                extra=True,
-            ),
+            step_counters(len(setting.layout.parameters)),
             *buffer_terms(setting),
         ]
     )
@@ -75,49 +70,15 @@ def zero12_states(setting: Setting) -> ModelStates:
         padding += piece - own
     count = elements(setting.layout.parameters)
     pad = "padding of the partition"
-    align = "alignment of groups to 2 N elements"
+    flat = Share(own=count, padding=whole - count, padding_name="alignment of groups to 2 N elements")
+    part = Share(own=inside, padding=padding, padding_name=pad)
+    fp32 = setting.precision == "fp32"
+    masters = ("second fp32 copy" if fp32 else "masters") + " of the partition"
     terms = [
-        Term(kind="weights", name="whole weights", bytes=count * width),
-        Term(
-            kind="weights",
-            name=align,
-            bytes=(whole - count) * width,
-            extra=True,
-        ),
-        Term(
-            kind="masters",
-            name=("second fp32 copy" if setting.precision == "fp32" else "masters") + " of the partition",
-            bytes=inside * trained,
-            host=offload,
-            extra=setting.precision == "fp32",
-        ),
-        Term(
-            kind="masters",
-            name=pad,
-            bytes=padding * trained,
-            host=offload,
-            extra=True,
-        ),
-        Term(
-            kind="optimizer",
-            name="Adam's moments of the partition",
-            bytes=ADAM_MOMENTS * inside * trained,
-            host=offload,
-        ),
-        Term(
-            kind="optimizer",
-            name=pad,
-            bytes=ADAM_MOMENTS * padding * trained,
-            host=offload,
-            extra=True,
-        ),
-        Term(
-            kind="optimizer",
-            name="Adam's step counters",
-            bytes=ADAM_STEP_BYTES * len(setting.groups()),
-            host=True,
-            extra=True,
-        ),
+        *flat.terms("weights", "whole weights", width),
+        *part.terms("masters", masters, trained, host=offload, extra=fp32),
+        *part.terms("optimizer", "Adam's moments of the partition", ADAM_MOMENTS * trained, host=offload),
+        step_counters(len(setting.groups())),
         *buffer_terms(setting),
     ]
     accumulated = gradient_accumulation_bytes(int(setting.backend[-1]), setting)
@@ -129,24 +90,14 @@ def zero12_states(setting: Setting) -> ModelStates:
         [
             *terms,
             Term(kind="gradients", name="partition", bytes=inside * width),
-            Term(
-                kind="gradients",
-                name=FP32_SURPLUS,
-                bytes=inside * (accumulated - width),
-                extra=True,
-            ),
+            Term(kind="gradients", name=FP32_SURPLUS, bytes=inside * (accumulated - width), extra=True),
             Term(
                 kind="gradients",
                 name="rest of parameters that straddle the partition's ends",
                 bytes=straddling * width,
                 extra=True,
             ),
-            Term(
-                kind="gradients",
-                name=pad,
-                bytes=padding * accumulated,
-                extra=True,
-            ),
+            Term(kind="gradients", name=pad, bytes=padding * accumulated, extra=True),
         ]
     )
 

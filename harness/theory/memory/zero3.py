@@ -7,15 +7,16 @@ from typing import Any
 from backends.presets import COMMUNICATION_DTYPE, ZERO3_DEFAULTS, ZERO_BUCKET_DEFAULT, zero_changes
 from harness.theory.memory.terms import (
     ADAM_MOMENTS,
-    ADAM_STEP_BYTES,
     ModelStates,
     Setting,
+    Share,
     Term,
     buffer_terms,
     ceil_to,
     elements,
     numel,
     states,
+    step_counters,
 )
 from harness.theory.memory.zero import FP32_SURPLUS, gradient_accumulation_bytes
 
@@ -40,29 +41,23 @@ def zero3_states(setting: Setting) -> ModelStates:
     pieces = sum(-(-numel(parameter) // ranks) for parameter in setting.layout.parameters)
     own = sum(_own(numel(parameter), ranks, setting.rank) for parameter in setting.layout.parameters)
     pad = "padding of each parameter to N pieces"
-    copy = "second fp32 copy of own pieces" if setting.precision == "fp32" else "masters of own pieces"
-    weights_on_host = setting.offload == "cpu"
+    cut = Share(own=own, padding=pieces - own, padding_name=pad)
+    fp32 = setting.precision == "fp32"
+    masters = "second fp32 copy of own pieces" if fp32 else "masters of own pieces"
     return states(
         [
-            Term(kind="weights", name="own pieces", bytes=own * width, host=weights_on_host),
-            Term(kind="weights", name=pad, bytes=(pieces - own) * width, host=weights_on_host, extra=True),
+            *cut.terms("weights", "own pieces", width, host=setting.offload == "cpu"),
             Term(kind="gathered", name="parameters below the persistence threshold",
                  bytes=_persistent_elements(setting) * width, extra=True),
-            Term(kind="masters", name=copy, bytes=own * trained, host=offload,
-                 extra=setting.precision == "fp32"),
-            Term(kind="masters", name=pad, bytes=(pieces - own) * trained, host=offload, extra=True),
+            *cut.terms("masters", masters, trained, host=offload, extra=fp32),
             Term(kind="gradients", name="own pieces", bytes=own * width, host=offload),
             Term(kind="gradients", name=FP32_SURPLUS, bytes=own * (accumulated - width), host=offload,
                  extra=True),
             Term(kind="gradients", name=pad, bytes=(pieces - own) * accumulated, host=offload, extra=True),
             Term(kind="gradients", name="second gradient for the offloaded optimizer",
                  bytes=pieces * trained if offload else 0, host=True, extra=True),
-            Term(kind="optimizer", name="Adam's moments of own pieces",
-                 bytes=ADAM_MOMENTS * own * trained, host=offload),
-            Term(kind="optimizer", name=pad,
-                 bytes=ADAM_MOMENTS * (pieces - own) * trained, host=offload, extra=True),
-            Term(kind="optimizer", name="Adam's step counters",
-                 bytes=ADAM_STEP_BYTES * _sub_groups(setting), host=True, extra=True),
+            *cut.terms("optimizer", "Adam's moments of own pieces", ADAM_MOMENTS * trained, host=offload),
+            step_counters(_sub_groups(setting)),
             Term(kind="communication", name="persistent reduction bucket",
                  bytes=_bucket_elements(setting) * _reduce_bytes(setting), extra=True),
             *buffer_terms(setting),
