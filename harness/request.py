@@ -66,6 +66,11 @@ def snapshot_file(run_directory: Path, rank: int) -> Path:
     return run_directory / f"memory-snapshot-{rank:05d}.pickle"
 
 
+def checkpoint_folder(run_directory: Path) -> Path:
+    """Where all ranks save a checkpoint, if one is asked for; deleted afterwards unless it is to be kept."""
+    return run_directory / "checkpoint"
+
+
 def rank_exit(run_directory: Path, rank: int) -> Path:
     """Where the monitor of a rank notes how it ended."""
     return run_directory / f"rank-{rank:05d}.exit.json"

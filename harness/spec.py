@@ -265,14 +265,26 @@ class MeasureSection(Section):
         False,
         description="CUDA: write every allocation of the counted steps, with its stack, to a file per rank",
     )
+    checkpoint: bool = Field(
+        False,
+        description="save a checkpoint after the counted steps, with its memory and collectives recorded; "
+        "its files are deleted again",
+    )
+    keep_checkpoint: bool = Field(
+        False, description="leave that checkpoint in the run's folder, as `checkpoint`"
+    )
     weight_digests: bool = Field(
         True, description="gather and digest all weights before the first and after the last step"
     )
 
     @model_validator(mode="after")
-    def _trace_has_steps(self) -> MeasureSection:
+    def _settings_take_effect(self) -> MeasureSection:
         if self.trace and not self.traced_steps:
             raise ValueError("`trace` needs `traced_steps` of at least 1")
+        if self.checkpoint and not self.counted_steps:
+            raise ValueError("`checkpoint` needs `counted_steps` of at least 1: it is saved after them")
+        if self.keep_checkpoint and not self.checkpoint:
+            raise ValueError("`keep_checkpoint` needs `checkpoint: true`")
         return self
 
     @property

@@ -26,7 +26,15 @@ from harness.record import (
     WindowsPart,
     WorldPart,
 )
-from harness.request import RunRequest, launcher_log, rank_file, rank_log, snapshot_file, trace_file
+from harness.request import (
+    RunRequest,
+    checkpoint_folder,
+    launcher_log,
+    rank_file,
+    rank_log,
+    snapshot_file,
+    trace_file,
+)
 
 LOG_TAIL_LINES = 40
 PHASES = ("forward", "backward", "step")
@@ -99,13 +107,15 @@ def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Reco
 
 
 def _artifacts(run_directory: Path, request: RunRequest) -> dict[str, str]:
-    """What ranks left beside their events: traces, and snapshots of CUDA memory."""
+    """What ranks left beside their events: traces, snapshots of CUDA memory, a checkpoint."""
     kinds = (("trace", trace_file), ("memory snapshot", snapshot_file))
     files = {
         f"{what} of rank {rank}": name(run_directory, rank)
         for rank in range(request.world_size)
         for what, name in kinds
     }
+    if request.measure.keep_checkpoint:
+        files["checkpoint"] = checkpoint_folder(run_directory)
     return {what: file.name for what, file in files.items() if file.exists()}
 
 

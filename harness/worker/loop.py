@@ -15,6 +15,7 @@ from torch import Tensor
 from backends.base import Batch, Engine, World
 from harness.batch import BatchLayout
 from harness.spec import Job, MeasureSection
+from harness.worker.checkpoint import CheckpointProbe
 from harness.worker.consumed import Consumed
 from harness.worker.events import EventWriter
 from harness.worker.examine import Examination
@@ -42,6 +43,8 @@ class Loop:
     tracer: Tracer
     observer: Observer
     events: EventWriter
+    checkpoint: CheckpointProbe | None = None
+    """Saves a checkpoint after the counted steps; None: no checkpoint."""
     examine_steps: Sequence[int] = ()
     """Steps to examine by parameter, the last of which ends the training; none: all steps are taken."""
 
@@ -123,6 +126,8 @@ class Loop:
         )
         if last_counted and self.job.evaluation.every_steps:
             self._evaluation_memory(step + 1)
+        if last_counted and self.checkpoint is not None:
+            self.checkpoint.save(engine, probes, step + 1)
 
     def probe_batch(self) -> Batch:
         """The first micro-batch that rank 0 trained on: the same on every rank."""

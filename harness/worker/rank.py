@@ -19,7 +19,8 @@ from backends.base import Backend, Engine, LossScale, SetupContext, Unsupported,
 from backends.precision import compute_dtype
 from harness.batch import BatchLayout
 from harness.errors import HarnessError
-from harness.request import RunRequest, rank_file, snapshot_file, trace_file
+from harness.request import RunRequest, checkpoint_folder, rank_file, snapshot_file, trace_file
+from harness.worker.checkpoint import CheckpointProbe
 from harness.worker.communication import CommunicationCounter
 from harness.worker.environment import device_name, join_process_group, prepare_process, world_of
 from harness.worker.events import EventWriter
@@ -113,10 +114,14 @@ def _train(
     probes.attach(engine, sampler.held_tensors)
     with counter.counting("digest"):
         initial = digest_weights(engine) if request.measure.weight_digests else None
+    measure = request.measure
+    checkpoint = CheckpointProbe(
+        folder=checkpoint_folder(run_directory), keep=measure.keep_checkpoint, world=world
+    )
     loop = Loop(
         job=job,
         layout=layout,
-        measure=request.measure,
+        measure=measure,
         world=world,
         samples=samples,
         sampler=sampler,
@@ -126,6 +131,7 @@ def _train(
         tracer=tracer,
         observer=observer,
         events=events,
+        checkpoint=checkpoint if measure.checkpoint else None,
         examine_steps=request.examine_steps,
     )
     dist.barrier()

@@ -190,3 +190,15 @@ def test_bad_value_is_named_with_its_place(assignment: str, place: str) -> None:
     message = refused(assignment)
     assert place in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["measure.checkpoint=true", "measure.counted_steps=0"], "`checkpoint` needs `counted_steps`"),
+        (["measure.keep_checkpoint=true"], "`keep_checkpoint` needs `checkpoint: true`"),
+        (["measure.trace=true", "measure.traced_steps=0"], "`trace` needs `traced_steps`"),
+    ],
+)
+def test_a_measurement_that_could_not_be_made_is_refused(settings: list[str], message: str) -> None:
+    assert message in refused(*settings)

@@ -1,0 +1,100 @@
+"""A checkpoint saved in a real run: its memory, its collectives, and what becomes of its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.compare.rows import make_rows
+from harness.report.document import Folded, Table
+from harness.report.sections.communication import communication_section
+from harness.report.sections.memory import memory_section
+from harness.store import read_runs
+from tests.memory.runs import LLAMA, Outcome, compare
+
+BACKENDS = ("ddp", "zero1", "zero3", "fsdp", "fsdp1")
+SETTINGS = (
+    f"model.config={LLAMA}", "training.steps=3", "measure.counted_steps=2", "compare.floor=false",
+    "measure.checkpoint=true",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoint")
+
+
+@pytest.fixture(scope="module")
+def outcome(folder: Path) -> Outcome:
+    return compare(folder, ",".join(BACKENDS), 2, *SETTINGS)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_every_rank_records_its_memory_while_it_saves(outcome: Outcome, name: str) -> None:
+    for part in outcome.records[name].ranks:
+        (saving,) = (m for m in part.memory if m.moment == "during_checkpoint")
+        after = [m for m in part.memory if m.moment == "after_step"][-1]
+        assert saving.step == 3
+        assert saving.kinds is not None
+        assert after.kinds is not None
+        assert saving.kinds["optimizer"] == after.kinds["optimizer"]
+        assert saving.peak_bytes is not None
+        assert saving.allocated_bytes is not None
+        assert (
+            saving.peak_bytes >= saving.allocated_bytes >= sum(saving.kinds.values()) - saving.kinds["other"]
+        )
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_its_collectives_are_a_phase_of_their_own(outcome: Outcome, name: str) -> None:
+    record = outcome.records[name]
+    saving = [row for row in record.comm if row.phase == "checkpoint"]
+    assert {row.rank for row in saving} == {0, 1}
+    assert sum(row.calls for row in saving) > 0
+
+
+def test_a_full_state_costs_fsdp1_a_gathering_of_every_unit(outcome: Outcome) -> None:
+    """`get_state_dict` of torch 2.13 gathers FSDP1's optimizer states; FSDP2 saves its shards as they are."""
+    gathered = {
+        name: sum(
+            row.payload_bytes
+            for row in outcome.records[name].comm
+            if (row.rank, row.phase, row.op, row.dtype) == (0, "checkpoint", "all_gather", "float32")
+        )
+        for name in ("fsdp", "fsdp1")
+    }
+    model = outcome.records["fsdp1"].model
+    assert model is not None
+    assert gathered["fsdp"] == 0
+    assert gathered["fsdp1"] >= 8 * int(model["parameters"])
+
+
+def test_the_steps_are_not_changed_by_it(outcome: Outcome) -> None:
+    ids = {finding["id"] for finding in outcome.document["findings"]}
+    assert not ids & {"communication-differs", "memory-differs", "memory-grows"}
+
+
+def test_the_report_shows_it(outcome: Outcome) -> None:
+    rows = make_rows(list(outcome.records.values()))
+    section = memory_section(rows)
+    assert section is not None
+    (folded,) = (block for block in section.blocks if isinstance(block, Folded))
+    (moments,) = folded.blocks
+    assert isinstance(moments, Table)
+    assert {line[0] for line in moments.rows if "checkpoint" in line} == {"single", *BACKENDS}
+    collectives = communication_section(rows)
+    assert collectives is not None
+    (table,) = (block for block in collectives.blocks if isinstance(block, Table))
+    assert {line[0] for line in table.rows if "checkpoint" in line} >= set(BACKENDS)
+
+
+def test_its_files_are_deleted_unless_they_are_to_be_kept(
+    outcome: Outcome, folder: Path, tmp_path: Path
+) -> None:
+    assert list(folder.glob("runs/*/checkpoint")) == []
+    assert all("checkpoint" not in record.artifacts for record in outcome.records.values())
+    compare(tmp_path, "single", 1, *SETTINGS, "measure.keep_checkpoint=true")
+    ((at, record),), _ = read_runs([tmp_path / "runs"])
+    assert record.artifacts["checkpoint"] == "checkpoint"
+    assert (at.parent / "checkpoint" / ".metadata").exists()
