@@ -20,6 +20,7 @@ from backends.base import (
     World,
 )
 from backends.blocks import parameter_count, transformer_blocks
+from backends.ddp import DdpEngine
 from backends.fsdp1 import Fsdp1Engine, fsdp1_full_parameters, fsdp1_mixed_precision, fsdp1_unit_names
 from backends.fsdp2 import fsdp2_full_parameters, fsdp2_unit_names, mixed_precision, synchronise
 from backends.fsdp2_engine import Fsdp2Engine
@@ -31,7 +32,7 @@ from backends.presets import (
     ddp_changes,
     reduce_dtype_changes,
 )
-from backends.torch_engine import Strategy, TorchEngine
+from backends.torch_engine import Strategy
 from backends.zero import import_deepspeed
 from backends.zero_config import zero_config
 from backends.zero_engine import ZeroEngine, forget_dummy_step
@@ -58,7 +59,7 @@ class AccelerateEngineMixin:
         forget_accelerator()
 
 
-class AccelerateDdpEngine(AccelerateEngineMixin, TorchEngine):
+class AccelerateDdpEngine(AccelerateEngineMixin, DdpEngine):
     """DDP as Accelerate prepares it."""
 
 

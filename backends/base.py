@@ -190,6 +190,13 @@ class Engine(ABC):
         """
         return iter(())
 
+    def hidden_bytes(self) -> dict[TensorKind, int]:
+        """Bytes by kind that the library's own code holds where Python reaches no tensor of them.
+
+        Read from the live library. They lie on the device and are in nothing that `state_tensors` yields.
+        """
+        return {}
+
     def close(self) -> None:  # noqa: B027 - optional hook
         """Release what the library holds; called once, after the last collective."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from backends.base import Backend, BuildModel, BuildOptimizer, Engine, SetupContext
+from backends.base import Backend, BuildModel, BuildOptimizer, Engine, SetupContext, TensorKind
 from backends.blocks import parameter_count
 from backends.options import NoOptions
 from backends.presets import ddp_changes
@@ -49,4 +49,25 @@ class DdpBackend(Backend):
             skip_synchronisation=ddp.no_sync,
         )
         optimizer = build_optimizer(model.named_parameters())
-        return TorchEngine(ddp, optimizer, context, strategy, grad_scaler(context))
+        return DdpEngine(ddp, optimizer, context, strategy, grad_scaler(context))
+
+
+class DdpEngine(TorchEngine):
+    """Knows of the buckets that DDP's reducer, which is C++, holds beside the gradients."""
+
+    def hidden_bytes(self) -> dict[TensorKind, int]:
+        """Bytes of the buckets, unless the gradients are views of them just now.
+
+        torch lets nobody reach the buckets; `Logger` has their sizes from the reducer (torch 2.13,
+        `csrc/distributed/c10d/logger.cpp`). Also with `gradient_as_bucket_view` gradients of micro-steps
+        that are not reduced lie beside the buckets, and between an update and the next reduction the
+        buckets are there while gradients are not.
+        """
+        ddp = self.module
+        if not isinstance(ddp, DistributedDataParallel):
+            return {}
+        reduced = self._micro_steps == 0 and any(p.grad is not None for p in ddp.parameters())
+        if ddp.gradient_as_bucket_view and reduced:
+            return {}
+        sizes = str(ddp._get_ddp_logging_data()["bucket_sizes"]).split(",")
+        return {"communication": sum(int(size) for size in sizes if size.strip())}

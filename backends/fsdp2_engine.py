@@ -36,8 +36,11 @@ class Fsdp2Engine(TorchEngine):
                 yield "gradients", local_shard(sharded.grad)
             for gathered in parameter.all_gather_outputs:
                 yield "gathered", gathered
-            if parameter.unsharded_accumulated_grad is not None:
-                yield "gradients", parameter.unsharded_accumulated_grad
+            # Micro-steps without reduction add up whole gradients, in the compute or the reduction dtype.
+            unsharded = getattr(parameter, "_unsharded_param", None)
+            for gradient in (getattr(unsharded, "grad", None), parameter.unsharded_accumulated_grad):
+                if gradient is not None:
+                    yield "gradients", local_shard(gradient)
         for buffer in self.module.buffers():
             yield "buffers", buffer
 

@@ -163,8 +163,9 @@ class ZeroEngine(Engine):
                 yield "gathered", parameter.data
             else:
                 yield "weights", parameter.data
-            if parameter.grad is not None:
-                yield "gradients", parameter.grad
+            for gradient in (parameter.grad, getattr(parameter, "grad_accum", None)):
+                if gradient is not None:
+                    yield "gradients", gradient
         for buffer in self.engine.module.buffers():
             yield "buffers", buffer
 
@@ -206,7 +207,12 @@ _KEPT_BY_DEEPSPEED: dict[TensorKind, tuple[str, ...]] = {
         "fp32_groups_flat_partition",
         "fp32_groups",
     ),
-    "gradients": ("averaged_gradients", "grad_partitions_flat_buffer", "accumulated_grads_in_cpu"),
+    "gradients": (
+        "averaged_gradients",
+        "all_grad_tensors",
+        "grad_partitions_flat_buffer",
+        "accumulated_grads_in_cpu",
+    ),
     "communication": (
         "temp_grad_buffer_for_cpu_offload",
         "temp_grad_buffer_for_gpu_offload",

@@ -132,12 +132,17 @@ class MemoryPart(Part):
     """Live bytes by kind that the allocator above did not serve: on the host beside a CUDA device, mapped
     from a file, or allocated before counting began. Not in `kinds`."""
     gathered_peak_bytes: int | None = None
-    """Most gathered weights at the end of a block's forward pass since the moment before."""
+    """Most gathered weights at the end of a module's forward pass since the moment before."""
+    gathered_least_bytes: int | None = None
+    """Least gathered weights at such an end: what is gathered whatever computes."""
     reserved_bytes: int | None = None
     """CUDA: what the caching allocator holds of the device; above `allocated_bytes` it is fragmentation."""
     device_used_bytes: int | None = None
     """CUDA: the device memory of this process as the driver counts it (NVML), context and NCCL included."""
+    device_used_unknown: str | None = None
+    """CUDA: why the driver's figure is not there."""
     host_resident_bytes: int | None = None
+    """Resident set of the process, libraries included."""
     pinned_bytes: int | None = None
     """CUDA: page-locked host memory that torch allocated."""
 

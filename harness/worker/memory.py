@@ -14,12 +14,14 @@ import shutil
 import subprocess
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from backends.base import TensorKind
 
 
 class AllocatorProbe(ABC):
@@ -168,6 +170,15 @@ class LiveBytes:
     """What the allocator serves."""
     outside: dict[str, int] | None
     """What it does not: on the host beside a CUDA device, mapped from a file, allocated before."""
+
+    def with_inside(self, further: Mapping[TensorKind, int]) -> LiveBytes:
+        """The same with further bytes by kind that the allocator serves."""
+        if self.inside is None:
+            return self
+        kinds = dict(self.inside)
+        for kind, size in further.items():
+            kinds[kind] = kinds.get(kind, 0) + size
+        return LiveBytes(inside=kinds, outside=self.outside)
 
 
 def live_bytes_by_kind(tensors: Iterable[tuple[str, Tensor]], allocator: AllocatorProbe) -> LiveBytes:

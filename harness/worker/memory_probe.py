@@ -28,7 +28,7 @@ class MemoryProbe:
         self._engine = engine
         self._data = data
         self._rest_before_forward: int | None = None
-        self._gathered_peak: int | None = None
+        self._gathered: list[int] = []
         self._hook: Any = None
         self._watching_seconds = 0.0
 
@@ -68,11 +68,13 @@ class MemoryProbe:
                 "peak_bytes": peak,
                 "kinds": kinds,
                 "outside_kinds": live.outside,
-                "gathered_peak_bytes": self._gathered_peak,
+                "gathered_peak_bytes": max(self._gathered, default=None),
+                "gathered_least_bytes": min(self._gathered, default=None),
                 **process_memory(self.allocator),
             }
         )
-        self._rest_before_forward = self._gathered_peak = None
+        self._rest_before_forward = None
+        self._gathered = []
         self.allocator.reset_peak()
 
     @contextmanager
@@ -91,7 +93,8 @@ class MemoryProbe:
         first = next(engine, None)
         if first is None:  # a backend that names no tensors: its kinds are unknown, not zero
             return LiveBytes(inside=None, outside=None)
-        return live_bytes_by_kind(chain([first], engine, data), self.allocator)
+        live = live_bytes_by_kind(chain([first], engine, data), self.allocator)
+        return live.with_inside(self._engine.hidden_bytes())
 
     def _rest(self, live: LiveBytes) -> int | None:
         allocated = self.allocator.allocated_bytes()
@@ -106,5 +109,5 @@ class MemoryProbe:
         begin = time.perf_counter()
         gathered = (item for item in self._engine.state_tensors() if item[0] == "gathered")
         live = live_bytes_by_kind(gathered, self.allocator).inside or {}
-        self._gathered_peak = max(self._gathered_peak or 0, live.get("gathered", 0))
+        self._gathered.append(live.get("gathered", 0))
         self._watching_seconds += time.perf_counter() - begin

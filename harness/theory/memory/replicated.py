@@ -32,5 +32,7 @@ def replicated_states(setting: Setting, *, reducer: bool) -> ModelStates:
         *buffer_terms(setting),
     ]
     if reducer and setting.preset != "like-for-like":
-        terms.append(Term(kind="other", name="DDP's buckets, beside the gradients", bytes=size, extra=True))
+        terms.append(
+            Term(kind="communication", name="DDP's buckets, beside the gradients", bytes=size, extra=True)
+        )
     return states(terms)
