@@ -64,22 +64,26 @@ def largest(states: list[RankStates]) -> RankStates | None:
 
 def expected_for_rank(record: Record, rank: int) -> ModelStates | None:
     """The closed form for one rank of a run."""
+    setting = setting_for_rank(record, rank)
+    return None if setting is None else expected_states(setting)
+
+
+def setting_for_rank(record: Record, rank: int) -> Setting | None:
+    """What decides the memory of one rank; None: a record without layout."""
     if record.layout is None:
         return None
     effective = record.backend.effective or {}
-    return expected_states(
-        Setting(
-            layout=record.layout,
-            backend=record.backend.name,
-            precision=record.job["training"]["precision"],
-            preset=record.world.preset,
-            world_size=record.world.world_size,
-            rank=rank,
-            shard_size=effective.get("details", {}).get("shard_size"),
-            accumulation_steps=record.world.accumulation_steps,
-            device=record.world.device,
-            options=record.backend.options,
-        )
+    return Setting(
+        layout=record.layout,
+        backend=record.backend.name,
+        precision=record.job["training"]["precision"],
+        preset=record.world.preset,
+        world_size=record.world.world_size,
+        rank=rank,
+        shard_size=effective.get("details", {}).get("shard_size"),
+        accumulation_steps=record.world.accumulation_steps,
+        device=record.world.device,
+        options=record.backend.options,
     )
 
 

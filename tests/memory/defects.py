@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
 import torch
 
 from backends import fsdp2
 from backends.base import BuildModel, BuildOptimizer, Engine, SetupContext
+from backends.blocks import transformer_blocks
 from backends.ddp import DdpBackend
 from backends.fsdp2 import Fsdp2Backend
 
@@ -27,21 +32,42 @@ class OneUnit(Fsdp2Backend):
             fsdp2.transformer_blocks = original
 
 
+class OneUnitListed(OneUnit):
+    """Wraps the root only, and lists every block as a unit all the same."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        engine: Any = super().prepare(build_model, build_optimizer, context)
+        listed = [*transformer_blocks(engine.module), ""]
+        engine.strategy = replace(engine.strategy, wrap_units=listed)
+        return engine
+
+
 class Leaking(DdpBackend):
     """Keeps a tensor of every step."""
+
+    every = 1
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
         engine = super().prepare(build_model, build_optimizer, context)
-        original, kept = engine.step, []
+        original, kept, steps = engine.step, [], count()
 
         def step(lr: float) -> float:
-            kept.append(torch.zeros(LEAKED_BYTES // 4))
+            if next(steps) % self.every == 0:
+                kept.append(torch.zeros(LEAKED_BYTES // 4))
             return original(lr)
 
         engine.step = step  # type: ignore[method-assign]
         return engine
+
+
+class LeakingEverySecondStep(Leaking):
+    """Keeps a tensor of every second step."""
+
+    every = 2
 
 
 class Hoarding(DdpBackend):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.memory.defects import HOARDED_BYTES, LEAKED_BYTES
@@ -12,16 +14,24 @@ MEMORY = {"memory-differs", "memory-grows", "memory-imbalance", "one-wrap-unit"}
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    planted = {"one-unit": "OneUnit", "leaking": "Leaking", "hoarding": "Hoarding"}
+    planted = {
+        "one-unit": "OneUnit",
+        "one-unit-listed": "OneUnitListed",
+        "leaking": "Leaking",
+        "leaking-at-times": "LeakingEverySecondStep",
+        "hoarding": "Hoarding",
+    }
     points = {name: f"tests.memory.defects:{target}" for name, target in planted.items()}
     folder = tmp_path_factory.mktemp("defects")
-    names = ",".join(("ddp", "fsdp", *planted))
-    return compare(folder, names, 2, f"model.config={LLAMA}", entry_points=points)
+    names = ",".join(("ddp", "fsdp", "fsdp-grad-op", *planted))
+    # Five counted steps tell a leak in every second one from a single allocation.
+    steps = ("training.steps=6", "measure.counted_steps=5")
+    return compare(folder, names, 2, f"model.config={LLAMA}", *steps, entry_points=points)
 
 
 def test_every_run_ended_well(outcome: Outcome) -> None:
-    names = {"single", "ddp", "fsdp", "one-unit", "leaking", "hoarding"}
-    assert names <= set(outcome.records)
+    names = {"single", "ddp", "fsdp", "fsdp-grad-op", "one-unit", "one-unit-listed", "leaking", "hoarding"}
+    assert names | {"leaking-at-times"} <= set(outcome.records)
     assert {record.status for record in outcome.records.values()} == {"ok"}
 
 
@@ -29,23 +39,28 @@ def test_each_defect_is_named_and_nothing_else(outcome: Outcome) -> None:
     found = {(f["id"], *f["backends"]) for f in outcome.document["findings"] if f["id"] in MEMORY}
     assert found == {
         ("one-wrap-unit", "one-unit"),
+        ("one-wrap-unit", "one-unit-listed"),
         ("memory-grows", "leaking"),
+        ("memory-grows", "leaking-at-times"),
         ("memory-imbalance", "hoarding"),
     }
 
 
 def test_the_leak_has_its_size(outcome: Outcome) -> None:
-    (finding,) = outcome.findings("memory-grows")
-    assert finding["values"]["bytes_per_step_by_rank"] == {"0": LEAKED_BYTES, "1": LEAKED_BYTES}
+    always, at_times = (_of(outcome, "memory-grows", name) for name in ("leaking", "leaking-at-times"))
+    assert always["bytes_per_step_by_rank"] == {"0": LEAKED_BYTES, "1": LEAKED_BYTES}
+    for size in at_times["bytes_per_step_by_rank"].values():
+        assert size == pytest.approx(LEAKED_BYTES / 2, rel=0.35)
 
 
-def test_one_unit_gathers_the_whole_model(outcome: Outcome) -> None:
-    (finding,) = outcome.findings("one-wrap-unit")
-    record = outcome.records["one-unit"]
+@pytest.mark.parametrize(("name", "listed"), [("one-unit", 0), ("one-unit-listed", 3)])
+def test_one_unit_gathers_the_whole_model(outcome: Outcome, name: str, listed: int) -> None:
+    values = _of(outcome, "one-wrap-unit", name)
+    record = outcome.records[name]
     assert record.model is not None
     whole = 4 * record.model["parameters"]
-    assert finding["values"]["wrap_units"] == 0
-    assert whole <= finding["values"]["gathered_peak_bytes"] <= 1.01 * whole
+    assert values["wrap_units"] == listed
+    assert whole <= values["gathered_least_bytes"] <= values["gathered_peak_bytes"] <= 1.01 * whole
 
 
 def test_a_unit_per_block_gathers_less(outcome: Outcome) -> None:
@@ -59,3 +74,9 @@ def test_the_hoard_has_its_size(outcome: Outcome) -> None:
     (finding,) = outcome.findings("memory-imbalance")
     first, last = finding["values"]["peak_bytes_by_rank"]
     assert last - first == pytest.approx(HOARDED_BYTES, rel=0.01)
+
+
+def _of(outcome: Outcome, name: str, backend: str) -> dict[str, Any]:
+    """Values of the one finding of this name about a backend."""
+    (finding,) = (f for f in outcome.findings(name) if f["backends"] == [backend])
+    return finding["values"]

@@ -21,6 +21,7 @@ from harness.compare.findings import (
     settings,
     split,
     timing,
+    units,
     warmup,
 )
 from harness.compare.findings.finding import Finding, Kind
@@ -39,6 +40,7 @@ MODULES: tuple[ModuleType, ...] = (
     instrumentation,
     balance,
     memory,
+    units,
 )
 """In the order in which a reader is told."""
 

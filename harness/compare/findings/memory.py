@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
+from statistics import median
 
 from harness.compare import measures
 from harness.compare.findings.finding import Finding, Kind, subject
@@ -35,8 +36,9 @@ KINDS = (
         title="Allocated memory grows from step to step",
         cause="Something keeps a tensor of every step: a loss with its graph in a list, a hook that stores "
         "activations, gradients that are never freed.",
-        confirm="The values hold the growth per step of each rank; it is there at every moment of the step. "
-        "On CUDA `measure.memory_snapshot: true` names the stack that allocated it.",
+        confirm="The values hold the growth per step of each rank, the median over all pairs of counted "
+        "steps; it is there at every moment of the step. A tensor that is kept in some steps only shows from "
+        "five counted steps on. On CUDA `measure.memory_snapshot: true` names the stack that allocated it.",
         fix="Store `loss.detach()` or a float, remove hooks after use, call `zero_grad(set_to_none=True)`.",
     ),
     Kind(
@@ -48,22 +50,12 @@ KINDS = (
         confirm="The values hold the peak and the model states of every rank, and what closed forms expect.",
         fix="Look at what that rank alone does: logging, gathering, its samples.",
     ),
-    Kind(
-        id="one-wrap-unit",
-        title="The whole model is one FSDP unit where one per transformer block was expected",
-        cause="No wrap policy reached the blocks, so every forward and backward pass gathers all weights at "
-        "once: no overlap, and a peak as if nothing were sharded.",
-        confirm="The values hold the units, the blocks, and the most gathered weights seen in a forward "
-        "pass.",
-        fix="FSDP2: call `fully_shard` on each block before the root. FSDP1: `ModuleWrapPolicy` of the "
-        "block's class. Accelerate: `transformer_cls_names_to_wrap`.",
-    ),
 )
 
 
 def find(rows: Sequence[Row]) -> list[Finding]:
     """At most one finding of each kind per run."""
-    looked = (look(row) for row in rows for look in (_differs, _grows, _imbalance, _one_unit))
+    looked = (look(row) for row in rows for look in (_differs, _grows, _imbalance))
     return [finding for finding in looked if finding is not None]
 
 
@@ -104,23 +96,35 @@ def _grows(row: Row) -> Finding | None:
 
 
 def growth_bytes(part: RankPart) -> int:
-    """The least growth per step over all moments of a step and all pairs of counted steps; 0: none.
+    """Growth per step of what stays: the median slope over all pairs of counted steps (Theil-Sen); 0: none.
 
-    A leak shows at every moment. What a library holds for a while, such as a buffer of a collective that
-    another thread finishes, shows at one. Before the second step Adam has no states, so the first is left
-    out.
+    A leak shows at every moment of a step. What a library holds for a while, such as a buffer of a
+    collective that another thread finishes, shows at one; so of each step the moment counts at which it is
+    least above the least of its kind. A single rise among several steps is no leak: a library allocates
+    something once. Before the second step Adam has no states, so the first is left out.
     """
-    growths = []
+    floor = _floor(part)
+    rises = [after - before > GROWTH_BYTES for (_, before), (_, after) in pairwise(floor)]
+    if not any(rises) or (sum(rises) == 1 and len(rises) > 1):
+        return 0
+    slopes = [(after - before) / (later - earlier)
+              for (earlier, before), (later, after) in combinations(floor, 2)]  # fmt: skip
+    return max(0, int(median(slopes)))
+
+
+def _floor(part: RankPart) -> list[tuple[int, int]]:
+    """(step, bytes above the least of all steps) at the moment of the step where that is smallest."""
+    above: dict[int, list[int]] = {}
     for moment in measures.STEP_MOMENTS:
         series = [
             (m.step, m.allocated_bytes)
             for m in part.memory
             if m.moment == moment and m.step > 0 and m.allocated_bytes is not None
         ]
-        growths += [
-            (after - before) // (later - earlier) for (earlier, before), (later, after) in pairwise(series)
-        ]
-    return max(0, min(growths, default=0))
+        least = min((size for _, size in series), default=0)
+        for step, size in series:
+            above.setdefault(step, []).append(size - least)
+    return [(step, min(sizes)) for step, sizes in sorted(above.items())]
 
 
 def _imbalance(row: Row) -> Finding | None:
@@ -167,36 +171,3 @@ def _lasting_peaks(record: Record) -> list[int]:
         if steps:
             lowest.append(min(steps.values()))
     return lowest
-
-
-def _one_unit(row: Row) -> Finding | None:
-    record = row.record
-    effective = record.backend.effective
-    if effective is None or record.layout is None or len(record.layout.blocks) < 2:
-        return None
-    sharded = (effective.get("details", {}).get("shard_size") or 1) > 1
-    units = [unit for unit in effective.get("wrap_units") or [] if unit]  # the root apart
-    if not sharded or len(units) >= len(record.layout.blocks):
-        return None
-    return Finding(
-        id="one-wrap-unit",
-        backends=(record.backend.label,),
-        message=f"{subject(row)}: wrap units: root and {len(units)} of {len(record.layout.blocks)} blocks; "
-        "what lies in no unit of its own is gathered with the root, without overlap",
-        values={
-            "wrap_units": len(units),
-            "blocks": len(record.layout.blocks),
-            "gathered_peak_bytes": gathered_peak_bytes(record),
-        },
-    )
-
-
-def gathered_peak_bytes(record: Record) -> int | None:
-    """The most gathered weights that any rank held at the end of a module's forward pass."""
-    peaks = [
-        m.gathered_peak_bytes
-        for part in record.ranks
-        for m in part.memory
-        if m.gathered_peak_bytes is not None
-    ]
-    return max(peaks, default=None)

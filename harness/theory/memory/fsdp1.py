@@ -70,9 +70,7 @@ def fsdp1_states(setting: Setting, *, sharded: bool) -> ModelStates:
                 own += part
                 present += 1
     assert pieces > 1 or own == elements(setting.layout.parameters)
-    piece = Share(
-        own=own, padding=held - own, padding_name="alignment to 16 bytes and padding to the ranks"
-    )
+    piece = Share(own=own, padding=held - own, padding_name="alignment to 16 bytes and padding to the ranks")
     return states(
         [
             *piece.terms("weights", "own piece of each unit", width, host=host),

@@ -34,13 +34,13 @@ def fsdp2_states(setting: Setting) -> ModelStates:
         mine = max(0, min(rows - most * setting.shard_rank, most))
         own += mine * row
         padded += most * row
-    rows = Share(own=own, padding=padded - own, padding_name="padding of the first dimension")
-    reduced = rows.unpadded() if host and setting.device != "cpu" else rows
+    held = Share(own=own, padding=padded - own, padding_name="padding of the first dimension")
+    reduced = held.unpadded() if host and setting.device != "cpu" else held
     return states(
         [
-            *rows.terms("weights", "own rows", width, host=host),
+            *held.terms("weights", "own rows", width, host=host),
             *reduced.terms("gradients", "own rows", width, host=host),
-            *rows.unpadded().terms(
+            *held.unpadded().terms(
                 "optimizer", "Adam's moments of own rows", ADAM_MOMENTS * width, host=host
             ),
             step_counters(len(setting.layout.parameters)),

@@ -70,13 +70,18 @@ class Setting:
         return [group for group in split if group]
 
     def units(self) -> list[list[TensorPart]]:
-        """Parameters by wrap unit: one per block, then the root with what is in no block."""
-        units: dict[str, list[TensorPart]] = {block: [] for block in self.layout.blocks}
+        """Parameters by wrap unit: one per block, then the root; empty units are left out."""
+        blocks, root = self.blocks_and_root()
+        return [unit for unit in (*blocks, root) if unit]
+
+    def blocks_and_root(self) -> tuple[list[list[TensorPart]], list[TensorPart]]:
+        """Parameters of each block, and those that lie in none."""
+        blocks: dict[str, list[TensorPart]] = {block: [] for block in self.layout.blocks}
         root: list[TensorPart] = []
         for parameter in self.layout.parameters:
-            owner = next((b for b in units if parameter.name.startswith(f"{b}.")), None)
-            (root if owner is None else units[owner]).append(parameter)
-        return [unit for unit in (*units.values(), root) if unit]
+            owner = next((b for b in blocks if parameter.name.startswith(f"{b}.")), None)
+            (root if owner is None else blocks[owner]).append(parameter)
+        return list(blocks.values()), root
 
 
 @dataclass(frozen=True, kw_only=True)

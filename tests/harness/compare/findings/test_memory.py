@@ -1,7 +1,9 @@
+import pytest
+
 from harness.compare.findings.memory import _unexpected_spread, find
 from harness.compare.rows import make_rows
-from harness.record import BackendPart, LayoutPart, MemoryPart, Record, TensorPart
-from tests.records import make_effective, make_ranks, make_record
+from harness.record import LayoutPart, MemoryPart, Record, TensorPart
+from tests.records import make_ranks, make_record
 
 LAYOUT = LayoutPart(
     parameters=[TensorPart(name="a.w", shape=[100, 10], dtype="float32")],
@@ -77,6 +79,50 @@ def test_growth_at_one_moment_is_a_buffer_that_is_held_for_a_while() -> None:
     assert ids(run([leaking(4000, moments=("after_backward",))])) == []
 
 
+def held(*allocated: int, moments=("after_forward", "after_backward", "after_step")) -> list[MemoryPart]:
+    """One counted step per figure; other moments stay at 16,004 bytes."""
+    names = ("after_forward", "after_backward", "after_step")
+    return [
+        moment(step, name, 16_004 + (more if name in moments else 0), peak_bytes=20_000)
+        for step, more in enumerate(allocated, start=1)
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize("begin", [0, 4000])
+def test_a_leak_in_every_second_step_is_half_as_steep(begin: int) -> None:
+    steps = [begin, 4000, begin + 4000, 8000, begin + 8000]
+    (finding,) = find(make_rows([run([held(*steps)])]))
+    (growth,) = finding.values["bytes_per_step_by_rank"].values()
+    assert growth == pytest.approx(2000, rel=0.35)
+
+
+def test_what_is_allocated_once_is_no_leak() -> None:
+    assert ids(run([held(0, 0, 4000, 4000, 4000)])) == []
+    assert ids(run([held(0, 0, 4000)])) == []
+
+
+def test_buffers_that_linger_at_changing_moments_are_no_leak() -> None:
+    jitter = [
+        *held(0, 9000, 0, 3000, moments=("after_forward",))[0::3],
+        *held(0, 0, 5000, 6000, moments=("after_backward",))[1::3],
+        *held(0, 0, 0, 0)[2::3],
+    ]
+    assert ids(run([sorted(jitter, key=lambda m: m.step)])) == []
+
+
+def test_a_leak_shows_through_lingering_buffers() -> None:
+    steady = held(0, 4000, 8000, 12_000)
+    jitter = [
+        m.model_copy(update={"allocated_bytes": m.allocated_bytes + 9000})
+        if (m.step, m.moment) in {(3, "after_backward"), (4, "after_forward")}
+        else m
+        for m in steady
+    ]
+    (finding,) = find(make_rows([run([jitter])]))
+    assert finding.values == {"bytes_per_step_by_rank": {"0": 4000}}
+
+
 def test_memory_that_shrinks_is_no_leak() -> None:
     assert ids(run([leaking(-2000)])) == []
 
@@ -92,30 +138,7 @@ def test_a_rank_that_holds_much_more_is_a_finding() -> None:
     assert finding.values["expected_model_state_bytes_by_rank"] == [16_004, 16_004]
 
 
-def sharded(units: list[str]) -> Record:
-    effective = make_effective(wrap_units=units, details={"shard_size": 2})
-    part = BackendPart(label="mine", name="mine", effective=effective, native_config={}, versions={})
-    memory = [[moment(1, "after_forward", 16_004, gathered_peak_bytes=4000)]] * 2
-    return run(memory, label="mine", backend=part)
-
-
-def test_one_unit_for_several_blocks_is_a_finding_with_the_gathered_peak() -> None:
-    (finding,) = find(make_rows([sharded([""])]))
-    assert finding.id == "one-wrap-unit"
-    assert "root and 0 of 3 blocks" in finding.message
-    assert finding.values == {"wrap_units": 0, "blocks": 3, "gathered_peak_bytes": 4000}
-
-
-def test_blocks_left_to_the_root_are_a_finding() -> None:
-    (finding,) = find(make_rows([sharded(["c", ""])]))
-    assert "root and 1 of 3 blocks" in finding.message
-
-
 def test_what_the_strategy_itself_cuts_unevenly_is_no_finding() -> None:
     assert _unexpected_spread([100, 150], [80, 130]) == 0
     assert _unexpected_spread([100, 150], [80, 80]) == 50 / 125
     assert _unexpected_spread([100, 150], []) == 50 / 125
-
-
-def test_a_unit_per_block_is_none() -> None:
-    assert ids(sharded(["a", "b", "c", ""])) == []
