@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -12,12 +13,24 @@ import torch
 from harness.worker.memory import AllocatorProbe, CudaAllocatorProbe
 
 
-def process_memory(allocator: AllocatorProbe) -> dict[str, int | None]:
-    """Fields of `record.MemoryPart`; device figures are None without CUDA."""
-    figures: dict[str, int | None] = {"host_resident_bytes": psutil.Process().memory_info().rss}
+@dataclass(frozen=True, kw_only=True)
+class DriverUse:
+    """Memory of one process on its device as the driver counts it, contexts and NCCL's buffers included."""
+
+    used_bytes: int | None = None
+    unknown: str | None = None
+    """Why `used_bytes` is None."""
+
+
+def process_memory(allocator: AllocatorProbe) -> dict[str, Any]:
+    """Fields of `record.MemoryPart`; device figures are left out without CUDA."""
+    figures: dict[str, Any] = {"host_resident_bytes": psutil.Process().memory_info().rss}
     if isinstance(allocator, CudaAllocatorProbe):
+        device = torch.cuda.get_device_properties(torch.cuda.current_device())
+        driver = driver_use(_nvml(), f"GPU-{device.uuid}", os.getpid())
         figures["reserved_bytes"] = torch.cuda.memory_reserved()
-        figures["device_used_bytes"] = device_used_bytes()
+        figures["device_used_bytes"] = driver.used_bytes
+        figures["device_used_unknown"] = driver.unknown
         figures["pinned_bytes"] = pinned_bytes()
     return figures
 
@@ -31,34 +44,40 @@ def pinned_bytes() -> int | None:
     return None if current is None else int(current)
 
 
-def device_used_bytes() -> int | None:
-    """Memory of this process on its device as the driver counts it, contexts and NCCL's buffers included.
+def driver_use(library: Any, device_uuid: str, process_id: int) -> DriverUse:
+    """Ask NVML what a process that computes on a device uses there.
 
-    None where nvidia-ml-py is not installed, or where the driver does not tell processes apart, as in a
-    container with process ids of its own.
+    library: pynvml after `nvmlInit`, or a sentence why there is none. The driver numbers processes as the
+    machine does; in a container with process ids of its own it names others, or none at all.
     """
-    library = _nvml()
-    if library is None:
-        return None
-    identity = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+    if isinstance(library, str):
+        return DriverUse(unknown=library)
     try:
-        handle = library.nvmlDeviceGetHandleByUUID(f"GPU-{identity}")
+        handle = library.nvmlDeviceGetHandleByUUID(device_uuid)
         processes = library.nvmlDeviceGetComputeRunningProcesses(handle)
-    except library.NVMLError:
-        return None
-    used = [process.usedGpuMemory for process in processes if process.pid == os.getpid()]
-    return int(used[0]) if used and used[0] is not None else None
+    except library.NVMLError as error:
+        return DriverUse(unknown=f"NVML: {error}")
+    own = [process for process in processes if process.pid == process_id]
+    if not own:
+        # This process computes on the device, so the driver knows it by another number.
+        return DriverUse(
+            unknown=f"the driver names {len(processes)} processes on this device, none with this process's "
+            "id, as in a container with process ids of its own"
+        )
+    if own[0].usedGpuMemory is None:
+        return DriverUse(unknown="the driver does not tell the memory of a process on this device")
+    return DriverUse(used_bytes=int(own[0].usedGpuMemory))
 
 
 @cache
 def _nvml() -> Any:
-    """The NVML library, ready to be asked; None where it cannot be had."""
+    """The NVML library, ready to be asked, or a sentence why it cannot be had."""
     try:
         import pynvml
     except ImportError:
-        return None
+        return "nvidia-ml-py is not installed (extra `nvml`)"
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
+    except pynvml.NVMLError as error:
+        return f"NVML: {error}"
     return pynvml

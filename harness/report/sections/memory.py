@@ -10,6 +10,7 @@ from harness.compare.rows import Row
 from harness.record import MemoryPart, Record
 from harness.report.document import Block, Column, Folded, Paragraph, Section, Table
 from harness.report.formats import megabytes
+from harness.report.sections.process_memory import process_memory_blocks
 
 KINDS = (
     "weights", "gathered", "gradients", "masters", "optimizer", "activations", "communication", "buffers",
@@ -28,7 +29,7 @@ TEXT = (
     "once. activations: what the last forward pass left behind for the backward pass. data: samples held in "
     "memory. other: the allocator's rest. least and most: what the allocator served then on the rank with "
     "least and with most. peak: the most since the moment before, on the rank where it is largest; during an "
-    "evaluation, of one batch of it."
+    "evaluation, of one batch of it; during a checkpoint, while it is saved."
 )
 
 
@@ -59,7 +60,12 @@ def memory_section(rows: Sequence[Row]) -> Section | None:
         columns=[*head_columns, Column("moment", "moment", align="left"), *columns],
         rows=every,
     )
-    blocks: list[Block] = [Paragraph(TEXT), table, Folded("Memory at every moment", [moments])]
+    blocks: list[Block] = [
+        Paragraph(TEXT),
+        table,
+        Folded("Memory at every moment", [moments]),
+        *process_memory_blocks(rows),
+    ]
     return Section("memory", "Memory after the backward pass, by kind", blocks)
 
 
