@@ -58,6 +58,12 @@ def clipping(record: Record) -> str | None:
     return "none" if value is None else f"{value:g}"
 
 
+def optimizer_class(record: Record) -> str | None:
+    """Class of the optimizer; None where only a wrapper of Accelerate was seen, which is none itself."""
+    name: str | None = (record.backend.effective or {}).get("optimizer")
+    return None if name == "accelerate.optimizer.AcceleratedOptimizer" else name
+
+
 def loss_scale(record: Record) -> float | str | None:
     """What multiplies the loss before the backward pass; 'none' without a scaler; None: unknown."""
     effective = record.backend.effective
@@ -104,7 +110,7 @@ def reduce_dtypes(record: Record) -> list[str] | None:
 SETTINGS = (
     Setting(name="gradient clipping", effect="mathematics", read=clipping),
     Setting(name="norm that clips", effect="mathematics", read=_told("gradient_norm")),
-    Setting(name="optimizer", effect="mathematics", read=_told("optimizer")),
+    Setting(name="optimizer", effect="mathematics", read=optimizer_class),
     Setting(name="optimizer constants", effect="mathematics", read=optimizer_constants),
     Setting(name="parameters without optimizer", effect="mathematics", read=_seen("parameters_left_out")),
     Setting(name="frozen parameters", effect="mathematics", read=_seen("frozen_parameters")),

@@ -51,6 +51,21 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Level:
+    """How the limits of one level were found."""
+
+    name: str
+    factor: float
+    """Limit over what was seen: a choice, not a measurement."""
+    repetitions: tuple[str, ...]
+    """Labels of the runs of the reference in other ways; empty: nothing was measured."""
+    seen: Distance
+    """The largest distance of a repetition from the reference."""
+    rounding: str
+    """Dtype whose spacing bounds the limits from below."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Noise:
     """The levels of one job and how they were found."""
 
@@ -59,9 +74,13 @@ class Noise:
     """None in fp32: there is no lower precision that could explain a difference."""
     derivation: tuple[str, ...]
     """One sentence for each limit."""
+    levels: tuple[Level, ...] = ()
+    """The same for programs."""
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"derivation": list(self.derivation)}
+        document = asdict(self)
+        levels = [level | {"repetitions": list(level["repetitions"])} for level in document["levels"]]
+        return document | {"derivation": list(self.derivation), "levels": levels}
 
 
 def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
@@ -75,16 +94,20 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
     others = [r for r in repeats if _other_precision(r)]
     precision = reference.job["training"]["precision"]
     factor = TIGHT_FACTOR if splits else UNMEASURED_FACTOR
-    tight = _limits(reference, splits, factor, UNIT_ROUNDOFF["fp32"])
+    measured = [distance(reference, record) for record in splits]
+    tight = _limits(reference, measured, factor, UNIT_ROUNDOFF["fp32"])
     said = [_sentence("tight", tight, factor, splits, "fp32")]
+    levels = [_level("tight", factor, splits, measured, "fp32")]
     band = None
     if precision != "fp32":
         unit = "fp32" if others else precision
-        band = _limits(reference, others, BAND_FACTOR, UNIT_ROUNDOFF[unit])
+        measured = [distance(reference, record) for record in others]
+        band = _limits(reference, measured, BAND_FACTOR, UNIT_ROUNDOFF[unit])
         if others:
             band = _larger(band, tight)
         said.append(_sentence("band", band, BAND_FACTOR, others, unit))
-    return Noise(tight=tight, band=band, derivation=tuple(said))
+        levels.append(_level("band", BAND_FACTOR, others, measured, unit))
+    return Noise(tight=tight, band=band, derivation=tuple(said), levels=tuple(levels))
 
 
 def is_repetition(record: Record) -> bool:
@@ -101,9 +124,8 @@ def _other_precision(record: Record) -> bool:
     return record.backend.options.get("precision") is not None
 
 
-def _limits(reference: Record, repeats: list[Record], factor: float, unit: float) -> Limits:
+def _limits(reference: Record, measured: list[Distance], factor: float, unit: float) -> Limits:
     """factor x the largest distance of a repetition, at least factor x one unit of rounding."""
-    measured = [distance(reference, record) for record in repeats]
     losses = [abs(step.loss) for step in reference.steps if step.loss is not None]
     moved = movement(reference)
     whole = sum(value**2 for value in moved.values()) ** 0.5
@@ -132,6 +154,21 @@ def _limits(reference: Record, repeats: list[Record], factor: float, unit: float
             for name in sketch
             if whole
         },
+    )
+
+
+def _level(name: str, factor: float, repeats: list[Record], measured: list[Distance], unit: str) -> Level:
+    def largest(measure: str) -> float | None:
+        return max((v for d in measured if (v := getattr(d, measure)) is not None), default=None)
+
+    return Level(
+        name=name,
+        factor=factor,
+        repetitions=tuple(dict.fromkeys(record.backend.label for record in repeats)),
+        seen=Distance(
+            loss=largest("loss"), norm=largest("norm"), update=largest("update"), weights=largest("weights")
+        ),
+        rounding=unit,
     )
 
 

@@ -13,6 +13,7 @@ from harness.report.sections.communication import communication_section
 from harness.report.sections.failures import failures_section
 from harness.report.sections.findings import findings_section
 from harness.report.sections.job import job_section
+from harness.report.sections.levels import levels_section
 from harness.report.sections.loss import loss_section
 from harness.report.sections.machine import machine_section
 from harness.report.sections.memory import memory_section
@@ -40,6 +41,7 @@ SECTIONS: tuple[Callable[[Sequence[Row]], Section | None], ...] = (
     results_section,
     not_comparable_section,
     loss_section,
+    levels_section,
     memory_section,
     states_section,
     volume_section,

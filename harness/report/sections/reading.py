@@ -12,9 +12,7 @@ from harness.report.formats import percent
 
 def reading_section(rows: Sequence[Row]) -> Section:
     """Definitions and formulae of the columns."""
-    noises = {row.record.job_id: row.noise for row in rows if row.noise is not None}
-    levels = [f"job {job_id}, {line}" for job_id, noise in noises.items() for line in noise.derivation]
-    return Section("reading", "How to read the numbers", [Items([*_LINES, *levels])])
+    return Section("reading", "How to read the numbers", [Items(_LINES)])
 
 
 _LINES = [
@@ -45,7 +43,5 @@ _LINES = [
     "process on the whole global batch: of the loss in nats per target token, of the norm relative.",
     "parity: exact, bit-equal losses, norms and final weights; tight, within what another order of "
     "summation changes; band, within what the low precision changes; diverged, beyond; unjudged, no "
-    "comparison was possible. Judged on losses, gradient norms, the distance that the weights moved and "
-    "the final weights, whole and by parameter. Distances of weights are estimated from eight random "
-    "projections of each parameter.",
+    "comparison was possible. 'Parity levels' has the limits and how they were found.",
 ]

@@ -1,0 +1,122 @@
+"""What counts as agreement: the parity levels, how their limits were found, and how far each run lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.compare.noise import BAND_FACTOR, TIGHT_FACTOR, UNMEASURED_FACTOR, Level, Limits, Noise
+from harness.compare.rows import Row, repeat_spreads
+from harness.report.document import Block, Column, Folded, Items, Paragraph, Section, Table
+from harness.report.formats import listed, scientific, short
+from harness.report.tables import LABELS
+
+JUDGED = (
+    "Every run is judged by the reference, one process on the whole global batch, in four measures: loss, "
+    "the largest difference of a step in nats per target token; gradient norm, the largest difference of a "
+    "step over the reference's norm; distance moved, the difference of how far the weights went from first "
+    "to last step, over the reference's; final weights, their distance from the reference's over how far "
+    "those moved, for all weights together and for each parameter. The last two are estimated from eight "
+    "random projections of each parameter."
+)
+MEANINGS = (
+    ("exact", "losses, gradient norms and final weights are equal bit for bit."),
+    ("tight", "no measure lies beyond what another order of summation changes."),
+    ("band", "beyond tight, within what the low precision itself changes; there is none in fp32."),
+    ("diverged", "beyond: the run computes something else, or lost its loss or norm."),
+    ("unjudged", "no comparison was possible; the reason stands below."),
+)
+FOUND = (
+    "The limits are measured for each job. The reference ran again with the batch in other pieces, which "
+    "adds the same numbers in another order: what differs then is noise, and 'seen' is the largest of it. At "
+    "a low precision it also ran in fp32 and with cast weights, which shows what rounding to that precision "
+    "changes. 'allowed' is the factor times what was seen, at least the factor times one rounding of the "
+    "dtype named below. Since an estimate from eight projections may be small by chance, 'distance moved' is "
+    "allowed at least what 'final weights' is, over the root of eight; and band is never below tight. The "
+    f"factors are choices, not measurements: {TIGHT_FACTOR:g} for tight, since a few repetitions show a few "
+    f"orders of summation and each backend has its own; {BAND_FACTOR:g} for band, since libraries round at "
+    f"other places than the reference but not at more; {UNMEASURED_FACTOR:g} for tight where no repetition "
+    "is here."
+)
+MEASURES = (
+    ("loss", "loss"), ("norm", "gradient norm"), ("update", "distance moved"), ("weights", "final weights"),
+)  # fmt: skip
+LIMITS = (
+    Column("level", "level", align="left"),
+    Column("measure", "measure", align="left"),
+    Column("seen", "seen", scientific),
+    Column("factor", "factor", short),
+    Column("allowed", "allowed", scientific),
+)
+
+
+def _none(value: Any) -> str:
+    """Nothing to tell is not 'not measured'."""
+    return "-" if value is None else str(value)
+
+
+DISTANCES = (
+    *LABELS,
+    Column("repeat", "repeat"),
+    Column("parity", "parity", align="left"),
+    Column("max_loss_difference", "loss", scientific),
+    Column("max_grad_norm_difference", "gradient norm", scientific),
+    Column("update_difference", "distance moved", scientific),
+    Column("final_weights_difference", "final weights", scientific),
+    Column("first_divergent_step", "first step beyond", _none),
+    Column("parity_reason", "why unjudged", _none, align="left"),
+)
+
+
+def levels_section(rows: Sequence[Row]) -> Section | None:
+    """None where no run was judged."""
+    noises = {row.record.job_id: row.noise for row in rows if row.noise is not None}
+    if not noises:
+        return None
+    blocks: list[Block] = [Paragraph(JUDGED), Items(MEANINGS), Paragraph(FOUND)]
+    blocks.append(_limits(noises))
+    blocks.append(
+        Items([_source(level, job_id, noises) for job_id, n in noises.items() for level in n.levels])
+    )
+    blocks.append(Folded("How far each run lies from the reference", [_distances(rows)]))
+    spreads = repeat_spreads(rows)
+    if spreads:
+        lines = [f"{cell}: {scientific(value)} nats per token" for cell, value in spreads.items()]
+        title = "How far repeats of one backend lie from each other: the largest difference of a step's loss"
+        blocks.append(Folded(title, [Items(lines)]))
+    return Section("levels", "Parity levels", blocks)
+
+
+def _limits(noises: dict[str, Noise]) -> Table:
+    several = len(noises) > 1
+    body = [
+        [*([job_id] if several else []), *line]
+        for job_id, noise in noises.items()
+        for level in noise.levels
+        for line in _lines(level, noise.tight if level.name == "tight" else noise.band)
+    ]
+    columns = (Column("job_id", "job", align="left"), *LIMITS) if several else LIMITS
+    return Table(key="parity_levels", columns=columns, rows=body)
+
+
+def _lines(level: Level, limits: Limits | None) -> list[list[Any]]:
+    return [
+        [level.name, title, getattr(level.seen, name), level.factor, getattr(limits, name, None)]
+        for name, title in MEASURES
+    ]
+
+
+def _source(level: Level, job_id: str, noises: dict[str, Noise]) -> str:
+    where = f"job {job_id}, {level.name}" if len(noises) > 1 else level.name
+    if not level.repetitions:
+        return (
+            f"{where}: not measured, no repetition of the reference is among the records; the limits are "
+            f"{level.factor:g} roundings of {level.rounding}."
+        )
+    return f"{where}: measured by {listed(level.repetitions)}; one rounding is that of {level.rounding}."
+
+
+def _distances(rows: Sequence[Row]) -> Table:
+    keys = [column.key for column in DISTANCES]
+    body = [[document[key] for key in keys] for row in rows for document in (row.as_json(),)]
+    return Table(key="parity_distances", columns=DISTANCES, rows=body)
