@@ -104,7 +104,10 @@ class StepPart(Part):
     """As the job has it."""
     applied_learning_rate: float | None = None
     """As the optimizer holds it after the step, of all ranks and groups the one farthest from the job's;
-    None: the optimizer that the job built is not the one that trains."""
+    None: no torch optimizer trains."""
+    applied_gradient_norm: float | None = None
+    """Norm of the gradients that the optimizer was given, after clipping, over all ranks; of the first
+    steps only. None: not looked at, or no torch optimizer stepped."""
     tokens: int
     """Tokens that are not padding, over all ranks."""
     target_tokens: int
@@ -199,6 +202,14 @@ class RankPart(Part):
     """Per step, the global norm as this rank was told it."""
     fed: list[list[str]] = []
     """For each of the first steps, a digest of every sample that reached the model."""
+    fed_sums: list[str | None] = []
+    """Per step, the sum modulo 2^64 of a hash of every sample that reached the model."""
+    computed_loss_sums: list[float | None] = []
+    """Per step, the loss summed over this rank's target tokens as it was computed, whatever the backend
+    returned; None: the backend computes it by itself, or it is not finite."""
+    early_reduced_bytes: int | None = None
+    """Counted steps: payload of reductions in backward passes that were not the last of their step; None:
+    nothing was counted, or every step has one."""
     initial_digest: str | None = None
     final_digest: str | None = None
     probe_loss: float | None = None
@@ -246,12 +257,13 @@ class ObservedPart(Part):
     """What the harness saw of a run without asking the backend; None: it could not see."""
 
     parameters_left_out: list[str] = []
-    """Parameters of the model that the optimizer was never given."""
+    """Parameters of the model that no optimizer that trains was given."""
     optimizer_used: bool = False
-    """Whether the optimizer that the job built is the one that trains."""
+    """Whether the optimizer that the job built is among those that train."""
     optimizer_steps: int | None = None
     optimizer_groups: list[dict[str, Any]] = []
-    """Constants of each group, and the names of its parameters where groups are those that were built."""
+    """Constants of each group of the optimizers that train, whoever built them, and the names of its
+    parameters where they can be known."""
     master_dtypes: list[str] = []
     """Of the tensors that the optimizer updates."""
     optimizer_state_dtypes: list[str] = []

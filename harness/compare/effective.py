@@ -6,10 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from harness.compare.measures import reduced_dtypes
+from harness.compare.measures import reduced_bytes, reduced_dtypes
 from harness.record import Record
 
 Effect = Literal["mathematics", "cost"]
+CLIPPING_TOLERANCE = 1e-2
+"""Relative. Libraries round the norm that they tell; what clips changes it by more, or does not matter."""
+LAST_MICRO_STEP = "last micro-step"
+EVERY_MICRO_STEP = "every micro-step"
+SMALL_SHARE = 0.01
+"""Of the reduced bytes: less than so much is norms and flags, not gradients."""
+GROUPS = "parameters of the optimizer's groups"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +57,15 @@ def compute_dtype(record: Record) -> str | None:
 
 
 def clipping(record: Record) -> str | None:
-    """The clipping in force: a number or 'none'; None: unknown."""
+    """The clipping in force: a number or 'none'; None: unknown.
+
+    As the gradients that the optimizer was given show it in the first steps, else as the backend says.
+    """
     effective = record.backend.effective
     if effective is None or "gradient_clipping" not in effective:
         return None
-    value = effective["gradient_clipping"]
+    told = effective["gradient_clipping"]
+    value = _seen_clipping(record, told)
     return "none" if value is None else f"{value:g}"
 
 
@@ -73,6 +84,39 @@ def loss_scale(record: Record) -> float | str | None:
     return "none" if scale is None else scale
 
 
+def _seen_clipping(record: Record, told: float | None) -> float | None:
+    """What gradients were clipped to if that contradicts what the backend says, else what it says."""
+    if any(len(set(norms)) > 1 for norms in zip(*(r.gradient_norms for r in record.ranks), strict=False)):
+        return told  # each rank clips by a norm of its own, which is another finding
+    pairs = [
+        (step.gradient_norm, step.applied_gradient_norm)
+        for step in record.steps
+        if step.gradient_norm and step.applied_gradient_norm is not None
+    ]
+    clipped = [after for before, after in pairs if after < (1 - CLIPPING_TOLERANCE) * before]
+    if not clipped:
+        acts = told is not None and any(before > (1 + CLIPPING_TOLERANCE) * told for before, _ in pairs)
+        return None if acts else told
+    largest = max(clipped)
+    if told is not None and abs(largest - told) <= CLIPPING_TOLERANCE * told:
+        return told
+    return float(f"{largest:.3g}")
+
+
+def synchronisation(record: Record) -> str | None:
+    """Micro-steps in which gradients are reduced: counted, else as the backend says."""
+    seen = counted_synchronisation(record)
+    return seen or (record.backend.effective or {}).get("gradient_synchronisation")
+
+
+def counted_synchronisation(record: Record) -> str | None:
+    """The same as collectives show it; None: nothing was counted, or a step has one micro-step."""
+    early = [rank.early_reduced_bytes for rank in record.ranks if rank.early_reduced_bytes is not None]
+    if not early or record.world.world_size == 1:
+        return None
+    return EVERY_MICRO_STEP if max(early) > SMALL_SHARE * reduced_bytes(record) else LAST_MICRO_STEP
+
+
 def optimizer_constants(record: Record) -> list[str] | None:
     """Constants of the optimizer's groups, whatever their order, as the live optimizer holds them."""
     if record.observed and record.observed.optimizer_groups:
@@ -81,8 +125,20 @@ def optimizer_constants(record: Record) -> list[str] | None:
         groups = record.backend.effective["optimizer_groups"]
     else:
         return None
+    return sorted({_constants(group) for group in groups})
+
+
+def optimizer_groups(record: Record) -> dict[str, str] | None:
+    """Constants by parameter; None where it is not known which parameters a group holds."""
+    groups = record.observed.optimizer_groups if record.observed else []
+    if not groups or any("parameters" not in group for group in groups):
+        return None
+    return {name: _constants(group) for group in groups for name in group["parameters"]}
+
+
+def _constants(group: dict[str, Any]) -> str:
     keys = ("betas", "eps", "weight_decay", "amsgrad", "maximize")
-    return sorted({", ".join(f"{key} {group[key]}" for key in keys if key in group) for group in groups})
+    return ", ".join(f"{key} {group[key]}" for key in keys if key in group)
 
 
 def master_dtypes(record: Record) -> list[str] | None:
@@ -129,7 +185,7 @@ SETTINGS = (
     Setting(name="activation checkpointing", effect="cost", read=_seen("activation_checkpointing")),
     Setting(name="compiled", effect="cost", read=_seen("compiled")),
     Setting(name="offload", effect="cost", read=_told("offload")),
-    Setting(name="synchronisation of gradients", effect="cost", read=_told("gradient_synchronisation")),
+    Setting(name="synchronisation of gradients", effect="cost", read=synchronisation),
     Setting(name="bytes of a reduction", effect="cost", read=_told("reduce_bucket_bytes")),
     Setting(name="prefetch", effect="cost", read=_told("prefetch")),
     Setting(name="wrap units", effect="cost", read=lambda r: len(_told("wrap_units")(r) or ()) or None),
@@ -145,4 +201,18 @@ def setting_differences(reference: Record, record: Record) -> list[SettingDiffer
             found.append(
                 SettingDifference(setting=setting.name, effect=setting.effect, reference=left, given=right)
             )
+    if not any(difference.setting == "optimizer constants" for difference in found):
+        found += _group_differences(reference, record)
     return found
+
+
+def _group_differences(reference: Record, record: Record) -> list[SettingDifference]:
+    """The same constants, but of other parameters: each side has those that differ, by name."""
+    left, right = optimizer_groups(reference), optimizer_groups(record)
+    if left is None or right is None:
+        return []
+    names = sorted(name for name in left.keys() & right.keys() if left[name] != right[name])
+    if not names:
+        return []
+    sides = ({name: side[name] for name in names} for side in (left, right))
+    return [SettingDifference(setting=GROUPS, effect="mathematics", reference=next(sides), given=next(sides))]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from harness.compare.distance import estimate, movement, relative
+from harness.compare.effective import master_dtypes, optimizer_groups
 from harness.compare.noise import Limits
+from harness.compare.reported_loss import of_one_rank, sums_of_step, whole_loss
 from harness.record import Record
 
 SCALE_TOLERANCE = 5e-3
 """Relative. Low precision moves a norm by a few thousandths; scales are small whole numbers apart."""
+SUDDEN = 0.05
+"""Relative. Weights that agree so well that the loss does cannot change the next norm by so much: where a
+later norm is the first to differ, by more, the gradient of that step is wrong and no update before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,27 +28,48 @@ class Explanation:
     values: dict[str, Any] = field(default_factory=dict)
 
 
-def explain(reference: Record, record: Record, limits: Limits) -> Explanation:
-    """The most specific cause that the first step supports.
+def explain(reference: Record, record: Record, limits: Limits, settings: Sequence[str] = ()) -> Explanation:
+    """The most specific cause that the first step beyond the limits supports.
 
-    Initial weights and samples of both runs are equal, so a loss that differs at once is the forward
-    pass or its normalisation, a norm that differs at once is the gradient, and what differs later only
-    is the update.
+    Initial weights and samples of both runs are equal. A loss that differs at once is the forward pass or
+    its normalisation, a norm that differs at once is the gradient, and what differs later only is the
+    update, unless that step's own figures say otherwise. settings: names of those that differ and change
+    the mathematics.
     """
-    left, right = reference.steps[0], record.steps[0]
+    index = _first_beyond(reference, record, limits)
+    if index is None:
+        return _update(reference, record, limits, settings, None)
+    left, right = reference.steps[index], record.steps[index]
     if left.loss is None or right.loss is None:
-        return Explanation(kind="diverged", message="the loss is not finite from the first step on")
+        return Explanation(kind="diverged", message=f"the loss is not finite {_from(index)}")
     if abs(left.loss - right.loss) > limits.loss:
-        return _forward(record, left.loss, right.loss)
-    difference = relative(left.gradient_norm, right.gradient_norm)
-    if difference is not None and difference > limits.norm:
-        still = _standing_still(reference, record)
-        if still is not None:
-            return still
+        cause = _forward(record, left.loss, right.loss, index, limits)
+    else:
         assert left.gradient_norm is not None
         assert right.gradient_norm is not None
-        return _gradient(record, right.gradient_norm / left.gradient_norm)
-    return _update(reference, record, limits)
+        ratio = right.gradient_norm / left.gradient_norm
+        cause = _standing_still(reference, record) or _gradient(record, ratio, index)
+    return cause or _update(reference, record, limits, settings, index)
+
+
+def _first_beyond(reference: Record, record: Record, limits: Limits) -> int | None:
+    """The first step whose loss is missing, or whose loss or norm lies beyond the limits."""
+    for index, (left, right) in enumerate(zip(reference.steps, record.steps, strict=False)):
+        if left.loss is None or right.loss is None or abs(left.loss - right.loss) > limits.loss:
+            return index
+        norm = relative(left.gradient_norm, right.gradient_norm)
+        if norm is not None and norm > limits.norm:
+            return index
+    return None
+
+
+def _step(index: int | None) -> dict[str, Any]:
+    """The step in which a cause begins, for the values, unless it is the first."""
+    return {"step": index} if index else {}
+
+
+def _from(index: int) -> str:
+    return "from the first step on" if index == 0 else f"from step {index} on"
 
 
 def scales(world_size: int, accumulation_steps: int) -> dict[str, float]:
@@ -70,22 +97,22 @@ def name_scale(ratio: float, world_size: int, accumulation_steps: int) -> list[s
     ]
 
 
-def _forward(record: Record, expected: float, given: float) -> Explanation:
-    values = {"reference": expected, "given": given}
-    sums = [rank.loss_sums[0] for rank in record.ranks if rank.loss_sums]
-    targets = [rank.target_tokens[0] for rank in record.ranks if rank.target_tokens]
-    if len(sums) > 1 and None not in sums and sums[0] and not any(sums[1:]):
+def _forward(record: Record, expected: float, given: float, index: int, limits: Limits) -> Explanation | None:
+    """Why the loss of a step differs; None: a later step, whose own figures do not tell."""
+    values: dict[str, Any] = {"reference": expected, "given": given} | _step(index)
+    sums = sums_of_step(record, index, "loss_sums")
+    if of_one_rank(record, index):
         return Explanation(
             kind="loss-of-one-rank",
-            message="the loss is that of rank 0 only: the other ranks report 0",
+            message=f"the loss is that of rank 0 only {_from(index)}: the other ranks report "
+            + ("0" if not any(sums[1:]) else "the same"),
             values=values | {"loss_sums": sums},
         )
-    whole = sum(targets)
-    if len(sums) == len(targets) > 1 and None not in sums and len(set(targets)) > 1:
+    targets = [r.target_tokens[index] for r in record.ranks if len(r.target_tokens) > index]
+    if len(sums) == len(targets) > 1 and len(set(targets)) > 1:
         # If each rank divided by its own targets, undoing that gives the reference's sum.
-        undone = sum(
-            total * count * len(targets) / whole for total, count in zip(sums, targets, strict=True) if total
-        )
+        whole = sum(targets)
+        undone = sum(total * count * len(targets) / whole for total, count in zip(sums, targets, strict=True))
         if abs(undone / whole - expected) < 1e-5 * expected:
             return Explanation(
                 kind="loss-normalisation",
@@ -97,9 +124,19 @@ def _forward(record: Record, expected: float, given: float) -> Explanation:
     if causes:
         return Explanation(
             kind="loss-scale",
-            message=f"losses x {given / expected:.4g} from the first step on: {' or '.join(causes)}",
+            message=f"losses x {given / expected:.4g} {_from(index)}: {' or '.join(causes)}",
             values=values,
         )
+    computed = whole_loss(record, index)
+    if computed is not None and abs(computed - expected) <= limits.loss:
+        return Explanation(
+            kind="loss-altered",
+            message=f"the loss that is reported ({given:.6g}) is not the one that was computed "
+            f"({computed:.6g}), which agrees with the reference, {_from(index)}",
+            values=values | {"computed": computed},
+        )
+    if index > 0:
+        return None
     return Explanation(
         kind="diverged",
         message=f"the first loss differs ({given:.6g} against {expected:.6g}) from equal weights and "
@@ -109,9 +146,16 @@ def _forward(record: Record, expected: float, given: float) -> Explanation:
     )
 
 
-def _gradient(record: Record, ratio: float) -> Explanation:
+def _gradient(record: Record, ratio: float, index: int) -> Explanation | None:
+    """Why the norm of a step differs although its loss agrees; None: the updates before may explain it."""
     world = record.world
-    told = [rank.gradient_norms[0] for rank in record.ranks if rank.gradient_norms]
+    told = [rank.gradient_norms[index] for rank in record.ranks if len(rank.gradient_norms) > index]
+    if len(set(told)) > 1 and replicas_differ(record):
+        return Explanation(
+            kind="diverged",
+            message="ranks are told different gradient norms and end with different weights: gradients are "
+            "not reduced over ranks",
+        )
     if len(set(told)) > 1:
         return Explanation(
             kind="norm-of-shard",
@@ -123,10 +167,14 @@ def _gradient(record: Record, ratio: float) -> Explanation:
     if causes:
         return Explanation(
             kind="gradient-scale",
-            message=f"all gradients x {ratio:.4g}: {' or '.join(causes)}",
-            values={"ratio": ratio},
+            message=f"all gradients x {ratio:.4g} {_from(index)}: {' or '.join(causes)}"
+            if index
+            else f"all gradients x {ratio:.4g}: {' or '.join(causes)}",
+            values={"ratio": ratio} | _step(index),
         )
-    targets = {rank.target_tokens[0] for rank in record.ranks if rank.target_tokens}
+    if index > 0 and abs(ratio - 1) < SUDDEN:
+        return None
+    targets = {rank.target_tokens[index] for rank in record.ranks if len(rank.target_tokens) > index}
     hint = ""
     if len(targets) > 1:
         hint = (
@@ -135,45 +183,57 @@ def _gradient(record: Record, ratio: float) -> Explanation:
         )
     elif world.accumulation_steps > 1 or world.world_size > 1:
         hint = "; gradients of a rank, a micro-step or a parameter may be missing"
+    which = "first gradient norm" if index == 0 else f"gradient norm of step {index}"
     return Explanation(
         kind="gradient-differs",
-        message=f"the first gradient norm is {ratio:.4g} times the reference's although the loss agrees"
-        + hint,
-        values={"ratio": ratio},
+        message=f"the {which} is {ratio:.4g} times the reference's although the loss agrees" + hint,
+        values={"ratio": ratio} | _step(index),
     )
 
 
-def _update(reference: Record, record: Record, limits: Limits) -> Explanation:
+def _update(
+    reference: Record, record: Record, limits: Limits, settings: Sequence[str], index: int | None
+) -> Explanation:
+    """What is left when losses and gradients agree at first."""
+    if replicas_differ(record):
+        return Explanation(kind="diverged", message="ranks do not hold the same weights")
     still = _standing_still(reference, record)
     if still is not None:
         return still
-    parts = []
-    step = next(
-        (
-            a.step
-            for a, b in zip(reference.steps, record.steps, strict=False)
-            if a.loss is not None and b.loss is not None and abs(a.loss - b.loss) > limits.loss
-        ),
-        None,
-    )
-    if step is not None:
-        parts.append(f"losses leave the reference at step {step}")
+    suspects = "clipping, learning rate, optimizer constants or dtype of masters"
+    known = f"by settings that differ ({', '.join(settings)})" if settings else suspects
+    message = f"losses and gradients agree at first, so the update differs: {known}"
+    if index is not None:
+        left, right = reference.steps[index].loss, record.steps[index].loss
+        losses = left is not None and right is not None and abs(left - right) > limits.loss
+        message += f"; {'losses' if losses else 'gradient norms'} leave the reference at step {index}"
     beyond = _parameters_beyond(reference, record, limits)
     if beyond:
-        parts.append(f"weights that end elsewhere: {_some(beyond)}")
-    return Explanation(
-        kind="update-differs",
-        message="the first loss and gradient norm agree, so the update differs: clipping, learning rate, "
-        "optimizer constants or dtype of masters" + ("; " + "; ".join(parts) if parts else ""),
-        values={"parameters": beyond},
-    )
+        message += f"; weights that end elsewhere: {_some(beyond)}"
+    return Explanation(kind="update-differs", message=message, values={"parameters": beyond} | _step(index))
+
+
+def replicas_differ(record: Record) -> bool:
+    """Whether ranks ended with different weights."""
+    return len({rank.final_digest for rank in record.ranks if rank.final_digest is not None}) > 1
 
 
 def _standing_still(reference: Record, record: Record) -> Explanation | None:
+    """Parameters that the reference moves and this run does not.
+
+    Adam moves whatever it holds and has a gradient, unless the update vanishes in a low dtype.
+    """
     moved, other = movement(reference), movement(record)
     still = sorted(name for name, size in moved.items() if size > 0 and other.get(name) == 0)
     if not still or len(still) == len(moved):
         return None
+    held = optimizer_groups(record) or {}
+    if all(name in held for name in still) and master_dtypes(record) == ["float32"]:
+        return Explanation(
+            kind="gradient-differs",
+            message=f"no gradient reaches {_some(still)}: held by an optimizer, never moved",
+            values={"parameters": still},
+        )
     return Explanation(
         kind="parameters-not-updated",
         message=f"{_some(still)} never moved although the reference moves them",

@@ -104,6 +104,15 @@ def textbook_bytes_per_step(record: Record) -> float | None:
     )
 
 
+def reduced_bytes(record: Record) -> int:
+    """Payload of reductions after forward passes in the counted steps, the largest rank's."""
+    sizes: dict[int, int] = {}
+    for row in record.comm:
+        if row.phase in ("backward", "step") and row.op in REDUCTIONS and row.group_size > 1:
+            sizes[row.rank] = sizes.get(row.rank, 0) + row.payload_bytes
+    return max(sizes.values(), default=0)
+
+
 def reduced_dtypes(record: Record) -> list[str]:
     """Dtypes in which gradients crossed the wire in the counted steps, sorted; empty: nothing crossed.
 

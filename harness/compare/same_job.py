@@ -92,6 +92,10 @@ def _samples(reference: Record, record: Record) -> Iterator[Difference]:
                 kind=kind,
             )
             return
+    late = _late_samples(reference, record)
+    if late is not None:
+        yield late
+        return
     for left_step, right_step in zip(reference.steps, record.steps, strict=False):
         for field in ("ledger", "samples", "target_tokens"):
             if getattr(left_step, field) != getattr(right_step, field):
@@ -102,6 +106,30 @@ def _samples(reference: Record, record: Record) -> Iterator[Difference]:
                     kind="samples-differ",
                 )
                 return
+
+
+def _late_samples(reference: Record, record: Record) -> Difference | None:
+    """The first step in which other samples reached the model, by their sums over ranks."""
+    for step, (left, right) in enumerate(zip(_fed_sums(reference), _fed_sums(record), strict=False)):
+        if left is not None and right is not None and sum(left) % 2**64 != sum(right) % 2**64:
+            repeated = len(right) > 1 and len(set(right)) == 1
+            return Difference(
+                field=f"samples of step {step}",
+                reference=f"sum of hashes {sum(left) % 2**64:016x}",
+                given=f"sum of hashes {sum(right) % 2**64:016x}"
+                + (", the same batch on every rank" if repeated else ""),
+                kind="samples-repeated" if repeated else "samples-differ",
+            )
+    return None
+
+
+def _fed_sums(record: Record) -> list[list[int] | None]:
+    """For each step, the ranks' sums over what reached the model; None: not every rank has one."""
+    per_rank = [rank.fed_sums for rank in record.ranks]
+    return [
+        None if None in sums else [int(value, 16) for value in sums if value is not None]
+        for sums in zip(*per_rank, strict=False)
+    ]
 
 
 def _fed(record: Record) -> list[Counter[str]]:

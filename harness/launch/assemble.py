@@ -154,6 +154,7 @@ def _step(rows: list[dict[str, Any]]) -> StepPart:
         gradient_norm=first["gradient_norm"],
         learning_rate=first["learning_rate"],
         applied_learning_rate=_applied_learning_rate(rows),
+        applied_gradient_norm=_applied_gradient_norm(rows),
         tokens=sum(row["tokens"] for row in rows),
         target_tokens=sum(row["target_tokens"] for row in rows),
         samples=sum(row["samples"] for row in rows),
@@ -166,6 +167,15 @@ def _applied_learning_rate(rows: list[dict[str, Any]]) -> float | None:
     asked: float = rows[0]["learning_rate"]
     applied = [rate for row in rows if (rate := row.get("applied_learning_rate")) is not None]
     return max(applied, key=lambda rate: abs(rate - asked), default=None)
+
+
+def _applied_gradient_norm(rows: list[dict[str, Any]]) -> float | None:
+    """Ranks hold disjoint parts of the gradient, or each of them all of it: told by how much they hold."""
+    applied = [part for row in rows if (part := row.get("applied")) and part["squares"] is not None]
+    if len(applied) < len(rows):
+        return None
+    copies = max(1, round(sum(part["share"] for part in applied)))
+    return float((sum(part["squares"] for part in applied) / copies) ** 0.5)
 
 
 def _rank(rank: int, kinds: dict[str, list[dict[str, Any]]]) -> RankPart | None:
@@ -190,6 +200,9 @@ def _rank(rank: int, kinds: dict[str, list[dict[str, Any]]]) -> RankPart | None:
         loss_sums=[row["loss_sum"] for row in steps],
         gradient_norms=[row["gradient_norm"] for row in steps],
         fed=[row["fed"] for row in steps if "fed" in row],
+        fed_sums=[row.get("fed_sum") for row in steps],
+        computed_loss_sums=[row.get("computed_loss_sum") for row in steps],
+        early_reduced_bytes=measured.get("early_reduced_bytes"),
         initial_digest=(setup.get("initial_weights") or {}).get("digest"),
         final_digest=(final.get("weights") or {}).get("digest"),
         probe_loss=final.get("probe_loss"),

@@ -43,6 +43,7 @@ OPERATORS: dict[str, tuple[str, int]] = {
     "barrier": ("barrier", 0),
     "monitored_barrier_": ("barrier", 0),
 }
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,10 @@ class CommunicationCounter:
 
     def __init__(self) -> None:
         self.phase = "setup"
+        self.early = False
+        """Whether this micro-step is not the last of its step."""
+        self.early_reduced_bytes: int | None = None
+        """Payload of reductions in backward passes of such micro-steps; None: none was counted."""
         self.counts: dict[CollectiveKey, Count] = {}
         self.groups: dict[str, list[int]] = {}
         self._lock = threading.Lock()
@@ -85,6 +90,12 @@ class CommunicationCounter:
     @property
     def at_work(self) -> bool:
         return self._library is not None
+
+    def begin_micro_step(self, *, last: bool) -> None:
+        """What follows belongs to a micro-step that is or is not the last of its step."""
+        self.early = not last
+        if self.early and self.at_work and self.early_reduced_bytes is None:
+            self.early_reduced_bytes = 0
 
     @contextmanager
     def counting(self, phase: str) -> Iterator[None]:
@@ -156,6 +167,8 @@ class CommunicationCounter:
             for dtype, payload in payload_by_dtype(tensors).items():
                 key = CollectiveKey(self.phase, op, dtype, group.group_name)
                 self.counts.setdefault(key, Count()).add(payload * pieces)
+                if self.early and self.phase == "backward" and op in REDUCTIONS and group.size() > 1:
+                    self.early_reduced_bytes = (self.early_reduced_bytes or 0) + payload
 
 
 def payload_by_dtype(tensors: Iterable[torch.Tensor]) -> dict[str, int]:

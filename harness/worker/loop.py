@@ -81,6 +81,7 @@ class Loop:
         begin = time.perf_counter()
         for micro_step in range(self.layout.accumulation_steps):
             last = micro_step == self.layout.accumulation_steps - 1
+            probes.begin_micro_step(last=last)
             self._enter(None)
             fetch = time.perf_counter()
             batch = self._batch(step, micro_step, consumed)

@@ -6,7 +6,6 @@ so it can look at them whatever the adapter says of itself.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,12 +15,15 @@ from torch import Tensor, nn
 from backends.base import Batch, Engine
 from backends.precision import dtype_name
 from harness.spec import OptimizerSection
+from harness.worker.contents import content_digests, content_sum
 from harness.worker.model import summed_cross_entropy
 from harness.worker.optimizer import build_adamw
+from harness.worker.stepping import OptimizerWatch
 
 FED_STEPS = 2
-"""First steps of which each sample that reached the model is recorded: a wrong loader is wrong at once."""
+"""Steps of which each sample and the optimizer's gradients are recorded; of later ones sums are."""
 CONSTANTS = ("betas", "eps", "weight_decay", "amsgrad", "maximize")
+WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 class Observer:
@@ -29,15 +31,18 @@ class Observer:
 
     def __init__(self) -> None:
         self._model: nn.Module | None = None
-        self._names: list[str] = []
+        self._elements: dict[str, int] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         self._given: list[list[str]] = []
+        self._watch = OptimizerWatch()
         self._fed: list[str] | None = None
+        self._fed_sums: list[Tensor] = []
+        self._losses: list[Tensor] = []
 
     def built(self, model: nn.Module) -> None:
         """Remember the model that an adapter received."""
         self._model = model
-        self._names = [name for name, _ in model.named_parameters()]
+        self._elements = {name: parameter.numel() for name, parameter in model.named_parameters()}
 
     def build_optimizer(
         self,
@@ -54,60 +59,129 @@ class Observer:
         return optimizer
 
     def compute_loss(self, module: nn.Module, batch: Batch) -> Tensor:
-        """The loss of a batch; in the first steps also a note of the samples that it holds."""
-        if self._fed is not None and torch.is_grad_enabled():
-            tokens, labels = batch["tokens"].cpu(), batch["labels"].cpu()
-            self._fed += [_content(*pair) for pair in zip(tokens, labels, strict=True)]
-        return summed_cross_entropy(module, batch)
+        """The loss of a batch, and a note of it and of the samples that it is of."""
+        if torch.is_grad_enabled():
+            self._fed_sums.append(content_sum(batch["tokens"], batch["labels"]))
+            if self._fed is not None:
+                self._fed += content_digests(batch["tokens"], batch["labels"])
+        loss = summed_cross_entropy(module, batch)
+        self._losses.append(loss.detach())
+        return loss
 
     def begin_step(self, step: int) -> None:
-        """Note the samples of this step if it is one of the first."""
+        """Forget the step before; look closer if this one is one of the first."""
         self._fed = [] if step < FED_STEPS else None
+        self._fed_sums.clear()
+        self._losses.clear()
+        if step < FED_STEPS:
+            self._watch.start()
 
     def end_step(self, rate: float) -> dict[str, Any]:
-        """What one optimizer step was seen to use: learning rate, and samples if they were noted."""
+        """What one optimizer step was seen to use: see `record.StepPart` and `record.RankPart`.
+
+        Reads tensors of the device, so it stands outside of what is timed.
+        """
         seen: dict[str, Any] = {"applied_learning_rate": self._learning_rate(rate)}
         if self._fed is not None:
             seen["fed"] = self._fed
+        if self._fed_sums:
+            seen["fed_sum"] = f"{sum(map(int, self._fed_sums)) % 2**64:016x}"
+            seen["computed_loss_sum"] = self._computed_loss()
+        if self._watch.at_work:
+            applied = self._watch.stop()
+            if applied is not None:
+                squares, elements = applied
+                seen["applied"] = {"squares": squares, "share": elements / max(1, self._trained_elements())}
         return seen
+
+    def probe_loss(self, engine: Engine, batch: Batch) -> float:
+        """Loss of one batch that is equal on every rank: equal on all of them if they hold equal weights.
+
+        As it was computed here, where the engine asks for that, since an engine may report another. A
+        collective. For the end of a run: it leaves the engine in evaluation mode.
+        """
+        self._losses.clear()
+        engine.train(False)
+        with torch.no_grad():
+            reported = float(engine.forward(batch))
+        return self._computed_loss() if self._losses else reported
 
     def report(self) -> dict[str, Any]:
         """Everything seen by the end of the training, in the form of `record.ObservedPart`."""
         return {**self._optimizer_facts(), **self._model_facts(), **_process_facts()}
 
+    def _computed_loss(self) -> float:
+        return float(torch.stack([loss.double() for loss in self._losses]).sum())
+
+    def _trained_elements(self) -> int:
+        """Elements of the whole model that are not frozen."""
+        assert self._model is not None
+        frozen = {_bare(name) for name, p in self._model.named_parameters() if not p.requires_grad}
+        return sum(count for name, count in self._elements.items() if name not in frozen)
+
+    @property
+    def _at_work(self) -> list[torch.optim.Optimizer]:
+        """The optimizers that train: those that were seen to step, else the job's if it has states."""
+        if self._watch.optimizers:
+            return self._watch.optimizers
+        return [self._optimizer] if self._optimizer is not None and self._optimizer.state else []
+
     def _learning_rate(self, asked: float) -> float | None:
-        """Of the rates in force the one farthest from what was asked; None: this optimizer is not used."""
-        if self._optimizer is None or not self._optimizer.state:
-            return None
-        rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-        return max(rates, key=lambda rate: abs(rate - asked))
+        """Of the rates in force the one farthest from what was asked; None: no optimizer was seen."""
+        groups = [group for optimizer in self._at_work for group in optimizer.param_groups]
+        rates = [float(group["lr"]) for group in groups if group.get("lr") is not None]
+        return max(rates, key=lambda rate: abs(rate - asked), default=None)
 
     def _optimizer_facts(self) -> dict[str, Any]:
-        given = {name for names in self._given for name in names}
+        at_work = self._at_work
         facts: dict[str, Any] = {
-            "parameters_left_out": sorted(set(self._names) - given),
-            "optimizer_used": False,
+            "parameters_left_out": self._left_out(),
+            "optimizer_used": any(optimizer is self._optimizer for optimizer in at_work),
         }
-        optimizer = self._optimizer
-        if optimizer is None or not optimizer.state:
+        if not at_work:
             return facts
+        states = [state for optimizer in at_work for state in optimizer.state.values()]
         tensors = {
-            key: [state[key] for state in optimizer.state.values() if isinstance(state.get(key), Tensor)]
+            key: [state[key] for state in states if isinstance(state.get(key), Tensor)]
             for key in ("exp_avg", "exp_avg_sq", "step")
         }
-        moments = tensors["exp_avg"] + tensors["exp_avg_sq"]
-        groups = optimizer.param_groups
+        held = [p for optimizer in at_work for p in optimizer.state if isinstance(p, Tensor)]
         return facts | {
-            "optimizer_used": True,
             "optimizer_steps": int(max(map(float, tensors["step"]), default=0)) or None,
-            "optimizer_groups": [
-                {key: list(v) if isinstance(v := group[key], tuple) else v for key in CONSTANTS}
-                | ({"parameters": self._given[index]} if len(groups) == len(self._given) else {})
-                for index, group in enumerate(groups)
-            ],
-            "master_dtypes": sorted({dtype_name(p.dtype) for p in optimizer.state if isinstance(p, Tensor)}),
-            "optimizer_state_dtypes": sorted({dtype_name(tensor.dtype) for tensor in moments}),
+            "optimizer_groups": [group for optimizer in at_work for group in self._groups(optimizer)],
+            "master_dtypes": sorted({dtype_name(parameter.dtype) for parameter in held}),
+            "optimizer_state_dtypes": sorted(
+                {dtype_name(tensor.dtype) for tensor in tensors["exp_avg"] + tensors["exp_avg_sq"]}
+            ),
         }
+
+    def _groups(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+        """Constants of each group, and the names of its parameters where they can be known."""
+        names = self._group_names(optimizer)
+        return [
+            {key: list(v) if isinstance(v := group[key], tuple) else v for key in CONSTANTS if key in group}
+            | ({"parameters": names[index]} if names is not None else {})
+            for index, group in enumerate(optimizer.param_groups)
+        ]
+
+    def _group_names(self, optimizer: torch.optim.Optimizer) -> list[list[str]] | None:
+        """Names by group: of the model's own parameters, else as the job's groups were filled."""
+        live: dict[int, str] = {}
+        if self._model is not None:
+            live = {id(parameter): _bare(name) for name, parameter in self._model.named_parameters()}
+        groups = [group["params"] for group in optimizer.param_groups]
+        if any(groups) and all(id(parameter) in live for group in groups for parameter in group):
+            return [[live[id(parameter)] for parameter in group] for group in groups]
+        given = optimizer is self._optimizer and len(groups) == len(self._given)
+        return self._given if given else None
+
+    def _left_out(self) -> list[str]:
+        """Parameters of the model that no optimizer at work was given, as far as names can be known."""
+        names = [self._group_names(optimizer) for optimizer in self._at_work]
+        groups = [group for of_one in names if of_one is not None for group in of_one]
+        if not names or None in names:
+            groups = self._given
+        return sorted(set(self._elements) - {name for group in groups for name in group})
 
     def _model_facts(self) -> dict[str, Any]:
         model: Any = self._model
@@ -128,20 +202,11 @@ class Observer:
         }
 
 
-def probe_loss(engine: Engine, batch: Batch) -> float:
-    """Loss of one batch that is equal on every rank: equal on all of them if they hold equal weights.
-
-    A collective. For the end of a run: it leaves the engine in evaluation mode.
-    """
-    engine.train(False)
-    with torch.no_grad():
-        return float(engine.forward(batch))
-
-
-def _content(tokens: Tensor, labels: Tensor) -> str:
-    digest = hashlib.blake2b(tokens.numpy().tobytes(), digest_size=8)
-    digest.update(labels.numpy().tobytes())
-    return digest.hexdigest()
+def _bare(name: str) -> str:
+    """A parameter's name without what wrapping modules put into it."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
 
 
 def _largest_dropout(model: Any) -> float:

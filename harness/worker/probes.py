@@ -83,6 +83,10 @@ class Probes:
             }
             self.timed_probes |= {name for name, is_at_work in at_work.items() if is_at_work}
 
+    def begin_micro_step(self, *, last: bool) -> None:
+        """Tell the counter whether this micro-step is the last of its step."""
+        self.counter.begin_micro_step(last=last)
+
     def phase(self, name: str) -> None:
         """Name what the collectives from here on belong to."""
         self.counter.phase = name

@@ -33,7 +33,7 @@ from harness.worker.model import (
     describe_model,
     model_config,
 )
-from harness.worker.observer import Observer, probe_loss
+from harness.worker.observer import Observer
 from harness.worker.optimizer import decaying_names
 from harness.worker.phases import phase_timer
 from harness.worker.probes import Probes
@@ -162,6 +162,7 @@ def _train(
             "measured",
             memory=probes.memory,
             communication=counter.rows(),
+            early_reduced_bytes=counter.early_reduced_bytes,
             overlap=tracer.rows,
             probe_seconds=probes.seconds_per_step() | _tracer_seconds(tracer),
             timed_probes=sorted(probes.timed_probes),
@@ -184,7 +185,7 @@ def _train(
         "final",
         weights=digest_weights(engine) if request.measure.weight_digests else None,
         observed=observer.report(),
-        probe_loss=probe_loss(engine, loop.probe_batch()),
+        probe_loss=observer.probe_loss(engine, loop.probe_batch()),
     )
     events.write("done")
     events.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -12,9 +13,12 @@ from torch import nn
 
 from backends.base import Batch, BuildModel, BuildOptimizer, Engine, SetupContext
 from backends.ddp import DdpBackend
-from backends.fsdp2 import Fsdp2Backend
+from backends.fsdp2 import Fsdp2Backend, Fsdp2HybridBackend
+from tests.memory import defects
 
 IGNORED = -100
+LATE_STEP = 3
+"""Optimizer steps that a defect which starts late leaves alone."""
 
 
 class Defect(DdpBackend):
@@ -150,6 +154,31 @@ class NeverReduced(Defect):
         engine.module.require_backward_grad_sync = False
 
 
+class ReplicasNeverReduced(Fsdp2HybridBackend):
+    """Hybrid sharding that reduces within shard groups only."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        engine: Any = super().prepare(build_model, build_optimizer, context)
+        original = engine.strategy.set_synchronisation
+
+        def synchronise(last: bool) -> None:
+            original(last)
+            engine.module.set_requires_all_reduce(False)
+
+        engine.strategy = replace(engine.strategy, set_synchronisation=synchronise)
+        return engine
+
+
+class WholeModelInOneUnit(defects.OneUnit):
+    pass
+
+
+class HoardingRank(defects.Hoarding):
+    pass
+
+
 class NormOfTheShard(Fsdp2Backend):
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
@@ -168,6 +197,33 @@ class DecayOnEverything(Defect):
     def spoil(self, engine: Any, context: SetupContext) -> None:
         for group in engine.optimizer.param_groups:
             group["weight_decay"] = 0.1
+
+
+class SwappedDecayGroups(Defect):
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        first, second = engine.optimizer.param_groups
+        first["weight_decay"], second["weight_decay"] = second["weight_decay"], first["weight_decay"]
+
+
+class LearningRateOfOneGroup(Defect):
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        def halve(*_: Any) -> None:
+            engine.optimizer.param_groups[1]["lr"] /= 2
+
+        engine.optimizer.register_step_pre_hook(halve)
+
+
+class OwnClipping(Defect):
+    """Clips at another norm than it says."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine._update
+
+        def update() -> None:
+            nn.utils.clip_grad_norm_(engine.module.parameters(), 0.25)
+            original()
+
+        engine._update = update
 
 
 class Checkpointed(DdpBackend):
@@ -267,3 +323,93 @@ class LossOfRankZero(Defect):
             return loss if context.world.rank == 0 else loss - loss.detach()
 
         engine.forward = forward
+
+
+class LossOfRankZeroForAll(Defect):
+    """Every rank reports what rank 0 computed."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.forward
+
+        def forward(batch: Batch) -> torch.Tensor:
+            loss = original(batch)
+            shown = loss.detach().clone()
+            dist.broadcast(shown, 0)
+            return loss + (shown - loss.detach())
+
+        engine.forward = forward
+
+
+class NoGradientOfOneParameter(Defect):
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        norm = engine.module.module.model.layers[1].post_attention_layernorm.weight
+        norm.register_hook(torch.zeros_like)
+
+
+class HandWrittenOptimizer(Defect):
+    """Adam without torch's optimizer, so that no constant can be read: betas (0.9, 0.999)."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        decaying = {id(p) for p in engine.optimizer.param_groups[0]["params"]}
+        moments: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        taken = 0
+
+        def update() -> None:
+            nonlocal taken
+            taken += 1
+            rate = engine.optimizer.param_groups[0]["lr"]
+            with torch.no_grad():
+                for parameter in engine.module.parameters():
+                    gradient = parameter.grad
+                    zeros = (torch.zeros_like(parameter), torch.zeros_like(parameter))
+                    first, second = moments.setdefault(id(parameter), zeros)
+                    first.lerp_(gradient, 0.1)
+                    second.lerp_(gradient**2, 0.001)
+                    if id(parameter) in decaying:
+                        parameter.mul_(1 - rate * 0.1)
+                    size = (second / (1 - 0.999**taken)).sqrt() + 1e-8
+                    parameter.sub_(rate / (1 - 0.9**taken) * first / size)
+
+        engine._update = update
+
+
+class Late(Defect):
+    """A defect that begins after LATE_STEP steps."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original, taken = engine.step, 0
+
+        def step(lr: float) -> float:
+            nonlocal taken
+            norm = float(original(lr))
+            taken += 1
+            if taken == LATE_STEP:
+                self.spoil_late(engine, context)
+            return norm
+
+        engine.step = step
+
+    def spoil_late(self, engine: Any, context: SetupContext) -> None:
+        raise NotImplementedError
+
+
+def _late(defect: type[Defect]) -> Callable[[Late, Any, SetupContext], None]:
+    return lambda self, engine, context: defect.spoil(self, engine, context)  # type: ignore[arg-type]
+
+
+class LateGradientsOfOneRankDropped(Late):
+    spoil_late = _late(GradientsOfOneRankDropped)
+
+
+class LateSameBatchOnEveryRank(Late):
+    spoil_late = _late(SameBatchOnEveryRank)
+
+
+class LateLossOfRankZero(Late):
+    spoil_late = _late(LossOfRankZero)
+
+
+class LateDecayOnEverything(Late):
+    def spoil_late(self, engine: Any, context: SetupContext) -> None:
+        for group in engine.optimizer.param_groups:
+            group["weight_decay"] = 10.0

@@ -113,7 +113,7 @@ def install(folder: Path) -> None:
     names = [
         name for name, value in vars(adapters).items()
         if isinstance(value, type) and value.__module__ == adapters.__name__
-        and name not in ("Defect", "OwnOptimizer")
+        and name not in ("Defect", "OwnOptimizer", "Late")
     ]  # fmt: skip
     lines = [f"planted-{name} = {adapters.__name__}:{name}" for name in names]
     text = "\n".join([f"[{registry.ENTRY_POINT_GROUP}]", *lines]) + "\n"

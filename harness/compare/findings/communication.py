@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.compare.effective import EVERY_MICRO_STEP, counted_synchronisation
 from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.measures import reduced_bytes
 from harness.compare.rows import Row
-from harness.compare.volume import ELSEWHERE, VolumeDifference, volume_differences
+from harness.compare.volume import ELSEWHERE, VolumeDifference, volume_differences, volume_of
 
 KINDS = (
     Kind(
@@ -24,27 +26,58 @@ KINDS = (
         "communication hook (DDP). Replicas: reduce over both dimensions of the mesh. Another group: the "
         "ranks of a shard group are neighbours, the rows of the mesh; replica groups are its columns.",
     ),
+    Kind(
+        id="synchronised-early",
+        title="A third party's backend reduces gradients in every micro-step",
+        cause="Nothing keeps the backward passes of accumulation from synchronising, so gradients cross the "
+        "wire once per micro-step and not once per step.",
+        confirm="`ranks[].early_reduced_bytes` of the record: payload of reductions in the counted steps "
+        "before their last micro-step. Where the expected volume of a backend is known, "
+        "`communication-differs` tells the same.",
+        fix="As for `communication-differs`.",
+    ),
 )
 
 
 def find(rows: Sequence[Row]) -> list[Finding]:
     """One finding per run whose payload differs anywhere, by a single byte or more."""
-    found = []
-    for row in rows:
-        if row.record.status not in ("ok", "diverged"):
-            continue
-        differences = volume_differences(row.record)
-        if differences:
-            messages = _messages(differences, row.record.world.accumulation_steps)
-            found.append(
-                Finding(
-                    id="communication-differs",
-                    backends=(row.record.backend.label,),
-                    message=f"{subject(row)}: {'; '.join(messages)}",
-                    values={"differences": [vars(difference) for difference in differences]},
-                )
-            )
-    return found
+    runs = [row for row in rows if row.record.status in ("ok", "diverged")]
+    looked = (look(row) for row in runs for look in (_differs, _early))
+    return [finding for finding in looked if finding is not None]
+
+
+def _differs(row: Row) -> Finding | None:
+    differences = volume_differences(row.record)
+    if not differences:
+        return None
+    messages = _messages(differences, row.record.world.accumulation_steps)
+    return Finding(
+        id="communication-differs",
+        backends=(row.record.backend.label,),
+        message=f"{subject(row)}: {'; '.join(messages)}",
+        values={"differences": [vars(difference) for difference in differences]},
+    )
+
+
+def _early(row: Row) -> Finding | None:
+    """Of a backend whose volume is not known; one that shards gradients may have to, if it says so."""
+    record = row.record
+    if volume_of(record) is not None or counted_synchronisation(record) != EVERY_MICRO_STEP:
+        return None
+    effective = record.backend.effective or {}
+    told = effective.get("gradient_synchronisation")
+    sharded = (effective.get("details", {}).get("shard_size") or 1) > 1
+    if told == EVERY_MICRO_STEP and sharded:
+        return None
+    early = max(rank.early_reduced_bytes or 0 for rank in record.ranks)
+    return Finding(
+        id="synchronised-early",
+        backends=(record.backend.label,),
+        message=f"{subject(row)}: gradients are reduced in every micro-step: {early} of "
+        f"{reduced_bytes(record)} reduced bytes cross the wire before the last of "
+        f"{record.world.accumulation_steps} micro-steps" + (f", it says: {told}" if told else ""),
+        values={"early_reduced_bytes": early, "reduced_bytes": reduced_bytes(record), "told": told},
+    )
 
 
 def _messages(differences: Sequence[VolumeDifference], accumulation_steps: int) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from harness.compare.explain import explain
 from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.reported_loss import altered_step, of_one_rank, sums_of_step
 from harness.compare.rows import Row
 
 DIAGNOSE = "`harness diagnose RUN_A RUN_B` reruns the step and compares gradients and updates by parameter."
@@ -65,6 +66,14 @@ KINDS = (
         fix="Reduce the loss over ranks before it is logged (`accelerator.reduce`, `dist.all_reduce`).",
     ),
     Kind(
+        id="loss-altered",
+        title="The loss that is reported is not the loss that was computed",
+        cause="The backend returns another number than the loss of its batch: averaged, scaled, smoothed, of "
+        "another batch or of another rank.",
+        confirm="`ranks[].loss_sums` against `ranks[].computed_loss_sums` of the record.",
+        fix="Return the loss of the batch as it was computed; scale a copy for the backward pass.",
+    ),
+    Kind(
         id="loss-scale",
         title="Losses differ by a whole factor",
         cause="The loss that is reported was divided by the world size or the accumulation steps, or summed.",
@@ -120,20 +129,20 @@ def find(rows: Sequence[Row]) -> list[Finding]:
         label = (row.record.backend.label,)
         values = row.as_json()
         limits = row.noise.band or row.noise.tight
-        cause = explain(row.reference, row.record, limits)
+        settings = [s.setting for s in row.judgement.settings if s.effect == "mathematics"]
+        cause = explain(row.reference, row.record, limits, settings)
         beyond = "; ".join(
             f"{what} off by {found_:.1e} {unit}, {allowed:.1e} allowed"
             for name, found_, allowed in row.judgement.exceeded[:3]
             for what, unit in (MEASURES.get(name, (name, "of the distance it moved")),)
         )
         why = cause.message if cause.kind == "diverged" else f"see {cause.kind}"
-        settings = [s.setting for s in row.judgement.settings if s.effect == "mathematics"]
         found.append(
             Finding(
                 id="diverged",
                 backends=label,
                 message=f"{subject(row)}: leaves the reference ({beyond or 'a loss or norm is missing'}); "
-                f"{why}" + _named(settings),
+                f"{why}" + ("" if cause.kind == "update-differs" else _named(settings)),
                 values={
                     key: values[key]
                     for key in (
@@ -156,11 +165,41 @@ def find(rows: Sequence[Row]) -> list[Finding]:
                     values=cause.values,
                 )
             )
-    return found + _lost_updates(rows)
+    return found + _altered_losses(rows) + _lost_updates(rows)
 
 
 def _named(settings: list[str]) -> str:
     return f". Settings that change the mathematics differ: {', '.join(settings)}" if settings else ""
+
+
+def _altered_losses(rows: Sequence[Row]) -> list[Finding]:
+    """Of runs that stay within their level, where the reported losses alone would not show it."""
+    found = []
+    for row in rows:
+        index = altered_step(row.record)
+        if index is None or row.judgement.parity in ("diverged", "unjudged"):
+            continue
+        one = of_one_rank(row.record, index)
+        values = {
+            "step": index,
+            "reported": sums_of_step(row.record, index, "loss_sums"),
+            "computed": sums_of_step(row.record, index, "computed_loss_sums"),
+        }
+        found.append(
+            Finding(
+                id="loss-of-one-rank" if one else "loss-altered",
+                backends=(row.record.backend.label,),
+                message=f"{subject(row)}: "
+                + (
+                    "the loss is that of rank 0 only"
+                    if one
+                    else "ranks report another loss than they compute"
+                )
+                + f", from step {index} on",
+                values=values,
+            )
+        )
+    return found
 
 
 def _lost_updates(rows: Sequence[Row]) -> list[Finding]:

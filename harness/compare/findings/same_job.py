@@ -66,7 +66,8 @@ KINDS = (
         id="samples-differ",
         title="Samples differ",
         cause="Another order, other tokens or labels, or both repeated and missing samples.",
-        confirm="Compare the ledgers of the steps and `ranks[].fed` of the records.",
+        confirm="Compare the ledgers of the steps, `ranks[].fed` (the first steps) and `ranks[].fed_sums` "
+        "(every step) of the records.",
         fix="Fix the seed of the shuffle, call `sampler.set_epoch`, and tokenise once for all.",
     ),
     Kind(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.compare.effective import reduce_dtypes
+from harness.compare.effective import GROUPS, SettingDifference, reduce_dtypes
 from harness.compare.findings.finding import Finding, Kind, subject
 from harness.compare.noise import is_repetition
 from harness.compare.rows import Row
@@ -17,7 +17,8 @@ KINDS = (
         title="Gradient clipping differs",
         cause="DeepSpeed 0.19 clips at 1.0 when its configuration says nothing; torch and Accelerate clip "
         "only when told.",
-        confirm="The effective configuration of both, and gradient norms above the threshold.",
+        confirm="`applied_gradient_norm` of the first steps against `gradient_norm`: what the optimizer was "
+        "given, and what it was before. Where neither reached the threshold, the effective configuration.",
         fix='Write it down: DeepSpeed `"gradient_clipping": 0.0` for none; torch `clip_grad_norm_`; '
         "Accelerate's DeepSpeedPlugin `gradient_clipping=`.",
     ),
@@ -42,9 +43,9 @@ KINDS = (
         id="optimizer-differs",
         title="Optimizer hyperparameters differ",
         cause="Another optimizer, other betas, epsilon or weight decay, weight decay on other parameters "
-        "(biases, norms), or parameters without an optimizer.",
+        "(biases, norms), groups whose parameters were swapped, or parameters without an optimizer.",
         confirm="`effective.optimizer`, `observed.optimizer_groups` and `observed.parameters_left_out` of "
-        "the records.",
+        "the records; the observed ones are of every torch optimizer that steps, whoever built it.",
         fix="Pass every constant explicitly; decide decay groups on the unsharded model, since shards lose "
         "their shapes and FSDP1 with `use_orig_params=False` its groups.",
     ),
@@ -87,6 +88,7 @@ BY_SETTING = {
     "norm that clips": "clipping-differs",
     "optimizer": "optimizer-differs",
     "optimizer constants": "optimizer-differs",
+    GROUPS: "optimizer-differs",
     "parameters without optimizer": "optimizer-differs",
     "frozen parameters": "optimizer-differs",
     "dtype of masters": "master-dtype-differs",
@@ -109,18 +111,28 @@ def find(rows: Sequence[Row]) -> list[Finding]:
             continue
         for difference in row.judgement.settings:
             kind = BY_SETTING.get(difference.setting)
-            given, other = both(difference.given, difference.reference)
             if kind is not None:
                 found.append(
                     _about(
                         row,
                         kind,
-                        f"{differs(difference.setting)}: {given} against {other} in the reference",
+                        _message(difference),
                         {"reference": difference.reference, "given": difference.given},
                     )
                 )
         found += _strategy(row) + _skipped(row)
     return found + _reduction(runs) + [f for row in runs for f in _replicas(row)]
+
+
+def _message(difference: SettingDifference) -> str:
+    """Both values; of constants by parameter, those of the first and how many more have others."""
+    if difference.setting == GROUPS:
+        name, *others = difference.given
+        given, reference = difference.given[name], difference.reference[name]
+        more = f", and {len(others)} more parameters have constants of another group" if others else ""
+        return f"{differs(GROUPS)}: {name} has {given} against {reference} in the reference{more}"
+    given, reference = both(difference.given, difference.reference)
+    return f"{differs(difference.setting)}: {given} against {reference} in the reference"
 
 
 def _strategy(row: Row) -> list[Finding]:
