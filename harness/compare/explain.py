@@ -9,7 +9,7 @@ from typing import Any
 from harness.compare.distance import estimate, movement, relative
 from harness.compare.effective import master_dtypes, optimizer_groups
 from harness.compare.noise import Limits
-from harness.compare.reported_loss import of_one_rank, sums_of_step, whole_loss
+from harness.compare.reported_loss import altered_step, of_one_rank, sums_of_step, whole_loss
 from harness.record import Record
 
 SCALE_TOLERANCE = 5e-3
@@ -102,10 +102,11 @@ def _forward(record: Record, expected: float, given: float, index: int, limits: 
     values: dict[str, Any] = {"reference": expected, "given": given} | _step(index)
     sums = sums_of_step(record, index, "loss_sums")
     if of_one_rank(record, index):
+        began = altered_step(record)
         return Explanation(
             kind="loss-of-one-rank",
-            message=f"the loss is that of rank 0 only {_from(index)}: the other ranks report "
-            + ("0" if not any(sums[1:]) else "the same"),
+            message=f"the loss is that of rank 0 only {_from(index if began is None else began)}: the other "
+            "ranks report " + ("0" if not any(sums[1:]) else "the same"),
             values=values | {"loss_sums": sums},
         )
     targets = [r.target_tokens[index] for r in record.ranks if len(r.target_tokens) > index]
@@ -167,9 +168,9 @@ def _gradient(record: Record, ratio: float, index: int) -> Explanation | None:
     if causes:
         return Explanation(
             kind="gradient-scale",
-            message=f"all gradients x {ratio:.4g} {_from(index)}: {' or '.join(causes)}"
-            if index
-            else f"all gradients x {ratio:.4g}: {' or '.join(causes)}",
+            message=f"all gradients x {ratio:.4g}"
+            + (f" {_from(index)}" if index else "")
+            + f": {' or '.join(causes)}",
             values={"ratio": ratio} | _step(index),
         )
     if index > 0 and abs(ratio - 1) < SUDDEN:

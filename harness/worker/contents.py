@@ -27,8 +27,8 @@ def content_sum(tokens: Tensor, labels: Tensor) -> Tensor:
     # Integer products wrap around, so a position's weight is its number times an odd constant.
     position = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
     mixed = (tokens + position * _TOKEN) * _MIX
-    mixed = (mixed ^ (mixed >> 29)) * ((labels + position * _LABEL) | 1)
-    rows = mixed.sum(dim=1)
+    mixed = ((mixed ^ (mixed >> 29)) + labels) * _LABEL
+    rows = (mixed ^ (mixed >> 32)).sum(dim=1)
     return ((rows ^ (rows >> 31)) * _MIX).sum()
 
 

@@ -81,14 +81,38 @@ def test_a_parameter_that_the_optimizer_was_not_given_is_named() -> None:
     assert observer.report()["parameters_left_out"] == ["norm.bias"]
 
 
-def test_an_optimizer_that_never_stepped_is_not_the_one_that_trains() -> None:
+def test_an_optimizer_that_a_backend_built_for_itself_is_read_in_place_of_the_jobs() -> None:
     model = Model()
     observer, _ = observed(model)
-    own = torch.optim.SGD(model.parameters(), lr=0.1)
+    own = torch.optim.AdamW([*model.embedding.parameters(), *model.head.parameters()], lr=0.1, eps=1e-5)
     (seen,) = train(observer, model, own)
+    assert seen["applied_learning_rate"] == 0.1
+    facts = observer.report()
+    assert facts["optimizer_used"] is False
+    (group,) = facts["optimizer_groups"]
+    assert (group["eps"], group["parameters"]) == (1e-5, ["embedding.weight", "head.weight"])
+    assert facts["parameters_left_out"] == ["norm.bias", "norm.weight"]
+
+
+def test_updates_without_a_torch_optimizer_are_not_seen() -> None:
+    model = Model()
+    observer, _ = observed(model)
+    observer.begin_step(0)
+    observer.compute_loss(model, batch([0, 1, 2]))
+    seen = observer.end_step(0.001)
     assert seen["applied_learning_rate"] is None
-    assert observer.report()["optimizer_used"] is False
+    assert "applied" not in seen
     assert "optimizer_groups" not in observer.report()
+
+
+def test_the_loss_is_noted_as_it_was_computed_and_samples_in_every_step() -> None:
+    model = Model()
+    observer, optimizer = observed(model)
+    seen = train(observer, model, optimizer, FED_STEPS + 1)
+    assert seen[0]["computed_loss_sum"] > seen[1]["computed_loss_sum"] > 0
+    assert len({of_step["fed_sum"] for of_step in seen}) == 1
+    assert [("applied" in of_step) for of_step in seen] == [*([True] * FED_STEPS), False]
+    assert seen[0]["applied"]["share"] == 1.0
 
 
 def test_the_rate_of_the_group_farthest_from_the_jobs_is_told() -> None:

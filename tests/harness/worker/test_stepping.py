@@ -1,0 +1,88 @@
+import pytest
+import torch
+from torch import nn
+
+from harness.worker.contents import content_digests, content_sum
+from harness.worker.stepping import OptimizerWatch
+
+
+def stepped(optimizer: torch.optim.Optimizer, gradient: float) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.full_like(parameter, gradient)
+    optimizer.step()
+
+
+def test_an_optimizer_that_steps_is_seen_whoever_built_it() -> None:
+    model = nn.Linear(3, 4)
+    watch = OptimizerWatch()
+    watch.start()
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.5))
+    stepped(optimizer, 2.0)
+    squares, elements = watch.stop() or (0.0, 0)
+    assert watch.optimizers == [optimizer]
+    assert (squares, elements) == (pytest.approx(4.0 * 16), 16)
+
+
+def test_gradients_changed_by_a_hook_of_the_optimizer_are_seen_as_they_were_used() -> None:
+    weight = nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def halve(*_: object) -> None:
+        weight.grad.mul_(0.5)
+
+    optimizer.register_step_pre_hook(halve)
+    watch = OptimizerWatch()
+    watch.start()
+    stepped(optimizer, 2.0)
+    assert watch.stop() == (pytest.approx(4.0), 4)
+
+
+def test_a_parameter_that_steps_twice_counts_once() -> None:
+    weight = nn.Parameter(torch.zeros(4))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    watch = OptimizerWatch()
+    watch.start()
+    stepped(optimizer, 3.0)
+    stepped(optimizer, 1.0)
+    assert watch.stop() == (pytest.approx(4.0), 4)
+
+
+def test_nothing_is_seen_before_the_start_and_after_the_stop() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(4))], lr=1.0)
+    watch = OptimizerWatch()
+    stepped(optimizer, 1.0)
+    watch.start()
+    assert watch.stop() is None
+    stepped(optimizer, 1.0)
+    assert watch.optimizers == []
+
+
+def batch() -> torch.Tensor:
+    return torch.arange(24).reshape(4, 6) % 7
+
+
+def test_content_sums_do_not_depend_on_order_or_on_the_cut() -> None:
+    whole = int(content_sum(batch(), batch()))
+    assert int(content_sum(batch().flip(0), batch().flip(0))) == whole
+    parts = [int(content_sum(part, part)) for part in batch().split(2)]
+    assert (sum(parts) - whole) % 2**64 == 0
+
+
+@pytest.mark.parametrize("which", ["tokens", "labels", "swapped tails", "repeated"])
+def test_content_sums_tell_other_samples(which: str) -> None:
+    tokens, labels = batch(), batch()
+    if which == "swapped tails":
+        tokens[0, 3:], tokens[1, 3:] = batch()[1, 3:], batch()[0, 3:]
+        labels = tokens
+    elif which == "repeated":
+        tokens = labels = batch()[[0, 0, 2, 3]]
+    else:
+        (tokens if which == "tokens" else labels)[2, 1] += 1
+    assert int(content_sum(tokens, labels)) != int(content_sum(batch(), batch()))
+
+
+def test_content_digests_are_one_per_sample() -> None:
+    tokens = batch()[[0, 0, 1]]
+    first, again, other = content_digests(tokens, tokens)
+    assert first == again != other
