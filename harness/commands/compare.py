@@ -19,6 +19,7 @@ from harness.display import Progress
 from harness.errors import HarnessError
 from harness.launch.external import started_as_rank
 from harness.launch.local import LocalLauncher, resolve_device
+from harness.launch.requeued import made_in_job, requeued_job
 from harness.record import Record
 from harness.spec import Experiment
 from harness.store import Store
@@ -57,10 +58,12 @@ def compare_matrix(
 
         require_writable(report)
     wanted = {cell.key for cell in cells}
-    known = {} if fresh else reusable(_readable_records(store), wanted.__contains__)
+    job = requeued_job()
+    known = reusable(_takeable_records(store, fresh, job), wanted.__contains__)
     missing = [cell for cell in cells if cell.key not in known]
     if len(missing) < len(cells):
-        click.echo(f"{len(cells) - len(missing)} of {len(cells)} cells have a record", err=True)
+        again = f"job {job} was started again: " if job is not None else ""
+        click.echo(f"{again}{len(cells) - len(missing)} of {len(cells)} cells have a record", err=True)
     done = known | _run_cells(missing, experiment, store, device)
     records = [done[cell.key] for cell in cells if cell.key in done]
     rows = make_rows(records)
@@ -98,12 +101,17 @@ def _run_cells(cells: Sequence[Cell], experiment: Experiment, store: Store, devi
     return done
 
 
-def _readable_records(store: Store) -> list[Record]:
-    """Records to take over; one that cannot be read is named and passed over."""
+def _takeable_records(store: Store, fresh: bool, requeued: str | None) -> list[Record]:
+    """Records to take over; one that cannot be read is named and passed over.
+
+    Fresh means none, but for those that earlier attempts of the same requeued job made.
+    """
+    if fresh and requeued is None:
+        return []
     records, unreadable = store.records()
     for problem in unreadable:
         click.echo(f"passed over: {problem}", err=True)
-    return records
+    return made_in_job(records, requeued) if fresh and requeued is not None else records
 
 
 def _present_comparison(rows: Sequence[Row], report: Path | None, as_json: bool) -> None:

@@ -14,9 +14,9 @@ from harness.launch.assemble import assemble
 from harness.launch.local import Outcome
 from harness.launch.tail import Tail
 from harness.record import Record
-from harness.request import REQUEST_NAME, RunRequest, rank_exit, rank_file
+from harness.request import REQUEST_NAME, RunRequest, launcher_log, rank_exit, rank_file
 from harness.slurm.client import JobFacts
-from harness.slurm.ending import ScriptEnd, verdict
+from harness.slurm.ending import ScriptEnd, out_of_memory_notice, verdict
 from harness.slurm.matrix import write_atomically
 from harness.store import write_record
 
@@ -60,7 +60,7 @@ def write_run(
     end = ScriptEnd.model_validate_json(path.read_bytes()) if path.exists() else None
     outcome = Outcome(
         exit_codes=_exit_codes(run_directory, request),
-        verdict=verdict(facts, end, _silent_hosts(run_directory, request)),
+        verdict=verdict(facts, end, _silent_hosts(run_directory, request), _memory_notice(run_directory)),
     )
     record = assemble(run_directory, request, outcome)
     slurm = noted_job(run_directory) | {
@@ -114,6 +114,12 @@ def _exit_codes(run_directory: Path, request: RunRequest) -> dict[int, int | Non
         if note["exit_code"] != -signal.SIGTERM:
             notes.append((note["at"], rank, note["exit_code"]))
     return {rank: code for _, rank, code in sorted(notes)}
+
+
+def _memory_notice(run_directory: Path) -> str | None:
+    """What Slurm wrote among the launchers' output of a step that was out of memory."""
+    log = launcher_log(run_directory)
+    return out_of_memory_notice(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else None
 
 
 def _silent_hosts(run_directory: Path, request: RunRequest) -> list[str]:

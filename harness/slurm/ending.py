@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -24,12 +25,34 @@ class ScriptEnd(BaseModel):
     """Of the step that ran the launchers."""
 
 
+OUT_OF_MEMORY = re.compile(
+    r"^slurmstepd\S*: error: (.*(?:exceeded memory limit|oom[-_ ]kill event).*)"
+    r"|^srun: error: (.*: Out Of Memory.*)$",
+    re.MULTILINE,
+)
+"""Only the step is over its memory: its job ends as FAILED, and Slurm 22.05 says why in the step's output."""
+
+
+def out_of_memory_notice(output: str) -> str | None:
+    """What Slurm said in the output of a step that it, or the kernel, ended for its memory; None: nothing.
+
+    slurmstepd writes of limits that it watches itself (OverMemoryKill) and of kills in its cgroup, srun of
+    tasks that ended so.
+    """
+    found = OUT_OF_MEMORY.search(output)
+    return (found[1] or found[2]).strip() if found else None
+
+
 def verdict(
-    facts: JobFacts | None, end: ScriptEnd | None, silent_hosts: Sequence[str] = ()
+    facts: JobFacts | None,
+    end: ScriptEnd | None,
+    silent_hosts: Sequence[str] = (),
+    memory_notice: str | None = None,
 ) -> Verdict | None:
     """What ended the job from outside; None: look at what its ranks say.
 
-    `silent_hosts` are nodes of which no rank said how it ended.
+    `silent_hosts` are nodes of which no rank said how it ended, `memory_notice` is what Slurm said of a
+    step that was out of memory.
     """
     state = facts.state if facts is not None else None
     if (end is not None and end.ended == "time-limit") or state in ("TIMEOUT", "DEADLINE"):
@@ -46,6 +69,8 @@ def verdict(
             return Verdict(status="failed", kind="Preempted", cause="preempted by another job")
         case "CANCELLED":
             return Verdict(status="failed", kind="Cancelled", cause="cancelled")
+    if memory_notice is not None:
+        return Verdict(status="oom", kind="OutOfMemory", cause=f"ended by Slurm ({memory_notice})")
     if end is not None and end.ended == "slow-fabric":
         cause = "not begun: the network is slower than the site's require_busbw; ended"
         return Verdict(status="failed", kind="SlowFabric", cause=cause)

@@ -27,3 +27,10 @@ def cluster(
     cluster = SlurmCluster(tmp_path_factory.mktemp("cluster") / "slurm", prefix, NODES)
     yield cluster
     cluster.close()
+
+
+@pytest.fixture
+def quiet_cluster(cluster: SlurmCluster, tmp_path: Path) -> Iterator[None]:
+    """Leave no job behind for the next test."""
+    yield
+    cluster.command("scancel", "--user=root", cwd=tmp_path)

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.record import Record
+from harness.request import RunRequest
+from harness.slurm.matrix import MATRIX_NAME, read_matrix
+from harness.slurm.submission import read_jobs
 from harness.store import read_record
 from tests.cluster.nodes import wait_for
 from tests.cluster.slurm import SlurmCluster
@@ -52,14 +55,30 @@ class RenderedMatrix:
     def records(self) -> list[Record]:
         return [read_record(path) for path in sorted((self.folder / "runs").glob("*/record.json"))]
 
+    def request(self, backend: str) -> RunRequest:
+        """Of the only run of a backend."""
+        runs = read_matrix(self.folder / "jobs").runs
+        (found,) = (run.request for run in runs if run.request.backend == backend)
+        return found
+
     def directory(self, backend: str) -> Path:
-        (found,) = (row["run_id"] for row in self.runs() if row["backend"] == backend)
-        return self.folder / "runs" / found
+        return self.folder / "runs" / self.request(backend).run_id
+
+    def job(self, backend: str) -> str:
+        """Slurm's name of the job of a backend's only run."""
+        return read_jobs(self.folder / "jobs")[self.request(backend).run_id]
+
+    def without(self, backend: str) -> RenderedMatrix:
+        """The same matrix, of which the runs of a backend are never submitted."""
+        path = self.folder / "jobs" / MATRIX_NAME
+        document = json.loads(path.read_text())
+        document["runs"] = [run for run in document["runs"] if run["request"]["backend"] != backend]
+        path.write_text(json.dumps(document))
+        return self
 
     def wait_for_steps(self, backend: str, steps: int = 4) -> Path:
         """The folder of a run as soon as each of its ranks has taken so many steps."""
-        directory = self.directory(backend)
-        size = json.loads((directory / "request.json").read_text())["world_size"]
+        directory, size = self.directory(backend), self.request(backend).world_size
 
         def trained() -> bool:
             files = [directory / f"rank-{rank:05d}.jsonl" for rank in range(size)]
@@ -69,9 +88,14 @@ class RenderedMatrix:
         return directory
 
     def wait_until_over(self, seconds: float = 90) -> None:
-        """Until no job of the matrix waits or runs."""
-        over = ("ended", "recorded", "not submitted")
-        wait_for(lambda: all(r["phase"] in over for r in self.runs()), f"jobs of {self.folder}", seconds)
+        """Until no job of the matrix waits or runs. Asks Slurm itself: a harness for each look is slow."""
+        jobs = ",".join(read_jobs(self.folder / "jobs").values())
+
+        def over() -> bool:
+            listed = self.cluster.command("squeue", "--noheader", f"--jobs={jobs}", cwd=self.folder)
+            return not listed.stdout.strip()
+
+        wait_for(over, f"jobs of {self.folder}", seconds)
 
 
 def render(

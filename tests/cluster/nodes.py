@@ -136,7 +136,7 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 30.0) 
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {seconds:g} s for {what}")
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 def _die_with_parent() -> None:

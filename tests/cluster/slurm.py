@@ -32,12 +32,17 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
-JobAcctGatherType=jobacct_gather/none
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=2
+JobAcctGatherParams=OverMemoryKill
 AccountingStorageType=accounting_storage/none
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=1
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=4000
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmdTimeout=10
@@ -52,9 +57,12 @@ MailProg=/bin/true
 class SlurmCluster:
     """Starts on construction; `close` ends every process of it."""
 
-    def __init__(self, folder: Path, prefix: Path, node_count: int) -> None:
+    def __init__(
+        self, folder: Path, prefix: Path, node_count: int, cpus_per_node: int = CPUS_PER_NODE
+    ) -> None:
         self.folder = folder
         self._prefix = prefix
+        self._cpus_per_node = cpus_per_node
         self._plugins = next((prefix / "usr" / "lib").glob("*/slurm-wlm"))
         folder.mkdir(parents=True, exist_ok=True)
         self.nodes = Nodes(folder, [f"node{number + 1}" for number in range(node_count)])
@@ -95,6 +103,13 @@ class SlurmCluster:
     def harness(self, *words: str | Path, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
         return self.command(sys.executable, "-m", "harness", *words, cwd=cwd, check=check)
 
+    def preempt(self, folder: Path, seconds: int = 2) -> None:
+        """Submit a job that takes all nodes from those of the ordinary partition."""
+        self.command(
+            "sbatch", "--partition=urgent", f"--nodes={len(self.nodes.names)}", "--exclusive",
+            "--output=/dev/null", f"--wrap=sleep {seconds}", cwd=folder,
+        )  # fmt: skip
+
     def power_on(self, name: str) -> None:
         self.nodes.power_on(name)
         self._start_munge(name)
@@ -118,10 +133,12 @@ class SlurmCluster:
         )
         for number, name in enumerate(self.nodes.names):
             text += (
-                f"NodeName={name} NodeAddr={MANAGEMENT}.{11 + number} CPUs={CPUS_PER_NODE} "
-                "RealMemory=4000 State=UNKNOWN\n"
+                f"NodeName={name} NodeAddr={MANAGEMENT}.{11 + number} CPUs={self._cpus_per_node} "
+                "RealMemory=16000 State=UNKNOWN\n"
             )
-        text += f"PartitionName=test Nodes={','.join(self.nodes.names)} Default=YES MaxTime=60 State=UP\n"
+        nodes = ",".join(self.nodes.names)
+        text += f"PartitionName=test Nodes={nodes} Default=YES MaxTime=60 State=UP PriorityTier=1\n"
+        text += f"PartitionName=urgent Nodes={nodes} MaxTime=60 State=UP PriorityTier=2\n"
         (self.folder / "slurm.conf").write_text(text)
         # slurmd looks for cgroups unless told which kind it would be.
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")

@@ -51,13 +51,12 @@ def test_records_say_where_their_ranks_ran(by_backend: dict[str, Record]) -> Non
 def test_losses_equal_those_of_one_node(
     cluster: SlurmCluster, matrix: RenderedMatrix, by_backend: dict[str, Record], tmp_path: Path
 ) -> None:
-    backends = ("ddp", "fsdp-hybrid")
     cluster.harness(
-        "compare", "--config", matrix.folder / "job.yaml", "--backends", ",".join(backends), "--nproc", "4",
+        "compare", "--config", matrix.folder / "job.yaml", "--backends", BACKENDS, "--nproc", "4",
         "--set", "runtime.threads_per_rank=1", cwd=tmp_path,
     )  # fmt: skip
     alone = {r.backend.label: r for r in map(read_record, (tmp_path / "runs").glob("*/record.json"))}
-    for backend in backends:
+    for backend in BACKENDS.split(","):
         assert alone[backend].world.nodes == 1
         assert [s.loss for s in alone[backend].steps] == [s.loss for s in by_backend[backend].steps]
         assert alone[backend].final_weights == by_backend[backend].final_weights

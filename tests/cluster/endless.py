@@ -1,0 +1,48 @@
+"""Runs that never end by themselves: for tests that end them in another way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.record import Record
+from tests.cluster.matrices import ENDLESS, RenderedMatrix, render
+from tests.cluster.slurm import SlurmCluster
+
+TWO_NODES = ("--backends", "ddp", "--nodes", "2", "--nproc", "1")
+
+
+def started(cluster: SlurmCluster, folder: Path, **site: object) -> RenderedMatrix:
+    """DDP on two nodes, submitted; its reference would never end either and is left out."""
+    matrix = render(cluster, folder, *TWO_NODES, steps=ENDLESS, **site)  # type: ignore[arg-type]
+    matrix.without("single").harness("submit")
+    return matrix
+
+
+def collected(matrix: RenderedMatrix) -> Record:
+    """The record of a run that is over and had trained on both nodes."""
+    record = collected_anyhow(matrix)
+    assert record.steps
+    assert all(step.loss is not None for step in record.steps)
+    assert len({rank.host for rank in record.ranks}) == 2
+    return record
+
+
+def collected_anyhow(matrix: RenderedMatrix) -> Record:
+    """The record of a run that is over, however far it came."""
+    matrix.wait_until_over()
+    matrix.harness("collect")
+    (record,) = matrix.records()
+    return record
+
+
+def nodes_of(matrix: RenderedMatrix) -> list[str]:
+    """Names of the nodes that the run's job has now."""
+    cluster, folder, job = matrix.cluster, matrix.folder, matrix.job("ddp")
+    listed = cluster.command("squeue", "-h", "-j", job, "-o", "%N", cwd=folder).stdout.strip()
+    return cluster.command("scontrol", "show", "hostnames", listed, cwd=folder).stdout.split()
+
+
+def reason(record: Record) -> tuple[str, str]:
+    """Status and kind of error."""
+    assert record.error is not None
+    return record.status, record.error.kind
