@@ -1,111 +1,184 @@
 """Step times of strategies on two nodes over links of known speed, beside what their bytes predict.
 
 Starts a Slurm cluster of its own on this machine (see `make test-cluster`); needs root.
-Usage: python benchmarks/shaped_links.py PREFIX_OF_SLURM OUTPUT_FOLDER
+Usage: python -m benchmarks.shaped_links PREFIX_OF_SLURM OUTPUT_FOLDER
+       python -m benchmarks.shaped_links OUTPUT_FOLDER     (print the tables of what was measured before)
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import tempfile
+from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
+from statistics import median
 
 from tabulate import tabulate
 
-from harness.compare.measures import median_step_seconds
+from benchmarks.on_cluster import keep, run_matrix
+from harness.compare.measures import step_seconds
 from harness.compare.nodes import node_volumes
+from harness.fabric.result import read_fabric
 from harness.record import Record
-from tests.cluster.matrices import render
+from harness.store import read_runs
+from harness.theory.links import crossover_bandwidth, seconds_over_link
+from tests.cluster.fabric import measured_fabric
 from tests.cluster.slurm import SlurmCluster
 
 BACKENDS = ("ddp", "zero2", "zero3", "fsdp", "fsdp-hybrid")
-RATES_MEGABITS = (None, 1000, 200)
-# Ethernet, IP and TCP take 66 of 1514 bytes of a full frame.
-PAYLOAD_SHARE = 1448 / 1514
-MODEL = ("--set", "model.config.hidden_size=192", "--set", "model.config.intermediate_size=512")
+LINKS = {"unshaped": None, "1000mbit": 1000, "200mbit": 200}
+"""Name of each link and its limit, Mbit/s. The first is the known one of the prediction."""
+KNOWN = "unshaped"
+REPEATS = 2
+RANKS_PER_NODE = 2
+MODEL = ("--set", "model.config.hidden_size=256", "--set", "model.config.intermediate_size=688")
+STEP_HEADERS = (
+    "link", "backend", "crossing MB/step", "unshaped ms", "predicted ms", "measured ms", "off by"
+)  # fmt: skip
+EXPLANATION = """\
+# Step times over links of 200 Mbit/s and 1 Gbit/s
+
+Two nodes with two CPU ranks each, gloo. The nodes are network namespaces of one machine, and `tc` limits
+what each sends on the data network. Each link has a folder with its records, its report and the self-test
+of its network (`fabric.json`). All of this page follows from these files:
+`python -m benchmarks.shaped_links {folder}` prints the tables again.
+
+Predicted: T(w) = T(k) + B (1/w - 1/k). T(k) is the step time measured on the unshaped link; B the bytes per
+step that a node sends to the other, from the counted collectives of the unshaped runs with gloo's emulated
+reduce-scatter as what it is; k and w the all-reduce bus bandwidth that `harness fabric` measured on the
+unshaped and on the shaped link (`harness/theory/links.py`). No step time of a shaped link enters.
+Step times are medians of the timed steps of {repeats} runs.
+"""
 
 
-def name_of(rate: int | None) -> str:
-    return "unshaped" if rate is None else f"{rate}mbit"
+@dataclass(frozen=True)
+class Link:
+    """What was measured over one link."""
+
+    bandwidth: float
+    """All-reduce bus bandwidth, bytes per second."""
+    records: list[Record]
+
+    def seconds(self, backend: str) -> float:
+        """Median of the timed steps of all runs of a backend."""
+        return median(s for r in self.records if r.backend.label == backend for s in step_seconds(r))
+
+    def crossing_bytes(self, backend: str) -> float:
+        """Of the node that sends most, per step."""
+        record = next(r for r in self.records if r.backend.label == backend)
+        return max(volume.between for volume in node_volumes(record))
 
 
-def measure(cluster: SlurmCluster, scratch: Path, rate: int | None, output: Path) -> dict[str, Record]:
-    """Run the matrix over one speed; keep its records and its report."""
+def measure(cluster: SlurmCluster, scratch: Path, name: str, output: Path) -> None:
+    """Run the matrix and the self-test over one link; keep records, reports and the self-test."""
+    rate = LINKS[name]
     cluster.nodes.shape(None if rate is None else f"{rate}mbit")
-    matrix = render(
-        cluster, scratch / name_of(rate), "--backends", ",".join(BACKENDS), "--nodes", "2", "--nproc", "2",
-        *MODEL, steps=16,
+    folder, runs = output / name, scratch / name / "runs"
+    run_matrix(
+        cluster, scratch / name, runs, "--backends", ",".join(BACKENDS), "--nodes", "2", "--nproc",
+        str(RANKS_PER_NODE), "--repeats", str(REPEATS), *MODEL, steps=14,
     )  # fmt: skip
-    # One job at a time: two would share the processors.
-    path = matrix.folder / "jobs" / "matrix.json"
-    document = json.loads(path.read_text())
-    document["site"]["max_queued_jobs"] = 1
-    path.write_text(json.dumps(document))
-    matrix.harness("submit", "--wait", "--poll-seconds", "0.5")
-    folder = output / name_of(rate)
-    for record in sorted((matrix.folder / "runs").glob("*/record.json")):
-        target = folder / "runs" / record.parent.name
-        target.mkdir(parents=True)
-        shutil.copy(record, target)
-    cluster.harness("report", folder / "runs", "-o", folder / "report.md", cwd=scratch)
-    return {record.backend.label: record for record in matrix.records()}
+    measured_fabric(
+        cluster, scratch / name, "--operations", "all_reduce", "--max-size", "8MB", "--seconds-per-row", "2",
+        ranks_per_node=RANKS_PER_NODE,
+    )  # fmt: skip
+    keep(runs, folder)
+    shutil.copy(scratch / name / "fabric.json", folder)
 
 
-def seconds(record: Record) -> float:
-    median = median_step_seconds(record)
-    if median is None:
-        raise SystemExit(f"{record.run_id} has no timed step: {record.error}")
-    return median
+def read_links(output: Path) -> dict[str, Link]:
+    """What `measure` left. Raises HarnessError where a file is missing."""
+    links = {}
+    for name in LINKS:
+        fabric = read_fabric(output / name / "fabric.json")
+        bandwidth = fabric.bus_bandwidth()
+        assert bandwidth is not None
+        records = [record for _, record in read_runs([output / name / "runs"])[0]]
+        links[name] = Link(bandwidth, records)
+    return links
 
 
-def crossing_bytes(record: Record) -> float:
-    """Of the node that sends most, per step."""
-    return max(volume.between for volume in node_volumes(record))
-
-
-def tell(found: dict[int | None, dict[str, Record]]) -> str:
+def tell(links: dict[str, Link]) -> str:
     """Predicted and measured step times and orders."""
-    lines, orders = [], []
-    for rate in RATES_MEGABITS[1:]:
-        assert rate is not None
-        speed = rate * 1e6 / 8 * PAYLOAD_SHARE
-        base, shaped = found[None], found[rate]
-        predicted = {b: seconds(base[b]) + crossing_bytes(base[b]) / speed for b in BACKENDS}
-        measured = {b: seconds(shaped[b]) for b in BACKENDS}
-        for backend in BACKENDS:
+    known = links[KNOWN]
+    lines, orders = [], [[KNOWN, "measured", _order({b: known.seconds(b) for b in BACKENDS})]]
+    for name in list(LINKS)[1:]:
+        link = links[name]
+        predicted = {
+            b: seconds_over_link(known.seconds(b), known.crossing_bytes(b), known.bandwidth, link.bandwidth)
+            for b in BACKENDS
+        }
+        measured = {b: link.seconds(b) for b in BACKENDS}
+        for b in BACKENDS:
             lines.append(
                 [
-                    f"{rate} Mbit/s", backend, f"{crossing_bytes(base[backend]) / 1e6:.2f}",
-                    f"{seconds(base[backend]) * 1e3:.0f}", f"{predicted[backend] * 1e3:.0f}",
-                    f"{measured[backend] * 1e3:.0f}",
+                    name, b, f"{known.crossing_bytes(b) / 1e6:.2f}", f"{known.seconds(b) * 1e3:.0f}",
+                    f"{predicted[b] * 1e3:.0f}", f"{measured[b] * 1e3:.0f}",
+                    f"{measured[b] / predicted[b] - 1:+.0%}",
                 ]
             )  # fmt: skip
-        for kind, times in (("predicted", predicted), ("measured", measured)):
-            orders.append([f"{rate} Mbit/s", kind, " < ".join(sorted(BACKENDS, key=lambda b: times[b]))])
-    by_bytes = sorted(BACKENDS, key=lambda b: crossing_bytes(found[None][b]))
-    orders.append(["any", "by crossing bytes alone", " < ".join(by_bytes)])
-    orders.insert(
-        0, ["unshaped", "measured", " < ".join(sorted(BACKENDS, key=lambda b: seconds(found[None][b])))]
+        orders += [[name, "predicted", _order(predicted)], [name, "measured", _order(measured)]]
+    orders.append(["ever slower", "predicted", _order({b: known.crossing_bytes(b) for b in BACKENDS})])
+    bandwidths = [[name, f"{links[name].bandwidth * 8e-6:.0f}"] for name in LINKS]
+    return "\n\n".join(
+        [
+            _table(bandwidths, ("link", "all-reduce bus bandwidth, Mbit/s")),
+            _table(
+                lines,
+                (
+                    "link",
+                    "backend",
+                    "crossing MB/step",
+                    "unshaped ms",
+                    "predicted ms",
+                    "measured ms",
+                    "off by",
+                ),
+            ),
+            _table(orders, ("link", "", "order of step times")),
+            "Bus bandwidth below which, by the same formula, a strategy that sends less overtakes one that\n"
+            "is faster on the unshaped link:",
+            _table(_crossovers(known), ("overtakes", "is overtaken", "below Mbit/s")),
+        ]
     )
-    headers = ("link", "backend", "crossing MB/step", "unshaped ms", "predicted ms", "measured ms")
-    table = tabulate(lines, headers=headers, tablefmt="github", disable_numparse=True)
-    return f"{table}\n\n{tabulate(orders, headers=('link', 'order', ''), tablefmt='github')}\n"
+
+
+def _crossovers(known: Link) -> list[list[str]]:
+    found = []
+    for pair in combinations(BACKENDS, 2):
+        fewer, more = sorted(pair, key=known.crossing_bytes)
+        bandwidth = crossover_bandwidth(
+            *((known.seconds(b), known.crossing_bytes(b)) for b in (fewer, more)), known.bandwidth
+        )
+        if bandwidth is not None:
+            found.append([fewer, more, f"{bandwidth * 8e-6:.0f}"])
+    return found
+
+
+def _order(amounts: dict[str, float]) -> str:
+    return " < ".join(sorted(amounts, key=lambda backend: amounts[backend]))
+
+
+def _table(rows: list[list[str]], headers: tuple[str, ...]) -> str:
+    return tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True)
 
 
 def main() -> None:
-    prefix, output = Path(sys.argv[1]), Path(sys.argv[2])
-    output.mkdir(parents=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        cluster = SlurmCluster(Path(scratch) / "slurm", prefix, 2)
-        try:
-            found = {r: measure(cluster, Path(scratch), r, output) for r in RATES_MEGABITS}
-        finally:
-            cluster.close()
-    text = tell(found)
-    (output / "table.md").write_text(text)
-    print(text)
+    *prefix, output = map(Path, sys.argv[1:])
+    if prefix:
+        output.mkdir(parents=True)
+        with tempfile.TemporaryDirectory() as scratch:
+            cluster = SlurmCluster(Path(scratch) / "slurm", prefix[0], 2)
+            try:
+                for name in LINKS:
+                    measure(cluster, Path(scratch), name, output)
+            finally:
+                cluster.close()
+        explanation = EXPLANATION.format(folder=output, repeats=REPEATS)
+        (output / "README.md").write_text(f"{explanation}\n{tell(read_links(output))}\n")
+    print(tell(read_links(output)))
 
 
 if __name__ == "__main__":
