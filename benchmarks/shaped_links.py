@@ -176,7 +176,7 @@ def main() -> None:
                     measure(cluster, Path(scratch), name, output)
             finally:
                 cluster.close()
-        explanation = EXPLANATION.format(folder=output, repeats=REPEATS)
+        explanation = EXPLANATION.format(folder=f"reports/{output.name}", repeats=REPEATS)
         (output / "README.md").write_text(f"{explanation}\n{tell(read_links(output))}\n")
     print(tell(read_links(output)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import log2
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ def fabric_picture(result: FabricResult) -> Picture:
     curves |= _pairs(result)
 
     def paint(figure: Figure) -> None:
+        from matplotlib.ticker import FuncFormatter
+
         left, right = figure.subplots(1, 2)
         for index, (name, rows) in enumerate(curves.items()):
             sizes = [row.size_bytes for row in rows]
@@ -31,7 +34,10 @@ def fabric_picture(result: FabricResult) -> Picture:
         for axis, title in ((left, "bus bandwidth, GB/s"), (right, "time, us")):
             axis.set_xscale("log", base=2)
             axis.set_yscale("log")
-            axis.set_xlabel("bytes")
+            # Pictures do not read mathematics, which logarithmic axes write by themselves.
+            axis.xaxis.set_major_formatter(FuncFormatter(lambda size, _: binary_size(size)))
+            axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+            axis.set_xlabel("bytes, in powers of 1024")
             axis.set_title(title)
             axis.grid(True)
         left.legend()
@@ -43,6 +49,12 @@ def fabric_picture(result: FabricResult) -> Picture:
         width_inches=9.0,
         height_inches=3.6,
     )
+
+
+def binary_size(size: float) -> str:
+    """Bytes as an axis shows them, in powers of 1024: 1K, 64M, 4G."""
+    power = min(4, max(0, int(log2(size)) // 10))
+    return f"{size / 1024**power:g}{' KMGT'[power].strip()}"
 
 
 def write_picture(result: FabricResult, path: Path) -> None:

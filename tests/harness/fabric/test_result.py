@@ -7,7 +7,7 @@ import pytest
 from harness.errors import HarnessError
 from harness.fabric.commands import check, split_operations, write_result
 from harness.fabric.gate import parse_rate, parse_size, shortfall
-from harness.fabric.picture import write_picture
+from harness.fabric.picture import binary_size, write_picture
 from harness.fabric.result import (
     FabricResult,
     FabricRow,
@@ -149,3 +149,15 @@ def test_the_picture_is_written_by_its_suffix(tmp_path: Path) -> None:
     assert (tmp_path / "fabric.svg").read_text().startswith("<?xml")
     with pytest.raises(HarnessError, match=r"\.svg or \.png"):
         write_picture(result, tmp_path / "fabric.gif")
+
+
+def test_axes_are_labelled_without_mathematics(tmp_path: Path) -> None:
+    write_picture(a_result(a_row(), a_row(size=1024)), tmp_path / "fabric.svg")
+    assert "mathdefault" not in (tmp_path / "fabric.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("size", "label"), [(512, "512"), (1024, "1K"), (65536, "64K"), (2**26, "64M"), (2**32, "4G")]
+)
+def test_sizes_are_labelled_in_powers_of_1024(size: int, label: str) -> None:
+    assert binary_size(size) == label
