@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from tests.cluster.slurm import SlurmCluster
 
 def run_matrix(cluster: SlurmCluster, folder: Path, runs: Path, *words: str, steps: int) -> None:
     """Render with these words into `folder` and run each cell alone; records are added to `runs`."""
-    matrix = render(cluster, folder, "--runs", str(runs), *words, steps=steps)
+    # Records keep the command line: a relative path says nothing of this machine.
+    matrix = render(cluster, folder, "--runs", os.path.relpath(runs, folder), *words, steps=steps)
     # One job at a time: two would share the processors.
     path = matrix.folder / "jobs" / "matrix.json"
     document = json.loads(path.read_text())
