@@ -88,14 +88,9 @@ class RenderedMatrix:
         return directory
 
     def wait_until_over(self, seconds: float = 90) -> None:
-        """Until no job of the matrix waits or runs. Asks Slurm itself: a harness for each look is slow."""
-        jobs = ",".join(read_jobs(self.folder / "jobs").values())
-
-        def over() -> bool:
-            listed = self.cluster.command("squeue", "--noheader", f"--jobs={jobs}", cwd=self.folder)
-            return not listed.stdout.strip()
-
-        wait_for(over, f"jobs of {self.folder}", seconds)
+        """Until no job of the matrix waits or runs."""
+        jobs = read_jobs(self.folder / "jobs").values()
+        self.cluster.wait_for_jobs(list(jobs), self.folder, seconds)
 
 
 def render(

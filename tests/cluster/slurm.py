@@ -103,6 +103,15 @@ class SlurmCluster:
     def harness(self, *words: str | Path, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
         return self.command(sys.executable, "-m", "harness", *words, cwd=cwd, check=check)
 
+    def wait_for_jobs(self, jobs: Sequence[str], folder: Path, seconds: float = 90) -> None:
+        """Until none of the jobs waits or runs. Asks Slurm itself: a harness for each look is slow."""
+
+        def over() -> bool:
+            listed = self.command("squeue", "--noheader", f"--jobs={','.join(jobs)}", cwd=folder)
+            return not listed.stdout.strip()
+
+        wait_for(over, f"the end of jobs {', '.join(jobs)} in {folder}", seconds)
+
     def preempt(self, folder: Path, seconds: int = 2) -> None:
         """Submit a job that takes all nodes from those of the ordinary partition."""
         self.command(

@@ -68,7 +68,7 @@ def test_a_requeued_comparison_goes_on_with_the_remaining_cells(
     wait_for(records, "the record of the reference", 60)
     (reference,) = records()
     cluster.command("scontrol", "requeue", job, cwd=tmp_path)
-    wait_for((tmp_path / "report.md").exists, f"the end of job {job}: see {tmp_path}/job.log", 90)
+    cluster.wait_for_jobs([job], tmp_path)
     found = {path: read_record(path) for path in records()}
     assert [(r.backend.label, r.status) for r in found.values() if r.status == "ok"] == [
         ("single", "ok"), ("ddp", "ok")
