@@ -1,36 +1,88 @@
-"""Model states of runs, measured and in closed form, as a markdown table: the one of docs/memory.md.
+"""Model states of runs, measured and in closed form, as markdown tables: those of docs/memory.md.
 
-harness compare --config configs/memory.yaml --runs runs/memory
-python benchmarks/memory_table.py runs/memory
+harness compare --config configs/memory-bloom.yaml --runs runs/memory-bloom
+harness compare --config configs/memory-llama.yaml --runs runs/memory-llama
+python benchmarks/memory_table.py runs/memory-bloom runs/memory-llama
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tabulate import tabulate
 
 from harness.compare import measures
-from harness.compare.states import largest, rank_states, textbook
+from harness.compare.states import RankStates, largest, rank_states, textbook
 from harness.record import Record
 from harness.store import read_runs
 from harness.theory.memory.terms import STATE_KINDS
 
+SHARED_KINDS = ("optimizer", "gradients", "weights")
+"""In the order in which ZeRO's stages cut them."""
 HEADERS = (
-    "backend", "ranks", *(f"{kind}" for kind in STATE_KINDS), "all, measured", "all, expected", "off",
+    "backend", "ranks", *STATE_KINDS, "all, measured", "all, expected", "off",
     "of it padding, copies, counters", "textbook", "allocator's peak",
 )  # fmt: skip
 
 
 def main(folders: list[str]) -> None:
-    """Print one line per run: bytes of the rank that holds most, after a backward pass."""
-    runs, problems = read_runs(Path(folder) for folder in folders)
-    for problem in problems:
-        print(problem, file=sys.stderr)
-    lines = [line for _, record in runs if (line := _line(record)) is not None]
+    """Print a heading and two tables per folder of runs."""
+    for folder in folders:
+        runs, problems = read_runs([Path(folder)])
+        for problem in problems:
+            print(problem, file=sys.stderr)
+        records = [record for _, record in runs if rank_states(record)]
+        print(f"### {_title(records[0])}\n")
+        print(_shares_table(records), end="\n\n")
+        print(_states_table(records), end="\n\n")
+
+
+def _title(record: Record) -> str:
+    model = record.model or {}
+    tied = "tied" if model["tied_parameters"] else "untied"
+    return f"{model['architecture']}, {tied}, {model['parameters']:,} parameters"
+
+
+def _shares_table(records: Sequence[Record]) -> str:
+    """One line per backend; for each kind what a rank holds of it on every number of ranks."""
+    held: dict[str, dict[int, dict[str, int]]] = {}
+    for record in records:
+        held.setdefault(record.backend.label, {})[record.world.world_size] = _shares(record)
+    sizes = sorted({size for by_size in held.values() for size in by_size})
+    headers = ["backend"]
+    for kind in SHARED_KINDS:
+        headers += [f"{kind}, {size} rank{'s' if size > 1 else ''}" for size in sizes] + ["falls by"]
+    lines = []
+    for label, by_size in sorted(held.items()):
+        if len(by_size) < len(sizes):
+            continue  # the reference of one process
+        line: list[object] = [label]
+        for kind in SHARED_KINDS:
+            shares = [by_size[size][kind] for size in sizes]
+            line += [*shares, shares[0] / shares[-1]]
+        lines.append(line)
+    return tabulate(lines, headers=headers, tablefmt="github", intfmt=",", floatfmt=".2f")
+
+
+def _shares(record: Record) -> dict[str, int]:
+    """Bytes by kind on the rank that holds most of it, less what the closed form names beyond its share."""
+    ranks = rank_states(record)
+    return {kind: max(_share(states, kind) for states in ranks) for kind in SHARED_KINDS}
+
+
+def _share(states: RankStates, kind: str) -> int:
+    assert states.expected is not None
+    extra = sum(term.bytes for term in states.expected.terms if term.kind == kind and term.extra)
+    return states.measured.get(kind, 0) - extra
+
+
+def _states_table(records: Sequence[Record]) -> str:
+    """One line per run: the rank that holds most, after a backward pass."""
+    lines = [line for record in records if (line := _line(record)) is not None]
     lines.sort(key=lambda line: (line[1], line[0]))
-    print(tabulate(lines, headers=HEADERS, tablefmt="github", intfmt=","))
+    return tabulate(lines, headers=HEADERS, tablefmt="github", intfmt=",")
 
 
 def _line(record: Record) -> list[object] | None:
