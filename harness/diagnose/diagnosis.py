@@ -92,18 +92,22 @@ def diagnose(pair: tuple[Run, Run], say: Say) -> Diagnosis:
     same_job = job_differences(baseline.record, other.record)
     settings = setting_differences(baseline.record, other.record)
     parting = first_divergent_step(baseline.record, other.record, limits)
-    clean = not (beyond or same_job or parting is not None)
+    replicas = [text for run in (baseline, other) for text in told.about_replicas(run)]
+    clean = not (beyond or same_job or replicas or parting is not None)
+    causes = [
+        *told.about_job(same_job, other),
+        *told.about_settings(settings, baseline, other, clean=clean),
+    ]
     said = [told.how_far(found, limits)]
-    suspects = list(told.about_settings(settings, baseline, other, clean=clean))
-    said += [*told.about_job(same_job, other), *suspects]
     verdict = None
-    if not clean:
-        said += [text for run in (baseline, other) for text in told.about_replicas(run)]
-        said += told.about_reports(baseline, other, limits)
+    if clean:
+        said += causes
+    else:
+        causes += [*replicas, *told.about_reports(baseline, other, limits)]
         reruns = _rerun_all(baseline, other, floor, parting, launcher, say)
-        said += _unlike_records((baseline, other), reruns[:2], limits)
         verdict = first_parting_step(reruns[0].examined, reruns[1].examined, _noise(reruns, baseline, floor))
-        said += sentences(verdict, other.record.world, beyond=beyond, suspects=bool(suspects or same_job))
+        said += [*causes, *_unlike_records((baseline, other), reruns[:2], limits)]
+        said += sentences(verdict, other.record.world, beyond=beyond, explained=bool(causes))
     return Diagnosis(
         baseline=baseline, other=other, found=found, limits=limits,
         derivation=floor.derivation(baseline.record), same_job=same_job, settings=settings,

@@ -19,6 +19,7 @@ LAST_STEPS = 4
 """Before and with the one in which losses or norms were seen to part."""
 REPORTED = ("loss-of-one-rank", "loss-normalisation", "loss-scale", "norm-of-shard")
 """Causes that concern what is reported, and not gradients or updates."""
+DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
 QUANTITIES = {
     "loss": "losses lie up to {:.1e} nats apart",
     "norm": "gradient norms up to {:.1e} of their size",
@@ -51,8 +52,8 @@ def about_job(differences: Sequence[Difference], other: Run) -> Iterator[str]:
     """What makes the other run another training, although both were asked for one job."""
     for difference in differences:
         yield (
-            f"not the same training: {difference.field} is {difference.given} in {other.name}, "
-            f"{difference.reference} in the baseline"
+            f"not the same training: {difference.field}: {_words(difference.given)} in {other.name}, "
+            f"{_words(difference.reference)} in the baseline"
         )
 
 
@@ -106,4 +107,4 @@ def _is_text_list(value: Any) -> bool:
 def _words(value: Any) -> str:
     if isinstance(value, list):
         return "; ".join(map(str, value)) or "none"
-    return str(value)
+    return DIGEST.sub(lambda found: found[0][:12], str(value))

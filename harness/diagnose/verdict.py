@@ -43,12 +43,12 @@ def first_parting_step(
 
 
 def sentences(
-    verdict: StepVerdict, world: WorldPart, *, beyond: Collection[str], suspects: bool
+    verdict: StepVerdict, world: WorldPart, *, beyond: Collection[str], explained: bool
 ) -> Iterator[str]:
     """What to tell of a step: gradients, updates, and what follows from both.
 
-    `beyond` names what parts in the records (loss, norm, update, weights or a parameter), `suspects` tells
-    whether a setting was named already. `world` is that of the other run, whose ratios are named.
+    `beyond` names what parts in the records (loss, norm, update, weights or a parameter), `explained`
+    whether the records named a cause already. `world` is that of the other run, whose ratios are named.
     """
     if verdict.gradients is None:
         yield "gradients: one of the engines cannot gather them, so only updates are compared"
@@ -56,7 +56,7 @@ def sentences(
         yield _about("gradients", verdict.gradients, world)
     yield _about("updates", verdict.updates, world)
     agree = verdict.gradients is not None and not verdict.gradients.beyond
-    if agree and verdict.updates.beyond and not suspects:
+    if agree and verdict.updates.beyond and not explained:
         yield (
             "so the cause stands between gradient and weight: clipping, learning rate, betas, epsilon, "
             "weight decay, dtype of masters, or parameters without an optimizer; in what the records hold of "

@@ -5,8 +5,9 @@ from pathlib import Path
 from harness.compare.distance import distance
 from harness.compare.effective import SettingDifference
 from harness.compare.noise import Limits
+from harness.compare.same_job import Difference
 from harness.diagnose.pair import Run
-from harness.diagnose.records import about_replicas, about_settings, how_far, steps_to_examine
+from harness.diagnose.records import about_job, about_replicas, about_settings, how_far, steps_to_examine
 from tests.records import LOSSES, make_record, make_steps
 
 LIMITS = Limits(loss=1e-6, norm=1e-6, update=1e-6, weights=1e-6)
@@ -72,3 +73,10 @@ def test_distances_are_told_beside_their_noise() -> None:
     steps = make_steps([*LOSSES[:3], LOSSES[3] + 0.5])
     found = distance(make_record(), make_record(label="ddp", steps=steps))
     assert how_far(found, LIMITS).startswith("losses lie up to 5.0e-01 nats apart (noise: 1.0e-06)")
+
+
+def test_another_training_is_named_by_field_with_digests_cut_short() -> None:
+    found = Difference(field="initial weights", reference="a" * 64, given="b" * 64)
+    assert list(about_job([found], run(label="ddp"))) == [
+        "not the same training: initial weights: bbbbbbbbbbbb in ddp on 2 ranks, aaaaaaaaaaaa in the baseline"
+    ]

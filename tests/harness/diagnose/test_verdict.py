@@ -18,10 +18,10 @@ def said(
     *,
     accumulation: int = 1,
     beyond: tuple[str, ...] = ("weights",),
-    suspects: bool = False,
+    explained: bool = False,
 ) -> list[str]:
     world = make_record(label="ddp").world.model_copy(update={"accumulation_steps": accumulation})
-    return list(sentences(verdict(gradients, updates), world, beyond=beyond, suspects=suspects))
+    return list(sentences(verdict(gradients, updates), world, beyond=beyond, explained=explained))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_parameter_without_gradient_is_named() -> None:
 
 def test_updates_that_differ_after_equal_gradients_point_to_the_optimizer() -> None:
     assert "betas" in said(scaled(1.0), scaled(3.0, "b"))[2]
-    assert len(said(scaled(1.0), scaled(3.0, "b"), suspects=True)) == 2
+    assert len(said(scaled(1.0), scaled(3.0, "b"), explained=True)) == 2
 
 
 def test_an_engine_that_cannot_gather_gradients_says_so() -> None:
