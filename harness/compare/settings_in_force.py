@@ -8,6 +8,9 @@ from typing import Any
 
 from harness.compare.effective import SETTINGS, Effect, Setting
 from harness.compare.rows import Row, comparable
+from harness.record import Record
+
+NAMES = frozenset(setting.name for setting in SETTINGS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +58,31 @@ def differing_settings(rows: Sequence[Row]) -> list[DifferingSetting]:
         for setting in SETTINGS
         if len(values := _values(setting, [row for row in runs if row.record.job_id == job_id])) > 1
     ]
+    found += [differing for row in runs for differing in _beside_reference(row)]
     return sorted(found, key=lambda differing: differing.effect != "mathematics")
+
+
+def _beside_reference(row: Row) -> list[DifferingSetting]:
+    """What is known of a run and its reference only, such as constants by parameter."""
+    if row.reference is None:
+        return []
+    return [
+        DifferingSetting(
+            job_id=row.record.job_id,
+            setting=difference.setting,
+            effect=difference.effect,
+            values=(
+                SettingValue(value=difference.reference, cells=(_cell(row.reference),), is_of_reference=True),
+                SettingValue(value=difference.given, cells=(_cell(row.record),), is_of_reference=False),
+            ),
+        )
+        for difference in row.judgement.settings
+        if difference.setting not in NAMES
+    ]
+
+
+def _cell(record: Record) -> tuple[str, int]:
+    return record.backend.label, record.world.world_size
 
 
 def _values(setting: Setting, runs: Sequence[Row]) -> tuple[SettingValue, ...]:
@@ -67,9 +94,7 @@ def _values(setting: Setting, runs: Sequence[Row]) -> tuple[SettingValue, ...]:
     values = [
         SettingValue(
             value=value,
-            cells=tuple(
-                dict.fromkeys((row.record.backend.label, row.record.world.world_size) for row in of_value)
-            ),
+            cells=tuple(dict.fromkeys(_cell(row.record) for row in of_value)),
             is_of_reference=any(row.reference is row.record for row in of_value),
         )
         for value, of_value in known.values()

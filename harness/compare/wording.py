@@ -9,6 +9,7 @@ from typing import Any
 LONGEST_DIGEST = 12
 MOST_NAMES = 4
 _DIGEST = re.compile(r"[0-9a-f]{32,}")
+_CONSTANT = re.compile(r"([a-z_]+) (\[[^]]*\]|[^ ,]+)(?:, |$)")
 _HEAD = re.compile(r" (?:of|without|with|that|in|over) ")
 
 
@@ -26,9 +27,28 @@ def differs(subject: str) -> str:
 
 
 def both(left: Any, right: Any) -> tuple[str, str]:
-    """Two different values for people, in full where they would read alike."""
+    """Two different values for people, in full where they would read alike.
+
+    Of constants, 'eps 1e-08, weight_decay 0.1' in a list for each group, only those that differ.
+    """
     texts = words(left), words(right)
+    if isinstance(left, list) and isinstance(right, list):
+        sides = _constants(left), _constants(right)
+        apart = [key for key in sides[0] if sides[1].get(key, sides[0][key]) != sides[0][key]]
+        if apart:
+            given, other = (", ".join(f"{key} {side[key]}" for key in apart) for side in sides)
+            return given, other
     return texts if texts[0] != texts[1] else (str(left), str(right))
+
+
+def _constants(groups: Sequence[Any]) -> dict[str, str]:
+    """Of each constant all its values; empty for a list of something else."""
+    found: dict[str, list[str]] = {}
+    for group in groups:
+        for key, value in _CONSTANT.findall(str(group)):
+            if value not in found.setdefault(key, []):
+                found[key].append(value)
+    return {key: " and ".join(values) for key, values in found.items()}
 
 
 def words(value: Any) -> str:
@@ -38,12 +58,14 @@ def words(value: Any) -> str:
             return "none"
         case bool():
             return "on" if value else "off"
+        case int():
+            return f"{value:,}"
         case float():
             return f"{value:.4g}"
         case str():
             return value[:LONGEST_DIGEST] if _DIGEST.fullmatch(value) else value
         case dict():
-            return ", ".join(f"{key} {words(item)}" for key, item in value.items()) or "none"
+            return words([f"{key} {words(item)}" for key, item in value.items()])
         case Sequence():
             shown = [words(item) for item in value[:MOST_NAMES]]
             rest = len(value) - len(shown)

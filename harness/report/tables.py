@@ -50,6 +50,7 @@ SPREAD_COLUMNS = (
     Column("step_seconds_smallest", "least ms", milliseconds),
     Column("step_seconds_largest", "most ms", milliseconds),
 )
+APART = "not comparable: these runs are not the same job, so they stand in no table beside the others"
 APART_COLUMNS = (
     *LABELS,
     Column("repeat", "repeat"),
@@ -67,7 +68,7 @@ def main_table(rows: Sequence[Row], style: str = "simple") -> str:
     """The main table for a terminal, in a style of tabulate, and below it what does not belong in it."""
     text = _text(results_table(comparable(rows)), style)
     apart = not_comparable_table(rows)
-    return text if apart is None else f"{text}\n\n{apart.caption}\n{_text(apart, style)}"
+    return text if apart is None else f"{text}\n\n{APART}\n{_text(apart, style)}"
 
 
 def not_comparable_table(rows: Sequence[Row]) -> Table | None:
@@ -88,9 +89,7 @@ def not_comparable_table(rows: Sequence[Row]) -> Table | None:
                     other.backend.label if other is not None else None,
                 ]
             )
-    caption = "not comparable: these runs are not the same job, so they stand in no table beside the others"
-    columns = APART_COLUMNS
-    return Table(key="not_comparable", columns=columns, rows=body, caption=caption) if body else None
+    return Table(key="not_comparable", columns=APART_COLUMNS, rows=body) if body else None
 
 
 def _text(table: Table, style: str) -> str:

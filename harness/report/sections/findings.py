@@ -25,7 +25,7 @@ UNITS = {
     "_share": percent,
 }
 """By the end of a figure's name."""
-MOST_FIGURES = 24
+MOST_FIGURES = 12
 """Of one finding; `compare --json` has all."""
 
 
@@ -75,11 +75,12 @@ def _lines(finding: Finding) -> list[list[str]]:
 def flat(values: Any, name: str = "", unit: str = "") -> Iterator[tuple[str, str]]:
     """(figure, value with its unit) of every leaf of a finding's values; what is None is left out."""
     if name == "exceeded":
-        values = {key: dict(zip(("found", "allowed"), pair, strict=True)) for key, pair in values.items()}
+        values = {key: f"{words(found)}, allowed {words(most)}" for key, (found, most) in values.items()}
     if isinstance(values, dict):
         for key, value in values.items():
             end = next((end for end in UNITS if str(key).endswith(end)), unit)
-            here = str(key).removesuffix(end).replace("_", " ")
+            here = str(key).removesuffix(end)
+            here = here if "." in here else here.replace("_", " ")  # a parameter keeps its name
             yield from flat(value, f"{name}, {here}" if name else here, end)
     elif isinstance(values, list | tuple) and any(isinstance(value, dict) for value in values):
         for number, value in enumerate(values, start=1):

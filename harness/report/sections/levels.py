@@ -31,8 +31,9 @@ FOUND = (
     "adds the same numbers in another order: what differs then is noise, and 'seen' is the largest of it. At "
     "a low precision it also ran in fp32 and with cast weights, which shows what rounding to that precision "
     "changes. 'allowed' is the factor times what was seen, at least the factor times one rounding of the "
-    "dtype named below. Since an estimate from eight projections may be small by chance, 'distance moved' is "
-    "allowed at least what 'final weights' is, over the root of eight; and band is never below tight. The "
+    "dtype named below, which 'set by' calls the lower bound. Since an estimate from eight projections may "
+    "be small by chance, 'distance moved' is allowed at least what 'final weights' is, over the root of "
+    "eight; and band is never below tight. The "
     f"factors are choices, not measurements: {TIGHT_FACTOR:g} for tight, since a few repetitions show a few "
     f"orders of summation and each backend has its own; {BAND_FACTOR:g} for band, since libraries round at "
     f"other places than the reference but not at more; {UNMEASURED_FACTOR:g} for tight where no repetition "
@@ -47,6 +48,7 @@ LIMITS = (
     Column("seen", "seen", scientific),
     Column("factor", "factor", short),
     Column("allowed", "allowed", scientific),
+    Column("set_by", "set by", align="left"),
 )
 
 
@@ -101,9 +103,16 @@ def _limits(noises: dict[str, Noise]) -> Table:
 
 def _lines(level: Level, limits: Limits | None) -> list[list[Any]]:
     return [
-        [level.name, title, getattr(level.seen, name), level.factor, getattr(limits, name, None)]
+        [level.name, title, seen, level.factor, allowed, _set_by(level, seen, allowed)]
         for name, title in MEASURES
+        for seen, allowed in ((getattr(level.seen, name), getattr(limits, name, None)),)
     ]
+
+
+def _set_by(level: Level, seen: float | None, allowed: float | None) -> str:
+    """Whether what was seen decided a limit, or what bounds it from below."""
+    decided = seen is not None and allowed is not None and level.factor * seen >= allowed
+    return "what was seen" if decided else "lower bound"
 
 
 def _source(level: Level, job_id: str, noises: dict[str, Noise]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.compare.findings.catalogue import find_all
 from harness.compare.findings.finding import Finding
+from harness.compare.findings.groups import statements
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row, comparable, set_apart
 from harness.compare.statistics import FEWEST_RUNS, median_interval, significance
@@ -82,7 +83,8 @@ def _speed(groups: Sequence[Repeats], size: int) -> str:
         return ""
     best, others = ordered[0], ordered[1:]
     rate = best.median(key)
-    text = f"On {ranks(size)} {best.label} is fastest with {number(rate)} tokens/s"
+    name = f"{best.label}, which leaves the reference," if best.parity == "diverged" else best.label
+    text = f"On {ranks(size)} {name} is fastest with {number(rate)} tokens/s"
     interval = median_interval(best.values(key))
     if interval is not None:
         text += f" (95 % interval {number(interval.low)} to {number(interval.high)})"
@@ -185,7 +187,7 @@ def _set_apart(rows: Sequence[Row]) -> list[str]:
 
 
 def _findings(found: Sequence[Finding]) -> str:
-    names = list(dict.fromkeys(finding.id for finding in found))
+    names = list(dict.fromkeys(statement.id for statement in statements(found)))
     if not names:
         return "No finding speaks against the comparison."
     count = "1 kind of finding" if len(names) == 1 else f"{len(names)} kinds of finding"

@@ -38,6 +38,7 @@ def test_fields_of_a_job_too(field: str, told: str) -> None:
         (None, "none"),
         (True, "on"),
         (3, "3"),
+        (26214400, "26,214,400"),
         (1e-8, "1e-08"),
         (["float32"], "float32"),
         ([], "none"),
@@ -49,6 +50,17 @@ def test_fields_of_a_job_too(field: str, told: str) -> None:
 )
 def test_values_are_told_in_words(value: object, told: str) -> None:
     assert words(value) == told
+
+
+def test_of_constants_only_those_that_differ_are_told() -> None:
+    left = [
+        "betas [0.9, 0.95], eps 1e-08, weight_decay 0.0",
+        "betas [0.9, 0.95], eps 1e-08, weight_decay 0.1",
+    ]
+    right = [text.replace("0.95", "0.999") for text in left]
+    assert both(right, left) == ("betas [0.9, 0.999]", "betas [0.9, 0.95]")
+    everywhere = [left[1]]
+    assert both(everywhere, left) == ("weight_decay 0.1", "weight_decay 0.0 and 0.1")
 
 
 def test_values_that_would_read_alike_are_told_in_full() -> None:

@@ -19,7 +19,7 @@ def test_limits_stand_beside_what_was_seen_and_the_factor() -> None:
     split = shifted("single:micro_batch_size=4", 1e-5)
     found = section(make_record(), split, shifted("ddp", 5e-5))
     (table,) = (block for block in found.blocks if isinstance(block, Table))
-    assert table.texts()[0] == ["tight", "loss", "1.0e-05", "10", "1.0e-04"]
+    assert table.texts()[0] == ["tight", "loss", "1.0e-05", "10", "1.0e-04", "what was seen"]
     assert [line[1] for line in table.texts()] == ["loss", "gradient norm", "distance moved", "final weights"]
     source = [block for block in found.blocks if isinstance(block, Items)][1]
     assert source.items == ["tight: measured by single:micro_batch_size=4; one rounding is that of fp32."]
