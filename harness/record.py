@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA_VERSION: Literal[1] = 1
 Status = Literal["ok", "oom", "failed", "timeout", "diverged", "unsupported"]
-Window = Literal["warmup", "counted", "traced", "timed"]
+Window = Literal["warmup", "counted", "traced", "settling", "timed"]
 Moment = Literal[
     "after_setup", "after_forward", "after_backward", "after_step", "during_evaluation", "during_checkpoint"
 ]
@@ -294,6 +294,8 @@ class WindowsPart(Part):
     counted: int
     timed: int
     traced: int = 0
+    settling: int = 0
+    """After counted and traced steps, in no statistic: what these leave behind makes them longer."""
 
 
 class Record(Part):

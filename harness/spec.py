@@ -29,6 +29,8 @@ DEFAULT_MODEL_CONFIG: dict[str, Any] = {
 }
 DEFAULT_GLOBAL_BATCH_SIZE = 8
 DEFAULT_STEPS = 20
+LEAST_TIMED_STEPS = 8
+"""A shorter run times every step that carries no probe, and leaves none to settle."""
 
 
 class Section(BaseModel):
@@ -254,6 +256,11 @@ class MeasureSection(Section):
         1,
         description="steps after those under torch's profiler, not timed: how far communication overlaps",
     )
+    settling_steps: NonNegativeInt = Field(
+        3,
+        description="steps after the counted and traced ones, in no statistic, until what these leave behind "
+        "has worn off; none in a run that would then time fewer than 8",
+    )
     trace: bool = Field(
         False, description="keep the profiler's trace of each rank, for Perfetto or chrome://tracing"
     )
@@ -287,18 +294,18 @@ class MeasureSection(Section):
             raise ValueError("`keep_checkpoint` needs `checkpoint: true`")
         return self
 
-    @property
-    def untimed_steps(self) -> int:
-        """Steps before the first timed one."""
-        return self.warmup_steps + self.counted_steps + self.traced_steps
-
-    def window(self, step: int) -> Literal["warmup", "counted", "traced", "timed"]:
-        """Which window a step belongs to; they follow each other in this order."""
+    def window(self, step: int, steps: int) -> Literal["warmup", "counted", "traced", "settling", "timed"]:
+        """Which window a step of a run of `steps` belongs to; they follow each other in this order."""
+        probed = self.counted_steps + self.traced_steps
+        left = steps - self.warmup_steps - probed
+        settling = self.settling_steps if probed and left - self.settling_steps >= LEAST_TIMED_STEPS else 0
         if step < self.warmup_steps:
             return "warmup"
         if step < self.warmup_steps + self.counted_steps:
             return "counted"
-        return "traced" if step < self.untimed_steps else "timed"
+        if step < self.warmup_steps + probed:
+            return "traced"
+        return "settling" if step < self.warmup_steps + probed + settling else "timed"
 
 
 class RuntimeSection(Section):

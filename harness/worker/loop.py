@@ -65,7 +65,7 @@ class Loop:
         self._trace(wanted=False)
 
     def _train_step(self, step: int) -> None:
-        window = self.measure.window(step)
+        window = self.measure.window(step, self.steps)
         engine, probes = self.engine, self.probes
         rate = learning_rate(step, self.steps, self.job.optimizer, self.job.schedule)
         ids = self.sampler.step_ids(step)

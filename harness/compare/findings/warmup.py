@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from harness.compare import measures
 from harness.compare.findings.finding import Finding, Kind, subject
 from harness.compare.rows import Row
-from harness.compare.steady_state import LEAST_STEPS, steady_state, uninstrumented_steps
+from harness.compare.steady_state import LEAST_STEPS, SAME_SHARE, steady_state, uninstrumented_steps
 from harness.record import Record
 
 KINDS = (
@@ -17,7 +18,8 @@ KINDS = (
         cause="The first steps allocate, compile, tune or fill caches, and the warm-up ends before they do; "
         "or the machine changed its speed while it was measured.",
         confirm="The values name the first timed step and the first steady one (MSER on the running median "
-        "of the step times); look at the seconds of the steps in the record.",
+        "of the step times); look at the seconds of the steps in the record. Told where the timed steps are "
+        "on average more than 5 % longer than those from the first steady one on.",
         fix="Raise `measure.warmup_steps` to the first steady step, and `training.steps` with it. If no step "
         "is steady, measure longer, or on a machine that does nothing else.",
     ),
@@ -37,8 +39,10 @@ def _judge(row: Row) -> Finding | None:
     found = steady_state(seconds)
     first_timed = timed[0].step
     first_steady = None if found is None else numbers[found.first]
-    if first_steady is not None and first_steady <= first_timed:
-        return None
+    if first_steady is not None:
+        steady = [step.seconds for step in timed if step.step >= first_steady]
+        if fmean(step.seconds for step in timed) <= (1 + SAME_SHARE) * fmean(steady):
+            return None
     when = "not within the first half of the run" if first_steady is None else f"from step {first_steady}"
     return Finding(
         id="warmup-too-short",

@@ -20,8 +20,9 @@ TIME_TEXT = (
     "and update) are medians on the rank where they are largest, waiting for other ranks included. On CUDA "
     "phases come from events on the stream, read after the step's one synchronisation, on the CPU from the "
     "monotonic clock. steady from: the first step from which on the duration is steady, by MSER (White 1997) "
-    "on the running median of the step times, those of counted and traced steps left out; the timed steps "
-    f"should not begin before it. n/a: fewer than {LEAST_STEPS} such steps, or none steady in the first half."
+    "on the running median of the step times, those of counted, traced and settling steps left out; the "
+    f"timed steps should not begin before it. n/a: fewer than {LEAST_STEPS} such steps, or none steady in "
+    "the first half."
 )
 UTILISATION_TEXT = (
     "Model FLOPs per token: 6 N + 12 L H Q T (PaLM, arXiv 2204.02311, appendix B), N being the parameters "
@@ -35,7 +36,8 @@ PROBE_TEXT = (
     "What each probe took by its own clock, per step in which it ran, on the rank where it took most; the "
     "tracer's is starting, stopping and reading the profiler, between steps. The last two columns: how much "
     "longer the median counted and traced step was than a timed one, which holds also what no clock of a "
-    "probe sees. Timed steps carry no probe."
+    "probe sees. Timed steps carry no probe, and those "
+    "that settle after the probes (measure.settling_steps) are not among them."
 )
 
 

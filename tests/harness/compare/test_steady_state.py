@@ -73,8 +73,8 @@ def test_running_median_keeps_the_first_value() -> None:
 
 
 def test_instrumented_steps_are_left_out() -> None:
-    windows = ["warmup"] * 3 + ["counted"] * 2 + ["traced"] + ["timed"] * 10
-    seconds = [5.0, 1.0, 1.0, 9.0, 9.0, 9.0] + [1.0] * 10
+    windows = ["warmup"] * 3 + ["counted"] * 2 + ["traced"] + ["settling"] * 2 + ["timed"] * 8
+    seconds = [5.0, 1.0, 1.0, 9.0, 9.0, 9.0, 2.0, 2.0] + [1.0] * 8
     changes = {n: {"window": w, "seconds": s} for n, (w, s) in enumerate(zip(windows, seconds, strict=True))}
     steps = make_steps([5.0] * 16, [1.0] * 16, changes=changes)
     assert steady_from(make_record(steps=steps)) == 1

@@ -165,6 +165,11 @@ def test_timing_that_begins_before_the_steady_state_is_found() -> None:
     assert finding.values == {"first_timed_step": 4, "first_steady_step": 6, "warmup_steps": 1}
 
 
+def test_slow_steps_that_hardly_change_the_average_are_not_told() -> None:
+    nearly = (3.0, 2.0, 9.0, 9.0, 0.55, 0.55, *[0.5] * 6)
+    assert found(run(steps=steps(nearly))) == []
+
+
 def test_a_warmup_that_covers_the_slow_steps_is_long_enough() -> None:
     assert found(run(steps=steps((3.0, 2.0, 9.0, 9.0, *[0.5] * 8)))) == []
 

@@ -1,0 +1,32 @@
+"""Which steps of a run are measured how."""
+
+from itertools import groupby
+
+import pytest
+
+from harness.spec import MeasureSection
+
+
+def windows(steps: int, **settings: int) -> list[tuple[str, int]]:
+    """The windows of a run in order, each with its number of steps."""
+    measure = MeasureSection(**settings)
+    return [(name, len(list(part))) for name, part in groupby(measure.window(n, steps) for n in range(steps))]
+
+
+def test_steps_after_the_probes_settle_before_any_is_timed() -> None:
+    assert windows(20) == [
+        ("warmup", 3), ("counted", 2), ("traced", 1), ("settling", 3), ("timed", 11),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("steps", "last"), [(17, ("timed", 8)), (16, ("timed", 10)), (8, ("timed", 2))])
+def test_a_short_run_times_every_step_without_a_probe(steps: int, last: tuple[str, int]) -> None:
+    assert windows(steps)[-1] == last
+
+
+def test_without_probes_nothing_settles() -> None:
+    assert windows(20, counted_steps=0, traced_steps=0) == [("warmup", 3), ("timed", 17)]
+
+
+def test_settling_can_be_left_out() -> None:
+    assert windows(20, settling_steps=0)[-1] == ("timed", 14)
