@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 SCHEMA_VERSION: Literal[1] = 1
 Status = Literal["ok", "oom", "failed", "timeout", "diverged", "unsupported"]
@@ -91,7 +92,9 @@ class WeightsPart(Part):
     """Of each parameter its L2 norm and projections on fixed sign vectors: see `worker/sketch.py`."""
 
 
-class StepPart(Part):
+# Not a model: a report may hold millions of steps, and with slots one takes a quarter of the memory.
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class StepPart:
     """One optimizer step over all ranks."""
 
     step: int

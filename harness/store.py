@@ -6,14 +6,14 @@ import gc
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from harness.errors import HarnessError
-from harness.record import SCHEMA_VERSION, Part, Record
+from harness.record import SCHEMA_VERSION, Record
 
 RECORD_NAME = "record.json"
 
@@ -73,13 +73,11 @@ def write_record(directory: Path, record: Record) -> Path:
 def read_record(path: Path) -> Record:
     """Read one record. Raises HarnessError if it is none, or of another schema version."""
     try:
-        record = Record.model_validate_json(path.read_bytes())
+        return Record.model_validate_json(path.read_bytes())
     except OSError as error:
         raise HarnessError(f"record {path} cannot be read: {error}") from error
     except ValidationError as error:
         raise _unreadable(path, error) from error
-    _share_field_sets(record.steps)
-    return record
 
 
 def _unreadable(path: Path, error: ValidationError) -> HarnessError:
@@ -96,20 +94,6 @@ def _unreadable(path: Path, error: ValidationError) -> HarnessError:
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     return HarnessError(f"record {path} is not valid at '{place}': {first['msg']}")
-
-
-def _share_field_sets(steps: Sequence[Part]) -> None:
-    """Let equal steps share the set of the fields they were given.
-
-    pydantic 2.13 keeps a set in every object: in a report of long runs, half of the memory.
-    """
-    shared: set[str] = set()
-    for step in steps:
-        own = step.__pydantic_fields_set__
-        if own == shared:
-            object.__setattr__(step, "__pydantic_fields_set__", shared)
-        else:
-            shared = own
 
 
 def read_runs(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[str]]:

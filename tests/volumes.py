@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from harness.compare.volume import volume_of
@@ -34,7 +35,7 @@ def make_volume_record(label: str, **changes: Any) -> Record:
         windows=WindowsPart(warmup=1, counted=1, timed=2),
         backend=BackendPart(label=label, name=label, effective=make_effective(details=details)),
     )
-    steps = [step.model_copy(update={"step": step.step + 3}) for step in record.steps]
+    steps = [replace(step, step=step.step + 3) for step in record.steps]
     world = record.world.model_copy(update={"accumulation_steps": accumulation_steps})
     record = record.model_copy(update={"world": world, "steps": steps} | changes)
     return record.model_copy(update={"comm": expected_rows(record)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from statistics import median
 
 from harness.compare.states import after_backward, all_kinds
@@ -20,7 +21,12 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 def timed_steps(record: Record) -> list[StepPart]:
     """The steps whose duration counts."""
-    return [step for step in record.steps if step.window == "timed"]
+    return record.steps[first_timed(record) :]
+
+
+def first_timed(record: Record) -> int:
+    """Index of the first timed step; all that follow are timed too. Without any, the number of steps."""
+    return next((i for i, step in enumerate(record.steps) if step.window == "timed"), len(record.steps))
 
 
 def step_seconds(record: Record) -> list[float]:
@@ -31,8 +37,8 @@ def step_seconds(record: Record) -> list[float]:
 def rate(record: Record, what: str) -> float | None:
     """`tokens` or `samples` of the timed steps over their summed duration; None without such steps."""
     steps = timed_steps(record)
-    seconds = sum(step.seconds for step in steps)
-    return sum(getattr(step, what) for step in steps) / seconds if seconds else None
+    seconds = sum([step.seconds for step in steps])
+    return sum(map(attrgetter(what), steps)) / seconds if seconds else None
 
 
 def median_step_seconds(record: Record) -> float | None:

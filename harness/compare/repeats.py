@@ -116,14 +116,13 @@ def group_repeats(rows: Sequence[Row]) -> list[Repeats]:
     return [Repeats(group) for group in groups.values()]
 
 
-def fastest(groups: Sequence[Repeats], given: Repeats) -> Repeats | None:
-    """The repeats of the same job and world size with the highest median throughput; None without any."""
-    rivals = [
-        other
-        for other in groups
-        if other.record.job_id == given.record.job_id
-        and other.world_size == given.world_size
-        and other.whole
-        and other.values("tokens_per_second")
-    ]
-    return max(rivals, key=lambda other: other.median("tokens_per_second") or 0.0, default=None)
+def fastest(groups: Sequence[Repeats]) -> dict[tuple[str, int], Repeats]:
+    """Of each job and world size the repeats with the highest median throughput, where any were timed."""
+    rates = {group.key: group.median("tokens_per_second") for group in groups if group.whole}
+    best: dict[tuple[str, int], Repeats] = {}
+    for group in groups:
+        rate = rates.get(group.key)
+        cell = (group.record.job_id, group.world_size)
+        if rate is not None and (cell not in best or rate > (rates[best[cell].key] or 0.0)):
+            best[cell] = group
+    return best

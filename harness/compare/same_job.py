@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from harness.record import Record
@@ -96,8 +97,12 @@ def _samples(reference: Record, record: Record) -> Iterator[Difference]:
     if late is not None:
         yield late
         return
+    fields = ("ledger", "samples", "target_tokens")
+    consumed = attrgetter(*fields)
     for left_step, right_step in zip(reference.steps, record.steps, strict=False):
-        for field in ("ledger", "samples", "target_tokens"):
+        if consumed(left_step) == consumed(right_step):
+            continue
+        for field in fields:
             if getattr(left_step, field) != getattr(right_step, field):
                 yield Difference(
                     field=f"{field} of step {left_step.step}",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+
+import numpy as np
+import numpy.typing as npt
 
 from harness.compare import measures
 from harness.compare.statistics import percentile_95
@@ -30,9 +32,9 @@ class Peak:
     """A data sheet, or 'measured'."""
 
 
-def timed_indices(record: Record) -> list[int]:
+def timed_indices(record: Record) -> range:
     """Which of a rank's per-step values belong to timed steps."""
-    return [index for index, step in enumerate(record.steps) if step.window == "timed"]
+    return range(measures.first_timed(record), len(record.steps))
 
 
 def p95_step_seconds(record: Record) -> float | None:
@@ -44,12 +46,7 @@ def p95_step_seconds(record: Record) -> float | None:
 def rank_medians(record: Record, values: Sequence[Sequence[float]]) -> list[float]:
     """Per rank, the median over timed steps of its per-step values."""
     indices = timed_indices(record)
-    if not indices:
-        return []
-    if len(indices) == indices[-1] - indices[0] + 1:  # the usual case, without a look at each index
-        window = slice(indices[0], indices[-1] + 1)
-        return [median(of_rank[window]) for of_rank in values]
-    return [median(of_rank[i] for i in indices) for of_rank in values]
+    return [float(np.median(of_rank[indices.start : indices.stop])) for of_rank in values] if indices else []
 
 
 def rank_spread_seconds(record: Record) -> float | None:
@@ -88,17 +85,19 @@ def data_share(record: Record) -> float | None:
 def phase_sum(rank: RankPart, index: int, *, with_data: bool) -> float | None:
     """Phases of one step of one rank added up, fetching included if asked; None: not timed."""
     sums = phase_sums(rank, with_data=with_data)
-    return None if sums is None else sums[index]
+    return None if sums is None else float(sums[index])
 
 
-def phase_sums(rank: RankPart, *, with_data: bool) -> list[float] | None:
-    """The same of every step."""
+def phase_sums(rank: RankPart, *, with_data: bool) -> npt.NDArray[np.float64] | None:
+    """The same of every step, as an array."""
     if any(phase not in rank.phase_seconds for phase in PHASES):
         return None
     series = [rank.phase_seconds[phase] for phase in PHASES]
+    if with_data:
+        series.append(rank.data_seconds)
     # Shorter lists than steps are those of a rank that died.
-    sums = [sum(parts) for parts in zip(*series, strict=False)]
-    return [a + b for a, b in zip(sums, rank.data_seconds, strict=False)] if with_data else sums
+    steps = min(map(len, series))
+    return np.sum([of_phase[:steps] for of_phase in series], axis=0)
 
 
 def geometry(record: Record) -> ModelGeometry | None:

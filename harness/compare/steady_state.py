@@ -14,8 +14,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
-from statistics import median
+
+import numpy as np
 
 from harness.record import Record
 
@@ -52,10 +52,9 @@ def _steady_state(seconds: tuple[float, ...]) -> SteadyState | None:
     if len(seconds) < LEAST_STEPS:
         return None
     smooth = running_median(seconds)
-    truncation = mser(smooth)
-    level = median(seconds[truncation:])
+    level = float(np.median(seconds[mser(smooth) :]))
     band = max(SAME_SHARE * level, NOISE_WIDTHS * noise_seconds(seconds))
-    settled = [abs(value - level) <= band for value in smooth]
+    settled = (np.abs(np.asarray(smooth) - level) <= band).tolist()
     half = len(seconds) // 2
     for first in range(half):
         following = settled[first : first + SETTLED_STEPS]
@@ -70,14 +69,13 @@ def noise_seconds(seconds: Sequence[float]) -> float:
     Differences leave a trend out, which would otherwise pass for noise (J. von Neumann et al., 'The mean
     square successive difference', Annals of Mathematical Statistics 12(2), 1941).
     """
-    differences = [abs(after - before) for before, after in pairwise(seconds)]
-    return DEVIATION_SCALE * median(differences) / math.sqrt(2)
+    return DEVIATION_SCALE * float(np.median(np.abs(np.diff(seconds)))) / math.sqrt(2)
 
 
 def running_median(values: Sequence[float]) -> list[float]:
     """Median of each value and its neighbours; the first stays, since a slow first step is a warm-up."""
-    inner = [median(values[i - 1 : i + 2]) for i in range(1, len(values) - 1)]
-    return [values[0], *inner, median(values[-SETTLED_STEPS:])]
+    inner = np.median(np.lib.stride_tricks.sliding_window_view(values, 3), axis=1)
+    return [values[0], *inner.tolist(), float(np.median(values[-SETTLED_STEPS:]))]
 
 
 def mser(values: Sequence[float]) -> int:
@@ -86,18 +84,11 @@ def mser(values: Sequence[float]) -> int:
     From the end on, the squared deviations of each rest follow from its sum and sum of squares. Values are
     taken relative to the last one, which keeps the two sums small beside what they are subtracted for.
     """
-    best, least = 0, math.inf
-    total = squares = 0.0
-    for index in range(len(values) - 1, -1, -1):
-        value = values[index] - values[-1]
-        total += value
-        squares += value * value
-        count = len(values) - index
-        if index <= len(values) // 2:
-            error = max(0.0, squares - total * total / count) / count**2
-            if error <= least:
-                best, least = index, error
-    return best
+    backwards = np.asarray(values)[::-1] - values[-1]
+    counts = np.arange(1, len(values) + 1)
+    spread = np.cumsum(backwards**2) - np.cumsum(backwards) ** 2 / counts
+    errors = (np.maximum(spread, 0.0) / counts**2)[::-1]
+    return int(errors[: len(values) // 2 + 1].argmin())
 
 
 def uninstrumented_steps(record: Record) -> tuple[list[int], list[float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -41,8 +41,7 @@ def as_record(name: str, case: VolumeCase, ranks: list[Counted]) -> Record:
         windows=WindowsPart(warmup=COUNTED_STEP, counted=1, timed=0),
     )
     steps = [
-        step.model_copy(update={"window": "counted" if step.step == COUNTED_STEP else "warmup"})
-        for step in record.steps
+        replace(step, window="counted" if step.step == COUNTED_STEP else "warmup") for step in record.steps
     ]
     world = record.world.model_copy(
         update={"accumulation_steps": case.accumulation_steps, "preset": case.preset}

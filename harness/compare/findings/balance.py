@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from harness.compare import measures, speed
 from harness.compare.findings.finding import Finding, Kind, subject
 from harness.compare.rows import Row
-from harness.record import RankPart, Record
+from harness.record import Record
+
+Series: TypeAlias = npt.NDArray[np.float64]
+"""Seconds, a line per rank and a column per step."""
 
 LEAST_STEPS = 5
 """Fewer do not tell a slow rank from a disturbance."""
@@ -53,7 +59,8 @@ def _slow_rank(row: Row) -> Finding | None:
         slowest = persistently_slowest(series)
         if slowest is not None and _is_large(row.record, series):
             rank = row.record.ranks[slowest].rank
-            medians = {str(r.rank): median(s) for r, s in zip(row.record.ranks, series, strict=True)}
+            middle = np.median(series, axis=1).tolist()
+            medians = {str(r.rank): m for r, m in zip(row.record.ranks, middle, strict=True)}
             return Finding(
                 id="slow-rank",
                 backends=(row.record.backend.label,),
@@ -63,55 +70,45 @@ def _slow_rank(row: Row) -> Finding | None:
     return None
 
 
-def persistently_slowest(series: Sequence[Sequence[float]]) -> int | None:
-    """Index of the rank that is slowest in most steps and by its median; None: there is none.
-
-    series: seconds per rank and step.
-    """
-    if len(series) < 2 or len(series[0]) < LEAST_STEPS:
+def persistently_slowest(series: Series) -> int | None:
+    """Index of the rank that is slowest in most steps and by its median; None: there is none."""
+    if series.shape[0] < 2 or series.shape[1] < LEAST_STEPS:
         return None
-    slowest = [of_step.index(max(of_step)) for of_step in zip(*series, strict=True)]
-    rank = max(set(slowest), key=slowest.count)
-    others = median(median(s) for index, s in enumerate(series) if index != rank)
-    persistent = slowest.count(rank) >= PERSISTENT_SHARE * len(slowest)
-    return rank if persistent and median(series[rank]) > SLOWER * others else None
+    counts = np.bincount(series.argmax(axis=0))
+    rank = int(counts.argmax())
+    medians = np.median(series, axis=1)
+    persistent = counts[rank] >= PERSISTENT_SHARE * series.shape[1]
+    return rank if persistent and medians[rank] > SLOWER * np.median(np.delete(medians, rank)) else None
 
 
-def _is_large(record: Record, series: Sequence[Sequence[float]]) -> bool:
+def _is_large(record: Record, series: Series) -> bool:
     """Whether the difference of the ranks matters beside the whole step."""
-    medians = [median(of_rank) for of_rank in series]
+    medians = np.median(series, axis=1)
     step = measures.median_step_seconds(record)
-    return step is not None and max(medians) - min(medians) > LEAST_SHARE_OF_STEP * step
+    return step is not None and bool(medians.max() - medians.min() > LEAST_SHARE_OF_STEP * step)
 
 
-def _series(record: Record) -> dict[str, list[list[float]]]:
-    """Seconds per rank and step of what does not contain waiting for a slower rank."""
-    indices, steps = speed.timed_indices(record), len(record.steps)
-    found = {"whole steps": _per_rank(record, indices, lambda rank, index: rank.step_seconds[index])}
-    if record.ranks and all("forward" in rank.phase_seconds for rank in record.ranks):
+def _series(record: Record) -> dict[str, Series]:
+    """What does not contain waiting for a slower rank, by its name."""
+    timed = speed.timed_indices(record)
+    if not timed or not record.ranks:
+        return {}
+
+    def of_ranks(values: Sequence[Sequence[float]]) -> Series:
+        return np.array([of_rank[timed.start : timed.stop] for of_rank in values])
+
+    steps = of_ranks([rank.step_seconds for rank in record.ranks])
+    found = {"whole steps": steps}
+    if all("forward" in rank.phase_seconds for rank in record.ranks):
         # Ranks end a step together and may begin it apart. One that begins early waits in the forward
         # pass for the others, so all are counted from where the first began.
-        longest = [max(rank.step_seconds[index] for rank in record.ranks) for index in range(steps)]
-        found["fetching and forward pass"] = _per_rank(
-            record,
-            indices,
-            lambda rank, index: (
-                longest[index]
-                - rank.step_seconds[index]
-                + rank.data_seconds[index]
-                + rank.phase_seconds["forward"][index]
-            ),
-        )
+        fetching = of_ranks([rank.data_seconds for rank in record.ranks])
+        forward = of_ranks([rank.phase_seconds["forward"] for rank in record.ranks])
+        found["fetching and forward pass"] = steps.max(axis=0) - steps + fetching + forward
     traced = [[part.compute_seconds for part in rank.overlap] for rank in record.ranks]
-    if traced and len({len(parts) for parts in traced}) == 1:
-        found["computing (traced steps)"] = traced
+    if len({len(parts) for parts in traced}) == 1 and traced[0]:
+        found["computing (traced steps)"] = np.array(traced)
     return found
-
-
-def _per_rank(
-    record: Record, indices: Sequence[int], value: Callable[[RankPart, int], float]
-) -> list[list[float]]:
-    return [[value(rank, index) for index in indices] for rank in record.ranks]
 
 
 def _slow_data(row: Row) -> Finding | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.compare import speed
+import numpy as np
+
+from harness.compare import measures, speed
 from harness.compare.findings.finding import Finding, Kind, subject
 from harness.compare.rows import Row
 
@@ -46,9 +48,8 @@ def find(rows: Sequence[Row]) -> list[Finding]:
 
 def _beyond_peak(row: Row) -> list[Finding]:
     record = row.record
-    achieved = speed.least_flops_per_second(record)
-    limits = [(speed.sheet_peak(record), 1.0), (speed.measured_peak(record), MEASURED_MARGIN)]
-    for peak, margin in limits:
+    for peak, margin in ((speed.sheet_peak(record), 1.0), (speed.measured_peak(record), MEASURED_MARGIN)):
+        achieved = speed.least_flops_per_second(record) if peak is not None else None
         if peak is not None and achieved is not None and achieved > margin * peak.flops_per_second:
             return [
                 Finding(
@@ -70,18 +71,25 @@ def _shorter_than_parts(row: Row) -> list[Finding]:
     """The worst timed step that does not hold its phases, or whose seconds are none."""
     record = row.record
     worst: tuple[float, dict[str, float]] | None = None
-    timed = speed.timed_indices(record)
+    timed = slice(measures.first_timed(record), len(record.steps))
     for rank in record.ranks:
         # On CUDA the host fetches the next batch while the device still works on the last.
         sums = speed.phase_sums(rank, with_data=record.world.device == "cpu")
-        if sums is None:
+        if sums is None or timed.start == timed.stop:
             continue
-        for index in timed:
-            parts, seconds = sums[index], rank.step_seconds[index]
-            missing = parts - seconds * (1 + CLOCK_SHARE) - CLOCK_SECONDS
-            if missing > 0 and (worst is None or missing > worst[0]):
-                where: dict[str, float] = {"rank": rank.rank, "step": record.steps[index].step}
-                worst = missing, {**where, "step_seconds": seconds, "phase_seconds": parts}
+        parts, seconds = sums[timed], np.asarray(rank.step_seconds[timed])
+        missing = parts - seconds * (1 + CLOCK_SHARE) - CLOCK_SECONDS
+        most = int(missing.argmax())
+        if missing[most] > 0 and (worst is None or missing[most] > worst[0]):
+            worst = (
+                float(missing[most]),
+                {
+                    "rank": rank.rank,
+                    "step": record.steps[timed.start + most].step,
+                    "step_seconds": float(seconds[most]),
+                    "phase_seconds": float(parts[most]),
+                },
+            )
     if worst is None:
         return []
     values = worst[1]

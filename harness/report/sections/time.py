@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 from harness.compare import measures, speed
@@ -126,17 +126,21 @@ def _times(records: Sequence[Record]) -> list[object]:
 
 def _utilisations(records: Sequence[Record]) -> list[object]:
     sheet, measured = speed.sheet_peak(records[0]), speed.measured_peak(records[0])
+    model = [speed.model_flops_per_second(record) for record in records]
+    hardware = [speed.hardware_flops_per_second(record) for record in records]
+    sheets = [speed.sheet_peak(record) for record in records]
+    reached = [speed.measured_peak(record) for record in records]
     return [
         *_labels(records),
         speed.compute_dtype(records[0]),
-        _middle(records, speed.model_flops_per_second),
-        _middle(records, speed.hardware_flops_per_second),
+        _median(model),
+        _median(hardware),
         sheet.flops_per_second if sheet else None,
         sheet.source if sheet else None,
-        _middle(records, lambda r: speed.share_of(speed.model_flops_per_second(r), speed.sheet_peak(r))),
-        _middle(records, lambda r: speed.share_of(speed.hardware_flops_per_second(r), speed.sheet_peak(r))),
+        _median(map(speed.share_of, model, sheets)),
+        _median(map(speed.share_of, hardware, sheets)),
         measured.flops_per_second if measured else None,
-        _middle(records, lambda r: speed.share_of(speed.model_flops_per_second(r), speed.measured_peak(r))),
+        _median(map(speed.share_of, model, reached)),
     ]
 
 
@@ -180,5 +184,10 @@ def _probe(name: str) -> Callable[[Record], float | None]:
 
 
 def _middle(records: Sequence[Record], measure: Callable[[Record], float | None]) -> float | None:
-    values = [value for record in records if (value := measure(record)) is not None]
-    return median(values) if values else None
+    return _median(map(measure, records))
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    """Of those that are known."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

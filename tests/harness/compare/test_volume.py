@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from harness.compare.volume import (
@@ -60,7 +62,7 @@ def test_a_backend_of_somebody_else_is_not_judged() -> None:
 
 def test_unknown_steps_leave_the_setup_to_compare() -> None:
     record = make_volume_record("zero3")
-    early = [step.model_copy(update={"step": step.step - 3}) for step in record.steps]
+    early = [replace(step, step=step.step - 3) for step in record.steps]
     record = record.model_copy(update={"steps": early})
     assert volume_differences(record) == []
     assert expected_sent_bytes_per_step(record) is None
