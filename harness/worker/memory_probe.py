@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
@@ -15,6 +16,9 @@ from backends.base import Engine
 from harness.record import Moment
 from harness.worker.memory import AllocatorProbe, LiveBytes, live_bytes_by_kind
 from harness.worker.process_memory import process_memory
+
+NO_BACKWARD = -1
+"""What torch says of the backward pass that this thread is in if it is in none."""
 
 
 class MemoryProbe:
@@ -103,8 +107,11 @@ class MemoryProbe:
         return allocated - sum(live.inside.values())
 
     def _after_module(self, module: nn.Module, *_: Any) -> None:
-        """Weights are gathered while a module computes; its library's own hooks run after this one."""
-        if not module._parameters:
+        """Weights are gathered while a module computes; its library's own hooks run after this one.
+
+        Not in a backward pass that recomputes: libraries then gather ahead in both directions.
+        """
+        if not module._parameters or torch._C._current_graph_task_id() != NO_BACKWARD:
             return
         begin = time.perf_counter()
         gathered = (item for item in self._engine.state_tensors() if item[0] == "gathered")
