@@ -10,13 +10,13 @@ from harness.report.formats import one_line, shortened
 PREAMBLE = r"""\documentclass[10pt,a4paper]{article}
 \usepackage{fontspec}
 \usepackage[margin=2cm]{geometry}
-\usepackage{adjustbox,booktabs,graphicx,longtable}
+\usepackage{adjustbox,booktabs,graphicx}
 \setlength{\parindent}{0pt}
 \setlength{\parskip}{6pt}
 \sloppy
 """
 LONGEST_ON_A_PAGE = 40
-"""Rows; a longer table breaks over pages and is not scaled to the width of one."""
+"""Rows; a longer table goes on in another one, as each is scaled to the width of a page."""
 LONGEST_CELL = 60
 _SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%",
@@ -72,17 +72,17 @@ def _item(item: str | tuple[str, str]) -> str:
 def _table(table: Table) -> str:
     sides = "".join("r" if column.align == "right" else "l" for column in table.columns)
     head = _row([column.title for column in table.columns])
-    body = "\n".join(_row(line) for line in table.texts())
+    lines = [_row(line) for line in table.texts()]
     caption = f"\n\n{latex_text(table.caption)}" if table.caption else ""
-    if len(table.rows) > LONGEST_ON_A_PAGE:
-        top = f"\\toprule\n{head}\n\\midrule\n\\endhead\n"
-        return (
-            f"{{\\footnotesize\n\\begin{{longtable}}{{{sides}}}\n{top}{body}\n\\bottomrule\n"
-            f"\\end{{longtable}}}}{caption}"
-        )
+    starts = range(0, max(len(lines), 1), LONGEST_ON_A_PAGE)
+    return "\n\n".join(_tabular(sides, head, lines[i : i + LONGEST_ON_A_PAGE]) for i in starts) + caption
+
+
+def _tabular(sides: str, head: str, lines: list[str]) -> str:
+    body = "\n".join([head, "\\midrule", *lines])
     return (
-        f"\\begin{{adjustbox}}{{max width=\\linewidth}}\n\\begin{{tabular}}{{{sides}}}\n\\toprule\n{head}\n"
-        f"\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}\n\\end{{adjustbox}}{caption}"
+        f"\\begin{{adjustbox}}{{max width=\\linewidth}}\n\\begin{{tabular}}{{{sides}}}\n\\toprule\n{body}\n"
+        "\\bottomrule\n\\end{tabular}\n\\end{adjustbox}"
     )
 
 

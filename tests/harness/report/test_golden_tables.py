@@ -16,7 +16,7 @@ from .test_markdown import fixed_records
 
 GOLDEN = Path(__file__).parent.parent.parent / "golden"
 HTML_TABLE = re.compile(r'<div class="table">.*?</div>', flags=re.DOTALL)
-LATEX_TABLE = re.compile(r"\\begin\{(adjustbox|longtable)\}.*?\\end\{\1\}", flags=re.DOTALL)
+LATEX_TABLE = re.compile(r"\\begin\{adjustbox\}.*?\\end\{adjustbox\}", flags=re.DOTALL)
 
 
 def tables(document: Document, form: str) -> list[str]:
@@ -26,7 +26,7 @@ def tables(document: Document, form: str) -> list[str]:
         case "html":
             return HTML_TABLE.findall(render_html(document, pictures, "manifest"))
         case "tex":
-            return [found[0] for found in LATEX_TABLE.finditer(render_latex(document, pictures, "manifest"))]
+            return LATEX_TABLE.findall(render_latex(document, pictures, "manifest"))
         case _:
             main, others = render_csv(document, "manifest")
             return [main, *(text for key, text in others.items() if key != MANIFEST)]
