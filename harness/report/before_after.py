@@ -189,19 +189,24 @@ def _sides(before: Sequence[Row], after: Sequence[Row]) -> Section:
     blocks: list[Block] = []
     for name, rows in (("Before", before), ("After", after)):
         results = results_table(comparable(rows))
-        parts: list[Block] = [Heading("Results"), _renamed(results, name)]
+        parts: list[Block] = [Heading("Results"), results]
         apart = not_comparable_table(rows)
         if apart is not None:
-            parts += [Heading("Not comparable, and why"), _renamed(apart, name)]
+            parts += [Heading("Not comparable, and why"), apart]
         for section in (machine_section(rows), findings_section(rows)):
             parts += [Heading(section.title), *section.blocks]
-        blocks.append(Folded(name, parts))
+        blocks.append(Folded(name, [_of_side(part, name) for part in parts]))
     return Section("sides", "Each side by itself", blocks)
 
 
-def _renamed(table: Table, side: str) -> Table:
-    """The table under a key of its own: both sides have one."""
-    return replace(table, key=f"{table.key}_{side.lower()}")
+def _of_side(block: Block, side: str) -> Block:
+    """The block with its tables under keys of their own: both sides have them."""
+    match block:
+        case Table():
+            return replace(block, key=f"{block.key}_{side.lower()}")
+        case Folded():
+            return replace(block, blocks=[_of_side(part, side) for part in block.blocks])
+    return block
 
 
 def _reading() -> Section:

@@ -3,7 +3,7 @@ import pytest
 from harness.compare.conditions import failures, parse_conditions
 from harness.compare.rows import Row, make_rows
 from harness.errors import HarnessError
-from tests.records import make_ranks, make_record, make_steps
+from tests.records import make_ranks, make_record, make_steps, make_weights
 
 
 def rows(*seconds: float, **changes: object) -> list[Row]:
@@ -84,3 +84,11 @@ def test_condition_that_cannot_be_checked_fails() -> None:
 def test_something_out_of_nothing_fails_a_limit_on_rising() -> None:
     (line,) = failed("sent_bytes_per_step>+5%", rows(0.5, comm=[]), rows(0.5))
     assert "was 0" in line
+
+
+def test_a_cell_that_is_not_the_same_job_any_more_fails() -> None:
+    before = make_rows([make_record(), make_record(label="ddp")])
+    after = make_rows([make_record(), make_record(label="ddp", initial_weights=make_weights("d" * 64))])
+    assert failed("peak_bytes>+5%", before, after) == [
+        "ddp on 2 ranks: is not the same job as the others any more"
+    ]

@@ -5,6 +5,7 @@ from harness.compare.findings.catalogue import find_all
 from harness.compare.rows import comparable, make_rows, set_apart
 from harness.compare.scaling import strong_scaling, weak_scaling
 from harness.record import Record
+from harness.report.before_after import before_after
 from harness.report.contents import comparison
 from harness.report.tables import main_table, not_comparable_table
 from harness.report.writers.markdown import render_markdown
@@ -115,3 +116,13 @@ def test_weak_scaling_keeps_jobs_that_grow_with_the_ranks() -> None:
     rows = make_rows([make_record(), make_record(label="ddp"), grown])
     (curve,) = weak_scaling(rows)
     assert [point.group.world_size for point in curve] == [2, 4]
+
+
+def test_a_baseline_leaves_it_out_of_changes_and_shows_it_on_its_side() -> None:
+    rows = make_rows([make_record(), odd()])
+    document = before_after(rows, rows)
+    text = render_markdown(document, {}, "")
+    assert "zero1" not in text.partition("## Each side")[0]
+    assert "Not comparable, and why" in text.partition("## Each side")[2]
+    keys = [table.key for table in document.tables()]
+    assert len(keys) == len(set(keys))
