@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.compare.distance import estimate, movement, relative
-from harness.compare.effective import master_dtypes, optimizer_groups
+from harness.compare.effective import master_dtypes, optimizer_groups, reduce_dtypes
 from harness.compare.noise import Limits
 from harness.compare.reported_loss import altered_step, of_one_rank, sums_of_step, whole_loss
+from harness.compare.scales import name_scale
 from harness.record import Record
 
-SCALE_TOLERANCE = 5e-3
-"""Relative. Low precision moves a norm by a few thousandths; scales are small whole numbers apart."""
 SUDDEN = 0.05
 """Relative. Weights that agree so well that the loss does cannot change the next norm by so much: where a
 later norm is the first to differ, by more, the gradient of that step is wrong and no update before."""
+REDUCTION_ROUNDING = 2.0**-7
+"""Relative. Gradients that cross the wire in bf16 are rounded by up to 2^-9 each time they are added."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,31 +71,6 @@ def _step(index: int | None) -> dict[str, Any]:
 
 def _from(index: int) -> str:
     return "from the first step on" if index == 0 else f"from step {index} on"
-
-
-def scales(world_size: int, accumulation_steps: int) -> dict[str, float]:
-    """What a wrong scale of gradients stands for, by the factor that it multiplies them with."""
-    ranks, steps = world_size, accumulation_steps
-    known: dict[str, float] = {}
-    if ranks > 1:
-        known[f"summed over {ranks} ranks instead of averaged"] = ranks
-        known[f"divided by the {ranks} ranks again"] = 1 / ranks
-    if steps > 1:
-        known[f"not divided by the {steps} accumulation steps"] = steps
-        known[f"divided by the {steps} accumulation steps again"] = 1 / steps
-    if ranks > 1 and steps > 1:
-        known[f"summed over {ranks} ranks and {steps} accumulation steps"] = ranks * steps
-        known[f"divided by {ranks} ranks and {steps} accumulation steps again"] = 1 / (ranks * steps)
-    return known
-
-
-def name_scale(ratio: float, world_size: int, accumulation_steps: int) -> list[str]:
-    """What a ratio of gradients may stand for; several where numbers coincide."""
-    return [
-        name
-        for name, factor in scales(world_size, accumulation_steps).items()
-        if abs(ratio / factor - 1) < SCALE_TOLERANCE
-    ]
 
 
 def _forward(record: Record, expected: float, given: float, index: int, limits: Limits) -> Explanation | None:
@@ -176,8 +152,11 @@ def _gradient(record: Record, ratio: float, index: int) -> Explanation | None:
     if index > 0 and abs(ratio - 1) < SUDDEN:
         return None
     targets = {rank.target_tokens[index] for rank in record.ranks if len(rank.target_tokens) > index}
+    reduced = [dtype for dtype in reduce_dtypes(record) or [] if dtype != "float32"]
     hint = ""
-    if len(targets) > 1:
+    if reduced and abs(ratio - 1) < REDUCTION_ROUNDING:
+        hint = f"; gradients are reduced in {', '.join(reduced)}, which rounds them by as much"
+    elif len(targets) > 1:
         hint = (
             "; ranks hold different numbers of target tokens, so a loss averaged per rank and not per "
             "token would do this"
@@ -222,14 +201,15 @@ def replicas_differ(record: Record) -> bool:
 def _standing_still(reference: Record, record: Record) -> Explanation | None:
     """Parameters that the reference moves and this run does not.
 
-    Adam moves whatever it holds and has a gradient, unless the update vanishes in a low dtype.
+    Adam moves whatever it holds and has a gradient; in a low dtype updates may vanish, which is a finding
+    of its own.
     """
     moved, other = movement(reference), movement(record)
     still = sorted(name for name, size in moved.items() if size > 0 and other.get(name) == 0)
-    if not still or len(still) == len(moved):
+    if not still or len(still) == len(moved) or master_dtypes(record) not in (None, ["float32"]):
         return None
-    held = optimizer_groups(record) or {}
-    if all(name in held for name in still) and master_dtypes(record) == ["float32"]:
+    held = optimizer_groups(record)
+    if held is not None and all(name in held for name in still):
         return Explanation(
             kind="gradient-differs",
             message=f"no gradient reaches {_some(still)}: held by an optimizer, never moved",

@@ -38,6 +38,7 @@ class Observer:
         self._fed: list[str] | None = None
         self._fed_sums: list[Tensor] = []
         self._losses: list[Tensor] = []
+        self._probing = False
 
     def built(self, model: nn.Module) -> None:
         """Remember the model that an adapter received."""
@@ -60,10 +61,10 @@ class Observer:
 
     def compute_loss(self, module: nn.Module, batch: Batch) -> Tensor:
         """The loss of a batch, and a note of it and of the samples that it is of."""
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or self._probing:
             self._fed_sums.append(content_sum(batch["tokens"], batch["labels"]))
-            if self._fed is not None:
-                self._fed += content_digests(batch["tokens"], batch["labels"])
+        if torch.is_grad_enabled() and self._fed is not None:
+            self._fed += content_digests(batch["tokens"], batch["labels"])
         loss = summed_cross_entropy(module, batch)
         self._losses.append(loss.detach())
         return loss
@@ -94,17 +95,24 @@ class Observer:
                 seen["applied"] = {"squares": squares, "share": elements / max(1, self._trained_elements())}
         return seen
 
-    def probe_loss(self, engine: Engine, batch: Batch) -> float:
+    def probe_loss(self, engine: Engine, batch: Batch) -> float | None:
         """Loss of one batch that is equal on every rank: equal on all of them if they hold equal weights.
 
-        As it was computed here, where the engine asks for that, since an engine may report another. A
-        collective. For the end of a run: it leaves the engine in evaluation mode.
+        As it was computed here, where the engine asks for that, since an engine may report another; None if
+        it computed that of another batch. A collective. For the end of a run: it leaves the engine in
+        evaluation mode.
         """
         self._losses.clear()
+        self._fed_sums.clear()
+        self._probing = True
         engine.train(False)
         with torch.no_grad():
             reported = float(engine.forward(batch))
-        return self._computed_loss() if self._losses else reported
+        self._probing = False
+        if not self._losses:
+            return reported
+        fed, given = sum(map(int, self._fed_sums)), int(content_sum(batch["tokens"], batch["labels"]))
+        return self._computed_loss() if fed == given else None
 
     def report(self) -> dict[str, Any]:
         """Everything seen by the end of the training, in the form of `record.ObservedPart`."""

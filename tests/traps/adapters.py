@@ -1,8 +1,7 @@
-"""Third-party backends with a defect each, installed through the entry point like any other."""
+"""Third-party backends with a known trap each, installed through the entry point like any other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -10,15 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from backends.base import Batch, BuildModel, BuildOptimizer, Engine, SetupContext
+from backends.base import BackendOptions, Batch, BuildModel, BuildOptimizer, Engine, SetupContext, World
 from backends.ddp import DdpBackend
 from backends.fsdp2 import Fsdp2Backend, Fsdp2HybridBackend
 from tests.memory import defects
 
 IGNORED = -100
-LATE_STEP = 3
-"""Optimizer steps that a defect which starts late leaves alone."""
 
 
 class Defect(DdpBackend):
@@ -155,20 +153,13 @@ class NeverReduced(Defect):
 
 
 class ReplicasNeverReduced(Fsdp2HybridBackend):
-    """Hybrid sharding that reduces within shard groups only."""
+    """Hybrid sharding whose mesh lacks the dimension of the replicas."""
 
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        engine: Any = super().prepare(build_model, build_optimizer, context)
-        original = engine.strategy.set_synchronisation
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options, hybrid=True)
 
-        def synchronise(last: bool) -> None:
-            original(last)
-            engine.module.set_requires_all_reduce(False)
-
-        engine.strategy = replace(engine.strategy, set_synchronisation=synchronise)
-        return engine
+    def _mesh(self, world: World) -> DeviceMesh:
+        return super()._mesh(world)["shard"]
 
 
 class WholeModelInOneUnit(defects.OneUnit):
@@ -247,169 +238,3 @@ class LiveDropout(Defect):
     def spoil(self, engine: Any, context: SetupContext) -> None:
         for block in engine.module.module.model.layers:
             block.mlp.act_fn = nn.Sequential(block.mlp.act_fn, nn.Dropout(0.1))
-
-
-class OwnOptimizer(Defect):
-    """Trains with an optimizer that the harness never sees."""
-
-    betas = (0.9, 0.95)
-    epsilon = 1e-8
-    decay_all = False
-    left_out = ""
-
-    def spoil(self, engine: Any, context: SetupContext) -> None:
-        named = [(n, p) for n, p in engine.module.module.named_parameters() if n != self.left_out]
-        matrices = [p for _, p in named if p.ndim > 1 or self.decay_all]
-        others = [p for _, p in named if not (p.ndim > 1 or self.decay_all)]
-        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-        engine.optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]], betas=self.betas, eps=self.epsilon
-        )
-
-
-class WrongBeta2(OwnOptimizer):
-    betas = (0.9, 0.999)
-
-
-class WrongEpsilon(OwnOptimizer):
-    epsilon = 1e-5
-
-
-class ParameterLeftOut(OwnOptimizer):
-    left_out = "model.layers.1.mlp.up_proj.weight"
-
-
-class OwnDecayOnEverything(OwnOptimizer):
-    decay_all = True
-
-
-class LastMicroStepSkipped(Defect):
-    def spoil(self, engine: Any, context: SetupContext) -> None:
-        original = engine.backward
-        engine.backward = lambda loss, last_micro_step: original(
-            loss * float(not last_micro_step), last_micro_step=last_micro_step
-        )
-
-
-class GradientsOfOneRankDropped(Defect):
-    def spoil(self, engine: Any, context: SetupContext) -> None:
-        original = engine.backward
-        engine.backward = lambda loss, **rest: original(loss * float(context.world.rank != 1), **rest)
-
-
-class StaleWeightsOnOneRank(Defect):
-    def spoil(self, engine: Any, context: SetupContext) -> None:
-        original = engine.step
-
-        def step(lr: float) -> float:
-            if context.world.rank != 1:
-                return float(original(lr))
-            before = [parameter.detach().clone() for parameter in engine.module.parameters()]
-            norm = float(original(lr))
-            with torch.no_grad():
-                for parameter, old in zip(engine.module.parameters(), before, strict=True):
-                    parameter.copy_(old)
-            return norm
-
-        engine.step = step
-
-
-class LossOfRankZero(Defect):
-    def spoil(self, engine: Any, context: SetupContext) -> None:
-        original = engine.forward
-
-        def forward(batch: Batch) -> torch.Tensor:
-            loss = original(batch)
-            return loss if context.world.rank == 0 else loss - loss.detach()
-
-        engine.forward = forward
-
-
-class LossOfRankZeroForAll(Defect):
-    """Every rank reports what rank 0 computed."""
-
-    def spoil(self, engine: Any, context: SetupContext) -> None:
-        original = engine.forward
-
-        def forward(batch: Batch) -> torch.Tensor:
-            loss = original(batch)
-            shown = loss.detach().clone()
-            dist.broadcast(shown, 0)
-            return loss + (shown - loss.detach())
-
-        engine.forward = forward
-
-
-class NoGradientOfOneParameter(Defect):
-    def spoil(self, engine: Any, context: SetupContext) -> None:
-        norm = engine.module.module.model.layers[1].post_attention_layernorm.weight
-        norm.register_hook(torch.zeros_like)
-
-
-class HandWrittenOptimizer(Defect):
-    """Adam without torch's optimizer, so that no constant can be read: betas (0.9, 0.999)."""
-
-    def spoil(self, engine: Any, context: SetupContext) -> None:
-        decaying = {id(p) for p in engine.optimizer.param_groups[0]["params"]}
-        moments: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        taken = 0
-
-        def update() -> None:
-            nonlocal taken
-            taken += 1
-            rate = engine.optimizer.param_groups[0]["lr"]
-            with torch.no_grad():
-                for parameter in engine.module.parameters():
-                    gradient = parameter.grad
-                    zeros = (torch.zeros_like(parameter), torch.zeros_like(parameter))
-                    first, second = moments.setdefault(id(parameter), zeros)
-                    first.lerp_(gradient, 0.1)
-                    second.lerp_(gradient**2, 0.001)
-                    if id(parameter) in decaying:
-                        parameter.mul_(1 - rate * 0.1)
-                    size = (second / (1 - 0.999**taken)).sqrt() + 1e-8
-                    parameter.sub_(rate / (1 - 0.9**taken) * first / size)
-
-        engine._update = update
-
-
-class Late(Defect):
-    """A defect that begins after LATE_STEP steps."""
-
-    def spoil(self, engine: Any, context: SetupContext) -> None:
-        original, taken = engine.step, 0
-
-        def step(lr: float) -> float:
-            nonlocal taken
-            norm = float(original(lr))
-            taken += 1
-            if taken == LATE_STEP:
-                self.spoil_late(engine, context)
-            return norm
-
-        engine.step = step
-
-    def spoil_late(self, engine: Any, context: SetupContext) -> None:
-        raise NotImplementedError
-
-
-def _late(defect: type[Defect]) -> Callable[[Late, Any, SetupContext], None]:
-    return lambda self, engine, context: defect.spoil(self, engine, context)  # type: ignore[arg-type]
-
-
-class LateGradientsOfOneRankDropped(Late):
-    spoil_late = _late(GradientsOfOneRankDropped)
-
-
-class LateSameBatchOnEveryRank(Late):
-    spoil_late = _late(SameBatchOnEveryRank)
-
-
-class LateLossOfRankZero(Late):
-    spoil_late = _late(LossOfRankZero)
-
-
-class LateDecayOnEverything(Late):
-    def spoil_late(self, engine: Any, context: SetupContext) -> None:
-        for group in engine.optimizer.param_groups:
-            group["weight_decay"] = 10.0

@@ -19,7 +19,7 @@ from harness.launch.local import LocalLauncher
 from harness.record import Record
 from harness.store import Store
 
-from . import adapters
+from . import adapters, late, unseen
 
 TINY = [
     "model.config={hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2, "
@@ -110,12 +110,12 @@ def install(folder: Path) -> None:
     information = folder / "planted-1.0.dist-info"
     information.mkdir(parents=True)
     information.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n")
-    names = [
-        name for name, value in vars(adapters).items()
-        if isinstance(value, type) and value.__module__ == adapters.__name__
-        and name not in ("Defect", "OwnOptimizer", "Late")
+    planted = [
+        value for module in (adapters, unseen, late) for value in vars(module).values()
+        if isinstance(value, type) and value.__module__ == module.__name__
+        and value not in (adapters.Defect, unseen.OwnOptimizer, late.Late)
     ]  # fmt: skip
-    lines = [f"planted-{name} = {adapters.__name__}:{name}" for name in names]
+    lines = [f"planted-{value.__name__} = {value.__module__}:{value.__name__}" for value in planted]
     text = "\n".join([f"[{registry.ENTRY_POINT_GROUP}]", *lines]) + "\n"
     information.joinpath("entry_points.txt").write_text(text)
     sys.path.insert(0, str(folder))

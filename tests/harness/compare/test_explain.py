@@ -2,8 +2,9 @@ from typing import Any
 
 import pytest
 
-from harness.compare.explain import Explanation, explain, name_scale
+from harness.compare.explain import Explanation, explain
 from harness.compare.noise import Limits
+from harness.compare.scales import name_scale
 from harness.record import RankPart
 from tests.records import LOSSES, NORMS, make_ranks, make_record, make_steps, make_weights
 

@@ -1,0 +1,136 @@
+"""Third-party backends with defects of kinds that nothing in this project was written for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from backends.base import Batch, SetupContext
+
+from .adapters import Defect
+
+
+class OwnOptimizer(Defect):
+    """Trains with an optimizer that the harness never sees."""
+
+    betas = (0.9, 0.95)
+    epsilon = 1e-8
+    decay_all = False
+    left_out = ""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        named = [(n, p) for n, p in engine.module.module.named_parameters() if n != self.left_out]
+        matrices = [p for _, p in named if p.ndim > 1 or self.decay_all]
+        others = [p for _, p in named if not (p.ndim > 1 or self.decay_all)]
+        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+        engine.optimizer = torch.optim.AdamW(
+            [group for group in groups if group["params"]], betas=self.betas, eps=self.epsilon
+        )
+
+
+class WrongBeta2(OwnOptimizer):
+    betas = (0.9, 0.999)
+
+
+class WrongEpsilon(OwnOptimizer):
+    epsilon = 1e-5
+
+
+class ParameterLeftOut(OwnOptimizer):
+    left_out = "model.layers.1.mlp.up_proj.weight"
+
+
+class OwnDecayOnEverything(OwnOptimizer):
+    decay_all = True
+
+
+class LastMicroStepSkipped(Defect):
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.backward
+        engine.backward = lambda loss, last_micro_step: original(
+            loss * float(not last_micro_step), last_micro_step=last_micro_step
+        )
+
+
+class GradientsOfOneRankDropped(Defect):
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.backward
+        engine.backward = lambda loss, **rest: original(loss * float(context.world.rank != 1), **rest)
+
+
+class StaleWeightsOnOneRank(Defect):
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.step
+
+        def step(lr: float) -> float:
+            if context.world.rank != 1:
+                return float(original(lr))
+            before = [parameter.detach().clone() for parameter in engine.module.parameters()]
+            norm = float(original(lr))
+            with torch.no_grad():
+                for parameter, old in zip(engine.module.parameters(), before, strict=True):
+                    parameter.copy_(old)
+            return norm
+
+        engine.step = step
+
+
+class LossOfRankZero(Defect):
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.forward
+
+        def forward(batch: Batch) -> torch.Tensor:
+            loss = original(batch)
+            return loss if context.world.rank == 0 else loss - loss.detach()
+
+        engine.forward = forward
+
+
+class LossOfRankZeroForAll(Defect):
+    """Every rank reports what rank 0 computed."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        original = engine.forward
+
+        def forward(batch: Batch) -> torch.Tensor:
+            loss = original(batch)
+            shown = loss.detach().clone()
+            dist.broadcast(shown, 0)
+            return loss + (shown - loss.detach())
+
+        engine.forward = forward
+
+
+class NoGradientOfOneParameter(Defect):
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        norm = engine.module.module.model.layers[1].post_attention_layernorm.weight
+        norm.register_hook(torch.zeros_like)
+
+
+class HandWrittenOptimizer(Defect):
+    """Adam without torch's optimizer, so that no constant can be read: betas (0.9, 0.999)."""
+
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        decaying = {id(p) for p in engine.optimizer.param_groups[0]["params"]}
+        moments: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        taken = 0
+
+        def update() -> None:
+            nonlocal taken
+            taken += 1
+            rate = engine.optimizer.param_groups[0]["lr"]
+            with torch.no_grad():
+                for parameter in engine.module.parameters():
+                    gradient = parameter.grad
+                    zeros = (torch.zeros_like(parameter), torch.zeros_like(parameter))
+                    first, second = moments.setdefault(id(parameter), zeros)
+                    first.lerp_(gradient, 0.1)
+                    second.lerp_(gradient**2, 0.001)
+                    if id(parameter) in decaying:
+                        parameter.mul_(1 - rate * 0.1)
+                    size = (second / (1 - 0.999**taken)).sqrt() + 1e-8
+                    parameter.sub_(rate / (1 - 0.9**taken) * first / size)
+
+        engine._update = update
