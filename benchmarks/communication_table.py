@@ -37,6 +37,12 @@ GEOMETRIES = {
     ),
     "GPT-2, tied": "{model_type: gpt2, n_embd: 33, n_layer: 2, n_head: 3, vocab_size: 257, n_positions: 64}",
 }
+RECOMPUTATION = (
+    "Activation checkpointing is not in these tables. `tests/contract/test_communication.py` compares it "
+    "byte for byte on 2 ranks: ddp, zero2, zero3, fsdp, fsdp-grad-op and fsdp1 with a Llama, GPT-2, BLOOM, "
+    "Mistral and Qwen2 model. Only ZeRO-3 moves more under it, each block once more but for the module in "
+    "which its recomputation stops."
+)
 PRECISIONS = ("fp32", "bf16-mixed")
 ACCUMULATION = (1, 4)
 WORLD_SIZES = (2, 4)
@@ -110,6 +116,7 @@ def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
         "width of the second makes every kind of padding appear. Settings: "
         + ", ".join(f"`{s}`" for s in COMMON) + ".",
     ]  # fmt: skip
+    parts.append(RECOMPUTATION)
     for geometry, size, preset in dict.fromkeys((c.geometry, c.world_size, c.preset) for c in records):
         cuts = [c for c in records if (c.geometry, c.world_size, c.preset) == (geometry, size, preset)]
         parts += [f"## {geometry}, {size} ranks, {preset}", _matrix(cuts, records)]

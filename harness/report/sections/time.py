@@ -27,10 +27,13 @@ TIME_TEXT = (
 UTILISATION_TEXT = (
     "Model FLOPs per token: 6 N + 12 L H Q T (PaLM, arXiv 2204.02311, appendix B), N being the parameters "
     "without tables that are only looked up, L layers, H heads of size Q, T tokens a sample; padding is no "
-    "token. Hardware FLOPs count padding, and with activation checkpointing the forward pass of the blocks "
-    "twice. MFU and HFU are these over the peak of all devices: dense, by data sheet, for the dtype of the "
-    "matrix products. A measured peak is what matrix products alone reached on the same ranks before the "
-    "training (measure.matmul_peak). Where a peak is not known, utilisation is n/a."
+    "token. Hardware FLOPs count padding too, and with activation checkpointing the forward pass of the "
+    "blocks once more: 2 N + 4 L H Q T, N of the blocks alone. MFU and HFU are these times tokens per second "
+    "over the peak of all devices together: dense, by data sheet, for the dtype of the matrix products. A "
+    "measured peak is what matrix products alone reached on the same ranks before the training "
+    "(measure.matmul_peak). n/a: FLOPs where the model is a mixture of experts or its shape is not known, "
+    "MFU and HFU where the device is in no data sheet here, as no CPU is, and the measured columns where "
+    "nothing was measured."
 )
 PROBE_TEXT = (
     "What each probe took by its own clock, per step in which it ran, on the rank where it took most; the "
@@ -74,6 +77,7 @@ UTILISATION_COLUMNS = (
     Column("hardware_utilisation", "HFU", utilisation),
     Column("measured_peak_flops_per_second", "measured peak TFLOP/s", teraflops),
     Column("model_utilisation_of_measured", "MFU of measured", utilisation),
+    Column("hardware_utilisation_of_measured", "HFU of measured", utilisation),
 )
 EXTRA_COLUMNS = (
     Column("counted_extra_seconds", "counted step + ms", milliseconds),
@@ -141,6 +145,7 @@ def _utilisations(records: Sequence[Record]) -> list[object]:
         _median(map(speed.share_of, hardware, sheets)),
         measured.flops_per_second if measured else None,
         _median(map(speed.share_of, model, reached)),
+        _median(map(speed.share_of, hardware, reached)),
     ]
 
 
