@@ -14,6 +14,9 @@ from harness.store import read_record
 from tests.cluster.matrices import render
 from tests.cluster.slurm import SlurmCluster
 
+MATRIX_SECONDS = 3600.0
+"""A matrix of many cells takes minutes on an idle machine, and far longer on a busy one."""
+
 
 def run_matrix(cluster: SlurmCluster, folder: Path, runs: Path, *words: str, steps: int) -> None:
     """Render with these words into `folder` and run each cell alone; records are added to `runs`."""
@@ -24,7 +27,7 @@ def run_matrix(cluster: SlurmCluster, folder: Path, runs: Path, *words: str, ste
     document = json.loads(path.read_text())
     document["site"]["max_queued_jobs"] = 1
     path.write_text(json.dumps(document))
-    matrix.harness("submit", "--wait", "--poll-seconds", "0.5")
+    matrix.harness("submit", "--wait", "--poll-seconds", "0.5", timeout=MATRIX_SECONDS)
 
 
 def keep(runs: Path, output: Path) -> list[Record]:

@@ -43,9 +43,11 @@ class RenderedMatrix:
     cluster: SlurmCluster
     folder: Path
 
-    def harness(self, *words: str) -> Any:
+    def harness(self, *words: str, timeout: float = 300.0) -> Any:
         """Run a `harness slurm` command on the matrix; its JSON document."""
-        done = self.cluster.harness("slurm", words[0], "jobs", *words[1:], "--json", cwd=self.folder)
+        done = self.cluster.harness(
+            "slurm", words[0], "jobs", *words[1:], "--json", cwd=self.folder, timeout=timeout
+        )
         return json.loads(done.stdout)
 
     def runs(self) -> list[dict[str, Any]]:

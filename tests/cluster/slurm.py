@@ -100,8 +100,10 @@ class SlurmCluster:
             raise AssertionError(f"{words} left with {done.returncode}:\n{done.stdout}\n{done.stderr}")
         return done
 
-    def harness(self, *words: str | Path, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return self.command(sys.executable, "-m", "harness", *words, cwd=cwd, check=check)
+    def harness(
+        self, *words: str | Path, cwd: Path, check: bool = True, timeout: float = 300.0
+    ) -> subprocess.CompletedProcess[str]:
+        return self.command(sys.executable, "-m", "harness", *words, cwd=cwd, check=check, timeout=timeout)
 
     def wait_for_jobs(self, jobs: Sequence[str], folder: Path, seconds: float = 90) -> None:
         """Until none of the jobs waits or runs. Asks Slurm itself: a harness for each look is slow."""
