@@ -31,9 +31,15 @@ BACKENDS = ("ddp", "zero2", "zero3", "fsdp", "fsdp-hybrid")
 LINKS = {"unshaped": None, "1000mbit": 1000, "200mbit": 200}
 """Name of each link and its limit, Mbit/s. The first is the known one of the prediction."""
 KNOWN = "unshaped"
+SLOWEST_OF_INTEREST = 125e3
+"""Bytes per second: strategies that differ in scalars only meet at speeds that no link has."""
 REPEATS = 2
 RANKS_PER_NODE = 2
-MODEL = ("--set", "model.config.hidden_size=256", "--set", "model.config.intermediate_size=688")
+MODEL = (
+    "--set", "model.config.hidden_size=256", "--set", "model.config.intermediate_size=688",
+    "--set", "data.sequence_length=16",
+)  # fmt: skip
+"""Many parameters and few tokens: the link decides more than the processors that all ranks share."""
 STEP_HEADERS = (
     "link", "backend", "crossing MB/step", "unshaped ms", "predicted ms", "measured ms", "off by"
 )  # fmt: skip
@@ -152,7 +158,7 @@ def _crossovers(known: Link) -> list[list[str]]:
         bandwidth = crossover_bandwidth(
             *((known.seconds(b), known.crossing_bytes(b)) for b in (fewer, more)), known.bandwidth
         )
-        if bandwidth is not None:
+        if bandwidth is not None and bandwidth >= SLOWEST_OF_INTEREST:
             found.append([fewer, more, f"{bandwidth * 8e-6:.0f}"])
     return found
 
