@@ -6,7 +6,9 @@ from harness.compare.volume import (
     expected_sent_bytes_per_step,
     textbook_differences,
     volume_differences,
+    why_unknown,
 )
+from harness.record import CommunicationPart, WindowsPart
 from tests.records import make_record
 from tests.volumes import SHAPES, make_volume_record, with_rows
 
@@ -68,3 +70,37 @@ def test_unknown_steps_leave_the_setup_to_compare() -> None:
     assert expected_sent_bytes_per_step(record) is None
     without = with_rows(record, lambda row: None if row.phase == "setup" else row)
     assert {d.phase for d in volume_differences(without) or []} == {"setup"}
+
+
+def test_a_group_of_the_right_size_and_other_ranks_is_a_difference() -> None:
+    def turned(row: CommunicationPart) -> CommunicationPart:
+        replicas = {0: [0, 3], 3: [0, 3], 1: [1, 2], 2: [1, 2]}[row.rank]
+        return row.model_copy(update={"group_ranks": replicas}) if row.role == "replica" else row
+
+    found = volume_differences(with_rows(make_volume_record("fsdp-hybrid"), turned)) or []
+    assert {(d.group, d.measured_bytes > 0) for d in found} == {("replica", False), ("ranks 0, 3", True)}
+
+
+def test_groups_with_the_ranks_of_their_role_are_no_difference() -> None:
+    groups = {"world": ([0, 1, 2, 3],), "shard": ([0, 1], [2, 3]), "replica": ([0, 2], [1, 3])}
+
+    def named(row: CommunicationPart) -> CommunicationPart:
+        (ranks,) = (group for group in groups[row.role] if row.rank in group)
+        return row.model_copy(update={"group_ranks": ranks})
+
+    assert volume_differences(with_rows(make_volume_record("fsdp-hybrid"), named)) == []
+
+
+def test_where_nothing_is_expected_the_reason_is_named() -> None:
+    assert why_unknown(make_volume_record("zero3")) is None
+    record = make_volume_record("zero3")
+    training = record.job["training"] | {"activation_checkpointing": True}
+    recomputed = record.model_copy(update={"job": record.job | {"training": training}})
+    assert "was not looked up for this architecture" in (why_unknown(recomputed) or "")
+    known = recomputed.model_copy(update={"model": {"architecture": "LlamaForCausalLM"}})
+    assert why_unknown(known) is None
+    mine = record.model_copy(update={"backend": record.backend.model_copy(update={"name": "mine"})})
+    assert why_unknown(mine) == "mine has no closed form here"
+    assert "does not describe the model" in (why_unknown(make_record(label="ddp")) or "")
+    uncounted = record.model_copy(update={"windows": WindowsPart(warmup=1, counted=0, timed=3)})
+    assert "no step was counted" in (why_unknown(uncounted) or "")
