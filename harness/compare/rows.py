@@ -151,9 +151,18 @@ def set_apart(rows: Iterable[Row]) -> list[Row]:
 
 
 def most_agreed(records: Sequence[Record]) -> Record | None:
-    """Of runs without a reference the one that most others are the same job as, of equals the first."""
-    agreeing = [sum(not job_differences(record, other) for other in records) for record in records]
-    return records[agreeing.index(max(agreeing))] if records else None
+    """Of runs without a reference the one that most others are the same job as, of equals the first.
+
+    Each is held against the first of every group so far, not against all others: a matrix may be large.
+    """
+    groups: list[list[Record]] = []
+    for record in records:
+        own = next((group for group in groups if not job_differences(group[0], record)), None)
+        if own is None:
+            groups.append([record])
+        else:
+            own.append(record)
+    return max(groups, key=len)[0] if groups else None
 
 
 def repeat_spreads(rows: Iterable[Row]) -> dict[str, float]:
