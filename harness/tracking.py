@@ -87,8 +87,12 @@ def _start(run_id: str, to: Tracker, directory: Path) -> Any:
         case "tensorboard":
             tracker = tracking.TensorBoardTracker(run_id, logging_dir=directory)
         case "mlflow":
-            address = f"sqlite:///{(directory / 'mlflow.db').resolve()}"
-            tracker = tracking.MLflowTracker(experiment_name=PROJECT, logging_dir=address, run_name=run_id)
+            import mlflow
+
+            # Accelerate 1.15 takes logging_dir for artifacts only and leaves runs to MLflow's default.
+            mlflow.set_tracking_uri(f"sqlite:///{(directory / 'mlflow.db').resolve()}")
+            artifacts = (directory / "artifacts").resolve().as_uri()
+            tracker = tracking.MLflowTracker(experiment_name=PROJECT, logging_dir=artifacts, run_name=run_id)
         case "wandb":
             tracker = tracking.WandBTracker(PROJECT, name=run_id, dir=str(directory), mode="offline")
     tracker.start()

@@ -55,3 +55,28 @@ def test_tool_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest
     done = CliRunner().invoke(harness, arguments)
     assert done.exit_code == 1
     assert "`pip install mlflow`" in done.stderr
+
+
+def test_losses_of_a_run_are_read_back_from_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    write_record(tmp_path / "runs" / "one", make_record(run_id="one"))
+    arguments = [
+        "export",
+        "tracking",
+        str(tmp_path / "runs"),
+        "--to",
+        "mlflow",
+        "-o",
+        str(tmp_path / "board"),
+    ]
+    done = CliRunner().invoke(harness, arguments)
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["board", "runs"]
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'board' / 'mlflow.db'}")
+    (experiment,) = client.search_experiments(filter_string="name = 'sharding-harness'")
+    (run,) = client.search_runs([experiment.experiment_id])
+    losses = client.get_metric_history(run.info.run_id, "train/loss")
+    assert [loss.value for loss in losses] == pytest.approx(LOSSES)
+    assert run.data.params["backend"] == make_record().backend.label
