@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy
+
 from harness.record import Record
 
 TOLERANCE = 1e-6
@@ -27,14 +29,15 @@ def whole_loss(record: Record, index: int) -> float | None:
 
 def altered_step(record: Record) -> int | None:
     """Index of the first step in which a rank reported another loss than it computed; None: none."""
-    for index in range(len(record.steps)):
-        reported = sums_of_step(record, index, "loss_sums")
-        computed = sums_of_step(record, index, "computed_loss_sums")
-        if reported and computed:
-            pairs = zip(reported, computed, strict=True)
-            if any(abs(given - own) > TOLERANCE * abs(own) for given, own in pairs):
-                return index
-    return None
+    columns = [sums for rank in record.ranks for sums in (rank.loss_sums, rank.computed_loss_sums)]
+    count = min((len(sums) for sums in columns), default=0)
+    if not count:
+        return None
+    table = numpy.array([sums[:count] for sums in columns], dtype=float)  # None becomes NaN
+    reported, computed = table[::2], table[1::2]
+    altered = numpy.abs(reported - computed) > TOLERANCE * numpy.abs(computed)
+    steps = numpy.flatnonzero(altered.any(axis=0) & ~numpy.isnan(table).any(axis=0))
+    return int(steps[0]) if len(steps) else None
 
 
 def of_one_rank(record: Record, index: int) -> bool:
