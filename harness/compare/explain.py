@@ -14,8 +14,9 @@ from harness.compare.scales import name_scale
 from harness.record import Record
 
 SUDDEN = 0.05
-"""Relative. Weights that agree so well that the loss does cannot change the next norm by so much: where a
-later norm is the first to differ, by more, the gradient of that step is wrong and no update before."""
+"""Relative. Weights that agree so well that the loss does cannot change the next norm by so much: where the
+ratio of norms changes by more from one step to the next, the gradient of that step is wrong and no update
+before."""
 REDUCTION_ROUNDING = 2.0**-7
 """Relative. Gradients that cross the wire in bf16 are rounded by up to 2^-9 each time they are added."""
 
@@ -46,10 +47,9 @@ def explain(reference: Record, record: Record, limits: Limits, settings: Sequenc
     if abs(left.loss - right.loss) > limits.loss:
         cause = _forward(record, left.loss, right.loss, index, limits)
     else:
-        assert left.gradient_norm is not None
-        assert right.gradient_norm is not None
-        ratio = right.gradient_norm / left.gradient_norm
-        cause = _standing_still(reference, record) or _gradient(record, ratio, index)
+        ratio = _norm_ratio(reference, record, index)
+        before = _norm_ratio(reference, record, index - 1) if index else 1.0
+        cause = _standing_still(reference, record) or _gradient(record, ratio, before, index)
     return cause or _update(reference, record, limits, settings, index)
 
 
@@ -62,6 +62,12 @@ def _first_beyond(reference: Record, record: Record, limits: Limits) -> int | No
         if norm is not None and norm > limits.norm:
             return index
     return None
+
+
+def _norm_ratio(reference: Record, record: Record, index: int) -> float:
+    """The gradient norm of a step over the reference's; 1 where one of them is missing."""
+    expected, given = reference.steps[index].gradient_norm, record.steps[index].gradient_norm
+    return given / expected if given is not None and expected else 1.0
 
 
 def _step(index: int | None) -> dict[str, Any]:
@@ -123,8 +129,11 @@ def _forward(record: Record, expected: float, given: float, index: int, limits: 
     )
 
 
-def _gradient(record: Record, ratio: float, index: int) -> Explanation | None:
-    """Why the norm of a step differs although its loss agrees; None: the updates before may explain it."""
+def _gradient(record: Record, ratio: float, before: float, index: int) -> Explanation | None:
+    """Why the norm of a step differs although its loss agrees; None: the updates before may explain it.
+
+    ratio: of the norm to the reference's; before: the same a step earlier.
+    """
     world = record.world
     told = [rank.gradient_norms[index] for rank in record.ranks if len(rank.gradient_norms) > index]
     if len(set(told)) > 1 and replicas_differ(record):
@@ -149,7 +158,7 @@ def _gradient(record: Record, ratio: float, index: int) -> Explanation | None:
             + f": {' or '.join(causes)}",
             values={"ratio": ratio} | _step(index),
         )
-    if index > 0 and abs(ratio - 1) < SUDDEN:
+    if index > 0 and abs(ratio / before - 1) < SUDDEN:
         return None
     targets = {rank.target_tokens[index] for rank in record.ranks if len(rank.target_tokens) > index}
     reduced = [dtype for dtype in reduce_dtypes(record) or [] if dtype != "float32"]

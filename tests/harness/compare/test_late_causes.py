@@ -1,5 +1,6 @@
 """Causes are told by the figures of the step in which they begin."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,15 @@ def test_a_later_norm_that_differs_a_little_is_an_update() -> None:
     cause = explained(make_record(label="ddp", steps=make_steps(LOSSES, norms)))
     assert cause.kind == "update-differs"
     assert "at step 2" in cause.message
+
+
+def test_norms_that_part_bit_by_bit_are_an_update() -> None:
+    reference = make_record(steps=make_steps(LOSSES, [5.0, 5.0, 5.0, 5.0]))
+    drifting = make_record(label="ddp", steps=make_steps(LOSSES, [5.0, 5.1, 5.25, 5.4]))
+    sudden = make_record(label="ddp", steps=make_steps(LOSSES, [5.0, 5.1, 5.4, 5.4]))
+    limits = replace(measure_noise(reference, ()).tight, norm=0.04)
+    assert explain(reference, drifting, limits).kind == "update-differs"
+    assert explain(reference, sudden, limits).kind == "gradient-differs"
 
 
 def test_gradients_that_are_summed_from_a_later_step_on_are_named() -> None:
