@@ -24,7 +24,7 @@ def common(command: Callable[..., int]) -> Callable[..., None]:
         try:
             code = command(**arguments)
         except KeyboardInterrupt:
-            click.echo("interrupted; every run that began has a record", err=True)
+            click.echo("interrupted; what was measured so far is kept", err=True)
             code = 130
         except Exception as error:
             if debug:
