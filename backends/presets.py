@@ -74,7 +74,8 @@ def zero_changes(stage: int, precision: Precision, preset: Preset, parameter_cou
                 setting=name,
                 value=0,
                 default=default,
-                reason="above 0 ZeRO-3 keeps small parameters, or whole small models, gathered",
+                reason="above 0 ZeRO-3 keeps small parameters, or whole small models, gathered"
+                + ("; at 0 it gathers nothing ahead, which costs time" if "live" in name else ""),
             )
             for name, default in ZERO3_DEFAULTS.items()
         ]

@@ -14,8 +14,13 @@ import step_time
 TARGET = 1.01
 BACKENDS = ("ddp", "zero3", "fsdp")
 # Both sides time the same steps of the same job; without probes the steps before them are all warm-up.
-WITH_PROBES = {"measure.warmup_steps": 3, "measure.counted_steps": 2, "measure.traced_steps": 1}
-WITHOUT_PROBES = {"measure.warmup_steps": 6, "measure.counted_steps": 0, "measure.traced_steps": 0}
+WITH_PROBES = {
+    "measure.warmup_steps": 3,
+    "measure.counted_steps": 2,
+    "measure.traced_steps": 1,
+    "measure.settling_steps": 3,
+}
+WITHOUT_PROBES = {"measure.warmup_steps": 9, "measure.counted_steps": 0, "measure.traced_steps": 0}
 
 
 def main() -> int:

@@ -117,8 +117,15 @@ def group_repeats(rows: Sequence[Row]) -> list[Repeats]:
 
 
 def fastest(groups: Sequence[Repeats]) -> dict[tuple[str, int], Repeats]:
-    """Of each job and world size the repeats with the highest median throughput, where any were timed."""
-    rates = {group.key: group.median("tokens_per_second") for group in groups if group.whole}
+    """Of each job and world size the repeats with the highest median throughput, where any were timed.
+
+    Those that left the reference do other work: they are the fastest of nothing.
+    """
+    rates = {
+        group.key: group.median("tokens_per_second")
+        for group in groups
+        if group.whole and group.parity != "diverged"
+    }
     best: dict[tuple[str, int], Repeats] = {}
     for group in groups:
         rate = rates.get(group.key)

@@ -176,7 +176,7 @@ def _line(group: Repeats, best: Repeats | None) -> list[Any]:
 
 def _of_fastest(group: Repeats, best: Repeats | None) -> Shown | float | None:
     rate = group.median("tokens_per_second")
-    if best is None or rate is None:
+    if best is None or rate is None or group.parity == "diverged":
         return None
     if group is best:
         return Shown(1.0, percent(1.0))

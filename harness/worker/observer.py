@@ -39,6 +39,7 @@ class Observer:
         self._fed_sums: list[Tensor] = []
         self._losses: list[Tensor] = []
         self._probing = False
+        self._wrapped_compiled = False
 
     def built(self, model: nn.Module) -> None:
         """Remember the model that an adapter received."""
@@ -65,6 +66,9 @@ class Observer:
             self._fed_sums.append(content_sum(batch["tokens"], batch["labels"]))
         if torch.is_grad_enabled() and self._fed is not None:
             self._fed += content_digests(batch["tokens"], batch["labels"])
+        if self._watch.at_work and not self._wrapped_compiled:
+            # torch.compile(model) leaves the model as it is and wraps it.
+            self._wrapped_compiled = any(type(m).__name__ == "OptimizedModule" for m in module.modules())
         loss = summed_cross_entropy(module, batch)
         self._losses.append(loss.detach())
         return loss
@@ -203,9 +207,8 @@ class Observer:
             "activation_checkpointing": any(
                 getattr(module, "gradient_checkpointing", False) for module in model.modules()
             ),
-            "compiled": any(
-                getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()
-            ),
+            "compiled": self._wrapped_compiled
+            or any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()),
             "dropout": _largest_dropout(model),
         }
 

@@ -26,7 +26,7 @@ from harness.worker.environment import device_name, join_process_group, prepare_
 from harness.worker.events import EventWriter
 from harness.worker.loop import Loop, describe_data
 from harness.worker.matmul_peak import measured_peaks
-from harness.worker.memory import allocator_probe, host_peak_bytes
+from harness.worker.memory import NoAllocatorProbe, allocator_probe, host_peak_bytes
 from harness.worker.model import (
     build_model,
     describe_layout,
@@ -88,7 +88,7 @@ def _train(
     if reasons:
         events.write("unsupported", reasons=reasons)
         return
-    allocator = allocator_probe(world.device)
+    allocator = allocator_probe(world.device) if request.measure.counted_steps else NoAllocatorProbe()
     counter = CommunicationCounter()
     with counter.counting("setup"):
         collectives = join_process_group(world, COLLECTIVE_TIMEOUT_SECONDS)

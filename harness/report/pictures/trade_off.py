@@ -19,8 +19,18 @@ Point = tuple[float, float]
 
 
 def trade_off_picture(rows: Sequence[Row]) -> Picture | None:
-    """Each backend at the largest world size that most were timed at; None below two of them."""
-    known = [g for g in group_repeats(rows) if g.whole and g.rank_peaks and g.values("tokens_per_second")]
+    """Each backend at the largest world size that most were timed at; None below two of them.
+
+    What left its reference does other work and is not shown.
+    """
+    known = [
+        group
+        for group in group_repeats(rows)
+        if group.whole
+        and group.parity != "diverged"
+        and group.rank_peaks
+        and group.values("tokens_per_second")
+    ]
     if not known:
         return None
     places = [(g.record.job_id, g.world_size) for g in known]

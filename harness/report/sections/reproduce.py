@@ -10,6 +10,12 @@ from harness.compare.rows import Row
 from harness.report.document import Code, Folded, Section, yaml_code
 from harness.report.formats import ranks
 
+OBSERVED_SETTINGS = (
+    "attention", "activation_checkpointing", "compiled", "dropout", "tf32", "deterministic",
+    "tied_parameters", "frozen_parameters", "parameters_left_out", "master_dtypes", "optimizer_state_dtypes",
+)  # fmt: skip
+"""What the harness saw of the live model and optimizer, whatever the backend says of itself."""
+
 
 def reproduce_section(rows: Sequence[Row]) -> Section:
     """The commands that made the records, each once."""
@@ -29,6 +35,10 @@ def configuration_section(rows: Sequence[Row]) -> Section | None:
             "native_config": record.backend.native_config,
             "versions": record.backend.versions,
         }
+        if record.observed is not None:
+            document["observed"] = record.observed.model_dump(
+                mode="json", include=set(OBSERVED_SETTINGS), exclude_none=True
+            )
         title = f"{record.backend.label}, {ranks(record.world.world_size)}"
         blocks.append(Folded(title, [yaml_code(document)]))
     return Section("configuration", "Configuration of each backend", blocks) if blocks else None

@@ -20,7 +20,8 @@ def results_section(rows: Sequence[Row]) -> Section:
     if spread is not None:
         runs = max(len(group.rows) for group in group_repeats(rows))
         text = (
-            f"of fastest: throughput beside the fastest of the same job and number of ranks. {WITHIN_NOISE}: "
+            f"of fastest: throughput beside the fastest of the same job and number of ranks; n/a for "
+            f"a run that left the reference, since it did other work. {WITHIN_NOISE}: "
             f"within the noise of it, its {percent(LEVEL)} interval holds 100 %. {NOT_JUDGED}: fewer than "
             f"{FEWEST_RUNS} runs of one of the two, so nobody can tell the difference from noise."
         )

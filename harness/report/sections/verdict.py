@@ -49,7 +49,8 @@ def sentences(rows: Sequence[Row], found: Sequence[Finding] | None = None) -> li
     size = _size_to_compare(groups)
     if size is not None:
         timed = [g for g in groups if g.world_size == size and g.whole]
-        told += [_speed(timed, size), _memory(timed), _communication(timed)]
+        same = [g for g in timed if g.parity != "diverged"] or timed
+        told += [_speed(same, size), _memory(same), _communication(same)]
     told += [_losses(groups), _findings(find_all(rows) if found is None else found)]
     return [sentence for sentence in told if sentence]
 
@@ -187,8 +188,11 @@ def _set_apart(rows: Sequence[Row]) -> list[str]:
 
 
 def _findings(found: Sequence[Finding]) -> str:
-    names = list(dict.fromkeys(statement.id for statement in statements(found)))
+    told = statements(found)
+    names = list(dict.fromkeys(statement.id for statement in told))
     if not names:
         return "No finding speaks against the comparison."
     count = "1 kind of finding" if len(names) == 1 else f"{len(names)} kinds of finding"
-    return f"{count} must be read before these figures are used: {listed(names)}."
+    text = f"{count} must be read before these figures are used: {listed(names)}."
+    causes = [statement.sentence for statement in told if statement.role == "cause"]
+    return text + (f" The first cause: {causes[0]}." if causes else "")
