@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row, reason
 from harness.report.document import Items, Section
-from harness.report.formats import ranks
 
 
 def failures_section(rows: Sequence[Row]) -> Section | None:
-    """Each with its reason; None if every cell has a whole result."""
-    lines = [
-        f"{row.record.backend.label} on {ranks(row.record.world.world_size)}: {row.record.status}: {why}"
-        for row in rows
-        if (why := reason(row.record)) is not None
-    ]
+    """Each cell once with its reason and its number of runs; None if every cell is whole."""
+    lines = [line for group in group_repeats(rows) for line in _lines(group)]
     return Section("failures", "Cells without a whole result", [Items(lines)]) if lines else None
+
+
+def _lines(group: Repeats) -> list[str]:
+    """A line for each status and kind of error; of reasons that differ only in wording the first."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for row in group.rows:
+        record = row.record
+        if (why := reason(record)) is not None:
+            kind = record.error.kind if record.error else why
+            reasons.setdefault((record.status, kind), []).append(why)
+    runs = len(group.rows)
+    return [
+        f"{group.title}{f', {len(whys)} of {runs} runs' if runs > 1 else ''}: {status}: {whys[0]}"
+        for (status, _), whys in reasons.items()
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.compare.nodes import node_volumes
+from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
 from harness.report.document import Column, Paragraph, Section, Table
 from harness.report.formats import megabytes
@@ -28,11 +29,12 @@ TEXT = (
 
 
 def nodes_section(rows: Sequence[Row]) -> Section | None:
-    """None where every run was on one node."""
+    """A line for each cell, of its first run that was counted; None where every run was on one node."""
     body = []
-    for row in rows:
-        record = row.record
-        volumes = node_volumes(record) if record.world.nodes > 1 else []
+    for group in group_repeats(rows):
+        record = group.record
+        of_runs = [node_volumes(row.record) for row in group.rows] if record.world.nodes > 1 else []
+        volumes = next(filter(None, of_runs), [])
         if volumes:
             most = max(volumes, key=lambda volume: volume.between)
             roles = [most.between_by_role.get(role, 0.0) for role in ("world", "shard", "replica")]

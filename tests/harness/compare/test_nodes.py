@@ -82,3 +82,9 @@ def test_the_section_says_what_crosses() -> None:
     assert section is not None
     (row,) = section.blocks[1].rows  # type: ignore[union-attr]
     assert list(row) == ["fsdp-hybrid", 2, 4, P, P, 0.0, 0.0, P]
+
+
+def test_repeats_have_one_line() -> None:
+    section = nodes_section(make_rows([hybrid(), hybrid().model_copy(update={"repeat": 1})]))
+    assert section is not None
+    assert len(section.blocks[1].rows) == 1  # type: ignore[union-attr]
