@@ -40,9 +40,6 @@ MODEL = (
     "--set", "data.sequence_length=16",
 )  # fmt: skip
 """Many parameters and few tokens: the link decides more than the processors that all ranks share."""
-STEP_HEADERS = (
-    "link", "backend", "crossing MB/step", "unshaped ms", "predicted ms", "measured ms", "off by"
-)  # fmt: skip
 EXPLANATION = """\
 # Step times over links of 200 Mbit/s and 1 Gbit/s
 

@@ -102,13 +102,14 @@ def begin(run_directory: Path) -> int:
 @slurm.command(hidden=True)
 @click.argument("run_directory", type=click.Path(path_type=Path))
 @click.option("--exit-code", required=True, type=int)
-@click.option("--ended", type=click.Choice(["time-limit", "terminated", "slow-fabric"]))
+@click.option("--ended", type=click.Choice(["time-limit", "terminated", "slow-fabric", "fabric-failed"]))
+@click.option("--require-busbw", metavar="RATE")
 @common
-def finish(run_directory: Path, exit_code: int, ended: Any) -> int:
+def finish(run_directory: Path, exit_code: int, ended: Any, require_busbw: str | None) -> int:
     """For job scripts: the step of a run has ended."""
     from harness.slurm.commands import finish_run as run
 
-    return run(run_directory, exit_code, ended)
+    return run(run_directory, exit_code, ended, require_busbw)
 
 
 @slurm.command(hidden=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError
-from harness.fabric.result import FABRIC_NAME, read_fabric
+from harness.fabric.result import FABRIC_NAME, FabricResult, read_fabric
 from harness.launch.assemble import assemble
 from harness.launch.local import Outcome
 from harness.launch.tail import Tail
@@ -58,9 +58,11 @@ def write_run(
     """Assemble and write the record of a run from its ranks' files, its script's and Slurm's facts."""
     path = run_directory / END_NAME
     end = ScriptEnd.model_validate_json(path.read_bytes()) if path.exists() else None
+    fabric = _fabric(run_directory)
+    silent, notice = _silent_hosts(run_directory, request), _memory_notice(run_directory)
     outcome = Outcome(
         exit_codes=_exit_codes(run_directory, request),
-        verdict=verdict(facts, end, _silent_hosts(run_directory, request), _memory_notice(run_directory)),
+        verdict=verdict(facts, end, silent, notice, fabric),
     )
     record = assemble(run_directory, request, outcome)
     slurm = noted_job(run_directory) | {
@@ -72,8 +74,8 @@ def write_run(
     if facts is not None:
         slurm |= {name: value for name, value in vars(facts).items() if value is not None}
     added: dict[str, Any] = {"slurm": slurm}
-    if (run_directory / FABRIC_NAME).exists():
-        added["fabric"] = read_fabric(run_directory / FABRIC_NAME).summary()
+    if fabric is not None:
+        added["fabric"] = fabric.summary()
     record = record.model_copy(update={"environment": record.environment | added})
     write_record(run_directory, record)
     return record
@@ -120,6 +122,14 @@ def _memory_notice(run_directory: Path) -> str | None:
     """What Slurm wrote among the launchers' output of a step that was out of memory."""
     log = launcher_log(run_directory)
     return out_of_memory_notice(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else None
+
+
+def _fabric(run_directory: Path) -> FabricResult | None:
+    """What the self-test of the network left; None: nothing, or half a file."""
+    try:
+        return read_fabric(run_directory / FABRIC_NAME)
+    except HarnessError:
+        return None
 
 
 def _silent_hosts(run_directory: Path, request: RunRequest) -> list[str]:

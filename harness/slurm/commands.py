@@ -144,9 +144,9 @@ def begin_run(run_directory: Path) -> int:
     return 0
 
 
-def finish_run(run_directory: Path, exit_code: int, ended: Noticed | None) -> int:
+def finish_run(run_directory: Path, exit_code: int, ended: Noticed | None, require_busbw: str | None) -> int:
     """`harness slurm finish`, called by job scripts."""
-    record = finish(run_directory, ScriptEnd(ended=ended, exit_code=exit_code))
+    record = finish(run_directory, ScriptEnd(ended=ended, exit_code=exit_code, require_busbw=require_busbw))
     click.echo(f"{record.run_id}: {record.status}", err=True)
     return 0
 

@@ -8,10 +8,12 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from harness.fabric.gate import parse_rate, shortfall
+from harness.fabric.result import FabricResult
 from harness.launch.local import Verdict
 from harness.slurm.client import JobFacts
 
-Noticed = Literal["time-limit", "terminated", "slow-fabric"]
+Noticed = Literal["time-limit", "terminated", "slow-fabric", "fabric-failed"]
 
 
 class ScriptEnd(BaseModel):
@@ -22,7 +24,9 @@ class ScriptEnd(BaseModel):
     ended: Noticed | None = None
     """The signal that the script was sent, before its time limit or to end at once, or the gate it met."""
     exit_code: int
-    """Of the step that ran the launchers."""
+    """Of the step that ran the launchers, or of the self-test of the network where that was the last."""
+    require_busbw: str | None = None
+    """What the gate asked of the network."""
 
 
 OUT_OF_MEMORY = re.compile(
@@ -48,11 +52,12 @@ def verdict(
     end: ScriptEnd | None,
     silent_hosts: Sequence[str] = (),
     memory_notice: str | None = None,
+    fabric: FabricResult | None = None,
 ) -> Verdict | None:
     """What ended the job from outside; None: look at what its ranks say.
 
     `silent_hosts` are nodes of which no rank said how it ended, `memory_notice` is what Slurm said of a
-    step that was out of memory.
+    step that was out of memory, `fabric` what the self-test of the network measured.
     """
     state = facts.state if facts is not None else None
     if (end is not None and end.ended == "time-limit") or state in ("TIMEOUT", "DEADLINE"):
@@ -72,8 +77,13 @@ def verdict(
     if memory_notice is not None:
         return Verdict(status="oom", kind="OutOfMemory", cause=f"ended by Slurm ({memory_notice})")
     if end is not None and end.ended == "slow-fabric":
-        cause = "not begun: the network is slower than the site's require_busbw; ended"
-        return Verdict(status="failed", kind="SlowFabric", cause=cause)
+        return Verdict(status="failed", kind="SlowFabric", cause=f"not begun: {_missed(end, fabric)}; ended")
+    if end is not None and end.ended == "fabric-failed":
+        cause = (
+            f"not begun: the self-test of the network that require_busbw asks for ended with exit code "
+            f"{end.exit_code} and left no result that can be read (launcher.log has its output); ended"
+        )
+        return Verdict(status="failed", kind="FabricFailed", cause=cause)
     if end is not None and end.ended == "terminated":
         return Verdict(status="failed", kind="Terminated", cause="told to end by SIGTERM")
     if end is None and facts is not None and not facts.active:
@@ -81,3 +91,11 @@ def verdict(
         how = f"killed by signal {-code}" if code is not None and code < 0 else f"over, exit code {code}"
         return Verdict(status="failed", kind="ScriptLost", cause=f"left alone: the job script was {how},")
     return None
+
+
+def _missed(end: ScriptEnd, fabric: FabricResult | None) -> str:
+    """By how much the network missed what was asked of it, and the usual causes."""
+    missed = None
+    if fabric is not None and end.require_busbw is not None:
+        missed = shortfall(fabric, parse_rate(end.require_busbw))
+    return missed or "the network is slower than the site's require_busbw"

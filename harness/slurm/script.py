@@ -43,11 +43,11 @@ def render_script(
         "trap 'ended=time-limit; scancel --signal=TERM \"$SLURM_JOB_ID\"' USR1",
         "trap 'ended=terminated' TERM",
         '"${python[@]}" -m harness slurm begin "$run" || exit',
+        "# A signal interrupts `wait`; the step may still be there.",
+        'await() { while wait "$1"; code=$?; kill -0 "$1" 2>/dev/null; do :; done; }',
         *_gate(site, nodes, ranks_per_node),
         *_start(site, nodes, ranks_per_node),
-        "step=$!",
-        "# A signal interrupts `wait`; the step may still be there.",
-        'while wait "$step"; code=$?; kill -0 "$step" 2>/dev/null; do :; done',
+        "await $!",
         '"${python[@]}" -m harness slurm finish "$run" --exit-code "$code" ${ended:+--ended "$ended"}',
         'exit "$code"',
     ]
@@ -93,7 +93,7 @@ def _which_run(run_directories: Sequence[Path], array: bool) -> list[str]:
 def _environment(site: Site) -> list[str]:
     lines = []
     if site.modules:
-        lines += ["module purge", *(f"module load {shlex.quote(name)}" for name in site.modules)]
+        lines += ["module purge", *(f"module load {shlex.quote(name)} || exit" for name in site.modules)]
     if site.virtual_environment is not None:
         activate = f"{site.virtual_environment}/bin/activate"
         lines += ["# shellcheck disable=SC1091", f"source {shlex.quote(activate)}"]
@@ -155,15 +155,24 @@ def _torchrun(srun: str, nodes: int, ranks_per_node: int) -> list[str]:
 
 
 def _gate(site: Site, nodes: int, ranks_per_node: int) -> list[str]:
-    """Measure the network first, and end the run before it begins where it is too slow."""
+    """Measure the network first, and end the run before it begins where it is too slow or unknown."""
     if site.require_busbw is None or nodes * ranks_per_node == 1:
         return []
+    rate = shlex.quote(site.require_busbw)
     return [
         *_torchrun(_srun(site, ranks_per_node), nodes, ranks_per_node),
         f'  -m harness fabric --operations all_reduce --device {site.device} --output "$run" --silent \\',
-        '  >>"$run/launcher.log" 2>&1',
-        f'if ! "${{python[@]}}" -m harness slurm gate "$run" {shlex.quote(site.require_busbw)}; then',
-        '  "${python[@]}" -m harness slurm finish "$run" --exit-code 3 --ended slow-fabric',
+        '  >>"$run/launcher.log" 2>&1 &',
+        "await $!",
+        f'"${{python[@]}}" -m harness slurm gate "$run" {rate}',
+        "case $? in",
+        "  0) ;;",
+        "  3) ended=${ended:-slow-fabric} ;;",
+        "  *) ended=${ended:-fabric-failed} ;;",
+        "esac",
+        'if [ -n "$ended" ]; then',
+        '  "${python[@]}" -m harness slurm finish "$run" --exit-code "$code" --ended "$ended" \\',
+        f"    --require-busbw {rate}",
         "  exit 3",
         "fi",
     ]

@@ -94,4 +94,5 @@ def test_a_slow_network_ends_a_run_before_it_begins(cluster: SlurmCluster, tmp_p
     assert fast.environment["fabric"]["all_reduce_bus_bytes_per_second"] > 1e6
     assert slow.error is not None
     assert (slow.status, slow.error.kind, slow.steps) == ("failed", "SlowFabric", [])
+    assert "below the required 900 GB/s" in slow.error.message
     assert slow.environment["fabric"]["all_reduce_bytes"] == 64 * 2**20

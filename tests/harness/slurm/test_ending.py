@@ -2,6 +2,7 @@
 
 import pytest
 
+from harness.fabric.result import FabricResult, FabricRow
 from harness.slurm.client import JobFacts
 from harness.slurm.ending import ScriptEnd, out_of_memory_notice, verdict
 
@@ -75,3 +76,27 @@ def test_a_step_out_of_memory_is_read_from_its_output(line: str) -> None:
 @pytest.mark.parametrize("line", ["srun: error: node1: task 0: Killed", "a rank speaks of an oom-kill event"])
 def test_other_output_tells_nothing_of_memory(line: str) -> None:
     assert out_of_memory_notice(line) is None
+
+
+def fabric(seconds: float) -> FabricResult:
+    row = FabricRow(op="all_reduce", ranks=[0, 1], size_bytes=10**9, repeats=1, seconds=[seconds])
+    return FabricResult(
+        created_at="now", transport="nccl", device="cuda", hosts=["a", "b"], interface=None, rows=[row]
+    )
+
+
+def test_a_slow_network_is_told_with_both_rates_and_the_usual_causes() -> None:
+    end = ScriptEnd(ended="slow-fabric", exit_code=0, require_busbw="5GB/s")
+    found = verdict(None, end, fabric=fabric(0.5))
+    assert found is not None
+    assert (found.status, found.kind) == ("failed", "SlowFabric")
+    assert "2 GB/s is below the required 5 GB/s" in found.cause
+    assert "Usual causes: the wrong network interface" in found.cause
+
+
+def test_a_self_test_that_failed_says_nothing_of_the_networks_speed() -> None:
+    found = verdict(None, ScriptEnd(ended="fabric-failed", exit_code=1, require_busbw="5GB/s"))
+    assert found is not None
+    assert (found.status, found.kind) == ("failed", "FabricFailed")
+    assert "exit code 1" in found.cause
+    assert "slower" not in found.cause

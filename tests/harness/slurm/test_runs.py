@@ -215,3 +215,13 @@ def test_a_requeued_run_starts_clean_and_says_so(
 def test_a_folder_that_nodes_do_not_share_is_said(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match="all nodes share"):
         begin(tmp_path)
+
+
+def test_half_a_result_of_the_network_does_not_cost_the_record(tmp_path: Path, slurm: FakeSlurm) -> None:
+    _, matrix, run = submitted(tmp_path, slurm)
+    directory = matrix.run_directory(run)
+    (directory / "fabric.json").write_text('{"schema_version": 1, "ro')
+    record = finish(directory, ScriptEnd(ended="fabric-failed", exit_code=143, require_busbw="5GB/s"))
+    assert record.error is not None
+    assert record.error.kind == "FabricFailed"
+    assert "fabric" not in record.environment

@@ -100,6 +100,55 @@ def run_with_fakes(text: str, folder: Path, **variables: str) -> dict[str, list[
     return calls
 
 
+GATED = Site(name="x", python="python", require_busbw="5GB/s")
+
+
+def ended_at_the_gate(folder: Path, *, judged: int, test: str = "exit 0") -> tuple[int, list[str]]:
+    """Exit code of a gated script, and the words of `finish`, where `gate` exits with `judged`."""
+    fakes = folder / "fakes"
+    fakes.mkdir()
+    (fakes / "srun").write_text(f'#!/bin/bash\ncase " $* " in *" fabric "*) {test} ;; esac\n')
+    (fakes / "python").write_text(
+        f'#!/bin/bash\ncase $4 in gate) exit {judged} ;; finish) echo "${{@:6}}" >"{folder}/finish" ;; esac\n'
+    )
+    (fakes / "scontrol").write_text("#!/bin/bash\necho node1\necho node2\n")
+    (fakes / "scancel").write_text("#!/bin/bash\n")
+    for fake in fakes.iterdir():
+        fake.chmod(0o755)
+    path = folder / "script"
+    path.write_text(script(GATED, runs=[str(folder)]))
+    variables = {"PATH": f"{fakes}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", path], cwd=folder, check=False, timeout=60, env=variables)
+    return done.returncode, (folder / "finish").read_text().split()
+
+
+def test_an_open_gate_lets_the_run_begin(tmp_path: Path) -> None:
+    assert ended_at_the_gate(tmp_path, judged=0) == (0, ["--exit-code", "0"])
+
+
+@pytest.mark.parametrize(
+    ("judged", "test", "ended"),
+    [
+        (3, "exit 0", ["0", "slow-fabric"]),
+        (1, "exit 5", ["5", "fabric-failed"]),
+        (1, "kill -USR1 $PPID; sleep 0.5; exit 5", ["5", "time-limit"]),
+        (1, "kill -TERM $PPID; sleep 0.5; exit 143", ["143", "terminated"]),
+        (0, "kill -TERM $PPID; sleep 0.5; exit 0", ["0", "terminated"]),
+    ],
+)
+def test_a_run_that_is_not_begun_says_why(judged: int, test: str, ended: list[str], tmp_path: Path) -> None:
+    code, words = ended_at_the_gate(tmp_path, judged=judged, test=test)
+    assert code == 3
+    assert words == ["--exit-code", ended[0], "--ended", ended[1], "--require-busbw", "5GB/s"]
+
+
+def test_a_module_that_is_not_there_ends_the_script(tmp_path: Path) -> None:
+    text = script(Site(name="x", modules=["missing"]), runs=[str(tmp_path)])
+    fake = f'module() {{ [ "$1" = purge ]; }}\n{text}'
+    done = subprocess.run(["bash", "-c", fake], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 @pytest.mark.parametrize("value", [*HOSTILE, "two\nlines\ntouch PWNED"])
 @pytest.mark.parametrize("array", [False, True])
 def test_hostile_values_reach_commands_word_for_word(value: str, array: bool, tmp_path: Path) -> None:
