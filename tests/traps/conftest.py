@@ -28,6 +28,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if planted or cells:
         terminalreporter.write_line(f"planted: {found} of {planted} found and named")
         terminalreporter.write_line(
-            f"clean matrix: {false} findings on {cells} cells; findings about speed do not count, since runs "
-            f"of six steps on a shared machine say nothing of it: {', '.join(sorted(ABOUT_TIME))}"
+            f"clean matrix: {false} findings on {cells} cells; findings that need steady steps do not "
+            f"count, since two timed steps on a shared machine say nothing of it: "
+            + ", ".join(sorted(ABOUT_TIME))
         )
