@@ -34,13 +34,14 @@ KINDS = (
     ),
     Kind(
         id="gradient-differs",
-        title="The gradient differs from the first step on",
+        title="The gradient of a step differs although its loss agrees",
         cause="Gradients of a rank, a micro-step or a parameter are dropped, or the loss is normalised per "
         "rank.",
         confirm=DIAGNOSE,
         fix="Synchronise in the last micro-step (`no_sync` must not cover it; FSDP2: "
         "`set_requires_gradient_sync(True)`; DeepSpeed: `set_gradient_accumulation_boundary`), and divide "
-        "the summed loss by the target tokens of the whole global batch.",
+        "the summed loss by the target tokens of the whole global batch."
+        " Accelerate: `accelerator.accumulate(model)` around every micro-step, and no scaling of your own.",
     ),
     Kind(
         id="norm-of-shard",

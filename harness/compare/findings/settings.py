@@ -37,7 +37,9 @@ KINDS = (
         "policy, DDP under autocast in fp32.",
         confirm="The dtype column of the communication table; `effective.reduce_dtype`.",
         fix='DeepSpeed `"communication_data_type": "fp32"`; FSDP `reduce_dtype=torch.float32`; DDP: no '
-        "compression hook.",
+        "compression hook."
+        " Accelerate: the same in `FullyShardedDataParallelPlugin(mixed_precision_policy=...)` or in the "
+        "DeepSpeed file.",
     ),
     Kind(
         id="optimizer-differs",
@@ -47,7 +49,8 @@ KINDS = (
         confirm="`effective.optimizer`, `observed.optimizer_groups` and `observed.parameters_left_out` of "
         "the records; the observed ones are of every torch optimizer that steps, whoever built it.",
         fix="Pass every constant explicitly; decide decay groups on the unsharded model, since shards lose "
-        "their shapes and FSDP1 with `use_orig_params=False` its groups.",
+        "their shapes and FSDP1 with `use_orig_params=False` its groups."
+        " Accelerate: prepare the optimizer that you built, no `DummyOptim`.",
     ),
     Kind(
         id="strategy-differs",
@@ -71,7 +74,8 @@ KINDS = (
         cause="Gradients are not reduced across replicas, or weights of one rank are stale.",
         confirm="`ranks[].final_digest` and `ranks[].probe_loss` of the record differ between ranks.",
         fix="FSDP hybrid: check the device mesh and that the replicate group is reduced; DDP: every rank "
-        "must step; DeepSpeed: do not touch weights between its steps.",
+        "must step; DeepSpeed: do not touch weights between its steps."
+        " Accelerate: step the prepared optimizer on every rank.",
     ),
     Kind(
         id="skipped-steps",
