@@ -10,6 +10,7 @@ from harness.report.pictures.memory import memory_picture
 from harness.report.pictures.time import overlap_picture, phases_picture
 from harness.report.pictures.volume import volume_picture
 from harness.report.sections.communication import communication_section
+from harness.report.sections.configuration import configuration_section
 from harness.report.sections.failures import failures_section
 from harness.report.sections.findings import findings_section
 from harness.report.sections.job import job_section
@@ -22,7 +23,7 @@ from harness.report.sections.not_comparable import not_comparable_section
 from harness.report.sections.overlap import overlap_section
 from harness.report.sections.presets import presets_section
 from harness.report.sections.reading import reading_section
-from harness.report.sections.reproduce import configuration_section, reproduce_section
+from harness.report.sections.reproduce import reproduce_section
 from harness.report.sections.results import results_section
 from harness.report.sections.scaling import scaling_section
 from harness.report.sections.settings import settings_section

@@ -34,18 +34,19 @@ TEXT = (
 
 
 def memory_section(rows: Sequence[Row]) -> Section | None:
-    """Live bytes by kind after the backward pass, and at every moment; None where nothing was counted."""
+    """Live bytes by kind after the backward pass, and at the others; None if nothing was counted."""
     after_backward: list[list[Any]] = []
-    every: list[list[Any]] = []
+    others: list[list[Any]] = []
     for group in group_repeats(rows):
         head = [group.record.backend.label, group.record.world.world_size]
         for moment, title in MOMENTS.items():
             line = _line(group.record, moment)
             if line is not None:
-                every.append([*head, title, *line])
                 if moment == "after_backward":
                     after_backward.append([*head, *line])
-    if not every:
+                else:
+                    others.append([*head, title, *line])
+    if not others and not after_backward:
         return None
     head_columns = [Column("backend", "backend", align="left"), Column("world_size", "ranks")]
     columns = [
@@ -58,12 +59,12 @@ def memory_section(rows: Sequence[Row]) -> Section | None:
     moments = Table(
         key="memory_by_moment",
         columns=[*head_columns, Column("moment", "moment", align="left"), *columns],
-        rows=every,
+        rows=others,
     )
     blocks: list[Block] = [
         Paragraph(TEXT),
         table,
-        Folded("Memory at every moment", [moments]),
+        *([Folded("Memory at the other moments", [moments])] if others else []),
         *process_memory_blocks(rows),
     ]
     return Section("memory", "Memory after the backward pass, by kind", blocks)

@@ -14,7 +14,7 @@ from harness.report.formats import milliseconds, percent
 from harness.report.sections.overlap_words import overlap_words
 from harness.report.tables import LABELS
 
-LONGEST_WAITS = 10
+LONGEST_WAITS = 3
 
 TEXTS = {
     "cpu": "From torch's profiler in the traced steps, which it makes longer. A rank computes while the "

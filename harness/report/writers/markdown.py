@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from urllib.parse import quote
-
-from tabulate import tabulate
 
 from harness.report.document import (
     Block,
@@ -70,14 +68,9 @@ def _item(item: str | tuple[str, str]) -> str:
 
 
 def _table(table: Table) -> str:
-    body = [[markdown_text(cell) for cell in row] for row in table.texts()]
-    titles = [markdown_text(column.title) for column in table.columns]
-    text = tabulate(
-        body, headers=titles, tablefmt="pipe", disable_numparse=True, colalign=_alignments(table, body)
-    )
+    """Without padding, which would be a third of a long report."""
+    titles = [column.title for column in table.columns]
+    rule = [":---" if column.align == "left" else "---:" for column in table.columns]
+    head, *body = ([markdown_text(cell) for cell in row] for row in (titles, *table.texts()))
+    text = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *body))
     return f"{text}\n\n{markdown_text(table.caption)}" if table.caption else text
-
-
-def _alignments(table: Table, body: Sequence[Sequence[str]]) -> list[str] | None:
-    # tabulate 0.10 refuses alignments for a table without rows
-    return [column.align for column in table.columns] if body else None

@@ -1,0 +1,66 @@
+"""What each backend was configured with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.compare.repeats import Repeats, group_repeats
+from harness.compare.rows import Row
+from harness.record import Record
+from harness.report.document import Block, Folded, Paragraph, Section, yaml_code
+from harness.report.formats import ranks
+
+OBSERVED_SETTINGS = (
+    "attention", "activation_checkpointing", "compiled", "dropout", "tf32", "deterministic",
+    "tied_parameters", "frozen_parameters", "parameters_left_out", "master_dtypes", "optimizer_state_dtypes",
+)  # fmt: skip
+"""What the harness saw of the live model and optimizer, whatever the backend says of itself."""
+
+
+def configuration_section(rows: Sequence[Row]) -> Section | None:
+    """What was in force, folded: of each backend in full once, then what other cells of it change."""
+    by_label: dict[tuple[str, str], list[Repeats]] = {}
+    for group in group_repeats(rows):
+        if group.record.backend.effective is not None:
+            by_label.setdefault((group.record.job_id, group.label), []).append(group)
+    blocks = [_folded(groups) for groups in by_label.values()]
+    return Section("configuration", "Configuration of each backend", blocks) if blocks else None
+
+
+def _folded(groups: Sequence[Repeats]) -> Folded:
+    first, *others = groups
+    whole = _in_force(first.record)
+    blocks: list[Block] = [yaml_code(whole)]
+    for group in others:
+        changed = difference(_in_force(group.record), whole)
+        same = f"{group.title}: as {first.title}"
+        blocks += [Paragraph(f"{same}, but for"), yaml_code(changed)] if changed else [Paragraph(f"{same}.")]
+    sizes = dict.fromkeys(ranks(group.world_size) for group in groups)
+    return Folded(f"{first.label}, {', '.join(sizes)}", blocks)
+
+
+def difference(given: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Values of `given` that `other` has not, nested; None for what only `other` has."""
+    changed: dict[str, Any] = {}
+    for key in dict.fromkeys([*given, *other]):
+        value, before = given.get(key), other.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            if inside := difference(value, before):
+                changed[key] = inside
+        elif value != before:
+            changed[key] = value
+    return changed
+
+
+def _in_force(record: Record) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "effective": record.backend.effective,
+        "native_config": record.backend.native_config,
+        "versions": record.backend.versions,
+    }
+    if record.observed is not None:
+        document["observed"] = record.observed.model_dump(
+            mode="json", include=set(OBSERVED_SETTINGS), exclude_none=True
+        )
+    return document
