@@ -55,6 +55,9 @@ class Nodes:
             peer = ("peer", "name", device, "netns", str(self._init[name].pid))
             self._ip("head", "link", "add", f"{device}-{name}", "type", "veth", *peer)
             self._ip("head", "link", "set", f"{device}-{name}", "mtu", str(MTU_BYTES), "master", bridge, "up")
+            # The same hardware address after each boot, else the others ask for seconds after the old one.
+            hardware = f"02:00:00:00:{int(network.split('.')[1]):02x}:{address:02x}"
+            self._ip(name, "link", "set", device, "address", hardware)
             self._ip(name, "addr", "add", f"{network}.{address}/24", "dev", device)
             self._ip(name, "link", "set", device, "up")
 

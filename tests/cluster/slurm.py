@@ -18,7 +18,7 @@ SlurmctldHost=head({network}.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={munge},cred_expire=5
+AuthInfo=socket={munge},cred_expire=10
 CredType=cred/munge
 PluginDir={plugins}
 StateSaveLocation={folder}/state
