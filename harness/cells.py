@@ -24,7 +24,13 @@ from harness.batch import (
 from harness.errors import HarnessError
 from harness.launch.assemble import assemble
 from harness.launch.local import EventHandler, LocalLauncher
-from harness.provenance import code_fingerprint, content_digest, machine_name, package_versions
+from harness.provenance import (
+    code_fingerprint,
+    content_digest,
+    load_average,
+    machine_name,
+    package_versions,
+)
 from harness.record import Record
 from harness.request import RunRequest
 from harness.spec import Experiment, Job
@@ -161,6 +167,7 @@ def run_cell(
     port: int | None = None,
 ) -> Record:
     """Run one cell on this machine; the record is in the store when this returns."""
+    load = load_average()
     request = make_request(cell, experiment, launcher.device, command)
     directory = store.run_directory(request.run_id)
     request.write(directory)
@@ -172,6 +179,9 @@ def run_cell(
         port=port,
     )
     record = assemble(directory, request, outcome)
+    # What the run found, not what it left.
+    found = record.environment | {"load_average": load}
+    record = record.model_copy(update={"environment": found})
     write_record(directory, record)
     return record
 

@@ -31,16 +31,13 @@ MEASURING_SOURCES = (
 
 
 def environment() -> dict[str, Any]:
-    """Describe the machine, the versions, the code and the allow-listed variables.
-
-    The load average (runnable processes over the last minute) tells whether a run shared the machine.
-    """
+    """Describe the machine, the versions, the code and the allow-listed variables."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
+        "load_average": load_average(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": list(_gpus()),
         "packages": package_versions(),
@@ -48,6 +45,11 @@ def environment() -> dict[str, Any]:
         "git": _git_state(),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
+
+
+def load_average() -> float:
+    """Runnable processes over the last minute: before a run it tells whether the run shares the machine."""
+    return os.getloadavg()[0]
 
 
 def package_versions(extra: tuple[str, ...] = ()) -> dict[str, str]:

@@ -29,8 +29,8 @@ SETTINGS = (
 BUDGET_SECONDS = 100.0
 """After these no further backend is tried, so that the last one still ends within two minutes."""
 OUT_OF_TIME = "the two minutes were used up; name it with --backends"
-ABOUT_TIME = frozenset({"slow-data", "slow-rank", "warmup-too-short"})
-"""Findings about how steady steps are: a run of six steps says nothing of it."""
+ABOUT_TIME = frozenset({"busy-machine", "slow-data", "slow-rank", "warmup-too-short"})
+"""Findings about the machine and how steady steps are: a run of six steps says nothing of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,8 +28,8 @@ TINY = [
     "schedule.warmup_steps=1", "measure.warmup_steps=1", "measure.counted_steps=2",
     "runtime.threads_per_rank=1", "runtime.device=cpu",
 ]  # fmt: skip
-ABOUT_TIME = {"slow-data", "slow-rank", "warmup-too-short"}
-"""Findings about how steady steps are: two timed steps on a shared machine say nothing of it."""
+ABOUT_TIME = {"busy-machine", "slow-data", "slow-rank", "warmup-too-short"}
+"""Findings about the machine and how steady steps are: two timed steps say nothing of it."""
 
 
 CLEAN_SIZES = (1, 2, 4)

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.compare.rows import Row
-from harness.report.document import Items, Section
+from harness.report.document import Block, Items, Section
 from harness.report.formats import number
+from harness.report.sections.slurm import slurm_jobs
 
 
 def machine_section(rows: Sequence[Row]) -> Section:
-    """Each distinct machine once."""
-    seen: list[list[tuple[str, str]]] = []
+    """Each distinct machine once, with the load that its runs found."""
+    seen: dict[tuple[tuple[str, str], ...], list[float]] = {}
     for row in rows:
         e = row.record.environment
         world = row.record.world
@@ -26,9 +27,19 @@ def machine_section(rows: Sequence[Row]) -> Section:
             ("preset", world.preset),
         ]
         facts += _network(e)
-        if facts not in seen:
-            seen.append(facts)
-    return Section("machine", "Machine and versions", [Items(facts) for facts in seen])
+        loads = seen.setdefault(tuple(facts), [])
+        if e.get("load_average") is not None:
+            loads.append(e["load_average"])
+    blocks: list[Block] = [Items([*facts, *_load(loads)]) for facts, loads in seen.items()]
+    jobs = slurm_jobs(rows)
+    return Section("machine", "Machine and versions", [*blocks, jobs] if jobs else blocks)
+
+
+def _load(loads: Sequence[float]) -> list[tuple[str, str]]:
+    """Least and most runnable processes of the minute before a run."""
+    if not loads:
+        return []
+    return [("load before the runs", f"from {min(loads):.2f} to {max(loads):.2f} (average of a minute)")]
 
 
 def _network(environment: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,0 +1,35 @@
+"""What Slurm knows of the jobs that ran the cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.compare.rows import Row
+from harness.report.document import Column, Folded, Table, plain
+from harness.report.formats import megabytes, number
+from harness.report.tables import LABELS
+
+FACTS = (
+    Column("job", "job", plain, align="left"),
+    Column("state", "state", plain, align="left"),
+    Column("attempts", "attempts"),
+    Column("restarts", "restarts"),
+    Column("elapsed_seconds", "elapsed s", number),
+    Column("energy_joules", "energy J", number),
+    Column("max_resident_bytes", "largest process MB", megabytes),
+)
+
+
+def slurm_jobs(rows: Sequence[Row]) -> Folded | None:
+    """The jobs, with what at least one of them has; None where no run was a job of `harness slurm`."""
+    jobs = [(row.record, slurm) for row in rows if (slurm := row.record.environment.get("slurm")) is not None]
+    if not jobs:
+        return None
+    facts = [column for column in FACTS if any(job.get(column.key) is not None for _, job in jobs)]
+    body = [
+        [record.backend.label, record.world.world_size, record.repeat, *(job.get(c.key) for c in facts)]
+        for record, job in jobs
+    ]
+    columns = (*LABELS, Column("repeat", "repeat"), *facts)
+    table = Table(key="slurm_jobs", columns=columns, rows=body)
+    return Folded(f"Slurm jobs: {len(jobs)}", [table])

@@ -1,0 +1,31 @@
+from harness.compare.rows import make_rows
+from harness.report.document import Folded, Items
+from harness.report.sections.machine import machine_section
+from tests.records import ENVIRONMENT, make_record
+
+SLURM = {"job": "7_0", "state": "COMPLETED", "attempts": 2, "restarts": 1, "max_resident_bytes": 3_000_000}
+
+
+def test_the_least_and_the_most_load_of_a_machine_are_shown() -> None:
+    records = [
+        make_record(repeat=n, run_id=f"r{n}", environment=ENVIRONMENT | {"load_average": load})
+        for n, load in enumerate((1.5, 0.25, 0.5))
+    ]
+    (items,) = machine_section(make_rows(records)).blocks
+    assert isinstance(items, Items)
+    assert items.items[-1] == ("load before the runs", "from 0.25 to 1.50 (average of a minute)")
+
+
+def test_what_slurm_knows_is_a_table_of_what_it_knows() -> None:
+    records = [make_record(), make_record(label="ddp", environment=ENVIRONMENT | {"slurm": SLURM})]
+    *_, folded = machine_section(make_rows(records)).blocks
+    assert isinstance(folded, Folded)
+    (table,) = folded.blocks
+    assert [column.key for column in table.columns] == [
+        "backend", "world_size", "repeat", "job", "state", "attempts", "restarts", "max_resident_bytes"
+    ]  # fmt: skip
+    assert table.texts() == [["ddp", "2", "0", "7_0", "COMPLETED", "2", "1", "3.00"]]
+
+
+def test_without_slurm_nothing_is_said_of_it() -> None:
+    assert len(machine_section(make_rows([make_record()])).blocks) == 1
