@@ -16,8 +16,8 @@ KINDS = (
         "gone on.",
         confirm="The values hold the load average of the last minute before the run, the cores, and the "
         "threads of the largest run of the table, which may have run just before. Told where the load is "
-        "more than cores and threads together, so a lesser load is no proof of a quiet machine; the report names "
-        "the least and the most.",
+        "more than cores and threads together, so a lesser load is no proof of a quiet machine; the report "
+        "names the least and the most.",
         fix="Measure on a machine that does nothing else: under Slurm `exclusive: true` in the site file.",
     ),
 )
