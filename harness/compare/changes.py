@@ -85,15 +85,16 @@ def changes(before: Sequence[Row], after: Sequence[Row]) -> list[Change]:
 
 
 def settings(before: Sequence[Row], after: Sequence[Row]) -> list[Setting]:
-    """What differs in job, machine and versions, and in what was in force for each backend."""
+    """What differs in job, machine and versions, and in what was in force for each backend.
+
+    All runs of a side count: a field that has several values there has a list of them.
+    """
     if not before or not after:
         return []
-    shared = _differences(_shared(before[0].record), _shared(after[0].record), "")
+    shared = _differences([_shared(row.record) for row in before], [_shared(row.record) for row in after], "")
     for pair in pairs(before, after):
         if pair.before is not None and pair.after is not None:
-            name = f"{pair.backend}, {pair.world_size}"
-            left, right = _own(pair.before.record), _own(pair.after.record)
-            shared += _differences(left, right, name)
+            shared += _differences(_own(pair.before), _own(pair.after), f"{pair.backend}, {pair.world_size}")
     return shared
 
 
@@ -131,24 +132,51 @@ def _shared(record: Record) -> dict[str, Any]:
     }
 
 
-def _own(record: Record) -> dict[str, Any]:
+def _own(repeats: Repeats) -> list[dict[str, Any]]:
+    """Of the runs that came as far as to have a configuration."""
+    return [
+        {
+            "effective": row.record.backend.effective,
+            "native_config": row.record.backend.native_config,
+            "world": row.record.world.model_dump(),
+        }
+        for row in repeats.rows
+        if row.record.backend.effective is not None
+    ]
+
+
+def _differences(before: Sequence[Any], after: Sequence[Any], backend: str) -> list[Setting]:
+    """Leaves whose values over the documents of a side are not those of the other's; none of no documents."""
+    if not before or not after:
+        return []
+    left, right = [_leaves(d) for d in before], [_leaves(d) for d in after]
+    found = []
+    for field in dict.fromkeys(field for leaves in (*left, *right) for field in leaves):
+        old, new = _values(left, field), _values(right, field)
+        if any(value not in new for value in old) or any(value not in old for value in new):
+            found.append(Setting(backend=backend, field=field, before=_one(old), after=_one(new)))
+    return found
+
+
+def _leaves(document: Any, field: str = "") -> dict[str, Any]:
+    """Values of a document by their path; a list counts as one value."""
+    if not isinstance(document, dict):
+        return {field: document}
     return {
-        "effective": record.backend.effective,
-        "native_config": record.backend.native_config,
-        "world": record.world.model_dump(),
+        path: leaf
+        for key, value in document.items()
+        for path, leaf in _leaves(value, f"{field}.{key}" if field else str(key)).items()
     }
 
 
-def _differences(before: Any, after: Any, backend: str, field: str = "") -> list[Setting]:
-    """Leaves in which two documents differ; a list counts as one value."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        return [
-            setting
-            for key in dict.fromkeys([*before, *after])
-            for setting in _differences(
-                before.get(key), after.get(key), backend, f"{field}.{key}" if field else str(key)
-            )
-        ]
-    if before == after:
-        return []
-    return [Setting(backend=backend, field=field, before=before, after=after)]
+def _values(documents: Sequence[dict[str, Any]], field: str) -> list[Any]:
+    """Each value of a field once, in the order of the documents."""
+    values: list[Any] = []
+    for document in documents:
+        if document.get(field) not in values:
+            values.append(document.get(field))
+    return values
+
+
+def _one(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else values

@@ -28,6 +28,7 @@ from harness.report.formats import (
     milliseconds,
     number,
     percent,
+    ranks,
     scientific,
     signed_percent,
 )
@@ -82,6 +83,7 @@ def _verdict(before: Sequence[Row], after: Sequence[Row], found: Sequence[Change
     told = [_same_job(before, after)]
     both = [p for p in pairs(before, after) if p.before is not None and p.after is not None]
     told.append(f"{len(both)} cells of backend and number of ranks are on both sides.")
+    told += _lost_and_new(before, after)
     moved = [c for c in found if c.judgement == "beyond noise"]
     for measure, (title, _) in SHOW.items():
         lines = [
@@ -91,8 +93,8 @@ def _verdict(before: Sequence[Row], after: Sequence[Row], found: Sequence[Change
         ]
         if lines:
             told.append(f"Beyond noise, {title} changed for {listed(lines)}.")
-    if not moved:
-        told.append("No figure changed beyond noise.")
+    if not moved and found:
+        told.append("No figure of these cells changed beyond noise.")
     open_ = [c for c in found if c.judgement == "not judged"]
     if open_:
         told.append(
@@ -100,6 +102,24 @@ def _verdict(before: Sequence[Row], after: Sequence[Row], found: Sequence[Change
             "so noise may explain them."
         )
     return Section("verdict", "Verdict", [Paragraph(" ".join(told))])
+
+
+def _lost_and_new(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
+    """Cells that ended well on one side only, and how they ended on the other."""
+    lost, new = [], []
+    for pair in pairs(before, after):
+        well = [side is not None and side.whole for side in (pair.before, pair.after)]
+        title = f"{pair.backend} on {ranks(pair.world_size)}"
+        if well == [True, False]:
+            lost.append(f"{title} ({pair.after.status if pair.after else 'not comparable, or absent'})")
+        elif well == [False, True]:
+            new.append(f"{title} ({pair.before.status if pair.before else 'not comparable, or absent'})")
+    told = []
+    if lost:
+        told.append(f"Lost, with how they ended after: {listed(lost)}.")
+    if new:
+        told.append(f"New, with how they ended before: {listed(new)}.")
+    return told
 
 
 def _same_job(before: Sequence[Row], after: Sequence[Row]) -> str:
@@ -142,7 +162,7 @@ def _figures(found: Sequence[Change]) -> Section | None:
         return None
     moved = [change for change in found if change.judgement not in ("equal", "n/a")]
     rest = [change for change in found if change.judgement in ("equal", "n/a")]
-    blocks: list[Block] = [_changes("changes", moved)]
+    blocks: list[Block] = [_changes("changes", moved)] if moved else [Paragraph("None differs.")]
     if rest:
         blocks.append(Folded(f"Equal on both sides, or not measured: {len(rest)}", [_changes("equal", rest)]))
     return Section("changes", "Figures before and after", blocks)

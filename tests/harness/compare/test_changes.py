@@ -59,3 +59,13 @@ def test_versions_and_options_that_differ_are_named() -> None:
         ("ddp, 2", "effective.reduce_dtype"): ("float32", "bfloat16"),
         ("ddp, 2", "native_config.a"): (None, 1),
     }
+
+
+def test_versions_of_every_run_are_compared() -> None:
+    other = ENVIRONMENT | {"packages": {"torch": "2.12.0", "deepspeed": "0.19.8"}}
+    before = [*rows(0.5), *rows(0.5, label="fsdp")]
+    after = [*rows(0.5), *rows(0.5, label="fsdp", environment=other)]
+    (found,) = settings(before, after)
+    assert (found.field, found.before) == ("environment.packages.torch", "2.11.0")
+    assert found.after == ["2.11.0", "2.12.0"]
+    assert settings(after, after) == []
