@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Literal
 
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
-from harness.compare.statistics import Interval, ratio_interval
+from harness.compare.statistics import Interval, significance, value_range
 from harness.record import Record
 
 MEASURES = (
@@ -29,8 +30,8 @@ class Change:
     measure: str
     before: float | None
     after: float | None
-    interval: Interval | None
-    """Of after / before."""
+    extent: Interval | None
+    """Of after / before, of any run of one side and any of the other."""
     judgement: Judgement
 
     @property
@@ -76,12 +77,8 @@ def pairs(before: Sequence[Row], after: Sequence[Row]) -> list[Pair]:
 
 def changes(before: Sequence[Row], after: Sequence[Row]) -> list[Change]:
     """Every measure of every cell that both sides have."""
-    return [
-        _change(pair, measure)
-        for pair in pairs(before, after)
-        for measure in MEASURES
-        if pair.before is not None and pair.after is not None
-    ]
+    both = [pair for pair in pairs(before, after) if pair.before is not None and pair.after is not None]
+    return [_change(pair, measure, len(both)) for pair in both for measure in MEASURES]
 
 
 def settings(before: Sequence[Row], after: Sequence[Row]) -> list[Setting]:
@@ -98,28 +95,30 @@ def settings(before: Sequence[Row], after: Sequence[Row]) -> list[Setting]:
     return shared
 
 
-def _change(pair: Pair, measure: str) -> Change:
+def _change(pair: Pair, measure: str, cells: int) -> Change:
     assert pair.before is not None
     assert pair.after is not None
     left, right = pair.before.values(measure), pair.after.values(measure)
     before, after = pair.before.median(measure), pair.after.median(measure)
-    interval = ratio_interval(right, left)
     return Change(
         backend=pair.backend, world_size=pair.world_size, measure=measure, before=before, after=after,
-        interval=interval, judgement=_judge(measure, before, after, interval),
+        extent=_ratios(right, left), judgement=_judge(measure, left, right, cells),
     )  # fmt: skip
 
 
-def _judge(measure: str, before: float | None, after: float | None, interval: Interval | None) -> Judgement:
-    if before is None or after is None:
+def _judge(measure: str, before: Sequence[float], after: Sequence[float], cells: int) -> Judgement:
+    if not before or not after:
         return "n/a"
-    if before == after:
+    if median(before) == median(after):
         return "equal"
-    if measure in COUNTED:
-        return "beyond noise"
-    if interval is None:
-        return "not judged"
-    return "within noise" if interval.low <= 1 <= interval.high else "beyond noise"
+    return "beyond noise" if measure in COUNTED else significance(after, before, cells)
+
+
+def _ratios(values: Sequence[float], base: Sequence[float]) -> Interval | None:
+    above, below = value_range(values), value_range(base)
+    if above is None or below is None or below.low <= 0:
+        return None
+    return Interval(above.low / below.high, above.high / below.low)
 
 
 def _shared(record: Record) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class Condition:
         return f"{self.measure}{'>' if self.above else '<'}{self.relative * 100:+g}%"
 
     def met_by(self, change: Change) -> bool:
-        """Whether a change is beyond the limit; one within the noise is not."""
+        """Whether a change is beyond the limit; one within the noise is not, one not judged may be."""
         if change.judgement in ("within noise", "equal") or change.relative is None:
             return False
         return change.relative > self.relative if self.above else change.relative < self.relative
@@ -69,9 +69,10 @@ def failures(conditions: Sequence[Condition], before: Sequence[Row], after: Sequ
                 continue
             where = f"{change.backend} on {change.world_size} rank{'s' if change.world_size > 1 else ''}"
             if condition.met_by(change):
+                doubt = "; too few runs to tell it from noise" if change.judgement == "not judged" else ""
                 told.append(
                     f"{where}: {change.measure} changed by {(change.relative or 0) * 100:+.1f} %, from "
-                    f"{change.before:g} to {change.after:g} ({condition})"
+                    f"{change.before:g} to {change.after:g} ({condition}){doubt}"
                 )
             elif change.before is not None and change.after is None:
                 told.append(f"{where}: {change.measure} is n/a now, {change.before:g} before ({condition})")

@@ -17,6 +17,7 @@ from harness.record import Record
 # Worst first: a row of repeats is as good as its worst one.
 LEVELS: tuple[Parity, ...] = ("diverged", "unjudged", "band", "tight", "exact")
 RepeatsKey = tuple[str, str, int]
+Place = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Repeats:
     def key(self) -> RepeatsKey:
         """Job, backend and number of ranks."""
         return self.record.job_id, self.label, self.world_size
+
+    @property
+    def place(self) -> Place:
+        """Job and number of ranks: what runs share that are compared with each other."""
+        return self.record.job_id, self.world_size
 
     @property
     def title(self) -> str:
@@ -116,20 +122,31 @@ def group_repeats(rows: Sequence[Row]) -> list[Repeats]:
     return [Repeats(group) for group in groups.values()]
 
 
-def fastest(groups: Sequence[Repeats]) -> dict[tuple[str, int], Repeats]:
-    """Of each job and world size the repeats with the highest median throughput, where any were timed.
+def rivals(groups: Sequence[Repeats], place: Place) -> list[Repeats]:
+    """Those whose throughputs may be compared: whole, timed, of one place.
 
-    Those that left the reference do other work: they are the fastest of nothing.
+    Those that left the reference do other work.
     """
-    rates = {
-        group.key: group.median("tokens_per_second")
+    return [
+        group
         for group in groups
-        if group.whole and group.parity != "diverged"
+        if group.place == place
+        and group.whole
+        and group.parity != "diverged"
+        and group.values("tokens_per_second")
+    ]
+
+
+def most_rivals(groups: Sequence[Repeats]) -> int:
+    """How many cells are compared at the place that has most."""
+    return max((len(rivals(groups, group.place)) for group in groups), default=0)
+
+
+def fastest(groups: Sequence[Repeats]) -> dict[Place, Repeats]:
+    """Of each place the repeats with the highest median throughput, where any were timed."""
+    compared = {place: rivals(groups, place) for place in dict.fromkeys(group.place for group in groups)}
+    return {
+        place: max(known, key=lambda group: group.median("tokens_per_second") or 0.0)
+        for place, known in compared.items()
+        if known
     }
-    best: dict[tuple[str, int], Repeats] = {}
-    for group in groups:
-        rate = rates.get(group.key)
-        cell = (group.record.job_id, group.world_size)
-        if rate is not None and (cell not in best or rate > (rates[best[cell].key] or 0.0)):
-            best[cell] = group
-    return best

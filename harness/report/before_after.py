@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.compare.changes import Change, changes, pairs, settings
 from harness.compare.rows import Row, comparable
-from harness.compare.statistics import FEWEST_RUNS, LEVEL
+from harness.compare.statistics import LEVEL, runs_to_judge
 from harness.report.document import (
     Block,
     Column,
@@ -54,8 +54,8 @@ COLUMNS = (
     Column("before", "before"),
     Column("after", "after"),
     Column("change", "change", signed_percent),
-    Column("change_low", "from", signed_percent),
-    Column("change_high", "to", signed_percent),
+    Column("change_least", "least", signed_percent),
+    Column("change_most", "most", signed_percent),
     Column("judgement", "judgement", align="left"),
 )
 
@@ -98,8 +98,8 @@ def _verdict(before: Sequence[Row], after: Sequence[Row], found: Sequence[Change
     open_ = [c for c in found if c.judgement == "not judged"]
     if open_:
         told.append(
-            f"{len(open_)} of {len(found)} figures differ but have fewer than {FEWEST_RUNS} runs on a side, "
-            "so noise may explain them."
+            f"{len(open_)} of {len(found)} figures differ but have fewer runs on a side than the "
+            f"{runs_to_judge(len(both))} that it takes, so noise may explain them."
         )
     return Section("verdict", "Verdict", [Paragraph(" ".join(told))])
 
@@ -172,7 +172,7 @@ def _changes(key: str, found: Sequence[Change]) -> Table:
     body = []
     for change in found:
         title, show = SHOW[change.measure]
-        interval = change.interval
+        extent = change.extent
         body.append(
             [
                 change.backend,
@@ -181,8 +181,8 @@ def _changes(key: str, found: Sequence[Change]) -> Table:
                 Shown(change.before, show(change.before)),
                 Shown(change.after, show(change.after)),
                 change.relative,
-                interval.low - 1 if interval else None,
-                interval.high - 1 if interval else None,
+                extent.low - 1 if extent else None,
+                extent.high - 1 if extent else None,
                 change.judgement,
             ]
         )
@@ -231,9 +231,12 @@ def _of_side(block: Block, side: str) -> Block:
 
 def _reading() -> Section:
     text = (
-        "Figures are medians over repeats. change: (after - before) / before; from and to: its "
-        f"{percent(LEVEL)} percentile-bootstrap interval over runs. beyond noise: the interval leaves out 0; "
-        "bytes of model states and bytes sent are counts, where any difference is one. Below "
-        f"{FEWEST_RUNS} runs on a side timings and peaks are not judged."
+        "Figures are medians over repeats. change: (after - before) / before; least and most: from any run "
+        "of one side to any of the other. beyond noise: an exact permutation test of the runs says that "
+        f"chance makes such a difference in at most {percent(1 - LEVEL)} of cases, for all cells of one "
+        "measure together; bytes of model states and bytes sent are counts, where any difference is one. "
+        "not judged: no figures of so few runs could show a difference; "
+        f"{runs_to_judge()} runs on each side show it for one cell, more cells need more. --fail-on passes "
+        "only what is within the noise: a change that is not judged fails where it is beyond the limit."
     )
     return Section("reading", "How to read the numbers", [Paragraph(text)])

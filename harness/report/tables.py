@@ -7,9 +7,15 @@ from typing import Any
 
 from tabulate import tabulate
 
-from harness.compare.repeats import Repeats, fastest, group_repeats
+from harness.compare.repeats import Repeats, fastest, group_repeats, rivals
 from harness.compare.rows import Row, comparable, reason, set_apart
-from harness.compare.statistics import median_interval, percentile_95, significance
+from harness.compare.statistics import (
+    median_interval,
+    pairs_among,
+    percentile_95,
+    significance,
+    value_range,
+)
 from harness.compare.wording import both
 from harness.report.document import Column, Shown, Table
 from harness.report.formats import (
@@ -42,7 +48,9 @@ SPREAD_COLUMNS = (
     Column("runs", "runs"),
     Column("samples_per_second", "samples/s", number),
     Column("tokens_per_second", "tokens/s", number),
-    Column("tokens_per_second_low", "from", number),
+    Column("tokens_per_second_least", "least", number),
+    Column("tokens_per_second_most", "most", number),
+    Column("tokens_per_second_low", "95 % from", number),
     Column("tokens_per_second_high", "to", number),
     Column("steps", "timed steps"),
     Column("step_seconds", "step ms", milliseconds),
@@ -107,7 +115,8 @@ def results_table(rows: Sequence[Row]) -> Table:
     columns = COLUMNS if len(jobs) < 2 else (Column("job_id", "job", align="left"), *COLUMNS)
     body = []
     for group in groups:
-        line = _line(group, best.get((group.record.job_id, group.world_size)))
+        pairs = pairs_among(len(rivals(groups, group.place)))
+        line = _line(group, best.get(group.place), pairs)
         body.append(line if len(jobs) < 2 else [group.record.job_id, *line])
     return Table(key="results", columns=columns, rows=body)
 
@@ -120,7 +129,7 @@ def spread_table(rows: Sequence[Row]) -> Table | None:
         if not seconds:
             continue
         rates = group.values("tokens_per_second")
-        interval = median_interval(rates)
+        interval, extent = median_interval(rates), value_range(rates)
         body.append(
             [
                 group.label,
@@ -128,6 +137,8 @@ def spread_table(rows: Sequence[Row]) -> Table | None:
                 len(rates),
                 group.median("samples_per_second"),
                 group.median("tokens_per_second"),
+                extent.low if extent else None,
+                extent.high if extent else None,
                 interval.low if interval else None,
                 interval.high if interval else None,
                 len(seconds),
@@ -155,13 +166,13 @@ def cell_line(row: Row) -> str:
     )
 
 
-def _line(group: Repeats, best: Repeats | None) -> list[Any]:
+def _line(group: Repeats, best: Repeats | None, pairs: int) -> list[Any]:
     return [
         group.label,
         group.world_size,
         group.status,
         group.median("tokens_per_second"),
-        _of_fastest(group, best),
+        _of_fastest(group, best, pairs),
         group.step_median,
         _peak(group.rank_peaks),
         group.median("model_state_bytes"),
@@ -174,14 +185,15 @@ def _line(group: Repeats, best: Repeats | None) -> list[Any]:
     ]
 
 
-def _of_fastest(group: Repeats, best: Repeats | None) -> Shown | float | None:
+def _of_fastest(group: Repeats, best: Repeats | None, pairs: int) -> Shown | float | None:
     rate = group.median("tokens_per_second")
     if best is None or rate is None or group.parity == "diverged":
         return None
     if group is best:
         return Shown(1.0, percent(1.0))
     ratio = rate / (best.median("tokens_per_second") or rate)
-    mark = MARKS[significance(group.values("tokens_per_second"), best.values("tokens_per_second"))]
+    rates, highest = group.values("tokens_per_second"), best.values("tokens_per_second")
+    mark = MARKS[significance(rates, highest, pairs)]
     return Shown(ratio, f"{percent(ratio)} {mark}".rstrip())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.compare.rows import Row
-from harness.compare.statistics import FEWEST_RUNS, LEVEL, RESAMPLES
+from harness.compare.statistics import LEVEL, interval_runs, runs_to_judge
 from harness.report.document import Items, Section
 from harness.report.formats import percent
 
@@ -21,11 +21,13 @@ _LINES = [
     "of those steps; the median over repeats. A step lasts as long as on its slowest rank. "
     "Padding is no token.",
     "step ms: the median over the timed steps of all repeats; p95 their 95th percentile.",
-    f"intervals: {percent(LEVEL)} percentile bootstrap of the median over runs, {RESAMPLES} resamples, "
-    f"fixed seed. Runs are drawn, not steps. Below {FEWEST_RUNS} runs there is none. Two cells differ "
-    "beyond noise if the interval of the ratio of their medians leaves out 100 %. "
-    "Of few runs it is short of its level: three runs give their range, which holds the true median three "
-    "times in four, fifteen runs 93 times in a hundred.",
+    f"least and most: of the runs, as measured. Of {interval_runs()} runs or more there is also an "
+    f"interval that holds the true median at {percent(LEVEL)}, between order statistics (sign test).",
+    "beyond noise: an exact permutation test of whole runs, never of steps, two-sided, says that chance "
+    f"alone makes two cells differ so in at most {percent(1 - LEVEL)} of cases, divided by the number of "
+    "pairs among the cells, since the fastest is chosen after the fact. Two cells need "
+    f"{runs_to_judge()} runs each for it; below what is needed nothing is judged. Cells that ran one "
+    "after the other also differ by what changed on the machine meanwhile; no test tells that.",
     "peak MB/rank: the largest figure of torch's allocator in the counted steps, on the rank where "
     "it is largest; in brackets the difference to the smallest rank. CUDA: the caching allocator. "
     "CPU: a counting allocator in front of malloc.",

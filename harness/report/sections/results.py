@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.compare.repeats import group_repeats
+from harness.compare.repeats import group_repeats, most_rivals
 from harness.compare.rows import Row
-from harness.compare.statistics import FEWEST_RUNS, LEVEL
+from harness.compare.statistics import LEVEL, pairs_among, runs_to_judge
 from harness.report.document import Block, Folded, Paragraph, Section
 from harness.report.formats import percent
 from harness.report.pictures.trade_off import trade_off_picture
@@ -18,12 +18,15 @@ def results_section(rows: Sequence[Row]) -> Section:
     blocks: list[Block] = [results_table(rows)]
     spread = spread_table(rows)
     if spread is not None:
-        runs = max(len(group.rows) for group in group_repeats(rows))
+        groups = group_repeats(rows)
+        runs = max(len(group.rows) for group in groups)
+        cells = most_rivals(groups)
         text = (
             f"of fastest: throughput beside the fastest of the same job and number of ranks; n/a for "
             f"a run that left the reference, since it did other work. {WITHIN_NOISE}: "
-            f"within the noise of it, its {percent(LEVEL)} interval holds 100 %. {NOT_JUDGED}: fewer than "
-            f"{FEWEST_RUNS} runs of one of the two, so nobody can tell the difference from noise."
+            f"within the noise of it at {percent(LEVEL)} for all cells together. {NOT_JUDGED}: too few runs "
+            f"to tell any difference from noise; of {max(2, cells)} cells each needs "
+            f"{runs_to_judge(pairs_among(cells))} runs."
         )
         title = f"Repeats and spread: {runs} run{'s' if runs > 1 else ''} of each cell at most"
         blocks += [Paragraph(text), Folded(title, [spread])]

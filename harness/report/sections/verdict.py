@@ -9,7 +9,14 @@ from harness.compare.findings.finding import Finding
 from harness.compare.findings.groups import statements
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row, comparable, set_apart
-from harness.compare.statistics import FEWEST_RUNS, median_interval, significance
+from harness.compare.statistics import (
+    LEVEL,
+    median_interval,
+    pairs_among,
+    runs_to_judge,
+    significance,
+    value_range,
+)
 from harness.report.document import Block, Items, Paragraph, Section
 from harness.report.formats import listed, megabytes, number, percent, ranks, scientific
 
@@ -86,25 +93,35 @@ def _speed(groups: Sequence[Repeats], size: int) -> str:
     rate = best.median(key)
     name = f"{best.label}, which leaves the reference," if best.parity == "diverged" else best.label
     text = f"On {ranks(size)} {name} is fastest with {number(rate)} tokens/s"
-    interval = median_interval(best.values(key))
-    if interval is not None:
-        text += f" (95 % interval {number(interval.low)} to {number(interval.high)})"
+    text += _runs(best.values(key))
     if not others:
         return f"On {ranks(size)} only {best.label} was timed, with {number(rate)} tokens/s."
     slowest = others[-1]
     text += f", {slowest.label} slowest with {percent((slowest.median(key) or 0) / (rate or 1))} of that"
-    judged = {g.label: significance(g.values(key), best.values(key)) for g in others}
+    pairs = pairs_among(len(ordered))
+    judged = {g.label: significance(g.values(key), best.values(key), pairs) for g in others}
     close = [label for label, found in judged.items() if found == "within noise"]
     open_ = [label for label, found in judged.items() if found == "not judged"]
     if close:
         text += f"; {listed(close)} {'is' if len(close) == 1 else 'are'} within the noise of the fastest"
     if len(open_) == len(others):
-        text += f"; with fewer than {FEWEST_RUNS} runs of each, noise may explain any of these differences"
+        text += f"; with fewer than {runs_to_judge(pairs)} runs of each, "
+        text += "noise may explain any of these differences"
     elif open_:
-        text += f"; {listed(open_)}: fewer than {FEWEST_RUNS} runs, not judged"
+        text += f"; {listed(open_)}: too few runs, not judged"
     elif not close:
         text += "; every difference to the fastest is beyond noise"
     return text + "."
+
+
+def _runs(values: Sequence[float]) -> str:
+    """The interval of the median, or of too few runs for one their range."""
+    interval, extent = median_interval(values), value_range(values)
+    if interval is not None:
+        return f" ({percent(LEVEL)} interval {number(interval.low)} to {number(interval.high)})"
+    if extent is None or len(values) < 2:
+        return ""
+    return f" (range of {len(values)} runs {number(extent.low)} to {number(extent.high)})"
 
 
 def _memory(groups: Sequence[Repeats]) -> str:

@@ -25,14 +25,14 @@ def change(before: list[Row], after: list[Row], measure: str) -> Change:
 
 
 def test_slower_beyond_the_spread_of_the_runs() -> None:
-    found = change(rows(0.50, 0.51, 0.52), rows(0.60, 0.61, 0.62), "step_seconds")
+    found = change(rows(0.50, 0.51, 0.51, 0.52), rows(0.60, 0.61, 0.61, 0.62), "step_seconds")
     assert found.judgement == "beyond noise"
     assert found.relative is not None
     assert abs(found.relative - 0.1 / 0.51) < 1e-9
 
 
 def test_slower_within_the_spread_of_the_runs() -> None:
-    found = change(rows(0.50, 0.55, 0.60), rows(0.52, 0.57, 0.62), "step_seconds")
+    found = change(rows(0.50, 0.55, 0.60, 0.60), rows(0.52, 0.57, 0.62, 0.62), "step_seconds")
     assert found.judgement == "within noise"
 
 

@@ -53,7 +53,12 @@ def test_faster_does_not_fail_a_limit_on_falling() -> None:
 
 
 def test_noise_does_not_fail() -> None:
-    assert failed("tokens_per_second<-3%", rows(0.5, 0.55, 0.6), rows(0.52, 0.58, 0.62)) == []
+    assert failed("tokens_per_second<-3%", rows(0.5, 0.55, 0.6, 0.6), rows(0.52, 0.58, 0.6, 0.62)) == []
+
+
+def test_what_is_not_judged_fails_and_says_so() -> None:
+    (line,) = failed("tokens_per_second<-3%", rows(0.5, 0.55, 0.6), rows(0.52, 0.58, 0.62))
+    assert line.endswith("too few runs to tell it from noise")
 
 
 def test_more_memory_than_allowed_fails() -> None:

@@ -29,9 +29,9 @@ def test_cells_that_did_not_fit_are_named() -> None:
 
 def test_fastest_is_named_with_its_rival_in_the_noise() -> None:
     text = verdict(
-        *repeats("ddp", 0.5, 0.51, 0.52),
-        *repeats("fsdp", 0.505, 0.515, 0.525),
-        *repeats("zero3", 1.0, 1.1, 1.2),
+        *repeats("ddp", 0.5, 0.5, 0.51, 0.52, 0.52),
+        *repeats("fsdp", 0.505, 0.505, 0.515, 0.525, 0.525),
+        *repeats("zero3", 1.0, 1.0, 1.1, 1.2, 1.2),
     )
     assert "On 2 ranks ddp is fastest with 2,008 tokens/s" in text
     assert "zero3 slowest with 46 % of that" in text
@@ -45,7 +45,8 @@ def test_single_runs_say_that_noise_was_not_measured() -> None:
 
 
 def test_apart_from_noise_is_said() -> None:
-    text = verdict(*repeats("ddp", 0.5, 0.51, 0.52), *repeats("zero3", 1.0, 1.1, 1.2))
+    text = verdict(*repeats("ddp", 0.5, 0.51, 0.51, 0.52), *repeats("zero3", 1.0, 1.1, 1.1, 1.2))
+    assert "(range of 4 runs 1,969 to 2,048)" in text
     assert "every difference to the fastest is beyond noise" in text
 
 
