@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
+from harness.command_lines import inside
 from harness.errors import HarnessError
 from harness.provenance import gpu_count
 
@@ -43,4 +45,4 @@ def require_gpus(device: str, world_size: int) -> None:
 
 def command_line() -> list[str]:
     """The command line as a person would type it again."""
-    return ["harness", *sys.argv[1:]]
+    return inside(Path.cwd(), ["harness", *sys.argv[1:]])
