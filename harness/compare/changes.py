@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
+from harness.compare.circumstances import varying, words
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
 from harness.compare.statistics import Interval, significance, value_range
@@ -65,14 +66,25 @@ class Pair:
 
 def pairs(before: Sequence[Row], after: Sequence[Row]) -> list[Pair]:
     """Cells of both sides by backend and world size, in the order of the baseline, new ones last."""
-    sides = [
-        {(group.label, group.world_size): group for group in group_repeats(rows)} for rows in (before, after)
-    ]
+    groups = [group_repeats(rows) for rows in (before, after)]
+    names: dict[int, list[str]] = {}
+    for side in groups:
+        for size in {group.world_size for group in side}:
+            found = varying(group.rows[0].record for group in side if group.world_size == size)
+            names[size] = list(dict.fromkeys([*names.get(size, []), *found]))
+    sides = [{_name(group, names[group.world_size]): group for group in side} for side in groups]
     keys = dict.fromkeys([*sides[0], *sides[1]])
     return [
         Pair(backend=key[0], world_size=key[1], before=sides[0].get(key), after=sides[1].get(key))
         for key in keys
     ]
+
+
+def _name(group: Repeats, names: Sequence[str]) -> tuple[str, int]:
+    """Backend and world size, with what differs within a side; not what only the sides differ in."""
+    record = group.rows[0].record
+    apart = words(record, names)
+    return f"{record.backend.label} ({apart})" if apart else record.backend.label, group.world_size
 
 
 def changes(before: Sequence[Row], after: Sequence[Row]) -> list[Change]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from backends.registry import REFERENCE
 from harness.compare import measures
+from harness.compare.circumstances import varying, words
 from harness.compare.parity import Parity
 from harness.compare.rows import Row
 from harness.record import Record
@@ -17,7 +18,7 @@ from harness.record import Record
 # Worst first: a row of repeats is as good as its worst one.
 LEVELS: tuple[Parity, ...] = ("diverged", "unjudged", "band", "tight", "exact")
 RepeatsKey = tuple[str, str, int]
-Place = tuple[str, int]
+Place = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
@@ -25,16 +26,23 @@ class Repeats:
     """Runs of one job, backend and world size, in the order of the records."""
 
     rows: Sequence[Row]
+    apart: str = ""
+    """What tells them from runs of the same job and world size beside them, where that differs."""
 
-    @property
+    @cached_property
     def record(self) -> Record:
-        """The first repeat, for what all repeats share."""
-        return self.rows[0].record
+        """The first repeat, for what all repeats share, under the label of all."""
+        first = self.rows[0].record
+        if not self.apart:
+            return first
+        backend = first.backend.model_copy(update={"label": self.label})
+        return first.model_copy(update={"backend": backend})
 
     @property
     def label(self) -> str:
-        """The backend with its options."""
-        return self.record.backend.label
+        """The backend with its options, and in brackets what tells its runs from others."""
+        label = self.rows[0].record.backend.label
+        return f"{label} ({self.apart})" if self.apart else label
 
     @property
     def world_size(self) -> int:
@@ -48,8 +56,8 @@ class Repeats:
 
     @property
     def place(self) -> Place:
-        """Job and number of ranks: what runs share that are compared with each other."""
-        return self.record.job_id, self.world_size
+        """Job, number of ranks and circumstances: what runs share that are compared with each other."""
+        return self.record.job_id, self.world_size, self.apart
 
     @property
     def title(self) -> str:
@@ -81,7 +89,7 @@ class Repeats:
     @cached_property
     def documents(self) -> list[dict[str, Any]]:
         """The row of `compare --json` of each repeat."""
-        return [row.as_json() for row in self.rows]
+        return [row.as_json() | {"backend": self.label} for row in self.rows]
 
     @cached_property
     def step_seconds(self) -> list[float]:
@@ -113,13 +121,18 @@ class Repeats:
 
 
 def group_repeats(rows: Sequence[Row]) -> list[Repeats]:
-    """Rows of one job, backend and world size together, in their first order."""
-    groups: dict[RepeatsKey, list[Row]] = {}
+    """Rows of one job, backend, world size and circumstances together, in their first order."""
+    records: dict[tuple[str, int], list[Record]] = {}
+    for row in rows:
+        records.setdefault((row.record.job_id, row.record.world.world_size), []).append(row.record)
+    names = {place: varying(of_place) for place, of_place in records.items()}
+    groups: dict[tuple[str, str, int, str], list[Row]] = {}
     for row in rows:
         record = row.record
-        key = (record.job_id, record.backend.label, record.world.world_size)
-        groups.setdefault(key, []).append(row)
-    return [Repeats(group) for group in groups.values()]
+        job_id, size = record.job_id, record.world.world_size
+        apart = words(record, names[job_id, size])
+        groups.setdefault((job_id, record.backend.label, size, apart), []).append(row)
+    return [Repeats(group, apart=key[-1]) for key, group in groups.items()]
 
 
 def rivals(groups: Sequence[Repeats], place: Place) -> list[Repeats]:

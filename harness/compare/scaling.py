@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.compare.circumstances import varying, words
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row, comparable
 
+GROWING = ("job", "nodes", "threads")
+"""Circumstances that may change along one curve."""
 CUT = ("global_batch_size", "micro_batch_size", "accumulation_steps")
 """Settings that weak scaling changes with the number of ranks; the model may grow too."""
 
@@ -65,15 +68,21 @@ def strong_scaling(rows: Sequence[Row]) -> list[list[Point]]:
     reference on one process of the same job is its base.
     """
     timed = _timed(comparable(rows))
-    references = {group.record.job_id: group for group in timed if group.is_reference}
-    curves: dict[tuple[str, str], list[Repeats]] = {}
+    names = [name for name in varying(group.record for group in timed) if name not in GROWING]
+    references: dict[tuple[str, str], Repeats] = {}
+    curves: dict[tuple[str, str, str], list[Repeats]] = {}
     for group in timed:
-        if not group.is_reference:
-            curves.setdefault((group.record.job_id, group.label), []).append(group)
+        job_id, circumstances = group.record.job_id, words(group.record, names)
+        if group.is_reference:
+            references.setdefault((job_id, circumstances), group)
+        else:
+            label = group.rows[0].record.backend.label
+            curves.setdefault((job_id, label, circumstances), []).append(group)
     found = []
-    for (job_id, _), groups in curves.items():
-        if min(group.world_size for group in groups) > 1 and job_id in references:
-            groups = [references[job_id], *groups]
+    for (job_id, _, circumstances), groups in curves.items():
+        base = references.get((job_id, circumstances))
+        if min(group.world_size for group in groups) > 1 and base is not None:
+            groups = [base, *groups]
         if len({group.world_size for group in groups}) > 1:
             found.append(_points(groups))
     return found
@@ -86,15 +95,19 @@ def weak_scaling(rows: Sequence[Row]) -> list[list[Point]]:
     what their own job says are left out.
     """
     own = [row for row in rows if row.is_comparable or row.is_of_another_job]
-    curves: dict[tuple[str, str], list[Repeats]] = {}
-    for group in _timed(own):
+    timed = _timed(own)
+    names = [name for name in varying(group.record for group in timed) if name not in GROWING]
+    curves: dict[tuple[str, str, str], list[Repeats]] = {}
+    for group in timed:
         if not group.is_reference:
-            curves.setdefault((_without_size(group.record.job), group.label), []).append(group)
+            label, circumstances = group.rows[0].record.backend.label, words(group.record, names)
+            curves.setdefault((_without_size(group.record.job), label, circumstances), []).append(group)
     found = []
     for groups in curves.values():
-        by_size = {group.world_size: group for group in groups}
-        jobs = {group.record.job_id for group in by_size.values()}
-        if len(by_size) > 1 and len(jobs) == len(by_size) == len(groups):
+        sizes = {group.world_size for group in groups}
+        jobs = {group.record.job_id for group in groups}
+        pairs = {(group.world_size, group.record.job_id) for group in groups}
+        if len(sizes) > 1 and len(sizes) == len(jobs) == len(pairs):
             found.append(_points(groups))
     return found
 
@@ -104,7 +117,7 @@ def _timed(rows: Sequence[Row]) -> list[Repeats]:
 
 
 def _points(groups: Sequence[Repeats]) -> list[Point]:
-    ordered = sorted(groups, key=lambda group: group.world_size)
+    ordered = sorted(groups, key=lambda group: (group.world_size, group.record.world.nodes))
     return [Point(group=group, base=ordered[0]) for group in ordered]
 
 

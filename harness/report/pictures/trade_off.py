@@ -33,9 +33,9 @@ def trade_off_picture(rows: Sequence[Row]) -> Picture | None:
     ]
     if not known:
         return None
-    places = [(g.record.job_id, g.world_size) for g in known]
-    job_id, size = max(places, key=lambda place: (places.count(place), place[1]))
-    groups = [g for g in known if (g.record.job_id, g.world_size) == (job_id, size)]
+    places = [g.place for g in known]
+    place = max(places, key=lambda place: (places.count(place), place[1]))
+    size, groups = place[1], [g for g in known if g.place == place]
     if len(groups) < 2:
         return None
     best = pareto([_point(group) for group in groups])

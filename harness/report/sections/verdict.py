@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from harness.compare.findings.catalogue import find_all
 from harness.compare.findings.finding import Finding
 from harness.compare.findings.groups import statements
-from harness.compare.repeats import Repeats, group_repeats
+from harness.compare.repeats import Place, Repeats, group_repeats
 from harness.compare.rows import Row, comparable, set_apart
 from harness.compare.statistics import (
     LEVEL,
@@ -53,9 +53,9 @@ def sentences(rows: Sequence[Row], found: Sequence[Finding] | None = None) -> li
     """
     groups = group_repeats(rows)
     told = [_fits(groups)]
-    size = _size_to_compare(groups)
-    if size is not None:
-        timed = [g for g in groups if g.world_size == size and g.whole]
+    place = _place_to_compare(groups)
+    if place is not None:
+        size, timed = place[1], [g for g in groups if g.place == place and g.whole]
         same = [g for g in timed if g.parity != "diverged"] or timed
         told += [_speed(same, size), _memory(same), _communication(same)]
     told += [_losses(groups), _findings(find_all(rows) if found is None else found)]
@@ -78,10 +78,10 @@ def _fits(groups: Sequence[Repeats]) -> str:
     return f"Of {cells}, {'; '.join(parts)}." if len(groups) > 1 else f"The only cell: {'; '.join(parts)}."
 
 
-def _size_to_compare(groups: Sequence[Repeats]) -> int | None:
-    """The world size with most timed backends; of equals the largest."""
-    sizes = [g.world_size for g in groups if g.whole and g.values("tokens_per_second")]
-    return max(sizes, key=lambda size: (sizes.count(size), size), default=None)
+def _place_to_compare(groups: Sequence[Repeats]) -> Place | None:
+    """Where most backends were timed; of equals the largest world size."""
+    places = [g.place for g in groups if g.whole and g.values("tokens_per_second")]
+    return max(places, key=lambda place: (places.count(place), place[1]), default=None)
 
 
 def _speed(groups: Sequence[Repeats], size: int) -> str:

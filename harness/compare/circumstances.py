@@ -1,0 +1,45 @@
+"""What makes runs of one job, backend and number of ranks different measurements: no repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from harness.record import Record
+
+Facts = Mapping[str, str]
+
+
+def facts(record: Record) -> Facts:
+    """Each in words that tell it from another value: '2 nodes x 2', 'torch 2.11.0'."""
+    world, environment = record.world, record.environment
+    packages = environment.get("packages") or {}
+    gpus = environment.get("gpus") or ["no GPU"]
+    nodes = f"{world.nodes} node{'s' if world.nodes > 1 else ''}"
+    return {
+        "job": f"job {record.job_id}",
+        "nodes": f"{nodes} x {world.ranks_per_node}",
+        "preset": world.preset,
+        "device": f"{world.device} over {world.collectives}",
+        "threads": f"{world.threads_per_rank} threads",
+        **{name: f"{name} {version}" for name, version in packages.items()},
+        "python": f"python {environment.get('python')}",
+        "code": f"code {environment.get('code')}",
+        "cpu": str(environment.get("cpu")),
+        "cores": f"{environment.get('cores')} cores",
+        "gpus": f"{len(gpus)} x {gpus[0]}" if len(set(gpus)) == 1 else "; ".join(gpus),
+    }
+
+
+def varying(records: Iterable[Record]) -> list[str]:
+    """Names of the facts in which any of the records differ; one that a record lacks is none."""
+    found: dict[str, set[str]] = {}
+    for record in records:
+        for name, words in facts(record).items():
+            found.setdefault(name, set()).add(words)
+    return [name for name, words in found.items() if len(words) > 1]
+
+
+def words(record: Record, names: Iterable[str]) -> str:
+    """The named facts of a record, as they stand behind the backend; empty without names."""
+    own = facts(record)
+    return ", ".join(own[name] for name in names if name in own)

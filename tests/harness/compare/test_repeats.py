@@ -1,0 +1,67 @@
+from typing import Any
+
+import pytest
+
+from harness.compare.changes import pairs
+from harness.compare.repeats import fastest, group_repeats
+from harness.compare.rows import make_rows
+from harness.compare.scaling import strong_scaling
+from harness.record import Record
+from tests.records import ENVIRONMENT, make_record, make_steps
+
+
+def run(label: str = "ddp", ranks: int = 4, seconds: float = 1.0, **world: Any) -> Record:
+    environment = ENVIRONMENT | world.pop("environment", {})
+    record = make_record(
+        label=label, world_size=ranks, environment=environment, steps=make_steps(seconds=seconds)
+    )
+    return record.model_copy(update={"world": record.world.model_copy(update=world)})
+
+
+TWO_NODES = {"nodes": 2, "ranks_per_node": 2}
+NEWER = {"environment": {"packages": {"torch": "2.12.0", "deepspeed": "0.19.8"}}}
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (TWO_NODES, ["1 node x 4", "2 nodes x 2"]),
+        ({"preset": "library-defaults"}, ["like-for-like", "library-defaults"]),
+        (NEWER, ["torch 2.11.0", "torch 2.12.0"]),
+        ({"device": "cuda"}, ["cpu over gloo", "cuda over gloo"]),
+        ({"environment": {"code": "b" * 12}}, ["code 0123456789ab", "code bbbbbbbbbbbb"]),
+        ({"environment": {"cpu": "Other CPU"}}, ["Test CPU", "Other CPU"]),
+    ],
+)
+def test_runs_in_other_circumstances_are_no_repeats(other: dict[str, Any], words: list[str]) -> None:
+    groups = group_repeats(make_rows([run(), run(**other), run()]))
+    assert [len(group.rows) for group in groups] == [2, 1]
+    assert [group.label for group in groups] == [f"ddp ({word})" for word in words]
+    assert [group.record.backend.label for group in groups] == [group.label for group in groups]
+    assert len(fastest(groups)) == 2
+
+
+def test_repeats_are_told_by_the_backend_alone() -> None:
+    groups = group_repeats(make_rows([run(), run(), run(ranks=2), run(ranks=8, **TWO_NODES)]))
+    assert [group.label for group in groups] == ["ddp"] * 3
+
+
+def test_fastest_of_two_nodes_is_not_sought_among_those_of_one() -> None:
+    groups = group_repeats(make_rows([run("ddp", seconds=0.5), run("fsdp"), run("fsdp", **TWO_NODES)]))
+    assert [best.label for best in fastest(groups).values()] == ["ddp (1 node x 4)", "fsdp (2 nodes x 2)"]
+
+
+def test_both_sides_of_a_baseline_keep_their_layouts_apart() -> None:
+    both = make_rows([run(), run(**TWO_NODES)])
+    newer = make_rows([run(**NEWER), run(**NEWER, **TWO_NODES)])
+    found = pairs(both, newer)
+    assert [pair.backend for pair in found] == ["ddp (1 node x 4)", "ddp (2 nodes x 2)"]
+    assert all(pair.before is not None and pair.after is not None for pair in found)
+    (pair, alone) = pairs(both, newer[1:])
+    assert (pair.after, alone.backend) == (None, "ddp (2 nodes x 2)")
+
+
+def test_scaling_does_not_join_two_versions() -> None:
+    assert strong_scaling(make_rows([run(ranks=2), run(**NEWER)])) == []
+    (curve,) = strong_scaling(make_rows([run(ranks=2), run(), run(**TWO_NODES)]))
+    assert [point.group.label for point in curve] == ["ddp", "ddp (1 node x 4)", "ddp (2 nodes x 2)"]
