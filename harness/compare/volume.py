@@ -121,6 +121,11 @@ def expected_payload(volume: Volume) -> dict[Key, int]:
     return sums
 
 
+def underived_phases(volume: Volume) -> set[str]:
+    """Phases of which a volume says nothing: checkpoints, and the steps where it does not know them."""
+    return {"checkpoint", *((*STEP_PHASES, "evaluation") if volume.unknown else ())}
+
+
 def volume_differences(record: Record) -> list[VolumeDifference] | None:
     """Every kind of collective whose payload is not as expected; None where nothing is expected.
 
@@ -133,9 +138,7 @@ def volume_differences(record: Record) -> list[VolumeDifference] | None:
     setting, volume = pair
     expected = expected_payload(volume)
     measured = measured_payload(record, setting)
-    left_out = {"checkpoint"}
-    if volume.unknown:
-        left_out |= {*STEP_PHASES, "evaluation"}
+    left_out = underived_phases(volume)
     kinds = {key for sums in (expected, *measured.values()) for key in sums if key[0] not in left_out}
     found = []
     for key in sorted(kinds):

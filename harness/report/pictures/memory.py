@@ -1,14 +1,14 @@
-"""Memory of a rank after the backward pass, stacked by kind, beside its peak and what is expected."""
+"""Memory of a rank at the fullest moment of a step, stacked by kind, beside its peak and what is expected."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
 from harness.report.document import Picture
-from harness.report.drawing import COLOURS, GREY
+from harness.report.drawing import GREY
 from harness.report.pictures.bars import caption, drawable, height_inches, label_bars, legend_below, stacked
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ KINDS = (
     "weights", "gradients", "masters", "optimizer", "gathered", "activations", "communication", "buffers",
     "data", "other",
 )  # fmt: skip
+MOMENTS = ("after_forward", "after_backward", "after_step")
 
 
 def memory_picture(rows: Sequence[Row]) -> Picture | None:
@@ -27,9 +28,10 @@ def memory_picture(rows: Sequence[Row]) -> Picture | None:
     if not drawn:
         return None
     text = (
-        "Live bytes by kind after the backward pass on the rank that holds most (bars), the largest peak of "
-        "a step (lines), and model states, which are weights, gradients, masters and optimizer, as "
-        "expected in closed form (diamonds)."
+        "Live bytes by kind on the rank that holds most, at the fullest of three moments: after the forward "
+        "pass, the backward pass and the step (bars), the largest peak of a step (lines), and model states, "
+        "which are weights, gradients, masters and optimizer, as expected in closed form after the backward "
+        "pass (diamonds)."
     )
     return Picture(
         key="memory",
@@ -47,25 +49,26 @@ def _draw(figure: Figure, groups: Sequence[Repeats]) -> None:
         for place, group in enumerate(groups)
         if (value := group.median("expected_model_state_bytes")) is not None
     ]
-    for points, name, marker, colour, size in (
-        (peaks, "peak", "|", GREY, 200),
-        (expected, "expected model states", "D", COLOURS[5], 22),
-    ):
+    peak: dict[str, Any] = {"marker": "|", "color": GREY, "s": 200}
+    diamond: dict[str, Any] = {"marker": "D", "facecolors": "white", "edgecolors": "black", "s": 22}
+    for points, name, style in (
+        (peaks, "peak", peak), (expected, "expected model states", diamond),
+    ):  # fmt: skip
         if points:
             across, places = zip(*points, strict=True)
-            axis.scatter(
-                across, places, marker=marker, color=colour, s=size, label=name, zorder=3, linewidths=2
-            )
+            axis.scatter(across, places, label=name, zorder=3, linewidths=1.5, **style)
     label_bars(axis, groups, "memory of a rank (MB)")
     legend_below(figure)
 
 
 def _kinds(group: Repeats) -> dict[str, float]:
-    """MB by kind in the last counted step, those that are nowhere left out."""
-    moments = []
-    for rank in group.record.ranks:
-        of_rank = [m.kinds for m in rank.memory if m.moment == "after_backward" and m.kinds]
-        moments += of_rank[-1:]
+    """MB by kind in the last counted step at the fullest moment, those that are nowhere left out."""
+    moments = [
+        kinds
+        for rank in group.record.ranks
+        for kinds in {m.moment: m.kinds for m in rank.memory if m.moment in MOMENTS and m.kinds}.values()
+        if kinds
+    ]
     if not moments:
         return {}
     largest = max(moments, key=lambda held: sum(held.values()))

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Point = tuple[float, float]
+AXIS_POINTS = (430.0, 240.0)
+"""About what the extent of the points is on paper, where a letter of a label is 4 by 7 points."""
+SHIFTS = ((5, 4), (5, -10), (-14, 4), (-14, -10), (5, 14), (5, -20), (-14, 14), (-14, -20))
 
 
 def trade_off_picture(rows: Sequence[Row]) -> Picture | None:
@@ -81,9 +84,11 @@ def _draw(figure: Figure, groups: Sequence[Repeats], best: Sequence[int]) -> Non
             marker=MARKERS[(number - 1) // len(COLOURS) % len(MARKERS)], s=42,
             label=f"{number} {shortened(groups[index].label, LONGEST_LABEL)}",
         )  # fmt: skip
-    for (x, y), numbers in _together(points, order, axis_spans(points)).items():
-        text = ", ".join(str(number) for number in numbers)
-        axis.annotate(text, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=7)
+    spans = axis_spans(points)
+    labels = [(place, ", ".join(map(str, of))) for place, of in _together(points, order, spans).items()]
+    scaled = [((x / spans[0] * AXIS_POINTS[0], y / spans[1] * AXIS_POINTS[1]), t) for (x, y), t in labels]
+    for ((x, y), text), shift in zip(labels, label_shifts(scaled), strict=True):
+        axis.annotate(text, (x, y), xytext=shift, textcoords="offset points", fontsize=7)
     axis.set_xlabel("peak memory of a rank (MB)")
     axis.set_ylabel("throughput (tokens/s)")
     axis.set_ylim(0, 1.08 * max(rate for _, rate in points))
@@ -96,6 +101,24 @@ def axis_spans(points: Sequence[Point]) -> Point:
     """Extent in both directions, never zero."""
     across, up = zip(*points, strict=True)
     return (max(across) - min(across)) or 1.0, max(up) or 1.0
+
+
+def label_shifts(labels: Sequence[tuple[Point, str]]) -> list[Point]:
+    """Where each label goes beside its place, in points: the first shift at which it covers no other."""
+    taken: list[tuple[Point, int]] = []
+    shifts: list[Point] = []
+
+    def free(x: float, y: float, letters: int) -> bool:
+        return all(
+            x + 4 * letters <= left or left + 4 * others <= x or abs(y - low) >= 8
+            for (left, low), others in taken
+        )
+
+    for (x, y), text in labels:
+        dx, dy = next(((dx, dy) for dx, dy in SHIFTS if free(x + dx, y + dy, len(text))), SHIFTS[0])
+        taken.append(((x + dx, y + dy), len(text)))
+        shifts.append((dx, dy))
+    return shifts
 
 
 def _together(points: Sequence[Point], order: Sequence[int], spans: Point) -> dict[Point, list[int]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
-from harness.record import CommunicationPart
+from harness.compare.volume import expected_payload, underived_phases, volume_of
+from harness.record import CommunicationPart, Record
 from harness.report.document import Column, Paragraph, Section, Table
 from harness.report.formats import megabytes, short
 from harness.theory.expected.textbook import STEP_PHASES
@@ -16,7 +17,8 @@ PHASES = ("setup", "digest", *STEP_PHASES, "evaluation", "checkpoint")
 MEANING = (
     "Forward, backward and step: per step. Setup, evaluation, checkpoint and digest (gathering the initial "
     "weights for their digest): in the whole run. Payload is the size of the whole tensors, largest MB that "
-    "of the largest call."
+    "of the largest call. Expected is the payload in closed form, for all groups of that role together; n/a "
+    "where there is none."
 )
 COLUMNS = (
     Column("backend", "backend", align="left"),
@@ -28,6 +30,7 @@ COLUMNS = (
     Column("group_size", "size"),
     Column("calls", "calls", short),
     Column("payload_bytes", "payload MB", megabytes),
+    Column("expected_payload_bytes", "expected MB", megabytes),
     Column("largest_bytes", "largest MB", megabytes),
 )
 
@@ -42,9 +45,15 @@ def communication_section(rows: Sequence[Row]) -> Section | None:
         for row in record.comm:
             if row.rank == 0:
                 kinds.setdefault((row.phase, row.op, row.dtype, row.role, row.group_size), []).append(row)
+        expected = _expected(record)
         if counted:
             body += [
-                [record.backend.label, record.world.world_size, *key, *_sums(kinds[key], times)]
+                [
+                    record.backend.label,
+                    record.world.world_size,
+                    *key,
+                    *_sums(kinds[key], times, expected(key)),
+                ]
                 for key in sorted(kinds, key=_order)
                 for times in (counted if key[0] in STEP_PHASES else 1,)
             ]
@@ -54,12 +63,22 @@ def communication_section(rows: Sequence[Row]) -> Section | None:
     return Section("communication", "Collectives of rank 0", [Paragraph(MEANING), table])
 
 
-def _sums(parts: Sequence[CommunicationPart], times: int) -> list[float | None]:
-    """Calls and payload, divided by `times`, and the largest call's payload."""
+def _expected(record: Record) -> Callable[[Key], int | None]:
+    """Payload in closed form of a kind of collective; None where it is not known."""
+    pair = volume_of(record)
+    if pair is None:
+        return lambda key: None
+    payload, unknown = expected_payload(pair[1]), underived_phases(pair[1])
+    return lambda key: None if key[0] in unknown else payload.get(key[:4], 0)
+
+
+def _sums(parts: Sequence[CommunicationPart], times: int, expected: int | None) -> list[float | None]:
+    """Calls, payload and expected payload, divided by `times`, and the largest call's payload."""
     largest = [part.largest_bytes for part in parts if part.largest_bytes is not None]
     return [
         sum(part.calls for part in parts) / times,
         sum(part.payload_bytes for part in parts) / times,
+        None if expected is None else expected / times,
         max(largest, default=None),
     ]
 

@@ -20,7 +20,8 @@ _LINES = [
     "samples/s and tokens/s: what all ranks consumed in the timed steps, over the summed duration "
     "of those steps; the median over repeats. A step lasts as long as on its slowest rank. "
     "Padding is no token.",
-    "step ms: the median over the timed steps of all repeats; p95 their 95th percentile.",
+    "step ms: the median over the timed steps of all repeats together; p95 their 95th percentile. Under "
+    "'Time' each run has its own median, of which that over repeats is shown.",
     f"least and most: of the runs, as measured. Of {interval_runs()} runs or more there is also an "
     f"interval that holds the true median at {percent(LEVEL)}, between order statistics (sign test).",
     "beyond noise: an exact permutation test of whole runs, never of steps, two-sided, says that chance "

@@ -15,6 +15,8 @@ from harness.report.formats import NOT_AVAILABLE, milliseconds, number
 from harness.report.tables import LABELS
 
 TIME_TEXT = (
+    "Each figure is first taken of a run by itself, then the median over repeats; step ms of the results and "
+    "of the spread is the median of the steps of all repeats together, which differs where repeats do. "
     "median and p95 are of the timed steps, each as long as on its slowest rank; rank spread is the slowest "
     "rank's median less the fastest's. Data is fetching the batches; forward, backward and step (clipping "
     "and update) are medians on the rank where they are largest, waiting for other ranks included. On CUDA "
@@ -56,8 +58,8 @@ def utilisation(value: float | None) -> str:
 
 TIME_COLUMNS = (
     *LABELS,
-    Column("step_seconds", "median ms", milliseconds),
-    Column("p95_step_seconds", "p95 ms", milliseconds),
+    Column("step_seconds", "median of a run ms", milliseconds),
+    Column("p95_step_seconds", "p95 of a run ms", milliseconds),
     Column("rank_spread_seconds", "rank spread ms", milliseconds),
     Column("data_seconds", "data ms", milliseconds),
     Column("forward_seconds", "forward ms", milliseconds),

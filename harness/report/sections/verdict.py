@@ -143,10 +143,18 @@ def _communication(groups: Sequence[Repeats]) -> str:
         measured = group.median("sent_bytes_per_step")
         if expected and measured is not None and abs(measured / expected - 1) > 0.01:
             off.append(f"{group.label} ({percent(measured / expected)})")
-    known = any(group.median("expected_sent_bytes_per_step") for group in groups)
+    unknown = [
+        group.label
+        for group in groups
+        if group.label in sent and group.median("expected_sent_bytes_per_step") is None
+    ]
     tail = ""
-    if known:
-        tail = f"; not what its implementation should send: {listed(off)}" if off else "; all as expected"
+    if off:
+        tail = f"; not what its implementation should send: {listed(off)}"
+    elif len(unknown) < len(sent):
+        tail = "; all as expected" if not unknown else "; as expected where that is known"
+    if unknown:
+        tail += f"; {len(unknown)} of {len(sent)} have no closed form: {listed(unknown)}"
     return f"What a rank sends per step {_range(sent, groups)}{tail}."
 
 

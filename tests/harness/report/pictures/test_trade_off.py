@@ -1,4 +1,4 @@
-from harness.report.pictures.trade_off import pareto
+from harness.report.pictures.trade_off import label_shifts, pareto
 
 
 def test_front_holds_what_no_other_beats_in_both() -> None:
@@ -12,3 +12,13 @@ def test_of_equal_memory_only_the_faster_is_on_the_front() -> None:
 
 def test_of_equal_points_one_stands_for_both() -> None:
     assert len(pareto([(1.0, 5.0), (1.0, 5.0)])) == 1
+
+
+def test_labels_of_near_points_do_not_cover_each_other() -> None:
+    labels = [((0.0, 0.0), "9"), ((3.0, 2.0), "10"), ((6.0, 1.0), "11"), ((90.0, 50.0), "1")]
+    shifts = label_shifts(labels)
+    assert shifts[-1] == shifts[0]
+    boxes = [(x + dx, y + dy, 4 * len(t)) for ((x, y), t), (dx, dy) in zip(labels, shifts, strict=True)]
+    for i, (x, y, width) in enumerate(boxes):
+        for left, low, other in boxes[:i]:
+            assert x + width <= left or left + other <= x or abs(y - low) >= 8

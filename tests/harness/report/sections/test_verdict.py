@@ -69,3 +69,11 @@ def test_each_job_has_its_own_verdict() -> None:
     text = render_markdown(Document("t", [section]), {}, "")
     assert "**Job 0123456789ab**" in text
     assert "**Job bbbbbbbbbbbb**" in text
+
+
+def test_cells_without_a_closed_form_are_counted_and_not_as_expected() -> None:
+    own = make_record(label="ddp")
+    part = own.backend.model_copy(update={"label": "own", "name": "own"})
+    text = verdict(own, own.model_copy(update={"backend": part, "run_id": "own"}))
+    assert "all as expected" not in text
+    assert "of 2 have no closed form: " in text

@@ -1,0 +1,21 @@
+from harness.compare.repeats import group_repeats
+from harness.compare.rows import make_rows
+from harness.record import MemoryPart, Moment
+from harness.report.pictures.memory import _kinds
+from tests.records import make_record
+
+
+def test_the_fullest_moment_is_drawn() -> None:
+    record = make_record(label="ddp")
+    kinds: dict[Moment, dict[str, int]] = {
+        "after_forward": {"weights": 10**6, "activations": 5 * 10**6},
+        "after_backward": {"weights": 10**6, "gradients": 10**6},
+        "during_checkpoint": {"weights": 10**8},
+    }
+    moments = [
+        MemoryPart(step=3, moment=moment, allocated_bytes=None, peak_bytes=None, kinds=held)
+        for moment, held in kinds.items()
+    ]
+    ranks = [rank.model_copy(update={"memory": moments}) for rank in record.ranks]
+    (group,) = group_repeats(make_rows([record.model_copy(update={"ranks": ranks})]))
+    assert _kinds(group) == {"weights": 1.0, "activations": 5.0}
