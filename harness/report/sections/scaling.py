@@ -15,6 +15,9 @@ HEAD = (
     Column("backend", "backend", align="left"),
     Column("nodes", "nodes"),
     Column("world_size", "ranks"),
+    Column("runs", "runs"),
+    Column("step_seconds_smallest_run", "least step ms", milliseconds),
+    Column("step_seconds_largest_run", "most", milliseconds),
 )
 DETAILS = (
     Column("samples_per_second", "samples/s", number),
@@ -43,7 +46,8 @@ STRONG_TEXT = (
     "One job on more ranks. training time: the median timed step x the steps of the job, set-up and "
     "evaluations left out. speed-up, or scale factor: T(N0) / T(N); efficiency: speed-up / (N / N0). N0 is "
     "the smallest number of ranks of the backend, or the reference on one process where the backend was not "
-    "run on one rank; the column 'of' names it."
+    "run on one rank; the column 'of' names it. least and most: of the medians of the runs; no scaling "
+    "figure is judged against noise."
 )
 WEAK_TEXT = (
     "Jobs that grow with the ranks. efficiency: T(N0) / T(N) of one step, 100 % where N ranks take no longer "
@@ -98,7 +102,9 @@ def _weak_table(curves: Sequence[Sequence[Point]]) -> Table:
 
 def _head(point: Point) -> list[Any]:
     world = point.group.record.world
-    return [point.group.label, world.nodes, world.world_size]
+    steps = point.group.values("step_seconds")
+    least, most = min(steps, default=None), max(steps, default=None)
+    return [point.group.label, world.nodes, world.world_size, len(steps), least, most]
 
 
 def _details(point: Point) -> list[Any]:

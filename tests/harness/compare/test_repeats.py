@@ -7,6 +7,8 @@ from harness.compare.repeats import fastest, group_repeats
 from harness.compare.rows import make_rows
 from harness.compare.scaling import strong_scaling
 from harness.record import Record
+from harness.report.document import Table
+from harness.report.sections.scaling import scaling_section
 from tests.records import ENVIRONMENT, make_record, make_steps
 
 
@@ -65,3 +67,11 @@ def test_scaling_does_not_join_two_versions() -> None:
     assert strong_scaling(make_rows([run(ranks=2), run(**NEWER)])) == []
     (curve,) = strong_scaling(make_rows([run(ranks=2), run(), run(**TWO_NODES)]))
     assert [point.group.label for point in curve] == ["ddp", "ddp (1 node x 4)", "ddp (2 nodes x 2)"]
+
+
+def test_scaling_table_tells_the_runs_and_their_range() -> None:
+    section = scaling_section(make_rows([run(ranks=2), run(seconds=0.5), run(seconds=0.7)]))
+    assert section is not None
+    (table,) = [block for block in section.blocks if isinstance(block, Table)]
+    found = [line[3:6] for line in table.values()]
+    assert found == [[1, 1.0, 1.0], [2, 0.5, 0.7]]
