@@ -106,6 +106,7 @@ def read_links(output: Path) -> dict[str, Link]:
 def tell(links: dict[str, Link]) -> str:
     """Predicted and measured step times and orders."""
     known = links[KNOWN]
+    swaps: list[list[str]] = []
     lines, orders = [], [[KNOWN, "measured", _order({b: known.seconds(b) for b in BACKENDS})]]
     for name in list(LINKS)[1:]:
         link = links[name]
@@ -122,6 +123,7 @@ def tell(links: dict[str, Link]) -> str:
                     f"{measured[b] / predicted[b] - 1:+.0%}",
                 ]
             )  # fmt: skip
+        swaps += _swaps(name, known, predicted, measured)
         orders += [[name, "predicted", _order(predicted)], [name, "measured", _order(measured)]]
     orders.append(["ever slower", "predicted", _order({b: known.crossing_bytes(b) for b in BACKENDS})])
     bandwidths = [[name, f"{links[name].bandwidth * 8e-6:.0f}"] for name in LINKS]
@@ -141,11 +143,28 @@ def tell(links: dict[str, Link]) -> str:
                 ),
             ),
             _table(orders, ("link", "", "order of step times")),
+            "Pairs that change places against the unshaped link, by the prediction or by the measurement, and by\n"
+            "how much the one that is then faster is faster:",
+            _table(swaps, ("link", "faster now", "than", "predicted", "measured")),
             "Bus bandwidth below which, by the same formula, a strategy that sends less overtakes one that\n"
             "is faster on the unshaped link:",
             _table(_crossovers(known), ("overtakes", "is overtaken", "below Mbit/s")),
         ]
     )
+
+
+def _swaps(
+    name: str, known: Link, predicted: dict[str, float], measured: dict[str, float]
+) -> list[list[str]]:
+    """Pairs whose order is not that of the unshaped link."""
+    found = []
+    for pair in combinations(BACKENDS, 2):
+        before, after = sorted(pair, key=known.seconds)
+        gains = [seconds[before] / seconds[after] - 1 for seconds in (predicted, measured)]
+        if max(gains) > 0:
+            told = [f"{gain:.0%}" if gain > 0 else f"no: {-gain:.0%} slower" for gain in gains]
+            found.append([name, after, before, *told])
+    return found
 
 
 def _crossovers(known: Link) -> list[list[str]]:
