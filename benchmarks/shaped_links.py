@@ -143,8 +143,8 @@ def tell(links: dict[str, Link]) -> str:
                 ),
             ),
             _table(orders, ("link", "", "order of step times")),
-            "Pairs that change places against the unshaped link, by the prediction or by the measurement, and by\n"
-            "how much the one that is then faster is faster:",
+            "Pairs that change places against the unshaped link, by the prediction or the measurement,\n"
+            "and by how much the one that is then faster is faster:",
             _table(swaps, ("link", "faster now", "than", "predicted", "measured")),
             "Bus bandwidth below which, by the same formula, a strategy that sends less overtakes one that\n"
             "is faster on the unshaped link:",
