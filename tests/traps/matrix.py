@@ -15,6 +15,7 @@ from harness.compare.findings.catalogue import find_all
 from harness.compare.findings.finding import Finding
 from harness.compare.rows import Row, make_rows
 from harness.config import load_experiment
+from harness.doctor.check import ABOUT_TIME
 from harness.launch.local import LocalLauncher
 from harness.record import Record
 from harness.store import Store
@@ -28,10 +29,6 @@ TINY = [
     "schedule.warmup_steps=1", "measure.warmup_steps=1", "measure.counted_steps=2",
     "runtime.threads_per_rank=1", "runtime.device=cpu",
 ]  # fmt: skip
-ABOUT_TIME = {"busy-machine", "slow-data", "slow-rank", "warmup-too-short"}
-"""Findings about the machine and how steady steps are: two timed steps say nothing of it."""
-
-
 CLEAN_SIZES = (1, 2, 4)
 
 
