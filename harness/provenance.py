@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parent.parent
+OWN_PACKAGES = ("backends", "harness")
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "datasets", "pydantic", "numpy")
 VARIABLES = (
     "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS",
@@ -42,7 +44,7 @@ def environment() -> dict[str, Any]:
         "gpus": list(_gpus()),
         "packages": package_versions(),
         "code": code_fingerprint(),
-        "git": _git_state(),
+        "git": git_state(),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 
@@ -73,13 +75,12 @@ def _version(name: str) -> str | None:
 @lru_cache(maxsize=1)
 def code_fingerprint() -> str:
     """Digest of the sources that run inside a cell: 12 hexadecimal digits."""
-    root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
     for name in MEASURING_SOURCES:
-        path = root / name
+        path = ROOT / name
         files = sorted(p for p in path.rglob("*") if p.suffix in (".py", ".cpp")) if path.is_dir() else [path]
         for file in files:
-            digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+            digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:12]
 
 
@@ -128,19 +129,25 @@ def gpu_count() -> int:
 
 
 @lru_cache(maxsize=1)
-def _git_state() -> dict[str, Any] | None:
-    """Commit and cleanliness of the checkout that the harness runs from; None outside of one."""
-    root = Path(__file__).resolve().parent.parent
+def git_state(root: Path = ROOT) -> dict[str, Any] | None:
+    """Commit of the checkout that the harness runs from, and in which files its packages differ from it.
+
+    None outside of a checkout. Reports, records and notes that lie in the tree change no run and are not
+    looked at; configurations are in the record's job, versions in its environment.
+    """
     if not (root / ".git").exists() or shutil.which("git") is None:
         return None
 
-    def git(*arguments: str) -> str | None:
+    def git(*arguments: str) -> list[str]:
         done = subprocess.run(
             ["git", "-C", str(root), *arguments],
             capture_output=True, text=True, timeout=30, check=False,
         )  # fmt: skip
-        return done.stdout.strip() if done.returncode == 0 else None
+        return done.stdout.splitlines() if done.returncode == 0 else []
 
     commit = git("rev-parse", "HEAD")
-    status = git("status", "--porcelain")
-    return {"commit": commit, "modified": bool(status)} if commit else None
+    if not commit:
+        return None
+    changed = git("diff", "--name-only", "HEAD", "--", *OWN_PACKAGES)
+    changed += git("ls-files", "--others", "--exclude-standard", "--", *OWN_PACKAGES)
+    return {"commit": commit[0], "modified": bool(changed), "changed": sorted(changed)}

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.compare.rows import Row
 from harness.report.document import Block, Items, Section
-from harness.report.formats import number
+from harness.report.formats import listed, number
 from harness.report.sections.slurm import slurm_jobs
 
 
@@ -60,4 +60,9 @@ def _commit(environment: dict[str, Any]) -> str:
     git = environment.get("git")
     if not git:
         return ""
-    return f", commit {git['commit'][:12]}" + (" with local changes" if git["modified"] else "")
+    commit = f", commit {git['commit'][:12]}"
+    if not git["modified"]:
+        return commit
+    # Older records do not name what was changed.
+    changed = git.get("changed") or []
+    return f"{commit} with local changes{f' to {listed(changed)}' if changed else ''}"

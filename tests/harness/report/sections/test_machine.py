@@ -1,3 +1,7 @@
+from typing import Any
+
+import pytest
+
 from harness.compare.rows import make_rows
 from harness.report.document import Folded, Items
 from harness.report.sections.machine import machine_section
@@ -29,3 +33,21 @@ def test_what_slurm_knows_is_a_table_of_what_it_knows() -> None:
 
 def test_without_slurm_nothing_is_said_of_it() -> None:
     assert len(machine_section(make_rows([make_record()])).blocks) == 1
+
+
+@pytest.mark.parametrize(
+    ("git", "words"),
+    [
+        ({"modified": False, "changed": []}, "commit ffffffffffff"),
+        ({"modified": True}, "commit ffffffffffff with local changes"),
+        (
+            {"modified": True, "changed": ["backends/a.py", "harness/b.py"]},
+            "commit ffffffffffff with local changes to backends/a.py and harness/b.py",
+        ),
+    ],
+)
+def test_local_changes_are_named_where_the_record_names_them(git: dict[str, Any], words: str) -> None:
+    environment = ENVIRONMENT | {"git": {"commit": "f" * 40} | git}
+    (items,) = machine_section(make_rows([make_record(environment=environment)])).blocks
+    assert isinstance(items, Items)
+    assert ("harness code", f"0123456789ab, {words}") in items.items

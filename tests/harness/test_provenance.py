@@ -1,0 +1,49 @@
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness.provenance import git_state
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A committed tree with both packages, a page and a published report."""
+    for name in ("backends/a.py", "harness/b.py", "README.md", "reports/default/report.md"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("first\n", encoding="utf-8")
+    (tmp_path / ".gitignore").write_text("__pycache__/\n", encoding="utf-8")
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True)
+    return tmp_path
+
+
+def write(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("second\n", encoding="utf-8")
+
+
+def test_what_lies_beside_the_packages_is_no_local_change(checkout: Path) -> None:
+    for name in ("reports/new/report.md", "reports/default/report.md", "README.md", "notes.txt"):
+        write(checkout / name)
+    write(checkout / "harness" / "__pycache__" / "b.pyc")
+    state = git_state(checkout)
+    assert state is not None
+    assert (state["modified"], state["changed"]) == (False, [])
+    assert len(state["commit"]) == 40
+
+
+def test_every_file_of_a_package_that_is_not_the_commits_is_named(checkout: Path) -> None:
+    write(checkout / "harness" / "b.py")
+    write(checkout / "backends" / "new.py")
+    (checkout / "backends" / "a.py").unlink()
+    state = git_state(checkout)
+    assert state is not None
+    assert state["modified"]
+    assert state["changed"] == ["backends/a.py", "backends/new.py", "harness/b.py"]
+
+
+def test_outside_of_a_checkout_there_is_no_commit(tmp_path: Path) -> None:
+    assert git_state(tmp_path) is None
