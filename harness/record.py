@@ -318,6 +318,8 @@ class Record(Part):
     cell: str
     """Key of job, backend, world, repeat, measurement and code: equal cells need not run again."""
     repeat: int
+    measure: dict[str, Any] | None = None
+    """The settings of measurement; None in records from before they were kept."""
     backend: BackendPart
     world: WorldPart
     environment: dict[str, Any]

@@ -139,6 +139,7 @@ def _shared(record: Record) -> dict[str, Any]:
     return {
         "job": record.job,
         "environment": {name: environment.get(name) for name in names},
+        "measure": record.measure,
         "commit": (environment.get("git") or {}).get("commit"),
     }
 

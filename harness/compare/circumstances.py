@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 
 from harness.record import Record
@@ -27,6 +28,10 @@ def facts(record: Record) -> Facts:
         "cpu": str(environment.get("cpu")),
         "cores": f"{environment.get('cores')} cores",
         "gpus": f"{len(gpus)} x {gpus[0]}" if len(set(gpus)) == 1 else "; ".join(gpus),
+        **{
+            (key := f"measure.{name}"): f"{key}={json.dumps(value)}"
+            for name, value in (record.measure or {}).items()
+        },
     }
 
 

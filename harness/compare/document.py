@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.compare.findings.catalogue import find_all
-from harness.compare.rows import Row, repeat_spreads, set_apart
+from harness.compare.repeats import repeat_spreads
+from harness.compare.rows import Row, set_apart
 from harness.compare.settings_in_force import differing_settings
 
 

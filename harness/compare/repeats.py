@@ -11,6 +11,7 @@ from typing import Any
 from backends.registry import REFERENCE
 from harness.compare import measures
 from harness.compare.circumstances import varying, words
+from harness.compare.distance import distance
 from harness.compare.parity import Parity
 from harness.compare.rows import Row
 from harness.record import Record
@@ -163,3 +164,16 @@ def fastest(groups: Sequence[Repeats]) -> dict[Place, Repeats]:
         for place, known in compared.items()
         if known
     }
+
+
+def repeat_spreads(rows: Sequence[Row]) -> dict[str, float]:
+    """For each cell that ended well more than once: the largest loss difference of its repeats."""
+    several = len({row.record.job_id for row in rows}) > 1
+    spreads = {}
+    for group in group_repeats(rows):
+        ended = [row.record for row in group.rows if row.record.status == "ok"]
+        if len(ended) > 1:
+            job = f", job {group.record.job_id}" if several else ""
+            apart = max(distance(ended[0], other).loss or 0.0 for other in ended[1:])
+            spreads[f"{group.label} on {group.world_size}{job}"] = apart
+    return spreads

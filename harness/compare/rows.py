@@ -9,7 +9,6 @@ from typing import Any
 
 from backends.registry import REFERENCE
 from harness.compare import measures
-from harness.compare.distance import distance
 from harness.compare.noise import Noise, is_repetition, is_variant, measure_noise
 from harness.compare.parity import Judgement, judge
 from harness.compare.same_job import job_differences
@@ -163,19 +162,3 @@ def most_agreed(records: Sequence[Record]) -> Record | None:
         else:
             own.append(record)
     return max(groups, key=len)[0] if groups else None
-
-
-def repeat_spreads(rows: Iterable[Row]) -> dict[str, float]:
-    """For each backend and world size that ran more than once: the largest loss difference of repeats."""
-    groups: dict[str, list[Record]] = {}
-    for row in rows:
-        r = row.record
-        if r.status == "ok":
-            groups.setdefault(f"{r.job_id} {r.backend.label} {r.world.world_size}", []).append(r)
-    return {
-        f"{same[0].backend.label} on {same[0].world.world_size}": max(
-            distance(same[0], other).loss or 0.0 for other in same[1:]
-        )
-        for same in groups.values()
-        if len(same) > 1
-    }

@@ -64,6 +64,7 @@ def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Reco
         job_id=request.job_id,
         cell=request.cell,
         repeat=request.repeat,
+        measure=request.measure.model_dump(mode="json"),
         backend=BackendPart(
             label=request.backend,
             name=entry.name,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.compare.noise import BAND_FACTOR, TIGHT_FACTOR, UNMEASURED_FACTOR, Level, Limits, Noise
-from harness.compare.rows import Row, repeat_spreads
+from harness.compare.repeats import repeat_spreads
+from harness.compare.rows import Row
 from harness.report.document import Block, Column, Folded, Items, Paragraph, Section, Table
 from harness.report.formats import listed, scientific, short
 from harness.report.tables import LABELS

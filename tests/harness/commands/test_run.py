@@ -19,6 +19,8 @@ def test_run_prints_its_record(tmp_path: Path) -> None:
     assert [step.window for step in printed.steps] == ["warmup", "counted", "traced", "timed"]
     assert len(printed.ranks) == 2
     assert printed.command[:2] == ["harness", "run"]
+    assert printed.measure is not None
+    assert (printed.measure["warmup_steps"], printed.measure["settling_steps"]) == (1, 3)
 
 
 def test_unknown_backend(tmp_path: Path) -> None:

@@ -3,20 +3,21 @@ from typing import Any
 import pytest
 
 from harness.compare.changes import pairs
-from harness.compare.repeats import fastest, group_repeats
+from harness.compare.repeats import fastest, group_repeats, repeat_spreads
 from harness.compare.rows import make_rows
 from harness.compare.scaling import strong_scaling
 from harness.record import Record
 from harness.report.document import Table
 from harness.report.sections.scaling import scaling_section
-from tests.records import ENVIRONMENT, make_record, make_steps
+from harness.spec import MeasureSection
+from tests.records import ENVIRONMENT, LOSSES, make_record, make_steps
 
 
 def run(label: str = "ddp", ranks: int = 4, seconds: float = 1.0, **world: Any) -> Record:
     environment = ENVIRONMENT | world.pop("environment", {})
-    record = make_record(
-        label=label, world_size=ranks, environment=environment, steps=make_steps(seconds=seconds)
-    )
+    measure = MeasureSection(**world.pop("measure", {})).model_dump(mode="json")
+    steps = make_steps(seconds=seconds)
+    record = make_record(label=label, world_size=ranks, environment=environment, steps=steps, measure=measure)
     return record.model_copy(update={"world": record.world.model_copy(update=world)})
 
 
@@ -33,6 +34,8 @@ NEWER = {"environment": {"packages": {"torch": "2.12.0", "deepspeed": "0.19.8"}}
         ({"device": "cuda"}, ["cpu over gloo", "cuda over gloo"]),
         ({"environment": {"code": "b" * 12}}, ["code 0123456789ab", "code bbbbbbbbbbbb"]),
         ({"environment": {"cpu": "Other CPU"}}, ["Test CPU", "Other CPU"]),
+        ({"measure": {"warmup_steps": 5}}, ["measure.warmup_steps=3", "measure.warmup_steps=5"]),
+        ({"measure": {"checkpoint": True}}, ["measure.checkpoint=false", "measure.checkpoint=true"]),
     ],
 )
 def test_runs_in_other_circumstances_are_no_repeats(other: dict[str, Any], words: list[str]) -> None:
@@ -75,3 +78,25 @@ def test_scaling_table_tells_the_runs_and_their_range() -> None:
     (table,) = [block for block in section.blocks if isinstance(block, Table)]
     found = [line[3:6] for line in table.values()]
     assert found == [[1, 1.0, 1.0], [2, 0.5, 0.7]]
+
+
+def test_a_record_that_does_not_say_how_it_was_measured_is_a_repeat_of_one_that_does() -> None:
+    (group,) = group_repeats(make_rows([run(), run().model_copy(update={"measure": None})]))
+    assert group.label == "ddp"
+
+
+def test_the_spread_of_repeats_is_that_of_runs_in_equal_circumstances() -> None:
+    def shifted(record: Record, loss: float) -> Record:
+        return record.model_copy(update={"steps": make_steps([value + loss for value in LOSSES])})
+
+    longer = {"measure": {"warmup_steps": 5}}
+    rows = make_rows([run(), shifted(run(), 0.25), shifted(run(**longer), 1.0), shifted(run(**longer), 1.5)])
+    assert repeat_spreads(rows) == {
+        "ddp (measure.warmup_steps=3) on 4": 0.25,
+        "ddp (measure.warmup_steps=5) on 4": 0.5,
+    }
+
+
+def test_the_spread_of_repeats_tells_jobs_apart() -> None:
+    jobs = [run().model_copy(update={"job_id": job_id * 12}) for job_id in "aabb"]
+    assert list(repeat_spreads(make_rows(jobs))) == [f"ddp on 4, job {job_id * 12}" for job_id in "ab"]
