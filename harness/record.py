@@ -288,6 +288,10 @@ class EvaluationPart(Part):
     """Number of optimizer steps taken before."""
     loss: float | None
     target_tokens: int
+    samples: int | None = None
+    """Over all ranks; None in records from before evaluations were timed."""
+    seconds: float | None = None
+    """The slowest rank's, from a synchronised device to a synchronised device."""
 
 
 class WindowsPart(Part):

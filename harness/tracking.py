@@ -17,8 +17,9 @@ Tracker = Literal["tensorboard", "mlflow", "wandb"]
 PACKAGES: dict[Tracker, str] = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 PROJECT = "sharding-harness"
 SUMMARY = (
-    "tokens_per_second", "samples_per_second", "step_seconds", "peak_bytes", "model_state_bytes",
-    "sent_bytes_per_step", "max_loss_difference", "max_grad_norm_difference",
+    "tokens_per_second", "samples_per_second", "evaluation_samples_per_second", "step_seconds",
+    "peak_bytes", "model_state_bytes", "sent_bytes_per_step", "max_loss_difference",
+    "max_grad_norm_difference",
 )  # fmt: skip
 
 

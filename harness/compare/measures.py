@@ -41,6 +41,18 @@ def rate(record: Record, what: str) -> float | None:
     return sum(map(attrgetter(what), steps)) / seconds if seconds else None
 
 
+def timed_evaluations(record: Record) -> list[tuple[int, float]]:
+    """Samples and seconds of the evaluations between and after timed steps, when no probe of memory works."""
+    first = first_timed(record)
+    return [(p.samples, p.seconds) for p in record.eval if p.step > first and p.samples and p.seconds]
+
+
+def evaluation_rate(record: Record) -> float | None:
+    """Held-out samples per second of the median timed evaluation; None without one."""
+    rates = [samples / seconds for samples, seconds in timed_evaluations(record)]
+    return median(rates) if rates else None
+
+
 def median_step_seconds(record: Record) -> float | None:
     """Median duration of a timed step."""
     seconds = step_seconds(record)

@@ -64,6 +64,7 @@ class Row:
             "run_id": record.run_id,
             "tokens_per_second": measures.rate(record, "tokens"),
             "samples_per_second": measures.rate(record, "samples"),
+            "evaluation_samples_per_second": measures.evaluation_rate(record),
             "step_seconds": measures.median_step_seconds(record),
             "peak_bytes": max(peaks) if peaks else None,
             "model_state_bytes": measures.model_state_bytes(record),

@@ -224,7 +224,15 @@ def _evaluations(events: Events) -> list[EvaluationPart]:
         targets = sum(row["target_tokens"] for row in rows)
         sums = [row["loss_sum"] for row in rows]
         loss = None if None in sums or targets == 0 else sum(sums) / targets
-        parts.append(EvaluationPart(step=rows[0]["step"], loss=loss, target_tokens=targets))
+        parts.append(
+            EvaluationPart(
+                step=rows[0]["step"],
+                loss=loss,
+                target_tokens=targets,
+                samples=rows[0]["samples"],
+                seconds=max(row["seconds"] for row in rows),
+            )
+        )
     return parts
 
 

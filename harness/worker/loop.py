@@ -163,15 +163,26 @@ class Loop:
     def _evaluate(self, steps_taken: int) -> None:
         """Every rank runs the same number of batches; a rank without samples masks what it runs."""
         self.engine.train(False)
-        loss_sum, targets = 0.0, 0
-        stride = self.layout.micro_batch_size * self.world.world_size
-        for start in range(0, len(self.sampler.evaluation_ids), stride):
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        samples, targets = len(self.sampler.evaluation_ids), 0
+        self._synchronise()
+        begin = time.perf_counter()
+        for start in range(0, samples, self.layout.micro_batch_size * self.world.world_size):
             batch, own_targets = self._evaluation_batch(start)
             with self.probes.counting("evaluation"):
-                loss_sum += float(self.engine.forward(batch))
+                loss_sum += self.engine.forward(batch).double()
             targets += own_targets
+        self._synchronise()
+        seconds = time.perf_counter() - begin
         self.engine.train(True)
-        self.events.write("evaluation", step=steps_taken, loss_sum=loss_sum, target_tokens=targets)
+        self.events.write(
+            "evaluation",
+            step=steps_taken,
+            loss_sum=float(loss_sum),
+            target_tokens=targets,
+            samples=samples,
+            seconds=seconds,
+        )
 
     @torch.no_grad()
     def _evaluation_memory(self, steps_taken: int) -> None:

@@ -24,7 +24,10 @@ DETAILS = (
     Column("peak_bytes", "peak MB/rank", megabytes),
     Column("training_loss", "last loss", number),
     Column("evaluation_loss", "held-out loss", number),
+    Column("evaluation_samples_per_second", "held-out samples/s", number),
 )
+OF_EVALUATION = ("evaluation_loss", "evaluation_samples_per_second")
+"""Columns that are left out where nothing was evaluated."""
 STRONG = (
     *HEAD,
     Column("training_seconds", "training time s", number),
@@ -80,7 +83,7 @@ def _strong_table(curves: Sequence[Sequence[Point]]) -> Table:
         base = f"{'itself' if own else point.base.label}, {point.base.world_size}"
         figures = [point.training_seconds, point.speed_up, point.strong_efficiency]
         body.append([*_head(point), *figures, base, *_details(point)])
-    return Table(key="strong_scaling", columns=STRONG, rows=body)
+    return _table("strong_scaling", STRONG, body)
 
 
 def _weak_table(curves: Sequence[Sequence[Point]]) -> Table:
@@ -97,7 +100,20 @@ def _weak_table(curves: Sequence[Sequence[Point]]) -> Table:
                 point.weak_efficiency,
             ]
             body.append([*_head(point), *line, *_details(point)])
-    return Table(key="weak_scaling", columns=WEAK, rows=body)
+    return _table("weak_scaling", WEAK, body)
+
+
+def _table(key: str, columns: Sequence[Column], body: Sequence[Sequence[Any]]) -> Table:
+    kept = [
+        index
+        for index, column in enumerate(columns)
+        if column.key not in OF_EVALUATION or any(line[index] is not None for line in body)
+    ]
+    return Table(
+        key=key,
+        columns=[columns[index] for index in kept],
+        rows=[[line[index] for index in kept] for line in body],
+    )
 
 
 def _head(point: Point) -> list[Any]:
@@ -115,4 +131,5 @@ def _details(point: Point) -> list[Any]:
         max(group.rank_peaks, default=None),
         record.steps[-1].loss if record.steps else None,
         record.eval[-1].loss if record.eval else None,
+        group.median("evaluation_samples_per_second"),
     ]

@@ -12,6 +12,7 @@ from harness.compare.steady_state import LEAST_STEPS, steady_from
 from harness.record import Record
 from harness.report.document import Column, Heading, Paragraph, Section, Table
 from harness.report.formats import NOT_AVAILABLE, milliseconds, number
+from harness.report.sections.evaluation import evaluation_blocks
 from harness.report.tables import LABELS
 
 TIME_TEXT = (
@@ -88,7 +89,7 @@ EXTRA_COLUMNS = (
 
 
 def time_section(rows: Sequence[Row]) -> Section | None:
-    """Three tables, medians over repeats; None where no step was timed."""
+    """Tables of medians over repeats; None where no step was timed."""
     cells = [
         records
         for group in group_repeats(rows)
@@ -109,6 +110,7 @@ def time_section(rows: Sequence[Row]) -> Section | None:
                 rows=[_utilisations(records) for records in cells],
             ),
             Paragraph(UTILISATION_TEXT),
+            *evaluation_blocks(rows),
             Heading("Cost of the probes"),
             _probe_table(cells),
             Paragraph(PROBE_TEXT),

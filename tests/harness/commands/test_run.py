@@ -23,6 +23,15 @@ def test_run_prints_its_record(tmp_path: Path) -> None:
     assert (printed.measure["warmup_steps"], printed.measure["settling_steps"]) == (1, 3)
 
 
+def test_every_evaluation_is_timed(tmp_path: Path) -> None:
+    evaluation = ["--set", "evaluation.every_steps=2", "--set", "evaluation.samples=5"]
+    done = harness("run", "--backend", "ddp", "--nproc", "2", *SHORT, *evaluation, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = Record.model_validate_json(done.stdout).eval
+    assert [(part.step, part.samples) for part in found] == [(2, 5), (4, 5)]
+    assert all(part.seconds is not None and 0 < part.seconds < 10 for part in found)
+
+
 def test_unknown_backend(tmp_path: Path) -> None:
     line = refused(tmp_path, "run", "--backend", "zerro3")
     assert "backend 'zerro3' is unknown" in line

@@ -1,7 +1,7 @@
 import pytest
 
 from harness.compare import measures
-from harness.record import BackendPart, WindowsPart
+from harness.record import BackendPart, EvaluationPart, WindowsPart
 from tests.records import make_communication, make_effective, make_record, make_steps
 
 
@@ -17,6 +17,24 @@ def test_run_without_timed_steps_has_no_rate() -> None:
     record = make_record(steps=make_steps()[:2])
     assert measures.rate(record, "tokens") is None
     assert measures.median_step_seconds(record) is None
+
+
+def test_evaluations_are_timed_once_steps_are() -> None:
+    """Steps 2 and 3 are timed: what was evaluated before the end of step 2 has probes around it."""
+    parts = [
+        EvaluationPart(step=step, loss=5.0, target_tokens=254, samples=6, seconds=seconds)
+        for step, seconds in ((1, 100.0), (2, 100.0), (3, 0.5), (4, 1.5))
+    ]
+    assert measures.timed_evaluations(make_record(eval=parts)) == [(6, 0.5), (6, 1.5)]
+    assert measures.evaluation_rate(make_record(eval=parts)) == (12 + 4) / 2
+    assert measures.evaluation_rate(make_record(eval=parts[:2])) is None
+
+
+def test_evaluations_of_an_older_record_have_no_rate() -> None:
+    assert (
+        measures.evaluation_rate(make_record(eval=[EvaluationPart(step=4, loss=5.0, target_tokens=1)]))
+        is None
+    )
 
 
 def test_peak_is_each_ranks_largest() -> None:

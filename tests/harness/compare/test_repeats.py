@@ -6,7 +6,7 @@ from harness.compare.changes import pairs
 from harness.compare.repeats import fastest, group_repeats, repeat_spreads
 from harness.compare.rows import make_rows
 from harness.compare.scaling import strong_scaling
-from harness.record import Record
+from harness.record import EvaluationPart, Record
 from harness.report.document import Table
 from harness.report.sections.scaling import scaling_section
 from harness.spec import MeasureSection
@@ -78,6 +78,19 @@ def test_scaling_table_tells_the_runs_and_their_range() -> None:
     (table,) = [block for block in section.blocks if isinstance(block, Table)]
     found = [line[3:6] for line in table.values()]
     assert found == [[1, 1.0, 1.0], [2, 0.5, 0.7]]
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_scaling_table_tells_of_an_evaluation_where_there_was_one(evaluated: bool) -> None:
+    part = EvaluationPart(step=4, loss=4.5, target_tokens=254, samples=6, seconds=0.5)
+    records = [run(ranks=2), run().model_copy(update={"eval": [part] if evaluated else []})]
+    section = scaling_section(make_rows(records))
+    assert section is not None
+    (table,) = [block for block in section.blocks if isinstance(block, Table)]
+    figures = [dict(zip((c.key for c in table.columns), line, strict=True)) for line in table.values()]
+    found = [(line.get("evaluation_loss"), line.get("evaluation_samples_per_second")) for line in figures]
+    assert found == [(None, None), (4.5, 12.0) if evaluated else (None, None)]
+    assert ("evaluation_samples_per_second" in figures[0]) is evaluated
 
 
 def test_a_record_that_does_not_say_how_it_was_measured_is_a_repeat_of_one_that_does() -> None:

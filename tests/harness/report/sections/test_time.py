@@ -1,8 +1,8 @@
 from typing import Any
 
 from harness.compare.rows import make_rows
-from harness.record import OverlapPart, Record, WaitPart
-from harness.report.document import Folded, Items, Section, Table
+from harness.record import EvaluationPart, OverlapPart, Record, WaitPart
+from harness.report.document import Folded, Heading, Items, Section, Table
 from harness.report.sections.overlap import overlap_section
 from harness.report.sections.time import time_section
 from tests.harness.compare.findings.test_time import billion, ranks, run
@@ -60,6 +60,28 @@ def test_the_cost_of_each_probe_is_that_of_the_rank_where_it_took_most() -> None
     found = line(time_section(make_rows([run(ranks=parts)])), "probe_cost")
     assert (found["counter_seconds"], found["tracer_seconds"]) == ("2.00", "300")
     assert found["counted_extra_seconds"] == "0"
+
+
+def evaluated(*seconds: float) -> Record:
+    parts = [
+        EvaluationPart(step=12 - number, loss=5.0, target_tokens=254, samples=6, seconds=value)
+        for number, value in enumerate(reversed(seconds))
+    ]
+    return run(eval=parts)
+
+
+def test_evaluation_has_its_samples_per_second() -> None:
+    section = time_section(make_rows([evaluated(0.5, 0.75), evaluated(0.5, 1.0)]))
+    assert line(section, "evaluation") == {
+        "backend": "ddp", "world_size": "2", "evaluations": "4", "samples": "6", "evaluation_seconds": "625",
+        "evaluation_samples_per_second": "9.50",
+    }  # fmt: skip
+
+
+def test_without_an_evaluation_nothing_is_said_of_one() -> None:
+    section = time_section(make_rows([run()]))
+    assert section is not None
+    assert Heading("Evaluation") not in section.blocks
 
 
 def test_a_run_without_timed_steps_has_no_times() -> None:

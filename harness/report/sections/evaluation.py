@@ -1,0 +1,41 @@
+"""How fast held-out samples were evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from harness.compare import measures
+from harness.compare.repeats import group_repeats
+from harness.compare.rows import Row
+from harness.report.document import Block, Column, Heading, Paragraph, Table
+from harness.report.formats import milliseconds, number
+from harness.report.tables import LABELS
+
+TEXT = (
+    "Evaluations between and after timed steps; of those before, memory is measured too. Each lasts from a "
+    "synchronised device to a synchronised device, as long as on its slowest rank, fetching the batches and "
+    "counting the collectives included. samples/s: of the median evaluation of a run, then the median over "
+    "repeats. The last batch is padded to a whole one on every rank; padding is no sample."
+)
+COLUMNS = (
+    *LABELS,
+    Column("evaluations", "evaluations"),
+    Column("samples", "samples of each"),
+    Column("evaluation_seconds", "median ms", milliseconds),
+    Column("evaluation_samples_per_second", "samples/s", number),
+)
+
+
+def evaluation_blocks(rows: Sequence[Row]) -> list[Block]:
+    """A line for each cell that was evaluated while its steps were timed; [] without any."""
+    body = []
+    for group in group_repeats(rows):
+        timed = [pair for row in group.rows for pair in measures.timed_evaluations(row.record)]
+        if timed:
+            samples, seconds = timed[0][0], median(seconds for _, seconds in timed)
+            rate = group.median("evaluation_samples_per_second")
+            body.append([group.label, group.world_size, len(timed), samples, seconds, rate])
+    if not body:
+        return []
+    return [Heading("Evaluation"), Table(key="evaluation", columns=COLUMNS, rows=body), Paragraph(TEXT)]
