@@ -113,7 +113,7 @@ class ZeroEngine(Engine):
             gather_dtype=dtype_name(parameter.dtype) if self.stage > 0 else None,
             accumulation_dtype=dtype_name(self.engine.get_data_types()[1]),
             reduce_bucket_bytes=zero.reduce_bucket_size * parameter.element_size() if self.stage else None,
-            prefetch=f"{zero.prefetch_bucket_size} elements" if self.stage == 3 else None,
+            prefetch=self._prefetch() if self.stage == 3 else None,
             details={
                 "optimizer_wrapper": type(self.engine.optimizer).__name__,
                 "reduce_bucket_elements": zero.reduce_bucket_size,
@@ -173,6 +173,15 @@ class ZeroEngine(Engine):
         """Stage 3 gathers the parameters of each module that owns some."""
         modules = self.engine.module.named_modules()
         return [name for name, module in modules if next(module.parameters(recurse=False), None) is not None]
+
+    def _prefetch(self) -> str:
+        """What stage 3 gathers ahead: `fetch_sub_module` (DeepSpeed 0.19) stops at the lesser of two limits.
+
+        No parameter may be gathered ahead where none may be live beside those in use.
+        """
+        offload = self.engine.optimizer.parameter_offload
+        ahead = min(offload._prefetch_bucket_sz, offload._max_available_parameters_in_numel)
+        return f"{ahead} elements" if ahead else "none"
 
     def _basic_optimizer(self) -> torch.optim.Optimizer:
         return self.engine.basic_optimizer

@@ -179,11 +179,12 @@ SETTINGS = (
     Setting(name="attention kernel", effect="mathematics", read=_seen("attention")),
     Setting(name="dropout", effect="mathematics", read=_seen("dropout")),
     Setting(name="TF32", effect="mathematics", read=_seen("tf32")),
+    # A compiler fuses operations and reorders sums, so that results differ by rounding.
+    Setting(name="compiled", effect="mathematics", read=_seen("compiled")),
     Setting(name="loss scale", effect="mathematics", read=loss_scale),
     Setting(name="dtype of weights", effect="cost", read=_told("parameter_dtype")),
     Setting(name="dtype of gathering", effect="cost", read=_told("gather_dtype")),
     Setting(name="activation checkpointing", effect="cost", read=_seen("activation_checkpointing")),
-    Setting(name="compiled", effect="cost", read=_seen("compiled")),
     Setting(name="offload", effect="cost", read=_told("offload")),
     Setting(name="synchronisation of gradients", effect="cost", read=synchronisation),
     Setting(name="bytes of a reduction", effect="cost", read=_told("reduce_bucket_bytes")),

@@ -30,3 +30,15 @@ def test_settings_in_force_are_recorded(label: str, expected: dict[str, Any], tm
     assert done.returncode == 0, done.stderr
     details = json.loads(done.stdout)["backend"]["effective"]["details"]
     assert {name: details[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("preset", "ahead"), [("like-for-like", "none"), ("library-defaults", "50000000 elements")]
+)
+def test_zero3_says_what_it_really_gathers_ahead(preset: str, ahead: str, tmp_path: Path) -> None:
+    """Its bucket for it is 50000000 elements in both, but like for like it may keep none live."""
+    preset = f"runtime.preset={preset}"
+    options = ("--backend", "zero3", "--nproc", "1", "--set", preset, "--json")
+    done = harness("run", *options, *SHORT, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["backend"]["effective"]["prefetch"] == ahead

@@ -229,6 +229,23 @@ class Checkpointed(DdpBackend):
         return super().prepare(build, build_optimizer, context)
 
 
+class Compiled(DdpBackend):
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        def build() -> nn.Module:
+            model = build_model()
+            model.compile(backend="eager")
+            return model
+
+        return super().prepare(build, build_optimizer, context)
+
+
+class Tf32(Defect):
+    def spoil(self, engine: Any, context: SetupContext) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = True
+
+
 class EagerAttention(Defect):
     def spoil(self, engine: Any, context: SetupContext) -> None:
         engine.module.module.set_attn_implementation("eager")

@@ -80,6 +80,8 @@ TRAPS = [
          says="activation checkpointing"),
     Trap(name="T21 attention", label="planted-EagerAttention", finding="step-environment-differs",
          says="attention kernel"),
+    Trap(name="T21 compile", label="planted-Compiled", finding="step-environment-differs", says="compiled"),
+    Trap(name="T21 TF32", label="planted-Tf32", finding="step-environment-differs", says="TF32"),
     Trap(name="T22", label="planted-LiveDropout", finding="not-deterministic"),
     Trap(name="T24", label="planted-HoardingRank", finding="memory-imbalance"),
     Trap(name="unseen clipping", label="planted-OwnClipping", finding="clipping-differs",

@@ -63,8 +63,9 @@ KINDS = (
     Kind(
         id="step-environment-differs",
         title="Activation checkpointing, attention kernel, compile or TF32 differ",
-        cause="One run computes its steps with other kernels or recomputes activations, so that speed, "
-        "memory and rounding differ by that.",
+        cause="One run computes its steps with other kernels, so that speed and rounding differ by that "
+        "(torch.compile fuses operations and reorders sums, TF32 rounds the factors of matrix products to "
+        "10 bits), or recomputes activations, so that speed and memory do.",
         confirm="`observed` of the records.",
         fix="Set them equally for all backends.",
     ),

@@ -1,0 +1,61 @@
+"""The published reports that explain a difference: what the code of today says of their records."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.compare.findings.catalogue import find_all
+from harness.compare.findings.groups import Statement, statements
+from harness.compare.rows import Row, make_rows
+from harness.store import read_runs
+
+REPORTS = Path(__file__).parents[3] / "reports"
+
+
+def published(name: str) -> list[Row]:
+    runs, problems = read_runs([REPORTS / name / "runs"])
+    assert runs
+    assert not problems
+    return make_rows(record for _, record in runs)
+
+
+def said(name: str) -> list[Statement]:
+    """What is said of the training; figures of speed and memory are no question of these reports."""
+    return [told for told in statements(find_all(published(name))) if told.role != "figures"]
+
+
+def test_a_default_clipping_is_named_before_what_follows_from_it() -> None:
+    first, *others = said("explain-clipping")
+    assert (first.id, first.role) == ("clipping-differs", "cause")
+    assert first.sentence == (
+        "zero1:default_clipping=True on 2 ranks: gradient clipping differs: 1 against none in the reference"
+    )
+    assert {statement.id: statement.role for statement in others} == {
+        "update-differs": "consequence",
+        "diverged": "consequence",
+    }
+    assert {subject for statement in others for subject in statement.subjects} == set(first.subjects)
+
+
+def test_missing_masters_are_named_before_the_updates_that_vanish() -> None:
+    told = said("explain-master-weights")
+    assert [statement.id for statement in told] == [
+        "master-dtype-differs",
+        "master-dtype-differs",
+        "lost-updates",
+        "update-differs",
+        "diverged",
+    ]
+    assert [statement.text for statement in told[:2]] == [
+        "dtype of masters differs: bfloat16 against float32 in the reference",
+        "dtype of optimizer states differs: bfloat16 against float32 in the reference",
+    ]
+    assert {statement.subjects for statement in told} == {("fsdp:masters=compute on 2 ranks",)}
+
+
+@pytest.mark.parametrize("name", ["explain-clipping", "explain-master-weights"])
+def test_the_other_backends_of_the_job_agree(name: str) -> None:
+    blamed = {label for statement in said(name) for label in statement.subjects}
+    sound = [row for row in published(name) if f"{row.record.backend.label} on 2 ranks" not in blamed]
+    assert {row.judgement.parity for row in sound} <= {"exact", "tight", "band"}
+    assert {"ddp", "zero1", "zero3", "fsdp"} & {row.record.backend.label for row in sound}
