@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,12 @@ ACTIVE = frozenset(
         "REQUEUE_HOLD", "RESIZING", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED", "RESV_DEL_HOLD",
     }
 )  # fmt: skip
+NO_ANSWER = re.compile(r"Unable to contact slurm controller|Socket timed out")
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class SlurmUnavailable(HarnessError):
+    """Slurm did not answer; it may do so later."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +56,19 @@ class JobFacts:
 def submit(script: Path, *, array: str | None = None) -> str:
     """Hand a script to sbatch; return the job's number. Raises HarnessError with sbatch's reason."""
     indices = [f"--array={array}"] if array is not None else []
-    answer = _run(["sbatch", "--parsable", *indices, script.name], cwd=script.parent)
+    try:
+        answer = _run(["sbatch", "--parsable", *indices, script.name], cwd=script.parent)
+    except SlurmUnavailable as error:
+        # Not one to try again unseen: the job may be in the queue although the answer was lost.
+        raise HarnessError(
+            f"{error}; look with squeue whether the job of {script.name} is there before you submit it again"
+        ) from error
     return answer.strip().split(";")[0]
 
 
 def queued_jobs() -> int:
     """Jobs of this user that wait or run, each element of an array counted."""
-    answer = _run(["squeue", "--noheader", f"--user={os.getuid()}", "--Format=JobArrayID:|"])
+    answer = _run(["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--Format=JobArrayID:|"])
     return len(answer.split())
 
 
@@ -74,20 +86,22 @@ def expand_nodes(nodes: str) -> list[str]:
 def job_facts(jobs: Sequence[str]) -> dict[str, JobFacts]:
     """What Slurm knows of these jobs: accounting where there is some, else the controller's memory.
 
-    A job that neither knows is left out: controllers forget ended jobs after some minutes.
+    A job that neither knows is left out: controllers forget ended jobs after some minutes. Raises
+    HarnessError where the controller does not answer: its silence says nothing of the jobs.
     """
     if not jobs:
         return {}
     wanted = set(jobs)
-    known = read_accounting(_run_or_nothing(["sacct", *_ACCOUNT_OPTIONS, f"--jobs={','.join(jobs)}"]))
+    known = read_accounting(_accounting(jobs))
     # The controller knows restarts and the reason of a wait; accounting knows what it has forgotten.
-    for job, facts in read_queue(_run_or_nothing([*_QUEUE_COMMAND, f"--jobs={','.join(jobs)}"])).items():
+    for job, facts in read_queue(_queue(jobs)).items():
         accounted = known.get(job)
         known[job] = facts if accounted is None else _merged(facts, accounted)
     return {job: facts for job, facts in known.items() if job in wanted}
 
 
-_QUEUE_COMMAND = ["squeue", "--noheader", "--states=all", f"--Format={QUEUE_FORMAT}"]
+# Without --array the elements of an array that wait are one line, 12_[3-7], whichever were asked for.
+_QUEUE_COMMAND = ["squeue", "--noheader", "--array", "--states=all", f"--Format={QUEUE_FORMAT}"]
 _ACCOUNT_OPTIONS = ["--parsable2", "--noheader", f"--format={','.join(ACCOUNT_FIELDS)}"]
 
 
@@ -159,18 +173,29 @@ def _run(command: Sequence[str], cwd: Path | None = None) -> str:
             f"'{command[0]}' was not found: run this where Slurm's commands are on PATH"
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise HarnessError(f"'{command[0]}' did not answer within 120 s; try again later") from error
+        raise SlurmUnavailable(f"'{command[0]}' did not answer within 120 s; try again later") from error
     if done.returncode != 0:
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise HarnessError(f"'{command[0]}' refused: {said}")
+        kind = SlurmUnavailable if NO_ANSWER.search(said) else HarnessError
+        raise kind(f"'{command[0]}' refused: {said}")
     return done.stdout
 
 
-def _run_or_nothing(command: Sequence[str]) -> str:
-    """The answer, or nothing where the command is missing or knows none of the jobs."""
+def _accounting(jobs: Sequence[str]) -> str:
+    """sacct's lines; nothing where there is no accounting."""
     try:
-        return _run(command)
+        return _run(["sacct", *_ACCOUNT_OPTIONS, f"--jobs={','.join(jobs)}"])
     except HarnessError:
+        return ""
+
+
+def _queue(jobs: Sequence[str]) -> str:
+    """squeue's lines; nothing where the controller has forgotten the jobs."""
+    try:
+        return _run([*_QUEUE_COMMAND, f"--jobs={','.join(jobs)}"])
+    except HarnessError as error:
+        if "Invalid job id" not in str(error):
+            raise
         return ""
 
 

@@ -78,23 +78,16 @@ def render(
 def submit(folder: Path, *, wait: bool, poll_seconds: float, as_json: bool) -> int:
     """`harness slurm submit`."""
     matrix = read_matrix(folder)
-
-    def say(job: str, runs: int) -> None:
-        click.echo(f"job {job}: {runs} run{'s' if runs > 1 else ''}", err=True)
-
     while True:
-        left = unsubmitted(folder, matrix)
-        submitted = submit_runs(folder, matrix, left, say)
-        left = left[submitted:]
-        if left and not wait:
-            click.echo(
-                f"{len(left)} runs wait: the site's max_queued_jobs is {matrix.site.max_queued_jobs}; "
-                "submit again later, or with --wait",
-                err=True,
-            )
-        states = collect(folder, matrix) if wait else look(folder, matrix)
-        if not wait or not (left or any(_pending(state) for state in states)):
-            break
+        try:
+            left, states = _submit_some(folder, matrix, wait)
+        except client.SlurmUnavailable as error:
+            if not wait:
+                raise
+            click.echo(f"{error}; asking again in {poll_seconds:g} s", err=True)
+        else:
+            if not wait or not (left or any(_pending(state) for state in states)):
+                break
         time.sleep(poll_seconds)
     _present(states, as_json)
     return 0
@@ -174,6 +167,23 @@ def _numbers(text: str) -> list[int]:
     if not counts or min(counts) < 1:
         raise HarnessError(f"--nodes was given '{text}'; give numbers of nodes such as 2 or 1,2,4")
     return list(dict.fromkeys(counts))
+
+
+def _submit_some(folder: Path, matrix: Matrix, wait: bool) -> tuple[int, list[RunState]]:
+    """Submit what the queue has room for; how many runs are left, and where each is."""
+
+    def say(job: str, runs: int) -> None:
+        click.echo(f"job {job}: {runs} run{'s' if runs > 1 else ''}", err=True)
+
+    runs = unsubmitted(folder, matrix)
+    left = len(runs) - submit_runs(folder, matrix, runs, say)
+    if left and not wait:
+        click.echo(
+            f"{left} runs wait: the site's max_queued_jobs is {matrix.site.max_queued_jobs}; "
+            "submit again later, or with --wait",
+            err=True,
+        )
+    return left, collect(folder, matrix) if wait else look(folder, matrix)
 
 
 def _pending(state: RunState) -> bool:

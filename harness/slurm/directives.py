@@ -22,8 +22,10 @@ def directive(option: str, value: str | int | None = None) -> str:
 
 
 def refuse_control_characters(text: str, where: str) -> None:
-    """Raise HarnessError if `text` could end the line that it is written into."""
+    """Raise HarnessError if `text` could end the line that it is written into, or is no text at all."""
     found = next((c for c in text if ord(c) < 32 or ord(c) == 127 or c in "\x85\u2028\u2029"), None)
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise HarnessError(f"{where} was given {text!r}, which is not UTF-8; give a name that is")
     if found is not None:
         raise HarnessError(
             f"{where} was given {text!r}: a job script has no place for the control character {found!r}; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,8 @@ from harness.spec import Experiment
 
 MATRIX_NAME = "matrix.json"
 MATRIX_SCHEMA: Literal[1] = 1
+ARRAY_SIZE = 1000
+"""Runs of one job array: Slurm's own default of MaxArraySize is 1001."""
 
 
 class _Document(BaseModel):
@@ -85,19 +88,28 @@ def render_matrix(
     arrays: bool,
     command: list[str],
 ) -> tuple[Matrix, dict[str, str]]:
-    """The matrix and its scripts by file name; writes nothing.
+    """The matrix and its scripts by file name; writes nothing. Raises HarnessError for hostile paths.
 
-    `arrays`: one job array for all cells of equal worlds, else one script per cell.
+    `arrays`: a job array of cells of equal worlds, ARRAY_SIZE at most, else one script per cell.
     """
-    refuse_control_characters(job_name, "--job-name")
     folder, runs_folder = folder.absolute(), runs_folder.absolute()
+    for where, text in (("--job-name", job_name), ("-o", str(folder)), ("--runs", str(runs_folder))):
+        refuse_control_characters(text, where)
+    if "\\" in str(folder):
+        raise HarnessError(
+            f"-o was given '{folder}': Slurm starts no job whose log lies under a path with a backslash; "
+            "give another folder"
+        )
     runs: list[PlannedRun] = []
     scripts: dict[str, str] = {}
+    parts: Counter[str] = Counter()
     for batch in _batches(cells, arrays):
         nodes, per_node = batch[0].nodes, batch[0].world_size // batch[0].nodes
         requests = [make_request(cell, experiment, site.device, command, per_node) for cell in batch]
         world = f"{nodes}x{per_node}"
-        script = f"array-{world}.sbatch" if arrays else f"{requests[0].run_id}.sbatch"
+        part = f"-{parts[world]}" if parts[world] else ""
+        parts[world] += 1
+        script = f"array-{world}{part}.sbatch" if arrays else f"{requests[0].run_id}.sbatch"
         label = world if arrays else f"{batch[0].backend}-{world}"
         scripts[script] = render_script(
             site,
@@ -156,4 +168,8 @@ def _batches(cells: Sequence[Cell], arrays: bool) -> list[list[Cell]]:
     batches: dict[object, list[Cell]] = {}
     for cell in cells:
         batches.setdefault(key(cell), []).append(cell)
-    return list(batches.values())
+    return [
+        batch[first : first + ARRAY_SIZE]
+        for batch in batches.values()
+        for first in range(0, len(batch), ARRAY_SIZE)
+    ]

@@ -85,9 +85,17 @@ def _directives(site: Site, job_name: str, nodes: int, ranks_per_node: int, log_
 def _which_run(run_directories: Sequence[Path], array: bool) -> list[str]:
     if not array:
         (only,) = run_directories
-        return [f"run={shlex.quote(str(only))}"]
-    listed = [f"  {shlex.quote(str(directory))}" for directory in run_directories]
+        return [f"run={_word(str(only))}"]
+    listed = [f"  {_word(str(directory))}" for directory in run_directories]
     return ["runs=(", *listed, ")", "run=${runs[SLURM_ARRAY_TASK_ID]}"]
+
+
+def _word(text: str) -> str:
+    """One word of the shell on one line: sbatch obeys #PBS and #BSUB lines anywhere, within quotes too."""
+    if "\n" not in text:
+        return shlex.quote(text)
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+    return f"$'{escaped}'"
 
 
 def _environment(site: Site) -> list[str]:
@@ -101,7 +109,7 @@ def _environment(site: Site) -> list[str]:
     if site.interface is not None:
         variables |= {"GLOO_SOCKET_IFNAME": site.interface, "NCCL_SOCKET_IFNAME": site.interface}
     variables |= site.environment
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    lines += [f"export {name}={_word(value)}" for name, value in variables.items()]
     return lines
 
 
@@ -139,9 +147,10 @@ def _start(site: Site, nodes: int, ranks_per_node: int) -> list[str]:
 
 
 def _srun(site: Site, ranks_per_node: int) -> str:
-    # Since 22.05 srun does not take over sbatch's --cpus-per-task. After the first task has ended the
-    # others have the time of --wait to fail in their own words.
-    return f"srun --ntasks-per-node=1 --cpus-per-task={site.cpus_per_rank * ranks_per_node} --wait=30"
+    # Since 22.05 srun does not take over sbatch's --cpus-per-task, but it does sbatch's --export, and some
+    # sites want NONE. After the first task has ended the others have --wait to fail in their own words.
+    cpus = site.cpus_per_rank * ranks_per_node
+    return f"srun --export=ALL --ntasks-per-node=1 --cpus-per-task={cpus} --wait=30"
 
 
 def _torchrun(srun: str, nodes: int, ranks_per_node: int) -> list[str]:

@@ -22,11 +22,13 @@ from harness.errors import HarnessError, choices
 from harness.fabric.gate import parse_rate
 
 TIME = re.compile(r"\d+(-\d{1,2})?(:\d{1,2}){0,2}")
-# The script writes these itself; given again they would contradict it.
-OWN_OPTIONS = {
-    "array", "cpus-per-task", "gpus-per-node", "gres", "job-name", "nodes", "ntasks", "ntasks-per-node",
-    "open-mode", "output", "requeue", "no-requeue", "signal", "time", "wrap", "parsable",
-}  # fmt: skip
+# The script or `submit` writes these itself; given again they would contradict it.
+OWN_OPTIONS = (
+    "array", "cpus-per-task", "gpus-per-node", "gres", "job-name", "mem", "no-requeue", "nodes", "ntasks",
+    "ntasks-per-node", "open-mode", "output", "parsable", "requeue", "signal", "time", "wrap",
+)  # fmt: skip
+# With these sbatch submits nothing, submits elsewhere, prints something else or returns at the job's end.
+UNSUBMITTABLE = ("clusters", "help", "quiet", "test-only", "usage", "version", "wait")
 
 
 def _one_line(text: str) -> str:
@@ -109,8 +111,13 @@ class Site(BaseModel):
         for name, value in self.options.items():
             if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
                 raise ValueError(f"options: {name!r} is no long option of sbatch")
-            if name in OWN_OPTIONS:
+            # sbatch takes the begin of a long option for the option.
+            if any(own.startswith(name) for own in OWN_OPTIONS):
                 raise ValueError(f"options: '{name}' is written by the harness; use the site's own keys")
+            if any(other.startswith(name) for other in UNSUBMITTABLE):
+                raise ValueError(
+                    f"options: '{name}' changes what sbatch itself does; the harness could not follow the job"
+                )
             if name in Site.model_fields and getattr(self, name) is not None:
                 raise ValueError(f"options: '{name}' is given twice")
             if isinstance(value, str):

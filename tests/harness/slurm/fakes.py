@@ -25,6 +25,12 @@ class FakeSlurm:
     def refuse(self, name: str, message: str) -> None:
         self._write(name, f"echo {message} >&2; exit 1")
 
+    def refuse_once(self, name: str, message: str, text: str) -> None:
+        """Refuse the first call, answer the others."""
+        (self.folder / f"{name}.answer").write_text(text)
+        first = f"mkdir {self.folder}/{name}.refused 2>/dev/null"
+        self._write(name, f"if {first}; then echo {message} >&2; exit 1; fi; cat {self.folder}/{name}.answer")
+
     def calls(self, name: str) -> list[str]:
         log = self.folder / f"{name}.log"
         return log.read_text().splitlines() if log.exists() else []

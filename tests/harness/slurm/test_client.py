@@ -1,5 +1,7 @@
 """Reading what squeue and sacct print. The lines were printed by Slurm 22.05."""
 
+from pathlib import Path
+
 import pytest
 
 from harness.errors import HarnessError
@@ -69,3 +71,23 @@ def test_a_refusal_is_passed_on(slurm: FakeSlurm) -> None:
     slurm.refuse("squeue", "slurm_load_jobs error: Unable to contact slurm controller")
     with pytest.raises(HarnessError, match="Unable to contact"):
         client.queued_jobs()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "slurm_load_jobs error: Socket timed out on send/recv operation",
+    ],
+)
+def test_a_controller_that_does_not_answer_has_not_forgotten_its_jobs(slurm: FakeSlurm, said: str) -> None:
+    slurm.refuse("squeue", f"'{said}'")
+    with pytest.raises(client.SlurmUnavailable, match="refused: slurm_load_jobs error"):
+        client.job_facts(["7"])
+
+
+def test_a_lost_answer_of_sbatch_is_not_tried_again(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.refuse("sbatch", "Batch job submission failed: Socket timed out on send/recv operation")
+    with pytest.raises(HarnessError, match="look with squeue") as caught:
+        client.submit(tmp_path / "a.sbatch")
+    assert not isinstance(caught.value, client.SlurmUnavailable)

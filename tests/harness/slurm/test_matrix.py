@@ -50,6 +50,24 @@ def test_an_array_holds_the_cells_of_equal_worlds(tmp_path: Path) -> None:
     assert listed == [str(matrix.run_directory(r)) for r in matrix.runs if r.nodes == 2]
 
 
+def test_an_array_is_no_longer_than_slurm_takes(tmp_path: Path) -> None:
+    matrix, scripts = rendered(tmp_path, arrays=True, repeats=600)
+    lengths = {name: text.count(f"{tmp_path}/runs/") for name, text in scripts.items()}
+    assert lengths == {
+        "array-1x1.sbatch": 600, "array-1x2.sbatch": 1000, "array-1x2-1.sbatch": 200,
+        "array-2x2.sbatch": 1000, "array-2x2-1.sbatch": 200,
+    }  # fmt: skip
+    assert max(run.array_index or 0 for run in matrix.runs) == 999
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"), [("a\nb", "control character"), ("a\\b", "backslash"), ("a\udc80", "not UTF-8")]
+)
+def test_a_folder_that_no_job_could_use_is_refused(tmp_path: Path, folder: str, said: str) -> None:
+    with pytest.raises(HarnessError, match=said):
+        rendered(tmp_path / folder, arrays=False)
+
+
 def test_a_matrix_is_read_back_as_written(tmp_path: Path) -> None:
     matrix, scripts = rendered(tmp_path, arrays=True)
     write_matrix(tmp_path / "jobs", matrix, scripts)

@@ -10,7 +10,9 @@ import pytest
 from harness.errors import HarnessError
 from harness.request import rank_exit, rank_file
 from harness.slurm.attempt import begin, finish
+from harness.slurm.client import SlurmUnavailable
 from harness.slurm.collection import collect, look
+from harness.slurm.commands import submit
 from harness.slurm.ending import ScriptEnd
 from harness.slurm.matrix import Matrix, PlannedRun, plan_nodes, render_matrix, write_matrix
 from harness.slurm.site import Site
@@ -148,6 +150,26 @@ def test_a_job_that_was_ended_has_a_record_with_its_steps(
     assert [step.loss for step in record.steps] == [10.0, 10.0]
     slurm_part = record.environment["slurm"]
     assert (slurm_part["job"], slurm_part["nodes"], slurm_part["elapsed_seconds"]) == ("2", "node1,node2", 60)
+
+
+def test_a_silent_controller_ends_no_run(tmp_path: Path, slurm: FakeSlurm) -> None:
+    folder, matrix, run = submitted(tmp_path, slurm)
+    train(matrix, run)
+    slurm.refuse("squeue", "slurm_load_jobs error: Unable to contact slurm controller")
+    with pytest.raises(SlurmUnavailable):
+        collect(folder, matrix)
+    assert not list((tmp_path / "runs").glob("*/record.json"))
+
+
+def test_waiting_outlasts_a_silent_controller(
+    tmp_path: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, matrix, _ = submitted(tmp_path, slurm)
+    ended = "".join(f"{n}|CANCELLED|None|0|0|0:00||\n" for n in (1, 2, 3))
+    slurm.refuse_once("squeue", "Unable to contact slurm controller", ended)
+    assert submit(folder, wait=True, poll_seconds=0.01, as_json=False) == 0
+    assert "asking again in 0.01 s" in capsys.readouterr().err
+    assert len(list((tmp_path / "runs").glob("*/record.json"))) == len(matrix.runs)
 
 
 def test_a_pending_job_that_is_cancelled_has_a_record_without_steps(tmp_path: Path, slurm: FakeSlurm) -> None:

@@ -15,6 +15,8 @@ from harness.slurm.site import Site
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "slurm"
 HOSTILE = (
+    "größe ✓",
+    "x" * 200,
     "two words",
     "it's",
     'say "hi"',
@@ -149,7 +151,9 @@ def test_a_module_that_is_not_there_ends_the_script(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-@pytest.mark.parametrize("value", [*HOSTILE, "two\nlines\ntouch PWNED"])
+@pytest.mark.parametrize(
+    "value", [*HOSTILE, "two\nlines\ntouch PWNED", "it's\\n\n#PBS -q urgent\n$(touch PWNED)"]
+)
 @pytest.mark.parametrize("array", [False, True])
 def test_hostile_values_reach_commands_word_for_word(value: str, array: bool, tmp_path: Path) -> None:
     one_line = value.replace("\n", " ")
@@ -159,9 +163,9 @@ def test_hostile_values_reach_commands_word_for_word(value: str, array: bool, tm
     )  # fmt: skip
     run = tmp_path / value
     run.mkdir()
-    calls = run_with_fakes(
-        script(site, array=array, runs=[str(run)], name=one_line), tmp_path, SLURM_ARRAY_TASK_ID="0"
-    )
+    text = script(site, array=array, runs=[str(run)], name=one_line)
+    assert not [line for line in text.splitlines() if line.startswith(("#PBS", "#BSUB"))]
+    calls = run_with_fakes(text, tmp_path, SLURM_ARRAY_TASK_ID="0")
     assert calls["hostile python"][0] == ["-m", "harness", "slurm", "begin", str(run)]
     assert calls["hostile python"][1] == ["-m", "harness", "slurm", "finish", str(run), "--exit-code", "0"]
     assert calls["module"] == [["purge"], ["load", one_line]]
