@@ -13,13 +13,14 @@ import tempfile
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 from tabulate import tabulate
 
 from benchmarks.on_cluster import keep, run_matrix
 from harness.compare.measures import step_seconds
 from harness.compare.nodes import node_volumes
+from harness.errors import HarnessError
 from harness.fabric.result import read_fabric
 from harness.record import Record
 from harness.store import read_runs
@@ -44,14 +45,16 @@ EXPLANATION = """\
 # Step times over links of 200 Mbit/s and 1 Gbit/s
 
 Two nodes with two CPU ranks each, gloo. The nodes are network namespaces of one machine, and `tc` limits
-what each sends on the data network. Each link has a folder with its records, its report and the self-test
-of its network (`fabric.json`). All of this page follows from these files:
+what each sends on the data network. Each link has a folder with its records, its report and the self-tests
+of its network right before the runs and right after them (`fabric-*.json`). All of this page follows from
+these files:
 `python -m benchmarks.shaped_links {folder}` prints the tables again.
 
 Predicted: T(w) = T(k) + B (1/w - 1/k). T(k) is the step time measured on the unshaped link; B the bytes per
 step that a node sends to the other, from the counted collectives of the unshaped runs with gloo's emulated
 reduce-scatter as what it is; k and w the all-reduce bus bandwidth that `harness fabric` measured on the
-unshaped and on the shaped link (`harness/theory/links.py`). No step time of a shaped link enters.
+unshaped and on the shaped link, the mean of before and after (`harness/theory/links.py`). No step time of a
+shaped link enters.
 Step times are medians of the timed steps of {repeats} runs.
 """
 
@@ -60,9 +63,13 @@ Step times are medians of the timed steps of {repeats} runs.
 class Link:
     """What was measured over one link."""
 
-    bandwidth: float
-    """All-reduce bus bandwidth, bytes per second."""
+    bandwidths: list[float]
+    """All-reduce bus bandwidth of each self-test, in the order of time, bytes per second."""
     records: list[Record]
+
+    @property
+    def bandwidth(self) -> float:
+        return mean(self.bandwidths)
 
     def seconds(self, backend: str) -> float:
         """Median of the timed steps of all runs of a backend."""
@@ -75,31 +82,40 @@ class Link:
 
 
 def measure(cluster: SlurmCluster, scratch: Path, name: str, output: Path) -> None:
-    """Run the matrix and the self-test over one link; keep records, reports and the self-test."""
+    """Run the matrix between two self-tests over one link; keep records, reports and the self-tests."""
     rate = LINKS[name]
     cluster.nodes.shape(None if rate is None else f"{rate}mbit")
-    folder, runs = output / name, scratch / name / "runs"
+    here, runs, folder = scratch / name, scratch / name / "runs", output / name
+    runs.mkdir(parents=True)
+    folder.mkdir()
+    self_test(cluster, here, folder / "fabric-before.json")
     run_matrix(
-        cluster, scratch / name, runs, "--backends", ",".join(BACKENDS), "--nodes", "2", "--nproc",
-        str(RANKS_PER_NODE), "--repeats", str(REPEATS), *MODEL, steps=14,
+        cluster, here, runs, "--backends", ",".join(BACKENDS), "--nodes", "2", "--nproc", str(RANKS_PER_NODE),
+        "--repeats", str(REPEATS), *MODEL, steps=14,
     )  # fmt: skip
+    self_test(cluster, here, folder / "fabric-after.json")
+    keep(runs, folder)
+
+
+def self_test(cluster: SlurmCluster, scratch: Path, result: Path) -> None:
+    """Measure the all-reduce of the ranks of a run, as they are spread over the nodes."""
     measured_fabric(
-        cluster, scratch / name, "--operations", "all_reduce", "--max-size", "8MB", "--seconds-per-row", "2",
+        cluster, scratch, "--operations", "all_reduce", "--max-size", "8MB", "--seconds-per-row", "2",
         ranks_per_node=RANKS_PER_NODE,
     )  # fmt: skip
-    keep(runs, folder)
-    shutil.copy(scratch / name / "fabric.json", folder)
+    shutil.copy(scratch / "fabric.json", result)
 
 
 def read_links(output: Path) -> dict[str, Link]:
     """What `measure` left. Raises HarnessError where a file is missing."""
     links = {}
     for name in LINKS:
-        fabric = read_fabric(output / name / "fabric.json")
-        bandwidth = fabric.bus_bandwidth()
-        assert bandwidth is not None
+        tests = [read_fabric(path) for path in (output / name).glob("fabric*.json")]
+        if not tests:
+            raise HarnessError(f"'{output / name}' holds no self-test of its network (fabric*.json)")
+        found = [test.bus_bandwidth() for test in sorted(tests, key=lambda test: test.created_at)]
         records = [record for _, record in read_runs([output / name / "runs"])[0]]
-        links[name] = Link(bandwidth, records)
+        links[name] = Link([bandwidth for bandwidth in found if bandwidth is not None], records)
     return links
 
 
@@ -126,7 +142,9 @@ def tell(links: dict[str, Link]) -> str:
         swaps += _swaps(name, known, predicted, measured)
         orders += [[name, "predicted", _order(predicted)], [name, "measured", _order(measured)]]
     orders.append(["ever slower", "predicted", _order({b: known.crossing_bytes(b) for b in BACKENDS})])
-    bandwidths = [[name, f"{links[name].bandwidth * 8e-6:.0f}"] for name in LINKS]
+    bandwidths = [
+        [name, ", ".join(f"{found * 8e-6:.0f}" for found in links[name].bandwidths)] for name in LINKS
+    ]
     return "\n\n".join(
         [
             _table(bandwidths, ("link", "all-reduce bus bandwidth, Mbit/s")),
