@@ -1,0 +1,18 @@
+"""Published reports carry what they were computed from."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PUBLISHED = sorted(path.parent for path in (ROOT / "reports").rglob("report.md"))
+
+
+@pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: str(folder.relative_to(ROOT / "reports")))
+def test_records_lie_beside_a_published_report_and_git_keeps_them(folder: Path) -> None:
+    records = list(folder.glob("runs/*/record.json"))
+    assert records
+    if (ROOT / ".git").exists():
+        asked = subprocess.run(["git", "check-ignore", *records], cwd=ROOT, capture_output=True, check=False)
+        assert (asked.returncode, asked.stdout) == (1, b"")
