@@ -15,13 +15,12 @@ def facts(record: Record) -> Facts:
     world, environment = record.world, record.environment
     packages = environment.get("packages") or {}
     gpus = environment.get("gpus") or ["no GPU"]
-    nodes = f"{world.nodes} node{'s' if world.nodes > 1 else ''}"
     return {
         "job": f"job {record.job_id}",
-        "nodes": f"{nodes} x {world.ranks_per_node}",
+        "nodes": f"{counted(world.nodes, 'node')} x {world.ranks_per_node}",
         "preset": world.preset,
         "device": f"{world.device} over {world.collectives}",
-        "threads": f"{world.threads_per_rank} threads",
+        "threads": counted(world.threads_per_rank, "thread"),
         **{name: f"{name} {version}" for name, version in packages.items()},
         "python": f"python {environment.get('python')}",
         "code": f"code {environment.get('code')}",
@@ -33,6 +32,11 @@ def facts(record: Record) -> Facts:
             for name, value in (record.measure or {}).items()
         },
     }
+
+
+def counted(count: int, name: str) -> str:
+    """'1 node', '2 nodes'."""
+    return f"{count} {name}{'s' if count > 1 else ''}"
 
 
 def varying(records: Iterable[Record]) -> list[str]:

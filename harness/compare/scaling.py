@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.compare.circumstances import varying, words
+from harness.compare.circumstances import counted, varying, words
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row, comparable
+from harness.record import WorldPart
 
 GROWING = ("job", "nodes", "threads")
 """Circumstances that may change along one curve."""
+LAYOUTS: tuple[Callable[[WorldPart], str], ...] = (
+    lambda world: counted(world.nodes, "node"),
+    lambda world: counted(world.threads_per_rank, "thread"),
+)
+"""The same in words; curves are kept apart by those of which one number of ranks has several."""
 CUT = ("global_batch_size", "micro_batch_size", "accumulation_steps")
 """Settings that weak scaling changes with the number of ranks; the model may grow too."""
 
@@ -23,6 +29,8 @@ class Point:
 
     group: Repeats
     base: Repeats
+    curve: str
+    """Name of the curve that it lies on: the backend, and what tells it from other curves of it."""
 
     @property
     def step_seconds(self) -> float:
@@ -64,8 +72,9 @@ class Point:
 def strong_scaling(rows: Sequence[Row]) -> list[list[Point]]:
     """Backends that ran one job on several numbers of ranks, each from its smallest on.
 
-    Runs that are not the same job are left out. Where a backend was not run on one rank, the
-    reference on one process of the same job is its base.
+    Where one number of ranks ran in several layouts, each layout has a curve of its own. Runs that are not
+    the same job are left out. Where a backend was not run on one rank, the reference on one process of the
+    same job is its base.
     """
     timed = _timed(comparable(rows))
     names = [name for name in varying(group.record for group in timed) if name not in GROWING]
@@ -79,12 +88,12 @@ def strong_scaling(rows: Sequence[Row]) -> list[list[Point]]:
             label = group.rows[0].record.backend.label
             curves.setdefault((job_id, label, circumstances), []).append(group)
     found = []
-    for (job_id, _, circumstances), groups in curves.items():
+    for (job_id, label, circumstances), groups in curves.items():
         base = references.get((job_id, circumstances))
         if min(group.world_size for group in groups) > 1 and base is not None:
             groups = [base, *groups]
         if len({group.world_size for group in groups}) > 1:
-            found.append(_points(groups))
+            found += _curves(groups, label, circumstances)
     return found
 
 
@@ -103,12 +112,12 @@ def weak_scaling(rows: Sequence[Row]) -> list[list[Point]]:
             label, circumstances = group.rows[0].record.backend.label, words(group.record, names)
             curves.setdefault((_without_size(group.record.job), label, circumstances), []).append(group)
     found = []
-    for groups in curves.values():
+    for (_, label, circumstances), groups in curves.items():
         sizes = {group.world_size for group in groups}
         jobs = {group.record.job_id for group in groups}
         pairs = {(group.world_size, group.record.job_id) for group in groups}
         if len(sizes) > 1 and len(sizes) == len(jobs) == len(pairs):
-            found.append(_points(groups))
+            found += _curves(groups, label, circumstances)
     return found
 
 
@@ -116,9 +125,29 @@ def _timed(rows: Sequence[Row]) -> list[Repeats]:
     return [group for group in group_repeats(rows) if group.whole and group.step_seconds]
 
 
-def _points(groups: Sequence[Repeats]) -> list[Point]:
+def _curves(groups: Sequence[Repeats], label: str, circumstances: str) -> list[list[Point]]:
+    """One curve, or one for each layout; all of them begin at the fewest ranks on the fewest nodes."""
     ordered = sorted(groups, key=lambda group: (group.world_size, group.record.world.nodes))
-    return [Point(group=group, base=ordered[0]) for group in ordered]
+    base = ordered[0]
+    varying_layouts = [layout for layout in LAYOUTS if _varies_at_one_size(ordered, layout)]
+    layouts: dict[str, list[Repeats]] = {}
+    for group in ordered:
+        told = ", ".join(layout(group.record.world) for layout in varying_layouts)
+        layouts.setdefault(told, []).append(group)
+    curves = []
+    for told, members in layouts.items():
+        if len(members) == 1 and members[0] is base:
+            continue
+        apart = ", ".join(filter(None, (circumstances, told)))
+        name = f"{label} ({apart})" if apart else label
+        starts = [base] if members[0].world_size > base.world_size else []
+        curves.append([Point(group=group, base=base, curve=name) for group in [*starts, *members]])
+    return curves
+
+
+def _varies_at_one_size(groups: Sequence[Repeats], layout: Callable[[WorldPart], str]) -> bool:
+    sizes = {group.world_size for group in groups}
+    return len({(group.world_size, layout(group.record.world)) for group in groups}) > len(sizes)
 
 
 def _step(group: Repeats) -> float:

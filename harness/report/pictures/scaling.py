@@ -50,7 +50,7 @@ def _draw(figure: Figure, curves: Curves, strong: bool) -> None:
     sizes = sorted({point.group.world_size for curve in curves for point in curve})
     several = len({point.group.record.job_id for curve in curves for point in curve[-1:]}) > 1 and strong
     for index, curve in enumerate(curves):
-        name = shortened(curve[-1].group.label, LONGEST_LABEL)
+        name = shortened(curve[-1].curve, LONGEST_LABEL)
         across = [point.group.world_size for point in curve]
         up = [point.speed_up if strong else point.weak_efficiency for point in curve]
         label = f"{name}, job {curve[-1].group.record.job_id[:6]}" if several else name

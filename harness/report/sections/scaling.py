@@ -49,8 +49,9 @@ STRONG_TEXT = (
     "One job on more ranks. training time: the median timed step x the steps of the job, set-up and "
     "evaluations left out. speed-up, or scale factor: T(N0) / T(N); efficiency: speed-up / (N / N0). N0 is "
     "the smallest number of ranks of the backend, or the reference on one process where the backend was not "
-    "run on one rank; the column 'of' names it. least and most: of the medians of the runs; no scaling "
-    "figure is judged against noise."
+    "run on one rank; the column 'of' names it. Where one number of ranks ran on several numbers of nodes or "
+    "of threads, each has a curve of its own. least and most: of the medians of the runs; no scaling figure "
+    "is judged against noise."
 )
 WEAK_TEXT = (
     "Jobs that grow with the ranks. efficiency: T(N0) / T(N) of one step, 100 % where N ranks take no longer "
@@ -79,11 +80,15 @@ def _strong_table(curves: Sequence[Sequence[Point]]) -> Table:
     ordered = sorted(points.values(), key=lambda point: not point.group.is_reference)
     body = []
     for point in ordered:
-        own = point.base.label == point.group.label
-        base = f"{'itself' if own else point.base.label}, {point.base.world_size}"
         figures = [point.training_seconds, point.speed_up, point.strong_efficiency]
-        body.append([*_head(point), *figures, base, *_details(point)])
+        body.append([*_head(point), *figures, _base(point), *_details(point)])
     return _table("strong_scaling", STRONG, body)
+
+
+def _base(point: Point) -> str:
+    """'itself, 1' where the backend is its own base and has there but one layout, else by its name."""
+    own = point.base.label in (point.group.label, point.group.rows[0].record.backend.label)
+    return f"{'itself' if own else point.base.label}, {point.base.world_size}"
 
 
 def _weak_table(curves: Sequence[Sequence[Point]]) -> Table:

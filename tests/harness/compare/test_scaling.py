@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from harness.compare.rows import Row, make_rows
@@ -57,6 +59,53 @@ def test_without_a_smaller_run_there_is_no_scaling() -> None:
     assert strong_scaling(rows(run("ddp", 2, 1.0), run("fsdp", 4, 1.0))) == []
 
 
+def laid_out(nodes: int, ranks_per_node: int, seconds: float, threads: int = 1, **changes: Any) -> Record:
+    record = run("fsdp", nodes * ranks_per_node, seconds, **changes)
+    layout = {"nodes": nodes, "ranks_per_node": ranks_per_node, "threads_per_rank": threads}
+    return record.model_copy(update={"world": record.world.model_copy(update=layout)})
+
+
+def names_and_speed_ups(*records: Record) -> dict[str, list[tuple[int, float]]]:
+    return {
+        curve[0].curve: [(point.group.world_size, point.speed_up) for point in curve]
+        for curve in strong_scaling(rows(*records))
+    }
+
+
+def test_each_layout_of_one_number_of_ranks_has_a_curve_of_its_own() -> None:
+    """4 ranks on one node and 2 x 2 are two measurements, not a step down of one curve."""
+    whole = [laid_out(1, 1, 1.0), laid_out(1, 2, 0.5), laid_out(1, 4, 0.25)]
+    assert names_and_speed_ups(*whole, laid_out(2, 2, 0.5), laid_out(2, 4, 0.2)) == {
+        "fsdp (1 node)": [(1, 1.0), (2, 2.0), (4, 4.0)],
+        "fsdp (2 nodes)": [(1, 1.0), (4, 2.0), (8, 5.0)],
+    }
+
+
+def test_layouts_of_the_fewest_ranks_are_measured_by_the_one_on_fewest_nodes() -> None:
+    fewest = [laid_out(2, 1, 1.25), laid_out(1, 2, 1.0)]
+    assert names_and_speed_ups(*fewest, laid_out(2, 2, 0.5), laid_out(1, 4, 0.5)) == {
+        "fsdp (1 node)": [(2, 1.0), (4, 2.0)],
+        "fsdp (2 nodes)": [(2, 0.8), (4, 2.0)],
+    }
+
+
+def test_threads_and_nodes_that_grow_with_the_ranks_make_one_curve() -> None:
+    assert list(names_and_speed_ups(laid_out(1, 4, 1.0, 2), laid_out(2, 4, 0.5), laid_out(4, 4, 0.25))) == [
+        "fsdp"
+    ]
+    assert list(names_and_speed_ups(laid_out(1, 2, 1.0), laid_out(1, 4, 0.5), laid_out(1, 4, 0.5, 2))) == [
+        "fsdp (1 thread)",
+        "fsdp (2 threads)",
+    ]
+
+
+def test_curves_of_other_circumstances_are_named_by_them() -> None:
+    other = {"preset": "library-defaults"}
+    mixed = [run("ddp", 1, 1.0), run("ddp", 2, 0.5)]
+    mixed += [r.model_copy(update={"world": r.world.model_copy(update=other)}) for r in mixed]
+    assert list(names_and_speed_ups(*mixed)) == ["ddp (like-for-like)", "ddp (library-defaults)"]
+
+
 def test_failed_runs_are_no_points() -> None:
     failed = run("ddp", 4, 0.1, status="failed")
     assert strong_scaling(rows(run("ddp", 2, 1.0), failed)) == []
@@ -72,6 +121,15 @@ def test_work_that_does_not_double_with_the_ranks_is_seen() -> None:
     """KAUST's weak scaling: the vocabulary dominates, so twice the layers are not twice the model."""
     (curve,) = weak_scaling(rows(growing(2, 1.0, tokens=1024), growing(4, 1.1, 1200, tokens=1024)))
     assert curve[-1].work_ratio == pytest.approx(0.6)
+
+
+def test_layouts_of_weak_scaling_have_curves_of_their_own() -> None:
+    two, one_node = growing(2, 1.0), growing(4, 1.0)
+    layout = {"nodes": 2, "ranks_per_node": 2}
+    two_nodes = one_node.model_copy(update={"world": one_node.world.model_copy(update=layout)})
+    found = weak_scaling(rows(two, one_node, two_nodes))
+    assert [[point.group.record.world.nodes for point in curve] for curve in found] == [[1, 1], [1, 2]]
+    assert [curve[-1].curve for curve in found] == ["fsdp (1 node)", "fsdp (2 nodes)"]
 
 
 def test_one_job_on_several_ranks_is_no_weak_scaling() -> None:
