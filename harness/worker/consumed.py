@@ -1,4 +1,4 @@
-"""What one rank was fed in one step: noted while the step runs, added up once its clock has stopped."""
+"""What one rank is fed in one step: samples are noted while it runs, hashed once its clock has stopped."""
 
 from __future__ import annotations
 
@@ -6,50 +6,39 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy
-from numpy.typing import NDArray
 from torch import Tensor
 
 from harness.worker.samples import Samples
 
 LEDGER_MODULUS = 2**64
-Tokens = NDArray[numpy.int64]
 
 
 class Consumed:
-    """The micro-batches of one step."""
+    """The samples of one step, by their ids; what a batch became on its way is in `worker/observer.py`."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
-        self._batches: list[tuple[Sequence[int], Tokens, Tokens]] = []
+        self._ids: list[int] = []
 
-    def note(self, ids: Sequence[int], tokens: Tensor, labels: Tensor) -> None:
-        """Remember a micro-batch that is about to be fed; tokens, labels: int64 (ids, length), on the CPU.
-
-        The contents are copied, outside of torch's allocator: whatever an engine does to its batch, the
-        ledger hashes what it was given.
-        """
-        self._batches.append((ids, tokens.numpy().copy(), labels.numpy().copy()))
+    def note(self, ids: Sequence[int]) -> None:
+        """Remember the samples of a micro-batch that is about to be fed."""
+        self._ids += ids
 
     def totals(self) -> dict[str, Any]:
         """Samples, tokens that are no padding, target tokens and ledger, as a step's event has them."""
-        ids = [sample_id for batch_ids, _, _ in self._batches for sample_id in batch_ids]
-        ledger = sum(
-            ledger_entry(sample_id, tokens[row], labels[row])
-            for batch_ids, tokens, labels in self._batches
-            for row, sample_id in enumerate(batch_ids)
-        )
+        samples, ids = self._samples, self._ids
+        ledger = sum(ledger_entry(i, samples.tokens[i], samples.labels[i]) for i in ids)
         return {
             "samples": len(ids),
-            "tokens": int(self._samples.lengths[ids].sum()),
-            "target_tokens": int(self._samples.targets[ids].sum()),
+            "tokens": int(samples.lengths[ids].sum()),
+            "target_tokens": int(samples.targets[ids].sum()),
             "ledger": f"{ledger % LEDGER_MODULUS:016x}",
         }
 
 
-def ledger_entry(sample_id: int, tokens: Tokens, labels: Tokens) -> int:
-    """64-bit hash of one sample: its id and what it really contains."""
+def ledger_entry(sample_id: int, tokens: Tensor, labels: Tensor) -> int:
+    """64-bit hash of one sample: its id and what it contains; tokens, labels: int64 (length), on the CPU."""
     digest = hashlib.blake2b(str(sample_id).encode(), digest_size=8)
-    digest.update(tokens.tobytes())
-    digest.update(labels.tobytes())
+    digest.update(tokens.numpy().tobytes())
+    digest.update(labels.numpy().tobytes())
     return int.from_bytes(digest.digest(), "big")

@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+
+from backends.base import Batch
 
 # Odd constants that spread bits over 64 (Steele, Lea, Flood, 'Fast splittable pseudorandom number
 # generators', 2014), as signed integers.
 _TOKEN = 0x9E3779B97F4A7C15 - 2**64
 _LABEL = 0xBF58476D1CE4E5B9 - 2**64
 _MIX = 0x94D049BB133111EB - 2**64
+
+
+class FedBatch:
+    """A batch that reached a model: noted while the step runs, read once its clock has stopped."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._tensors = (batch["tokens"], batch["labels"])
+        self._as_fed = self._versions()
+
+    def content_sum(self) -> int | None:
+        """`content_sum` of what the model was given; None if it was overwritten since then."""
+        return int(content_sum(*self._tensors)) if self._versions() == self._as_fed else None
+
+    def _versions(self) -> list[int]:
+        return [tensor._version for tensor in self._tensors]
+
+
+def fed_sum(batches: Iterable[FedBatch]) -> int | None:
+    """Sum modulo 2^64 over batches; None: one of them was overwritten."""
+    sums = [batch.content_sum() for batch in batches]
+    return None if None in sums else sum(s for s in sums if s is not None) % 2**64
 
 
 def content_digests(tokens: Tensor, labels: Tensor) -> list[str]:
@@ -22,7 +46,7 @@ def content_digests(tokens: Tensor, labels: Tensor) -> list[str]:
 def content_sum(tokens: Tensor, labels: Tensor) -> Tensor:
     """The sum modulo 2^64 of a hash of each sample: int64, a scalar on the samples' device.
 
-    tokens, labels: int64 (samples, length). Does not wait for the device, so it may stand in a timed step.
+    tokens, labels: int64 (samples, length).
     """
     # Integer products wrap around, so a position's weight is its number times an odd constant.
     position = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)

@@ -155,9 +155,8 @@ class Loop:
         ids = self.sampler.micro_batch_ids(
             step, micro_step, self.world.rank, self.world.world_size, self.layout
         )
-        tokens, labels = self.samples.tokens[ids], self.samples.labels[ids]
-        consumed.note(ids, tokens, labels)
-        return self._to_device({"tokens": tokens, "labels": labels})
+        consumed.note(ids)
+        return self._to_device({"tokens": self.samples.tokens[ids], "labels": self.samples.labels[ids]})
 
     @torch.no_grad()
     def _evaluate(self, steps_taken: int) -> None:

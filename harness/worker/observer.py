@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from backends.base import Batch, Engine
 from backends.precision import dtype_name
 from harness.spec import OptimizerSection
-from harness.worker.contents import content_digests, content_sum
+from harness.worker.contents import FedBatch, content_digests, fed_sum
 from harness.worker.model import summed_cross_entropy
 from harness.worker.optimizer import build_adamw
 from harness.worker.stepping import OptimizerWatch
 
 FED_STEPS = 2
-"""Steps of which each sample and the optimizer's gradients are recorded; of later ones sums are."""
+"""First steps, looked at more closely: each sample and the optimizer's gradients are recorded, inside the
+step. Later ones only note what is read after them."""
 CONSTANTS = ("betas", "eps", "weight_decay", "amsgrad", "maximize")
 WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
@@ -36,10 +37,15 @@ class Observer:
         self._given: list[list[str]] = []
         self._watch = OptimizerWatch()
         self._fed: list[str] | None = None
-        self._fed_sums: list[Tensor] = []
+        self._fed_batches: list[FedBatch] = []
         self._losses: list[Tensor] = []
         self._probing = False
         self._wrapped_compiled = False
+
+    @property
+    def looks_closely(self) -> bool:
+        """Whether this step is one of those looked at more closely."""
+        return self._watch.at_work
 
     def built(self, model: nn.Module) -> None:
         """Remember the model that an adapter received."""
@@ -63,7 +69,7 @@ class Observer:
     def compute_loss(self, module: nn.Module, batch: Batch) -> Tensor:
         """The loss of a batch, and a note of it and of the samples that it is of."""
         if torch.is_grad_enabled() or self._probing:
-            self._fed_sums.append(content_sum(batch["tokens"], batch["labels"]))
+            self._fed_batches.append(FedBatch(batch))
         if torch.is_grad_enabled() and self._fed is not None:
             self._fed += content_digests(batch["tokens"], batch["labels"])
         if self._watch.at_work and not self._wrapped_compiled:
@@ -76,7 +82,7 @@ class Observer:
     def begin_step(self, step: int) -> None:
         """Forget the step before; look closer if this one is one of the first."""
         self._fed = [] if step < FED_STEPS else None
-        self._fed_sums.clear()
+        self._fed_batches.clear()
         self._losses.clear()
         if step < FED_STEPS:
             self._watch.start()
@@ -89,9 +95,11 @@ class Observer:
         seen: dict[str, Any] = {"applied_learning_rate": self._learning_rate(rate)}
         if self._fed is not None:
             seen["fed"] = self._fed
-        if self._fed_sums:
-            seen["fed_sum"] = f"{sum(map(int, self._fed_sums)) % 2**64:016x}"
+        if self._fed_batches:
+            total = fed_sum(self._fed_batches)
+            seen["fed_sum"] = None if total is None else f"{total:016x}"
             seen["computed_loss_sum"] = self._computed_loss()
+        self._fed_batches.clear()
         if self._watch.at_work:
             applied = self._watch.stop()
             if applied is not None:
@@ -107,7 +115,7 @@ class Observer:
         evaluation mode.
         """
         self._losses.clear()
-        self._fed_sums.clear()
+        self._fed_batches.clear()
         self._probing = True
         engine.train(False)
         with torch.no_grad():
@@ -115,7 +123,7 @@ class Observer:
         self._probing = False
         if not self._losses:
             return reported
-        fed, given = sum(map(int, self._fed_sums)), int(content_sum(batch["tokens"], batch["labels"]))
+        fed, given = fed_sum(self._fed_batches), fed_sum([FedBatch(batch)])
         return self._computed_loss() if fed == given else None
 
     def report(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from harness.record import Moment, Window
 from harness.worker.communication import CommunicationCounter
 from harness.worker.memory import AllocatorProbe
 from harness.worker.memory_probe import MemoryProbe
+from harness.worker.observer import Observer
 from harness.worker.snapshot import Snapshot
 from harness.worker.tracer import Tracer
 
@@ -29,6 +30,7 @@ class Probes:
         allocator: AllocatorProbe,
         counter: CommunicationCounter,
         tracer: Tracer,
+        observer: Observer,
         *,
         counted_steps: int = 0,
         snapshot: Snapshot | None = None,
@@ -36,6 +38,7 @@ class Probes:
         self.allocator = allocator
         self.counter = counter
         self._tracer = tracer
+        self._observer = observer
         self.timed_probes: set[str] = set()
         """Probes found at work in a timed step."""
         self._memory: MemoryProbe | None = None
@@ -80,6 +83,7 @@ class Probes:
                 "counter": self.counter.at_work,
                 "allocator": self.allocator.at_work,
                 "tracer": self._tracer.at_work,
+                "observer": self._observer.looks_closely,
             }
             self.timed_probes |= {name for name, is_at_work in at_work.items() if is_at_work}
 

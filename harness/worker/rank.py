@@ -103,11 +103,11 @@ def _train(
     trace = trace_file(run_directory, world.rank) if request.measure.trace else None
     tracer = Tracer(world.device, trace)
     snapshot = Snapshot(snapshot_file(run_directory, world.rank)) if request.measure.memory_snapshot else None
+    observer = Observer()
     probes = Probes(
-        allocator, counter, tracer, counted_steps=request.measure.counted_steps, snapshot=snapshot
+        allocator, counter, tracer, observer, counted_steps=request.measure.counted_steps, snapshot=snapshot
     )
     built: dict[str, Any] = {}
-    observer = Observer()
     with counter.counting("setup"):
         engine = _prepare(request, world, backend, samples.vocabulary_size, built, observer)
     engine.train(True)

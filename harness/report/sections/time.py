@@ -42,8 +42,11 @@ PROBE_TEXT = (
     "What each probe took by its own clock, per step in which it ran, on the rank where it took most; the "
     "tracer's is starting, stopping and reading the profiler, between steps. The last two columns: how much "
     "longer the median counted and traced step was than a timed one, which holds also what no clock of a "
-    "probe sees. Timed steps carry no probe, and those "
-    "that settle after the probes (measure.settling_steps) are not among them."
+    "probe sees. In a timed step nothing is counted, walked, hashed or copied: beside the training it holds "
+    "readings of the clock (on CUDA, events of the stream), a sum of the losses, and references to batches, "
+    "sample ids and losses, which are read once its clock has stopped. The first two steps of a run are "
+    "looked at more closely; measure.warmup_steps of 2 or more keeps them apart. Steps that settle after the "
+    "probes (measure.settling_steps) are not timed."
 )
 
 

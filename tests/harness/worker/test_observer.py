@@ -1,11 +1,14 @@
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.record import ObservedPart
 from harness.spec import OptimizerSection
+from harness.worker.model import summed_cross_entropy
 from harness.worker.observer import FED_STEPS, Observer
 from harness.worker.optimizer import decaying_names
 
@@ -130,6 +133,30 @@ def test_samples_are_noted_in_the_first_steps_only_and_one_by_one() -> None:
     assert [len(of_step.get("fed", ())) for of_step in seen] == [*([2] * FED_STEPS), 0]
     assert seen[0]["fed"] == seen[1]["fed"]
     assert len(set(seen[0]["fed"])) == 2
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ran[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_is_computed_of_a_later_step_while_it_runs() -> None:
+    model = Model()
+    observer, _ = observed(model)
+    observer.begin_step(FED_STEPS)
+    with Operators() as own:
+        summed_cross_entropy(model, batch([0, 1, 2]))
+    with Operators() as seen:
+        observer.compute_loss(model, batch([0, 1, 2]))
+    assert seen.ran - own.ran == {"aten.detach.default": 1}
+    assert observer.end_step(0.001)["fed_sum"]
 
 
 def test_samples_of_an_evaluation_are_not_noted() -> None:

@@ -1,12 +1,15 @@
+import pytest
+
 from harness.worker.communication import CommunicationCounter
-from harness.worker.memory import allocator_probe
+from harness.worker.memory import NoAllocatorProbe, allocator_probe
+from harness.worker.observer import FED_STEPS, Observer
 from harness.worker.probes import Probes
 from harness.worker.tracer import Tracer
 
 
 def test_a_tracer_at_work_in_a_timed_step_is_told() -> None:
     tracer = Tracer("cpu", None)
-    probes = Probes(allocator_probe("cpu"), CommunicationCounter(), tracer)
+    probes = Probes(allocator_probe("cpu"), CommunicationCounter(), tracer, Observer())
     probes.begin_step(0, "timed")
     assert "tracer" not in probes.timed_probes
     tracer.start()
@@ -15,3 +18,13 @@ def test_a_tracer_at_work_in_a_timed_step_is_told() -> None:
     probes.begin_step(2, "timed")
     tracer.stop()
     assert "tracer" in probes.timed_probes
+
+
+@pytest.mark.parametrize(("step", "told"), [(FED_STEPS - 1, {"observer"}), (FED_STEPS, set())])
+def test_a_timed_step_that_is_looked_at_more_closely_is_told(step: int, told: set[str]) -> None:
+    observer = Observer()
+    probes = Probes(NoAllocatorProbe(), CommunicationCounter(), Tracer("cpu", None), observer)
+    observer.begin_step(step)
+    probes.begin_step(step, "timed")
+    observer.end_step(0.0)
+    assert probes.timed_probes == told

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.worker.contents import content_digests, content_sum
+from harness.worker.contents import FedBatch, content_digests, content_sum, fed_sum
 from harness.worker.stepping import OptimizerWatch
 
 
@@ -86,3 +86,11 @@ def test_content_digests_are_one_per_sample() -> None:
     tokens = batch()[[0, 0, 1]]
     first, again, other = content_digests(tokens, tokens)
     assert first == again != other
+
+
+def test_batches_are_summed_as_they_were_fed_or_not_at_all() -> None:
+    first, second = ({"tokens": part, "labels": part} for part in batch().clone().split(2))
+    fed = [FedBatch(first), FedBatch(second)]
+    assert fed_sum(fed) == int(content_sum(batch(), batch())) % 2**64
+    second["labels"].zero_()
+    assert fed_sum(fed) is None
