@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from backends.base import Batch
-from backends.precision import compute_dtype
+from backends.base import Batch, TensorKind
+from backends.precision import cast_parameters, compute_dtype
 from backends.torch_engine import TorchEngine
 
 
@@ -19,10 +20,7 @@ class CastEngine(TorchEngine):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._low = copy.deepcopy(self.module)
-        dtype = compute_dtype(self.context.precision)
-        for parameter in self._low.parameters():
-            # Not Module.to: buffers such as rotary frequencies stay as they are.
-            parameter.data = parameter.data.to(dtype)
+        cast_parameters(self._low, compute_dtype(self.context.precision))
 
     def forward(self, batch: Batch) -> Tensor:
         return self.context.compute_loss(self._low, batch)
@@ -41,6 +39,13 @@ class CastEngine(TorchEngine):
             for master, low in zip(self.module.parameters(), self._low.parameters(), strict=True):
                 low.copy_(master)
         return norm
+
+    def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
+        yield from super().state_tensors()
+        for parameter in self._low.parameters():
+            yield "gathered", parameter.detach()
+        for buffer in self._low.buffers():
+            yield "buffers", buffer
 
     def train(self, mode: bool = True) -> None:
         super().train(mode)

@@ -26,7 +26,7 @@ from backends.blocks import parameter_count, transformer_blocks
 from backends.fsdp2_engine import Fsdp2Engine
 from backends.hybrid import shard_size, unmet_hybrid
 from backends.options import Fsdp2HybridOptions, Fsdp2Options, HybridOptions
-from backends.precision import compute_dtype, dtype_name
+from backends.precision import cast_parameters, compute_dtype, dtype_name
 from backends.prefetch import describe_fsdp2_prefetch, set_fsdp2_prefetch
 from backends.presets import ROOT_RESHARD, fsdp2_changes, reduce_dtype_changes
 from backends.single import grad_scaler
@@ -52,7 +52,7 @@ class Fsdp2Backend(Backend):
         model = build_model()
         count = parameter_count(model)
         if isinstance(self.options, Fsdp2Options) and self.options.masters == "compute":
-            model.to(compute_dtype(context.precision))
+            cast_parameters(model, compute_dtype(context.precision))
         blocks = transformer_blocks(model)
         mesh = self._mesh(context.world)
         policy = mixed_precision(context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from backends.base import LossScale, Precision
 
@@ -22,6 +23,12 @@ def compute_dtype(precision: Precision) -> torch.dtype:
 def autocast_dtype(precision: Precision) -> torch.dtype | None:
     """Dtype that autocast provides where the weights stay fp32; None: no autocast."""
     return COMPUTE_DTYPES[precision] if precision.endswith("-mixed") else None
+
+
+def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
+    """Cast in place; unlike `Module.to` this leaves buffers, such as rotary frequencies, as they are."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -183,6 +183,22 @@ def take_step(
 ) -> None:
     if counter:
         counter.start()
+    run_micro_steps(engine, batch, world, case, counter)
+    if counter:
+        counter.phase = "step"
+    engine.step(LEARNING_RATE)
+    if counter:
+        counter.stop()
+
+
+def run_micro_steps(
+    engine: Engine,
+    batch: tuple[torch.Tensor, torch.Tensor],
+    world: World,
+    case: VolumeCase,
+    counter: CommunicationCounter | None,
+) -> None:
+    """Forward and backward passes of one step, up to its update."""
     micro = GLOBAL_BATCH // world.world_size // case.accumulation_steps
     for micro_step in range(case.accumulation_steps):
         first = (micro_step * world.world_size + world.rank) * micro
@@ -193,11 +209,6 @@ def take_step(
         if counter:
             counter.phase = "backward"
         engine.backward(loss / 100, last_micro_step=micro_step == case.accumulation_steps - 1)
-    if counter:
-        counter.phase = "step"
-    engine.step(LEARNING_RATE)
-    if counter:
-        counter.stop()
 
 
 def _recorded() -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ def replicated_states(setting: Setting, *, reducer: bool) -> ModelStates:
     `reducer`: DistributedDataParallel is there. Its buckets hold every gradient once more, without
     padding (torch 2.13, `csrc/distributed/c10d/reducer.cpp`, `Reducer::initialize_buckets`), unless
     `gradient_as_bucket_view` makes the gradients views of them; like-for-like sets it.
+    `single:precision=cast` computes with a copy of the module (`backends/cast_engine.py`).
     """
     parameters = setting.layout.parameters
     count = elements(parameters)
@@ -31,6 +32,12 @@ def replicated_states(setting: Setting, *, reducer: bool) -> ModelStates:
         step_counters(len(parameters)),
         *buffer_terms(setting),
     ]
+    if setting.options.get("precision") == "cast" and setting.compute_bytes < setting.trained_bytes:
+        copy = count * setting.compute_bytes
+        terms += [
+            Term(kind="gathered", name="low-precision copy of the weights", bytes=copy, extra=True),
+            *buffer_terms(setting),
+        ]
     if reducer and setting.preset != "like-for-like":
         terms.append(
             Term(kind="communication", name="DDP's buckets, beside the gradients", bytes=size, extra=True)

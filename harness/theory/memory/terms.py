@@ -49,13 +49,20 @@ class Setting:
 
     @property
     def trained_bytes(self) -> int:
-        """Bytes per element of the weights that the optimizer updates."""
-        return 2 if self.precision == "bf16" else 4
+        """Bytes per element of the weights that the optimizer updates: 4 unless precision or options
+        leave out the fp32 masters."""
+        no_masters = self.precision == "bf16" or self.options.get("masters") == "compute"
+        return self.compute_bytes if no_masters else 4
 
     @property
     def compute_bytes(self) -> int:
         """Bytes per element of the weights that a library casts for computing."""
-        return 4 if self.precision == "fp32" else 2
+        return 4 if self.precision == "fp32" or self.widened else 2
+
+    @property
+    def widened(self) -> bool:
+        """Whether the whole model is made fp32 whatever the job's precision (`single:precision=fp32`)."""
+        return self.options.get("precision") == "fp32"
 
     @property
     def offload(self) -> str:
@@ -176,5 +183,11 @@ def step_counters(count: int) -> Term:
 
 def buffer_terms(setting: Setting) -> list[Term]:
     """The model's buffers: every rank holds them, and every library keeps their dtypes here."""
-    size = sum(numel(buffer) * DTYPE_BYTES[buffer.dtype] for buffer in setting.layout.buffers)
+    size = sum(numel(buffer) * _buffer_bytes(setting, buffer) for buffer in setting.layout.buffers)
     return [Term(kind="buffers", name="model buffers", bytes=size, extra=True)]
+
+
+def _buffer_bytes(setting: Setting, buffer: TensorPart) -> int:
+    """Per element."""
+    is_float = "float" in buffer.dtype
+    return DTYPE_BYTES["float32" if is_float and setting.widened else buffer.dtype]

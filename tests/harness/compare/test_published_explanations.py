@@ -7,7 +7,9 @@ import pytest
 from harness.compare.findings.catalogue import find_all
 from harness.compare.findings.groups import Statement, statements
 from harness.compare.rows import Row, make_rows
+from harness.compare.states import rank_states
 from harness.store import read_runs
+from harness.theory.memory.terms import STATE_KINDS
 
 REPORTS = Path(__file__).parents[3] / "reports"
 
@@ -51,6 +53,18 @@ def test_missing_masters_are_named_before_the_updates_that_vanish() -> None:
         "dtype of optimizer states differs: bfloat16 against float32 in the reference",
     ]
     assert {statement.subjects for statement in told} == {("fsdp:masters=compute on 2 ranks",)}
+
+
+def test_states_without_masters_are_their_closed_form_to_the_byte() -> None:
+    records = [row.record for row in published("explain-master-weights")]
+    (record,) = (r for r in records if r.backend.label == "fsdp:masters=compute")
+    held = rank_states(record)
+    assert len(held) == 2
+    for states in held:
+        assert states.expected is not None
+        expected = states.expected.kinds()
+        off = {kind: states.measured.get(kind, 0) - expected.get(kind, 0) for kind in STATE_KINDS}
+        assert set(off.values()) == {0}, off
 
 
 @pytest.mark.parametrize("name", ["explain-clipping", "explain-master-weights"])

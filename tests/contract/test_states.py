@@ -1,0 +1,59 @@
+"""What engines hold after a backward pass is the closed form, to the byte, at every precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backends import registry
+from harness.record import LayoutPart
+from harness.theory.memory import Setting, expected_states
+from tests.contract.communication import VolumeCase
+from tests.contract.ranks import on_ranks
+from tests.contract.states import STATE_CASES, Held
+
+KINDS = ("weights", "gathered", "gradients", "masters", "optimizer", "communication", "buffers")
+UNSUPPORTED = ("zero0", "bf16")
+"""DeepSpeed keeps fp32 masters at stage 0."""
+BACKENDS = ("ddp", "zero0", "zero1", "zero2")
+
+
+@pytest.mark.parametrize("label", ["single", "single:precision=fp32", "single:precision=cast"])
+def test_states_of_one_process_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> None:
+    assert_closed_forms(label, 1, tmp_path)
+
+
+@pytest.mark.parametrize("label", BACKENDS)
+def test_states_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> None:
+    assert_closed_forms(label, 2, tmp_path)
+
+
+def assert_closed_forms(label: str, ranks: int, folder: Path) -> None:
+    per_rank = on_ranks("tests.contract.states:states_of_cases", label, ranks, folder)
+    for rank, of_cases in enumerate(per_rank):
+        for case, held in zip(STATE_CASES, of_cases, strict=True):
+            assert (held is None) == ((label, case.precision) == UNSUPPORTED), case
+            if held is not None:
+                expected = expected_kinds(label, case, held, ranks, rank)
+                assert {kind: held.kinds.get(kind, 0) for kind in KINDS} == expected, (rank, case)
+
+
+def expected_kinds(label: str, case: VolumeCase, held: Held, ranks: int, rank: int) -> dict[str, int]:
+    entry, options = registry.parse(label)
+    states = expected_states(
+        Setting(
+            layout=LayoutPart(**held.layout),
+            backend=entry.name,
+            precision=case.precision,
+            preset=case.preset,
+            world_size=ranks,
+            rank=rank,
+            shard_size=held.shard_size,
+            accumulation_steps=case.accumulation_steps,
+            options=options.model_dump(exclude_none=True),
+        )
+    )
+    assert states is not None
+    kinds = states.kinds()
+    return {kind: kinds.get(kind, 0) for kind in KINDS}
