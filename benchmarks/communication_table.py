@@ -26,6 +26,7 @@ from harness.compare.volume import (
     volume_of,
 )
 from harness.record import Record
+from harness.report.sections.machine import commit_words
 from harness.store import read_runs
 from harness.theory.expected.textbook import STEP_PHASES
 
@@ -42,6 +43,13 @@ RECOMPUTATION = (
     "byte for byte on 2 ranks: ddp, zero2, zero3, fsdp, fsdp-grad-op and fsdp1 with a Llama, GPT-2, BLOOM, "
     "Mistral and Qwen2 model. Only ZeRO-3 moves more under it, each block once more but for the module in "
     "which its recomputation stops."
+)
+CHECKPOINTS = (
+    "Nor are checkpoints. A record with one (`measure.checkpoint`) is compared to the byte in that phase "
+    "too, but for pickled objects: DeepSpeed all-reduces 40 bytes to compare the tag and gathers nothing; "
+    "FSDP1 gathers every unit's weights and both moments of Adam, in the dtype of the masters and with the "
+    "padding of its flat parameters; FSDP2 and DDP gather no tensor. `torch.distributed.checkpoint`, which "
+    "saves for DDP and FSDP, exchanges its plans as pickled objects, whose size does not follow from the job."
 )
 PRECISIONS = ("fp32", "bf16-mixed")
 ACCUMULATION = (1, 4)
@@ -104,8 +112,8 @@ def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
     differing = [(cut, record) for cut, record in ran if volume_differences(record) != []]
     parts = [
         "# Communication: measured against expected",
-        f"Written by `python benchmarks/communication_table.py RUNS` with {_versions(ran)}, on CPU ranks "
-        "over gloo.",
+        f"Written by `python benchmarks/communication_table.py RUNS` from runs on CPU ranks over gloo: "
+        f"{_origin(ran)}.",
         "Each figure is the payload in bytes that a rank handed to collectives per step, which is the size "
         "of the whole tensors, over forward, backward and step. The kernels of `harness/worker/"
         "communication.py` counted it; `harness/theory/expected` derives what is expected from the job "
@@ -116,7 +124,7 @@ def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
         "width of the second makes every kind of padding appear. Settings: "
         + ", ".join(f"`{s}`" for s in COMMON) + ".",
     ]  # fmt: skip
-    parts.append(RECOMPUTATION)
+    parts += [RECOMPUTATION, CHECKPOINTS]
     for geometry, size, preset in dict.fromkeys((c.geometry, c.world_size, c.preset) for c in records):
         cuts = [c for c in records if (c.geometry, c.world_size, c.preset) == (geometry, size, preset)]
         parts += [f"## {geometry}, {size} ranks, {preset}", _matrix(cuts, records)]
@@ -133,9 +141,14 @@ def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
     return parts
 
 
-def _versions(ran: list[tuple[Cut, Record]]) -> str:
-    versions = {name: v for _, record in ran for name, v in record.backend.versions.items()}
-    return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+def _origin(ran: list[tuple[Cut, Record]]) -> str:
+    """Dates, versions and code of the runs; several of one where runs of before were taken over."""
+    days = sorted({record.created_at[:10] for _, record in ran})
+    environments = [record.environment for _, record in ran]
+    versions = {f"Python {e['python']}" for e in environments}
+    versions |= {f"{name} {version}" for e in environments for name, version in e["packages"].items()}
+    code = sorted({f"code {e['code']}{commit_words(e)}" for e in environments})
+    return "; ".join([", ".join(days), ", ".join(sorted(versions, key=str.lower)), *code])
 
 
 def _matrix(cuts: list[Cut], records: dict[Cut, dict[str, Record]]) -> str:

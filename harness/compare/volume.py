@@ -74,6 +74,7 @@ def setting_of(record: Record) -> Setting | None:
         recomputed_until=recomputed_until((record.model or {}).get("architecture")),
         master_dtype=effective.get("master_dtype", "float32"),
         digest=any(row.phase == "digest" for row in record.comm),
+        checkpoint=any(row.phase == "checkpoint" for row in record.comm),
     )
 
 
@@ -121,16 +122,17 @@ def expected_payload(volume: Volume) -> dict[Key, int]:
     return sums
 
 
-def underived_phases(volume: Volume) -> set[str]:
-    """Phases of which a volume says nothing: checkpoints, and the steps where it does not know them."""
-    return {"checkpoint", *((*STEP_PHASES, "evaluation") if volume.unknown else ())}
+def is_derived(volume: Volume, phase: str, dtype: str) -> bool:
+    """Whether a volume says what collectives of a phase and dtype move, be it nothing."""
+    if volume.unknown and phase in (*STEP_PHASES, "evaluation"):
+        return False
+    return not any(part.phase == phase and dtype in part.dtypes for part in volume.underived)
 
 
 def volume_differences(record: Record) -> list[VolumeDifference] | None:
     """Every kind of collective whose payload is not as expected; None where nothing is expected.
 
-    Where the steps could not be derived, the phases outside of them are compared all the same; a
-    checkpoint is not, since no closed form of it exists here.
+    Where the steps could not be derived, the phases outside of them are compared all the same.
     """
     pair = volume_of(record)
     if pair is None:
@@ -138,8 +140,8 @@ def volume_differences(record: Record) -> list[VolumeDifference] | None:
     setting, volume = pair
     expected = expected_payload(volume)
     measured = measured_payload(record, setting)
-    left_out = underived_phases(volume)
-    kinds = {key for sums in (expected, *measured.values()) for key in sums if key[0] not in left_out}
+    everything = {key for sums in (expected, *measured.values()) for key in sums}
+    kinds = {key for key in everything if is_derived(volume, key[0], key[2])}
     found = []
     for key in sorted(kinds):
         wanted = expected.get(key, 0)

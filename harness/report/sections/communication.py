@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
-from harness.compare.volume import expected_payload, underived_phases, volume_of
+from harness.compare.volume import expected_payload, is_derived, volume_of
 from harness.record import CommunicationPart, Record
-from harness.report.document import Column, Paragraph, Section, Table
+from harness.report.document import Block, Column, Paragraph, Section, Table
 from harness.report.formats import megabytes, short
 from harness.theory.expected.textbook import STEP_PHASES
 
@@ -60,7 +60,17 @@ def communication_section(rows: Sequence[Row]) -> Section | None:
     if not body:
         return None
     table = Table(key="communication", columns=COLUMNS, rows=body)
-    return Section("communication", "Collectives of rank 0", [Paragraph(MEANING), table])
+    return Section("communication", "Collectives of rank 0", [Paragraph(MEANING), table, *_reasons(rows)])
+
+
+def _reasons(rows: Sequence[Row]) -> list[Block]:
+    """Why parts of phases have no closed form, each reason once."""
+    pairs = [pair for row in rows if (pair := volume_of(row.record)) is not None]
+    parts = dict.fromkeys(part for _, volume in pairs for part in volume.underived)
+    return [
+        Paragraph(f"No closed form of {' and '.join(part.dtypes)} in a {part.phase}: {part.reason}.")
+        for part in parts
+    ]
 
 
 def _expected(record: Record) -> Callable[[Key], int | None]:
@@ -68,8 +78,8 @@ def _expected(record: Record) -> Callable[[Key], int | None]:
     pair = volume_of(record)
     if pair is None:
         return lambda key: None
-    payload, unknown = expected_payload(pair[1]), underived_phases(pair[1])
-    return lambda key: None if key[0] in unknown else payload.get(key[:4], 0)
+    volume, payload = pair[1], expected_payload(pair[1])
+    return lambda key: payload.get(key[:4], 0) if is_derived(volume, key[0], key[2]) else None
 
 
 def _sums(parts: Sequence[CommunicationPart], times: int, expected: int | None) -> list[float | None]:

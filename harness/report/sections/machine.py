@@ -22,7 +22,7 @@ def machine_section(rows: Sequence[Row]) -> Section:
             ("accelerators", "; ".join(e["gpus"]) or "none"),
             ("system", f"{e['platform']}, Python {e['python']}"),
             ("packages", ", ".join(f"{name} {v}" for name, v in sorted(e["packages"].items()))),
-            ("harness code", e["code"] + _commit(e)),
+            ("harness code", e["code"] + commit_words(e)),
             ("device", f"{world.device}, collectives over {world.collectives}"),
             ("preset", world.preset),
         ]
@@ -56,7 +56,8 @@ def _network(environment: dict[str, Any]) -> list[tuple[str, str]]:
     return [("network", text)]
 
 
-def _commit(environment: dict[str, Any]) -> str:
+def commit_words(environment: dict[str, Any]) -> str:
+    """The commit of the checkout that a run came from, to stand behind the code; empty outside of one."""
     git = environment.get("git")
     if not git:
         return ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
-from harness.compare.volume import textbook_differences, volume_differences, why_unknown
+from harness.compare.volume import textbook_differences, volume_differences, volume_of, why_unknown
 from harness.report.document import Block, Column, Paragraph, Section, Table, plain
 
 CELL = (Column("backend", "backend", align="left"), Column("world_size", "ranks"))
@@ -103,7 +103,10 @@ def _verdict(row: Row) -> str:
         return f"no: {len(differences)} differ"
     if differences is None:
         return f"unknown: {reason}"
-    return f"steps unknown: {reason}" if reason else "yes, to the byte"
+    if reason:
+        return f"steps unknown: {reason}"
+    pair = volume_of(row.record)
+    return "yes, to the byte" + (" where derived" if pair and pair[1].underived else "")
 
 
 def _terms(row: Row) -> list[list[object]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from harness.theory.expected.checkpoint import with_checkpoint
 from harness.theory.expected.ddp import ddp_volume
 from harness.theory.expected.fsdp1 import fsdp1_kept_volume, fsdp1_no_shard_volume, fsdp1_volume
 from harness.theory.expected.fsdp2 import fsdp2_kept_volume, fsdp2_volume
@@ -44,5 +45,8 @@ VOLUMES: dict[str, Callable[[Setting], Volume]] = {
 
 def expected_volume(backend: str, setting: Setting) -> Volume | None:
     """What a built-in backend is expected to communicate; None for one that is not known here."""
-    volume = VOLUMES.get(backend)
-    return volume(setting) if volume else None
+    derive = VOLUMES.get(backend)
+    if derive is None:
+        return None
+    volume = derive(setting)
+    return with_checkpoint(backend, setting, volume) if setting.checkpoint else volume

@@ -80,6 +80,7 @@ class Setting:
     recomputed_until: str | None = None
     """The module of each block in which its recomputation stops; None: not known."""
     digest: bool = False
+    checkpoint: bool = False
     master_dtype: str = "float32"
     """Dtype of the weights that the optimizer updates."""
     fp64_norm: bool = True
@@ -156,6 +157,15 @@ class Collective:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Underived:
+    """Collectives of a phase whose payload does not follow from the job."""
+
+    phase: str
+    dtypes: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Volume:
     """What a run is expected to communicate, or why that is not known."""
 
@@ -163,7 +173,8 @@ class Volume:
     remarks: tuple[tuple[str, str], ...] = ()
     """(term, why this implementation moves less under it than the textbook, or by another collective)."""
     unknown: str | None = None
-    """Why nothing can be said of the steps; None: everything was derived."""
+    """Why nothing can be said of the steps and evaluations; None: they were derived."""
+    underived: tuple[Underived, ...] = ()
 
 
 PerStep = Callable[[Setting, int], list[Collective]]

@@ -43,10 +43,20 @@ def test_sent_bytes_follow_from_the_job_alone() -> None:
     assert expected_sent_bytes_per_step(record.model_copy(update={"comm": []})) == 4 * ELEMENTS
 
 
-def test_a_checkpoint_is_not_judged() -> None:
-    record = make_volume_record("ddp")
-    saved = record.comm[0].model_copy(update={"phase": "checkpoint"})
-    assert volume_differences(record.model_copy(update={"comm": [*record.comm, saved]})) == []
+@pytest.mark.parametrize(
+    ("label", "dtype", "differing"), [("ddp", "uint8", 0), ("ddp", "float32", 1), ("zero1", "uint8", 1)]
+)
+def test_a_checkpoint_is_judged_but_for_pickled_plans(label: str, dtype: str, differing: int) -> None:
+    record = make_volume_record(label)
+    saved = [
+        CommunicationPart(
+            rank=rank, phase="checkpoint", op="all_reduce", dtype=dtype, group="0", group_ranks=[0, 1],
+            group_size=2, calls=2, payload_bytes=41,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    found = volume_differences(record.model_copy(update={"comm": [*record.comm, *saved]})) or []
+    assert [d.phase for d in found] == ["checkpoint"] * differing
 
 
 def test_without_a_layout_nothing_is_expected() -> None:

@@ -79,6 +79,18 @@ def test_zero_3_above_the_reuse_distance_is_not_guessed() -> None:
     assert volume.unknown is not None
 
 
+def test_a_checkpoint_of_fsdp1_gathers_weights_and_both_moments_and_one_of_fsdp2_nothing() -> None:
+    setting = small_setting((6, 2), (4, 2), checkpoint=True)
+    assert payload("fsdp1", setting, "checkpoint", "all_gather") == 3 * 20 * 4
+    assert payload("fsdp1-no-shard", setting, "checkpoint", "all_gather") == 0
+    assert payload("fsdp", setting, "checkpoint", "all_gather") == 0
+
+
+def test_a_checkpoint_of_zero_compares_its_tag() -> None:
+    setting = small_setting((6, 2), (4, 2), checkpoint=True)
+    assert payload("accelerate-zero3", setting, "checkpoint", "all_reduce", dtype="uint8") == 40
+
+
 def test_the_root_stays_gathered_by_default() -> None:
     setting = small_setting((6, 2), (4, 2), preset="library-defaults")
     assert payload("fsdp", setting, "backward", "all_gather") == 8 * 4
