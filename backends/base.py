@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from backends.values import TypedValues
 
 if TYPE_CHECKING:
     import torch
@@ -27,10 +27,8 @@ class Unsupported(Exception):
     """The library cannot run this job here; the message says why, for the report."""
 
 
-class BackendOptions(BaseModel):
+class BackendOptions(TypedValues):
     """Options typed after the colon of a backend's name; unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -213,9 +213,9 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
     entry = known[name]
     values: dict[str, Any] = {}
     for item in filter(None, given.split(",")):
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise UnknownBackend(f"option '{item}' of backend '{name}' has no value; write {item}=VALUE")
+        key, _, value = item.partition("=")
+        if not value.strip():
+            raise UnknownBackend(f"option '{key}' of backend '{name}' has no value; write {key}=VALUE")
         try:
             values[key.strip()] = parse_value(value)
         except yaml.YAMLError as error:
@@ -235,7 +235,8 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise UnknownBackend(
-            f"option '{place}' of backend '{name}' was given {first['input']!r}: {first['msg']}"
+            f"option '{place}' of backend '{name}' was given {first['input']!r}: "
+            + first["msg"].removeprefix("Value error, ")
         ) from error
 
 

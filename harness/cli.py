@@ -83,7 +83,9 @@ def run(
 @click.option("--repeats", type=click.IntRange(1), help="Runs of each cell.")
 @_set
 @_runs
-@click.option("--report", type=click.Path(path_type=Path), help="Write a markdown report here.")
+@click.option(
+    "--report", type=click.Path(path_type=Path), help="Write a report here; its ending tells the format."
+)
 @click.option("--fresh", is_flag=True, help="Run every cell, also those that have a record.")
 @click.option("--strict", is_flag=True, help="Exit with 3 if a cell failed or parity failed.")
 @_trace
@@ -204,7 +206,7 @@ def doctor(backends: str | None, as_json: bool) -> int:
     from harness.commands.arguments import split_backends
     from harness.doctor.command import examine
 
-    named = split_backends(backends) if backends else []
+    named = split_backends(backends) if backends is not None else []
     return examine([] if named == ["all"] else named, as_json=as_json)
 
 

@@ -44,8 +44,18 @@ def common(command: Callable[..., int]) -> Callable[..., None]:
     return click.option("--debug", is_flag=True, help="Show the traceback of an error.")(guarded)
 
 
+def _at_most_one(context: click.Context, parameter: click.Parameter, given: tuple[Path, ...]) -> Path | None:
+    if len(given) > 1:
+        raise click.BadParameter(f"{len(given)} files given; give one, and what differs from it with --set")
+    return given[0] if given else None
+
+
 config_option = click.option(
-    "--config", type=click.Path(path_type=Path), help="YAML file; without one the default job."
+    "--config",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    callback=_at_most_one,
+    help="YAML file; without one the default job.",
 )
 set_option = click.option(
     "--set", "assignments", multiple=True, metavar="A.B=C", help="Override a setting; repeatable."

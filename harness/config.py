@@ -51,10 +51,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _assign(document: dict[str, Any], assignment: str) -> None:
-    key, equals, text = assignment.partition("=")
+    key, _, text = assignment.partition("=")
     parts = key.strip().split(".")
-    if not equals or not all(parts):
-        raise HarnessError(f"--set was given '{assignment}'; write SECTION.KEY=VALUE")
+    if not text.strip() or not all(parts):
+        raise HarnessError(f"--set was given '{assignment}'; write SECTION.KEY=VALUE, with null for no value")
     target = document
     for part in parts[:-1]:
         inner = target.setdefault(part, {})
@@ -82,10 +82,12 @@ def _explain(error: ValidationError) -> str:
         allowed = _fields_at(location[:-1])
         section = ".".join(location[:-1]) or "a configuration"
         return f"'{place}' is unknown. Allowed in {section}: {choices(location[-1], allowed)}"
+    given = f"'{place}' was given {first['input']!r}"
+    if first["type"] == "model_type":
+        return f"{given}; it is a section with {choices('', _fields_at(location))}"
     message = first["msg"].removeprefix("Value error, ")
-    if isinstance(first["input"], (str, int, float, bool, type(None), list)):
-        return f"'{place}' was given {first['input']!r}: {message}"
-    return f"'{place}': {message}"
+    contradiction = first["type"] == "value_error" and isinstance(first["input"], dict)
+    return f"'{place}': {message}" if contradiction else f"{given}: {message}"
 
 
 def _fields_at(location: Sequence[str]) -> list[str]:

@@ -70,10 +70,13 @@ def verify_report(report: Path, *, pictures_by_digest: bool, as_json: bool) -> i
 
 def require_writable(report: Path) -> None:
     """Say before hours of runs, not after them, that a report cannot be written."""
+    is_new = not report.exists()
     try:
         report.parent.mkdir(parents=True, exist_ok=True)
         with report.open("a", encoding="utf-8"):
             pass
+        if is_new:
+            report.unlink()
     except OSError as error:
         raise HarnessError(f"report '{report}' cannot be written: {error.strerror}") from error
 

@@ -7,8 +7,6 @@ import json
 from typing import Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -16,6 +14,8 @@ from pydantic import (
     PositiveInt,
     model_validator,
 )
+
+from backends.values import TypedValues
 
 DEFAULT_MODEL_CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -33,10 +33,8 @@ LEAST_TIMED_STEPS = 8
 """A shorter run times every step that carries no probe, and leaves none to settle."""
 
 
-class Section(BaseModel):
+class Section(TypedValues):
     """A part of a configuration: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ModelSection(Section):

@@ -46,16 +46,18 @@ def compare_matrix(
         )
     experiment = load_experiment(config, assignments)
     device = resolve_device(experiment.runtime.device)
-    names = split_backends(backends) if backends else experiment.compare.backends
-    sizes = numbers_of_ranks(nproc) if nproc else experiment.compare.world_sizes
+    names = split_backends(backends) if backends is not None else experiment.compare.backends
+    sizes = numbers_of_ranks(nproc) if nproc is not None else experiment.compare.world_sizes
     cells = plan(experiment, names, sizes, repeats or experiment.compare.repeats, device)
     for size in sizes:
         require_gpus(device, size)
     store = Store(runs)
     store.prepare()
     if report is not None:
+        from harness.report.report import format_of
         from harness.reporting import require_writable
 
+        format_of(report)
         require_writable(report)
     wanted = {cell.key for cell in cells}
     job = requeued_job()

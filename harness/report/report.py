@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.compare.rows import Row, make_rows
+from harness.errors import HarnessError
 from harness.record import Record
 from harness.report.contents import comparison
 from harness.report.document import Document
@@ -70,8 +71,13 @@ def write_report(
 
 
 def format_of(output: Path) -> Format:
-    """The format that the ending of a file's name tells; markdown where it tells none."""
-    return SUFFIXES.get(output.suffix.lower(), "md")
+    """The format that the ending of a file's name tells; markdown where it has none. Raises HarnessError."""
+    form = SUFFIXES.get(output.suffix.lower() or ".md")
+    if form is None:
+        raise HarnessError(
+            f"report '{output}': '{output.suffix}' names no format; end its name in {', '.join(SUFFIXES)}"
+        )
+    return form
 
 
 def make_document(manifest: Manifest, records: Mapping[str, Record]) -> Document:

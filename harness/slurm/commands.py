@@ -49,7 +49,7 @@ def render(
     if time_limit is not None:
         where = Site.model_validate(where.model_dump() | {"time_limit": time_limit})
     experiment = _on_site(load_experiment(config, assignments), where)
-    names = split_backends(backends) if backends else experiment.compare.backends
+    names = split_backends(backends) if backends is not None else experiment.compare.backends
     if names != ["all"]:
         names = [canonical_label(name) for name in names]
     per_node = nproc or where.gpus_per_node or DEFAULT_CPU_RANKS

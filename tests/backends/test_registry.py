@@ -88,8 +88,16 @@ def test_backend_without_options_says_so() -> None:
     assert "Available: none" in refused("ddp:offload=cpu")
 
 
-def test_option_without_value_is_refused() -> None:
-    assert "option 'offload' of backend 'zero3' has no value" in refused("zero3:offload")
+@pytest.mark.parametrize("label", ["zero3:offload", "zero3:offload=", "zero3:offload= "])
+def test_option_without_value_is_refused(label: str) -> None:
+    assert "option 'offload' of backend 'zero3' has no value" in refused(label)
+
+
+@pytest.mark.parametrize(
+    "label", ["zero3:reduce_bucket_size=true", "zero3:gradient_clipping=inf", "fsdp:prefetch=yes"]
+)
+def test_truth_and_infinity_are_no_numbers_of_an_option(label: str) -> None:
+    assert "was given" in refused(label)
 
 
 @pytest.mark.parametrize(

@@ -104,13 +104,36 @@ def test_a_later_set_wins_and_set_wins_over_the_file(tmp_path: Path) -> None:
     assert experiment.training.seed == 5
 
 
-@pytest.mark.parametrize("assignment", ["training.steps", "=3", "training.=3", ".steps=3"])
+@pytest.mark.parametrize(
+    "assignment", ["training.steps", "training.steps=", "training.steps= ", "=3", "training.=3", ".steps=3"]
+)
 def test_set_without_key_or_value_is_refused(assignment: str) -> None:
     assert f"--set was given '{assignment}'; write SECTION.KEY=VALUE" in refused(assignment)
 
 
 def test_set_below_a_value_is_refused(tmp_path: Path) -> None:
     assert "'steps' is a value (3), not a section" in refused("training.steps=3", "training.steps.more=1")
+
+
+def test_value_for_a_section_is_refused_with_its_settings() -> None:
+    message = refused("schedule=3")
+    assert "'schedule' was given 3; it is a section with final_fraction, kind, warmup_steps" in message
+
+
+@pytest.mark.parametrize("assignment", ["training.steps=true", "training.seed=off", "data.path=yes"])
+def test_truth_is_taken_for_no_number_and_no_text(assignment: str) -> None:
+    assert "this setting is neither true nor false" in refused(assignment)
+
+
+def test_number_that_is_not_finite_is_refused() -> None:
+    message = refused("optimizer.learning_rate=inf")
+    assert "'optimizer.learning_rate' was given" in message
+    assert "finite" in message
+
+
+def test_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path) -> None:
+    message = refused_file(tmp_path, "training:\n  steps: 5\n  seed: 1\n  steps: 6\n")
+    assert "line 4: key 'steps' stands twice" in message
 
 
 def test_set_with_bad_yaml_is_refused() -> None:

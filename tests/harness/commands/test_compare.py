@@ -117,7 +117,23 @@ def test_report_of_compare_that_cannot_be_written(comparison: Comparison, tmp_pa
     assert "unexpected" not in done.stderr
 
 
-@pytest.mark.parametrize("sizes", ["0", "two", "2,,4", "2,-1"])
+def test_report_in_a_format_that_there_is_not_is_refused_before_any_run(tmp_path: Path) -> None:
+    said = refused(tmp_path, "compare", "--backends", "ddp", "--report", "report.pdf")
+    assert "report 'report.pdf': '.pdf' names no format; end its name in .md" in said
+    assert not (tmp_path / "report.pdf").exists()
+
+
+def test_two_configurations_are_refused(tmp_path: Path) -> None:
+    done = harness("compare", "--config", "a.yaml", "--config", "b.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "2 files given; give one" in done.stderr
+
+
+def test_empty_list_of_backends_is_refused(tmp_path: Path) -> None:
+    assert "--backends is empty" in refused(tmp_path, "compare", "--backends", "")
+
+
+@pytest.mark.parametrize("sizes", ["0", "two", "2,,4", "2,-1", ""])
 def test_compare_refuses_what_is_no_number_of_ranks(tmp_path: Path, sizes: str) -> None:
     assert f"--nproc was given '{sizes}'" in refused(
         tmp_path, "compare", "--backends", "ddp", "--nproc", sizes
