@@ -33,7 +33,7 @@ from harness.provenance import (
 )
 from harness.record import Record
 from harness.request import RunRequest
-from harness.spec import Experiment, Job
+from harness.spec import Experiment, Job, MeasureSection
 from harness.store import Store, write_record
 
 
@@ -48,6 +48,7 @@ class Cell:
     world_size: int
     repeat: int
     key: str
+    measure: MeasureSection
     nodes: int = 1
 
 
@@ -64,9 +65,9 @@ def plan(
     """The cells of a matrix in the order they run, references first.
 
     Every world size decides its global batch; for each a reference of one process is added, and unless
-    `compare.floor` is off the repetitions of it that say how much rounding alone changes. Ranks are
-    spread over `nodes`; `machine` names machines other than this one. Raises HarnessError for an unknown
-    backend or a batch that does not divide.
+    `compare.floor` is off the repetitions of it that say how much rounding alone changes, which are neither
+    timed nor probed. Ranks are spread over `nodes`; `machine` names machines other than this one. Raises
+    HarnessError for an unknown backend or a batch that does not divide.
     """
     labels = [canonical_label(given) for given in _expand(backends)]
     cells: dict[str, Cell] = {}
@@ -86,6 +87,7 @@ def plan(
                     device,
                     nodes=1 if alone else nodes,
                     machine=machine,
+                    measure=experiment.measure.losses_alone() if label in floor else None,
                 )
                 cells.setdefault(cell.key, cell)
     return list(cells.values())
@@ -101,8 +103,13 @@ def make_cell(
     *,
     nodes: int = 1,
     machine: str | None = None,
+    measure: MeasureSection | None = None,
 ) -> Cell:
-    """One cell with its key: equal keys mean equal job, world, measurement, code and versions."""
+    """One cell with its key: equal keys mean equal job, world, measurement, code and versions.
+
+    `measure`: what is measured, if not what the experiment asks for.
+    """
+    measure = measure or experiment.measure
     layout = _layout_of(label, layout)
     job = with_global_batch(experiment.job(), layout)
     job_id = job.job_id(_content_digests(job))
@@ -113,7 +120,7 @@ def make_cell(
         "world_size": world_size,
         "layout": [layout.micro_batch_size, layout.accumulation_steps],
         "repeat": repeat,
-        "measure": experiment.measure.model_dump(),
+        "measure": measure.model_dump(),
         "preset": experiment.runtime.preset,
         "threads": experiment.runtime.threads_per_rank,
         "device": device,
@@ -132,6 +139,7 @@ def make_cell(
         world_size=world_size,
         repeat=repeat,
         key=key,
+        measure=measure,
         nodes=nodes,
     )
 
@@ -197,7 +205,7 @@ def make_request(
 
     Raises HarnessError for a measurement that the device does not have.
     """
-    if experiment.measure.memory_snapshot and device != "cuda":
+    if cell.measure.memory_snapshot and device != "cuda":
         raise HarnessError(
             f"measure.memory_snapshot: true needs CUDA, this run is on {device}; remove it, or set "
             "runtime.device=cuda where there is a GPU"
@@ -215,7 +223,7 @@ def make_request(
         job_id=cell.job_id,
         cell=cell.key,
         repeat=cell.repeat,
-        measure=experiment.measure,
+        measure=cell.measure,
         preset=experiment.runtime.preset,
         device=device,
         world_size=cell.world_size,
@@ -236,10 +244,9 @@ def reusable(records: Iterable[Record], wanted: Callable[[str], bool]) -> dict[s
 def modules_to_preload(experiment: Experiment, backends: Iterable[str]) -> list[str]:
     """Modules that these runs import beside torch and transformers, for the fork server."""
     needed = {package for label in backends for package in registry.parse(label)[0].packages}
-    modules = sorted(needed & {"deepspeed", "accelerate"})
+    modules = [*sorted(needed & {"deepspeed", "accelerate"}), "torch.profiler._cupti_monitor"]
     if "deepspeed" in needed:
-        # DeepSpeed 0.19 imports its Muon optimizer, and with it torch's compiler, on initialize.
-        modules.append("deepspeed.runtime.zero.muon.muon_optimizer")
+        modules.append("backends.zero_preload")
     if experiment.model.name is None:
         model_type = experiment.model.config_values()["model_type"]
         modules.append(f"transformers.models.{model_type}.modeling_{model_type}")

@@ -278,6 +278,9 @@ class MeasureSection(Section):
     keep_checkpoint: bool = Field(
         False, description="leave that checkpoint in the run's folder, as `checkpoint`"
     )
+    timed: bool = Field(
+        True, description="time the steps after all these; false: a run of which losses and weights count"
+    )
     weight_digests: bool = Field(
         True, description="gather and digest all weights before the first and after the last step"
     )
@@ -292,12 +295,18 @@ class MeasureSection(Section):
             raise ValueError("`keep_checkpoint` needs `checkpoint: true`")
         return self
 
+    def losses_alone(self) -> MeasureSection:
+        """These settings for a run that nothing looks at but its losses, norms and weights."""
+        return MeasureSection(
+            counted_steps=0, traced_steps=0, timed=False, weight_digests=self.weight_digests
+        )
+
     def window(self, step: int, steps: int) -> Literal["warmup", "counted", "traced", "settling", "timed"]:
         """Which window a step of a run of `steps` belongs to; they follow each other in this order."""
         probed = self.counted_steps + self.traced_steps
         left = steps - self.warmup_steps - probed
         settling = self.settling_steps if probed and left - self.settling_steps >= LEAST_TIMED_STEPS else 0
-        if step < self.warmup_steps:
+        if step < self.warmup_steps or not self.timed:
             return "warmup"
         if step < self.warmup_steps + self.counted_steps:
             return "counted"

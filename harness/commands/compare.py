@@ -80,13 +80,19 @@ def compare_matrix(
 
 
 def _run_cells(cells: Sequence[Cell], experiment: Experiment, store: Store, device: str) -> dict[str, Record]:
-    """Run cells one after the other; what ran before an interruption is kept."""
+    """Run cells one after the other; what ran before an interruption is kept.
+
+    What is not timed comes first: it may run while the launcher still gets ready.
+    """
     done: dict[str, Record] = {}
     if not cells:
         return done
     launcher = LocalLauncher(device, modules_to_preload(experiment, [c.backend for c in cells]))
-    for job in {cell.job_id: cell.job for cell in cells}.values():
-        launcher.check(job.model_dump_json())
+    cells = sorted(cells, key=lambda cell: cell.measure.timed)
+    jobs = {cell.job_id: cell.job for cell in cells}
+    for job_id, job in jobs.items():
+        may_train = job_id == cells[0].job_id and not cells[0].measure.timed
+        launcher.check(job.model_dump_json(), keep=may_train)
     for number, cell in enumerate(cells, start=1):
         progress = Progress(cell.backend, cell.world_size, sys.stderr, plain_lines=False)
         try:

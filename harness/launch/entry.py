@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
 import threading
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NoReturn
 
 
 def enter_rank(run_directory: str, log: str, variables: dict[str, str]) -> None:
     """Run one rank in this fresh process and leave with its exit code."""
-    _detach(log)
     _follow_the_launcher()
+    _train(run_directory, log, variables)
+
+
+def _train(run_directory: str, log: str, variables: dict[str, str]) -> NoReturn:
+    _detach(log)
     os.environ.update(variables)
     from harness.worker.environment import leave
     from harness.worker.rank import run_rank
@@ -21,8 +26,11 @@ def enter_rank(run_directory: str, log: str, variables: dict[str, str]) -> None:
     leave(run_rank(Path(run_directory)))
 
 
-def enter_check(job: str, answer: str, log: str) -> None:
-    """Check a job without training: write what is wrong with it, or its facts, as JSON."""
+def enter_check(job: str, log: str, launcher: Connection) -> None:
+    """Check a job without training: send what is wrong with it, or its facts.
+
+    Then wait for the arguments of a rank to become, or for the launcher's end of the line to close.
+    """
     _detach(log)
     _follow_the_launcher()
     from harness.errors import HarnessError
@@ -31,16 +39,19 @@ def enter_check(job: str, answer: str, log: str) -> None:
     from harness.worker.environment import leave
 
     try:
-        facts = check_job(Job.model_validate_json(job))
-        Path(answer).write_text(json.dumps({"facts": facts}), encoding="utf-8")
+        launcher.send({"facts": check_job(Job.model_validate_json(job))})
     except HarnessError as error:
-        Path(answer).write_text(json.dumps({"error": str(error)}), encoding="utf-8")
+        launcher.send({"error": str(error)})
     except BaseException:
         import traceback
 
         traceback.print_exc()
         leave(1)
-    leave(0)
+    try:
+        arguments = launcher.recv()
+    except EOFError:
+        leave(0)
+    _train(*arguments)
 
 
 def _detach(log: str) -> None:

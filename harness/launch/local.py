@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -14,8 +13,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from multiprocessing.connection import wait
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,6 +63,7 @@ class LocalLauncher:
     def __init__(self, device: str, preload: Iterable[str] = ()) -> None:
         self.device = device
         self._context: BaseContext
+        self._kept: tuple[BaseProcess, Connection] | None = None
         if device == "cpu":
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries would prefer a GPU that they see
@@ -71,28 +73,41 @@ class LocalLauncher:
             os.environ["HARNESS_PRELOAD"] = ",".join(preload)
             self._context = multiprocessing.get_context("forkserver")
             self._context.set_forkserver_preload(["harness.worker.preload"])
+            forkserver.ensure_running()  # it imports while this process goes on
         else:
             self._context = multiprocessing.get_context("spawn")
 
-    def check(self, job_json: str) -> dict[str, Any]:
-        """Facts about a job, from a process of its own. Raises JobError if it cannot run."""
+    def check(self, job_json: str, *, keep: bool = False) -> dict[str, Any]:
+        """Facts about a job, from a process of its own. Raises JobError if it cannot run.
+
+        keep: the process stays, to be the rank of the next run of one process that is not timed. It imports
+        while the fork server does, so such a run is over, or nearly, when the server is ready.
+        """
+        context = multiprocessing.get_context("spawn") if keep else self._context
+        ours, theirs = multiprocessing.Pipe()
         with tempfile.TemporaryDirectory(prefix="harness-check-") as scratch:
-            answer, log = Path(scratch) / "answer.json", Path(scratch) / "log"
-            process = self._context.Process(  # type: ignore[attr-defined]
-                target=enter_check, args=(job_json, str(answer), str(log))
+            log = Path(scratch) / "log"
+            process = context.Process(  # type: ignore[attr-defined]
+                target=enter_check, args=(job_json, str(log), theirs), daemon=keep
             )
             process.start()
+            theirs.close()
             try:
+                said: dict[str, Any] = ours.recv()
+            except EOFError as error:
                 process.join()
-            except KeyboardInterrupt:
-                process.kill()
-                raise
-            if not answer.exists():
                 tail = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
                 raise HarnessError(
                     f"checking the job failed with exit code {process.exitcode}: {''.join(tail)}"
-                )
-            said: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+                ) from error
+            except KeyboardInterrupt:
+                process.kill()
+                raise
+        if keep and "facts" in said:
+            self._kept = (process, ours)
+        else:
+            ours.close()
+            process.join()
         if "error" in said:
             raise JobError(said["error"])
         facts: dict[str, Any] = said["facts"]
@@ -147,10 +162,13 @@ class LocalLauncher:
         }
         if sys.platform == "linux":
             variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-        process = self._context.Process(  # type: ignore[attr-defined]
-            target=enter_rank,
-            args=(str(run_directory), str(rank_log(run_directory, rank)), variables),
-        )
+        arguments = (str(run_directory), str(rank_log(run_directory, rank)), variables)
+        if self._kept is not None and request.world_size == 1 and not request.measure.timed:
+            (process, line), self._kept = self._kept, None
+            line.send(arguments)
+            line.close()
+            return process
+        process = self._context.Process(target=enter_rank, args=arguments)  # type: ignore[attr-defined]
         process.start()
         return process
 

@@ -160,10 +160,15 @@ def cell_line(row: Row) -> str:
         return f"{head}: {why}"
     values = row.as_json()
     loss = record.steps[-1].loss if record.steps else None
-    return (
-        f"{head}, loss {number(loss)}, {number(values['tokens_per_second'])} tokens/s, "
-        f"step {milliseconds(values['step_seconds'])} ms, peak {megabytes(values['peak_bytes'])} MB"
-    )
+    said = [head, f"loss {number(loss)}"]
+    if values["step_seconds"] is None:
+        said.append("not timed")
+    else:
+        said.append(f"{number(values['tokens_per_second'])} tokens/s")
+        said.append(f"step {milliseconds(values['step_seconds'])} ms")
+    if values["peak_bytes"] is not None:
+        said.append(f"peak {megabytes(values['peak_bytes'])} MB")
+    return ", ".join(said)
 
 
 def _line(group: Repeats, best: Repeats | None, pairs: int) -> list[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 LONGEST_WAITS = 10
 Interval = tuple[int, int]
@@ -23,8 +23,7 @@ class Communication:
     end: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Operator:
+class Operator(NamedTuple):
     """A stretch that the profiler saw on one thread of the host; stretches of a thread nest."""
 
     thread: int

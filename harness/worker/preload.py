@@ -3,8 +3,10 @@
 Used on the CPU only: a process that has touched the CUDA driver cannot be forked.
 """
 
+import atexit
 import gc
 import os
+import pydoc_data.topics  # noqa: F401 - the default data
 import sys
 
 # The server shares the launcher's standard output, where only the launcher may write.
@@ -17,8 +19,11 @@ import torch.distributed.tensor  # noqa: E402
 import transformers  # noqa: E402
 import transformers.modeling_utils  # noqa: E402, F401
 
+import backends.ddp  # noqa: E402
 import backends.fsdp1  # noqa: E402
-import backends.fsdp2  # noqa: E402, F401
+import backends.fsdp2  # noqa: E402
+import backends.zero  # noqa: E402, F401
+import harness.cli  # noqa: E402 - each new process imports the main module of the launcher
 import harness.worker.check  # noqa: E402
 import harness.worker.rank  # noqa: E402, F401
 
@@ -35,3 +40,5 @@ for name in os.environ.get("HARNESS_PRELOAD", "").split(","):
 # What was imported lives as long as the server: keep the collectors of its children away from it.
 gc.enable()
 gc.freeze()
+# Nothing is left to write when the server ends: taking the interpreter apart would only cost time.
+atexit.register(os._exit, 0)

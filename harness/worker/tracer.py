@@ -88,13 +88,15 @@ class Tracer:
 
 def divide_steps(events: Any, device: str) -> list[dict[str, Any]]:
     """Rows of the steps among the events of torch's profiler (Kineto), in the form of `OverlapPart`."""
-    annotations = [(e.name(), (e.start_ns(), e.end_ns())) for e in events if _on_host(e)]
-    steps = [(int(n.removeprefix(STEP)), at) for n, at in annotations if n.startswith(STEP)]
-    phases = [(n.removeprefix(PHASE), at) for n, at in annotations if n.startswith(PHASE)]
+    # There are thousands of them, and each question to one costs a call into C++.
+    named = [(e.name(), e) for e in events if device == "cpu" or _on_host(e)]
+    marks = [(name, (e.start_ns(), e.end_ns())) for name, e in named if name.startswith((STEP, PHASE))]
+    steps = [(int(n.removeprefix(STEP)), at) for n, at in marks if n.startswith(STEP)]
+    phases = [(n.removeprefix(PHASE), at) for n, at in marks if n.startswith(PHASE)]
     if device == "cuda":
         computing, communications = _device_work(events, phases)
     else:
-        computing, communications = _host_work(events, phases)
+        computing, communications = _host_work(named, phases)
     return [divide(step, at, computing, communications) for step, at in sorted(steps)]
 
 
@@ -102,19 +104,17 @@ Phases = list[tuple[str, Interval]]
 Work = tuple[list[Interval], list[Communication]]
 
 
-def _host_work(events: Any, phases: Phases) -> Work:
-    collectives = [e for e in events if e.name().startswith("gloo:")]
-    transport = {e.start_thread_id() for e in collectives}
+def _host_work(named: list[tuple[str, Any]], phases: Phases) -> Work:
+    collectives = [(name, e) for name, e in named if name.startswith("gloo:")]
+    transport = {e.start_thread_id() for _, e in collectives}
     operators = [
-        Operator(thread=e.start_thread_id(), start=e.start_ns(), end=e.end_ns(), computes=_computes(e.name()))
-        for e in events
-        if _on_host(e) and not e.is_async() and e.start_thread_id() not in transport
+        Operator(thread=thread, start=e.start_ns(), end=e.end_ns(), computes=_computes(name))
+        for name, e in named
+        if (thread := e.start_thread_id()) not in transport and not e.is_async()
     ]
     communications = [
-        Communication(
-            name=e.name(), phase=_phase_at(e.start_ns(), phases), start=e.start_ns(), end=e.end_ns()
-        )
-        for e in collectives
+        Communication(name=name, phase=_phase_at(e.start_ns(), phases), start=e.start_ns(), end=e.end_ns())
+        for name, e in collectives
     ]
     return computing_stretches(operators), communications
 

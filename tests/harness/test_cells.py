@@ -63,6 +63,7 @@ def test_the_reference_is_repeated_to_measure_rounding(assignments: list, repeti
     assert [c.backend for c in cells] == ["single", *repetitions, "ddp"]
     assert len({c.job_id for c in cells}) == 1
     assert len({c.layout for c in cells if c.backend in ("single", "single:precision=fp32")}) == 1
+    assert [c.backend for c in cells if not c.measure.timed] == repetitions
 
 
 def test_a_split_that_does_not_divide_is_refused() -> None:
@@ -85,7 +86,7 @@ def test_measuring_otherwise_is_another_cell_of_the_same_job(assignment: str) ->
     before = plan(load_experiment(None), ["ddp"], [2], 1, "cpu")
     after = plan(load_experiment(None, [assignment]), ["ddp"], [2], 1, "cpu")
     assert {c.job_id for c in before} == {c.job_id for c in after}
-    assert not {c.key for c in before} & {c.key for c in after}
+    assert not {c.key for c in before if c.measure.timed} & {c.key for c in after}
 
 
 def test_a_longer_timeout_is_the_same_cell() -> None:

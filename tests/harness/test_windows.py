@@ -28,5 +28,13 @@ def test_without_probes_nothing_settles() -> None:
     assert windows(20, counted_steps=0, traced_steps=0) == [("warmup", 3), ("timed", 17)]
 
 
+def test_a_run_of_losses_alone_times_and_probes_nothing() -> None:
+    alone = MeasureSection(checkpoint=True, trace=True, warmup_steps=5, weight_digests=False).losses_alone()
+    assert {alone.window(step, 20) for step in range(20)} == {"warmup"}
+    looked_at = (alone.counted_steps, alone.traced_steps, alone.trace, alone.checkpoint)
+    assert not any(looked_at)
+    assert not alone.weight_digests
+
+
 def test_settling_can_be_left_out() -> None:
     assert windows(20, settling_steps=0)[-1] == ("timed", 14)

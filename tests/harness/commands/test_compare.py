@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.doctor.check import ABOUT_TIME
 from harness.store import read_record
 from tests.harness.compare.test_rows import ROW_KEYS
 
@@ -32,7 +33,7 @@ def test_compare_prints_one_document_and_nothing_else(comparison: Comparison) ->
 def test_compared_backends_train_as_the_reference_does(comparison: Comparison) -> None:
     document = json.loads(comparison.done.stdout)
     assert {row["parity"] for row in document["rows"]} <= {"exact", "tight"}
-    assert document["findings"] == []
+    assert [f for f in document["findings"] if f["id"] not in ABOUT_TIME] == []
 
 
 def test_compared_backends_measure_speed_memory_and_communication(comparison: Comparison) -> None:
@@ -48,6 +49,13 @@ def test_compared_backends_measure_speed_memory_and_communication(comparison: Co
 def test_compare_shows_the_table_to_the_person_who_waits(comparison: Comparison) -> None:
     assert "[4/4] zero1 on 2 ranks: ok" in comparison.done.stderr
     assert re.search(r"^backend +ranks +status", comparison.done.stderr, flags=re.MULTILINE)
+
+
+def test_the_repetition_that_measures_rounding_comes_first_and_is_not_timed(comparison: Comparison) -> None:
+    first = comparison.done.stderr.splitlines()[0]
+    assert re.fullmatch(r"\[1/4\] single:micro_batch_size=\d on 1 rank: ok, loss [\d.]+, not timed", first)
+    (repetition,) = (r for r in records(comparison.runs) if ":" in r.backend.label)
+    assert {step.window for step in repetition.steps} == {"warmup"}
 
 
 def test_compare_writes_the_report_it_was_asked_for(comparison: Comparison) -> None:
@@ -68,7 +76,7 @@ def test_second_compare_runs_nothing(comparison: Comparison) -> None:
 def test_compare_without_json_prints_the_table(comparison: Comparison) -> None:
     done = harness(*comparison.arguments, cwd=comparison.folder)
     assert done.returncode == 0, done.stderr
-    assert [line.split()[:2] for line in done.stdout.splitlines()[2:]] == [
+    assert [line.split()[:2] for line in done.stdout.splitlines()[2:5]] == [
         ["single", "1"], ["ddp", "2"], ["zero1", "2"]
     ]  # fmt: skip
 

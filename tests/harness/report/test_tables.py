@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from harness.compare.rows import make_rows
@@ -112,3 +114,10 @@ def test_finished_cell_is_one_line_with_its_reason() -> None:
 def test_finished_cell_is_one_line_with_its_figures() -> None:
     line = cell_line(make_rows([make_record(label="ddp")])[0])
     assert line == "ddp on 2 ranks: ok, loss 4.75, 2,048 tokens/s, step 500 ms, peak 2.00 MB"
+
+
+def test_finished_cell_that_nothing_timed_says_so() -> None:
+    record = make_record(label="single:micro_batch_size=4", ranks=[])
+    steps = [replace(step, window="warmup") for step in record.steps]
+    line = cell_line(make_rows([record.model_copy(update={"steps": steps})])[0])
+    assert line == "single:micro_batch_size=4 on 1 rank: ok, loss 4.75, not timed"
