@@ -41,9 +41,13 @@ def counted(count: int, name: str) -> str:
 
 def varying(records: Iterable[Record]) -> list[str]:
     """Names of the facts in which any of the records differ; one that a record lacks is none."""
+    distinct: list[Facts] = []
+    for own in map(facts, records):
+        if own not in distinct:
+            distinct.append(own)
     found: dict[str, set[str]] = {}
-    for record in records:
-        for name, words in facts(record).items():
+    for own in distinct:
+        for name, words in own.items():
             found.setdefault(name, set()).add(words)
     return [name for name, words in found.items() if len(words) > 1]
 

@@ -4,10 +4,50 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from harness.record import Record, WeightsPart
 
 Sketch = list[float]
+Series: TypeAlias = npt.NDArray[np.float64]
+"""A figure of every step, NaN where it has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traces:
+    """Losses and gradient norms of two runs over the steps that both have, the reference's first."""
+
+    losses: tuple[Series, Series]
+    norms: tuple[Series, Series]
+
+    @property
+    def loss_differences(self) -> Series:
+        """Absolute, nats per token; NaN where one of them has no loss."""
+        left, right = self.losses
+        return np.abs(left - right)
+
+    @property
+    def norm_differences(self) -> Series:
+        """Relative to the reference's; NaN where one of them is missing or the reference's is 0."""
+        left, right = self.norms
+        return np.abs(right - left) / np.where(left == 0, np.nan, left)
+
+
+def traces(reference: Record, record: Record) -> Traces:
+    """The two runs step by step."""
+    common = min(len(reference.steps), len(record.steps))
+
+    def both(name: str) -> tuple[Series, Series]:
+        left, right = (
+            np.array(list(map(attrgetter(name), run.steps[:common])), float) for run in (reference, record)
+        )
+        return left, right
+
+    return Traces(losses=both("loss"), norms=both("gradient_norm"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +68,13 @@ class Distance:
 
 def distance(reference: Record, record: Record) -> Distance:
     """Distance over the steps that both have."""
-    pairs = list(zip(reference.steps, record.steps, strict=False))
-    losses = [abs(a.loss - b.loss) for a, b in pairs if a.loss is not None and b.loss is not None]
-    norms = [
-        difference for a, b in pairs if (difference := relative(a.gradient_norm, b.gradient_norm)) is not None
-    ]
+    beside = traces(reference, record)
     moved, other = movement(reference), movement(record)
     apart = sketch_distances(reference.final_weights, record.final_weights)
     whole = _root_sum(moved.values())
     return Distance(
-        loss=max(losses, default=None),
-        norm=max(norms, default=None),
+        loss=_largest(beside.loss_differences),
+        norm=_largest(beside.norm_differences),
         update=abs(_root_sum(other.values()) - whole) / whole if moved and other and whole else None,
         weights=_root_sum(apart.values()) / whole if apart and whole else None,
         parameters={
@@ -48,6 +84,12 @@ def distance(reference: Record, record: Record) -> Distance:
             if moved.get(name) is not None and whole
         },
     )
+
+
+def _largest(values: Series) -> float | None:
+    """Of those that there are."""
+    known = values[~np.isnan(values)]
+    return float(known.max()) if known.size else None
 
 
 def relative(reference: float | None, given: float | None) -> float | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.compare.distance import Distance, distance, relative
+import numpy as np
+
+from harness.compare.distance import Distance, distance, traces
 from harness.compare.effective import SettingDifference, setting_differences
 from harness.compare.noise import Limits, Noise, measure_noise
 from harness.compare.same_job import Difference, job_differences
@@ -119,12 +121,7 @@ def _level(reference: Record, record: Record, found: Distance, noise: Noise) -> 
 
 def first_divergent_step(reference: Record, record: Record, limits: Limits) -> int | None:
     """First step whose loss or gradient norm lies beyond the limits; None: only weights do, or nothing."""
-    for left, right in zip(reference.steps, record.steps, strict=False):
-        if left.loss is not None and not (
-            right.loss is not None and abs(left.loss - right.loss) <= limits.loss
-        ):
-            return left.step
-        norm = relative(left.gradient_norm, right.gradient_norm)
-        if norm is not None and not norm <= limits.norm:
-            return left.step
-    return None
+    beside = traces(reference, record)
+    losses = ~np.isnan(beside.losses[0]) & ~(beside.loss_differences <= limits.loss)
+    beyond = np.flatnonzero(losses | (beside.norm_differences > limits.norm))
+    return reference.steps[beyond[0]].step if beyond.size else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from statistics import median
 from typing import Any
 
@@ -123,6 +123,12 @@ class Repeats:
 
 def group_repeats(rows: Sequence[Row]) -> list[Repeats]:
     """Rows of one job, backend, world size and circumstances together, in their first order."""
+    return list(_group_repeats(tuple(rows)))
+
+
+@lru_cache(maxsize=16)
+def _group_repeats(rows: tuple[Row, ...]) -> tuple[Repeats, ...]:
+    """Computed once for a report, where every section asks for them."""
     records: dict[tuple[str, int], list[Record]] = {}
     for row in rows:
         records.setdefault((row.record.job_id, row.record.world.world_size), []).append(row.record)
@@ -133,36 +139,31 @@ def group_repeats(rows: Sequence[Row]) -> list[Repeats]:
         job_id, size = record.job_id, record.world.world_size
         apart = words(record, names[job_id, size])
         groups.setdefault((job_id, record.backend.label, size, apart), []).append(row)
-    return [Repeats(group, apart=key[-1]) for key, group in groups.items()]
+    return tuple(Repeats(group, apart=key[-1]) for key, group in groups.items())
 
 
-def rivals(groups: Sequence[Repeats], place: Place) -> list[Repeats]:
-    """Those whose throughputs may be compared: whole, timed, of one place.
+def rivals(groups: Sequence[Repeats]) -> dict[Place, list[Repeats]]:
+    """By place those whose throughputs may be compared: whole and timed.
 
     Those that left the reference do other work.
     """
-    return [
-        group
-        for group in groups
-        if group.place == place
-        and group.whole
-        and group.parity != "diverged"
-        and group.values("tokens_per_second")
-    ]
+    found: dict[Place, list[Repeats]] = {}
+    for group in groups:
+        if group.whole and group.parity != "diverged" and group.values("tokens_per_second"):
+            found.setdefault(group.place, []).append(group)
+    return found
 
 
 def most_rivals(groups: Sequence[Repeats]) -> int:
     """How many cells are compared at the place that has most."""
-    return max((len(rivals(groups, group.place)) for group in groups), default=0)
+    return max(map(len, rivals(groups).values()), default=0)
 
 
 def fastest(groups: Sequence[Repeats]) -> dict[Place, Repeats]:
     """Of each place the repeats with the highest median throughput, where any were timed."""
-    compared = {place: rivals(groups, place) for place in dict.fromkeys(group.place for group in groups)}
     return {
-        place: max(known, key=lambda group: group.median("tokens_per_second") or 0.0)
-        for place, known in compared.items()
-        if known
+        place: max(compared, key=lambda group: group.median("tokens_per_second") or 0.0)
+        for place, compared in rivals(groups).items()
     }
 
 

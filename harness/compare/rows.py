@@ -17,9 +17,9 @@ from harness.compare.volume import expected_sent_bytes_per_step
 from harness.record import Record
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Row:
-    """One run and how it compares with its reference."""
+    """One run and how it compares with its reference; equal to itself only, which makes it a key."""
 
     record: Record
     judgement: Judgement

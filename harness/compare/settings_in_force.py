@@ -52,11 +52,14 @@ class DifferingSetting:
 def differing_settings(rows: Sequence[Row]) -> list[DifferingSetting]:
     """Of each job, what changes the mathematics first."""
     runs = [row for row in comparable(rows) if row.record.status in ("ok", "diverged")]
+    jobs: dict[str, list[Row]] = {}
+    for row in runs:
+        jobs.setdefault(row.record.job_id, []).append(row)
     found = [
         DifferingSetting(job_id=job_id, setting=setting.name, effect=setting.effect, values=values)
-        for job_id in dict.fromkeys(row.record.job_id for row in runs)
+        for job_id, of_job in jobs.items()
         for setting in SETTINGS
-        if len(values := _values(setting, [row for row in runs if row.record.job_id == job_id])) > 1
+        if len(values := _values(setting, of_job)) > 1
     ]
     found += [differing for row in runs for differing in _beside_reference(row)]
     return sorted(found, key=lambda differing: differing.effect != "mathematics")

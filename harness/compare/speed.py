@@ -46,7 +46,11 @@ def p95_step_seconds(record: Record) -> float | None:
 def rank_medians(record: Record, values: Sequence[Sequence[float]]) -> list[float]:
     """Per rank, the median over timed steps of its per-step values."""
     indices = timed_indices(record)
-    return [float(np.median(of_rank[indices.start : indices.stop])) for of_rank in values] if indices else []
+    if not indices or not values:
+        return []
+    timed = [of_rank[indices.start : indices.stop] for of_rank in values]
+    medians: list[float] = np.median(timed, axis=1).tolist()
+    return medians
 
 
 def rank_spread_seconds(record: Record) -> float | None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -82,9 +82,10 @@ def make_manifest(
     `folders` are those that were given whole. What else lies beside the records is named as left out.
     """
     folder = output.parent
+    relative = paths_from(folder)
     entries = [
         RecordEntry(
-            path=relative(path, folder),
+            path=relative(path),
             sha256=digest(path.read_bytes()),
             run_id=record.run_id,
             status=record.status,
@@ -101,7 +102,7 @@ def make_manifest(
         harness=version("sharding-harness"),
         matplotlib=version("matplotlib"),
         records=entries,
-        folders=sorted({relative(path, folder) for path in folders}),
+        folders=sorted(set(map(relative, folders))),
         left_out=[path for path in neighbours(entries, folder) if path not in listed],
     )
 
@@ -109,12 +110,14 @@ def make_manifest(
 def neighbours(entries: Sequence[RecordEntry], folder: Path) -> list[str]:
     """Paths of all records in the folders of runs from which the listed ones come."""
     roots = sorted({(folder / entry.path).parent.parent for entry in entries})
-    return sorted({relative(p, folder) for root in roots for p in root.glob(f"*/{RECORD_NAME}")})
+    relative = paths_from(folder)
+    return sorted({relative(path) for root in roots for path in root.glob(f"*/{RECORD_NAME}")})
 
 
-def relative(path: Path, folder: Path) -> str:
-    """Path from a report's folder, with forward slashes."""
-    return os.path.relpath(os.path.realpath(path), os.path.realpath(folder)).replace(os.sep, "/")
+def paths_from(folder: Path) -> Callable[[Path], str]:
+    """Gives a path as it is from a report's folder, with forward slashes."""
+    start = os.path.realpath(folder)
+    return lambda path: os.path.relpath(os.path.realpath(path), start).replace(os.sep, "/")
 
 
 def read_manifest(text: str, report: Path) -> tuple[Manifest, int]:

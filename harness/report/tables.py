@@ -110,12 +110,12 @@ def _text(table: Table, style: str) -> str:
 def results_table(rows: Sequence[Row]) -> Table:
     """One line per job, backend and world size."""
     groups = group_repeats(rows)
-    best = fastest(groups)
+    best, compared = fastest(groups), rivals(groups)
     jobs = list(dict.fromkeys(group.record.job_id for group in groups))
     columns = COLUMNS if len(jobs) < 2 else (Column("job_id", "job", align="left"), *COLUMNS)
     body = []
     for group in groups:
-        pairs = pairs_among(len(rivals(groups, group.place)))
+        pairs = pairs_among(len(compared.get(group.place, ())))
         line = _line(group, best.get(group.place), pairs)
         body.append(line if len(jobs) < 2 else [group.record.job_id, *line])
     return Table(key="results", columns=columns, rows=body)

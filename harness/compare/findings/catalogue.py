@@ -7,6 +7,7 @@ and name it in MODULES; `docs/findings.md` follows from KINDS.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from types import ModuleType
 
 from harness.compare.findings import (
@@ -49,7 +50,13 @@ MODULES: tuple[ModuleType, ...] = (
 
 def find_all(rows: Sequence[Row]) -> list[Finding]:
     """Every finding of a comparison."""
-    return [finding for module in MODULES for finding in module.find(rows)]
+    return list(_find_all(tuple(rows)))
+
+
+@lru_cache(maxsize=8)
+def _find_all(rows: tuple[Row, ...]) -> tuple[Finding, ...]:
+    """Computed once for a report, whose verdict asks for them too."""
+    return tuple(finding for module in MODULES for finding in module.find(rows))
 
 
 def kinds() -> dict[str, Kind]:
