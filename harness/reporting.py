@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from harness.report.manifest import Format
 from harness.report.report import Run, format_of, write_report
 from harness.store import RECORD_NAME, read_runs
 
+LONGEST_NAME = 200
+"""Bytes of a report's file name; file systems allow 255, of which names of tables and pictures need some."""
+NOT_IN_TEX = '{}%#\\"\n'
+
 
 def report_runs(runs: Sequence[Path], output: Path, *, form: Format | None, fail_on: str | None) -> int:
     """`harness report`."""
@@ -23,7 +28,7 @@ def report_runs(runs: Sequence[Path], output: Path, *, form: Format | None, fail
         raise HarnessError("--fail-on compares with a baseline; give --baseline and two sets of runs")
     form = form or format_of(output)
     found = _read(runs)
-    require_writable(output)
+    require_writable(output, form)
     write_report(found, output, form=form, folders=_folders(runs))
     click.echo(f"{output}: {len(found)} records", err=True)
     return 0
@@ -38,7 +43,7 @@ def report_baseline(runs: Sequence[Path], output: Path, *, form: Format | None, 
     conditions = parse_conditions(fail_on) if fail_on is not None else []
     form = form or format_of(output)
     before, after = (_read([path]) for path in runs)
-    require_writable(output)
+    require_writable(output, form)
     write_report(after, output, form=form, baseline=before, folders=_folders(runs))
     click.echo(f"{output}: {len(before)} records before, {len(after)} after", err=True)
     failed = []
@@ -68,8 +73,20 @@ def verify_report(report: Path, *, pictures_by_digest: bool, as_json: bool) -> i
     return 0
 
 
-def require_writable(report: Path) -> None:
+def require_writable(report: Path, form: Format | None = None) -> None:
     """Say before hours of runs, not after them, that a report cannot be written."""
+    length = len(os.fsencode(report.name))
+    if length > LONGEST_NAME:
+        raise HarnessError(
+            f"report's file name has {length} bytes; at most {LONGEST_NAME} are allowed, as files beside it "
+            "have longer names; give a shorter one"
+        )
+    refused = [character for character in NOT_IN_TEX if character in report.name]
+    if refused and (form or format_of(report)) == "latex":
+        raise HarnessError(
+            f"report's file name {report.name!r} holds {' '.join(map(repr, refused))}, which LaTeX does not "
+            "allow in names of pictures; give another name"
+        )
     is_new = not report.exists()
     try:
         report.parent.mkdir(parents=True, exist_ok=True)

@@ -97,10 +97,10 @@ def _unreadable(path: Path, error: ValidationError) -> HarnessError:
 
 
 def read_runs(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[str]]:
-    """Read records from files, run folders and folders of runs, each once, in the order given.
+    """Read records from files, run folders and folders of runs, each run once, in the order given.
 
-    Returns (path, record) pairs, and what is wrong with records of a folder that cannot be read; a file
-    that was named itself and cannot be read raises HarnessError.
+    Returns (path, record) pairs, and what is wrong with records that cannot be read or are copies of
+    another; a file that was named itself and cannot be read raises HarnessError.
     """
     with _without_collection():
         return _read_all(paths)
@@ -120,6 +120,7 @@ def _without_collection() -> Iterator[None]:
 
 def _read_all(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[str]]:
     seen: dict[Path, Record] = {}
+    runs: dict[str, Path] = {}
     problems = []
     for path in paths:
         files = list(_record_files(path))
@@ -129,11 +130,17 @@ def _read_all(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[st
             )
         for file in files:
             try:
-                seen.setdefault(file.resolve(), read_record(file))
+                record = read_record(file)
             except HarnessError as error:
                 if file == path:
                     raise
                 problems.append(str(error))
+                continue
+            first = runs.setdefault(record.run_id, file.resolve())
+            if first == file.resolve():
+                seen[first] = record
+            else:
+                problems.append(f"record {file} is a copy of {first}: run {record.run_id} counts once")
     return list(seen.items()), problems
 
 

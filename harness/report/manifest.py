@@ -20,7 +20,7 @@ from harness.store import RECORD_NAME
 Format = Literal["md", "html", "csv", "json", "latex"]
 Kind = Literal["comparison", "baseline"]
 MARK = "harness-report: "
-_LINE = re.compile(r"harness-report\"?: (\{.*\})")
+_LINE = re.compile(r'(?:<!-- |% | ")?harness-report"?: (\{.*\})(?: -->)?')
 
 
 class RecordEntry(BaseModel):
@@ -125,17 +125,19 @@ def read_manifest(text: str, report: Path) -> tuple[Manifest, int]:
 
     Raises HarnessError if there is none: the file is no report, or the line was removed.
     """
-    for number, line in enumerate(text.split("\n"), start=1):
-        found = _LINE.search(line)
-        if found:
-            try:
-                return Manifest.model_validate(json.loads(found[1])), number
-            except (json.JSONDecodeError, ValidationError) as error:
-                raise HarnessError(
-                    f"report '{report}', line {number}: the list of its records cannot be read; "
-                    "write the report again with `harness report`"
-                ) from error
-    raise HarnessError(
-        f"'{report}' carries no list of its records: it is no report of this harness, or the line was "
-        "removed; write it with `harness report`"
-    )
+    lines = text.split("\n")
+    candidates = [(n, found[1]) for n, line in enumerate(lines, 1) if (found := _LINE.fullmatch(line))]
+    if not candidates:
+        raise HarnessError(
+            f"'{report}' carries no list of its records: it is no report of this harness, or the line was "
+            "removed; write it with `harness report`"
+        )
+    # LaTeX has it first, the others last: a name within a command may hold such a line too.
+    number, values = candidates[0 if candidates[0][0] == 1 else -1]
+    try:
+        return Manifest.model_validate(json.loads(values)), number
+    except (json.JSONDecodeError, ValidationError) as error:
+        raise HarnessError(
+            f"report '{report}', line {number}: the list of its records cannot be read; "
+            "write the report again with `harness report`"
+        ) from error

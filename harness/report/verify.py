@@ -6,9 +6,6 @@ Everything is compared with what the records give: text line by line, pictures b
 from __future__ import annotations
 
 import base64
-import difflib
-import io
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -18,14 +15,13 @@ from typing import Any
 from harness.errors import HarnessError
 from harness.record import Record
 from harness.report.document import Document
+from harness.report.line_differences import line_differences
 from harness.report.manifest import Manifest, digest, neighbours, read_manifest
-from harness.report.report import IMAGE_FORMATS, draw_all, make_document, picture_names, render
+from harness.report.report import IMAGE_FORMATS, Images, draw_all, make_document, picture_names, render
+from harness.report.same_picture import same_picture
 from harness.report.writers.csv import MANIFEST
 from harness.report.writers.html import DATA_ADDRESS
 from harness.store import read_record
-
-WINDOW = 100
-"""Characters shown of a line that differs, around the place where it does."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
     redraw = manifest.matplotlib == version("matplotlib")
     if not redraw and IMAGE_FORMATS[manifest.format]:
         _tell_other_drawing(report.name, manifest, manifest_line, pictures_by_digest, result)
-    _compare(report, text, document, manifest, redraw, result)
+    _compare(report, text, document, manifest, manifest_line, redraw, result)
     if manifest.harness != version("sharding-harness"):
         result.notes.append(
             f"written by sharding-harness {manifest.harness}, checked by {version('sharding-harness')}: "
@@ -88,7 +84,13 @@ def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
 
 
 def _compare(
-    report: Path, text: str, document: Document, manifest: Manifest, redraw: bool, result: Verification
+    report: Path,
+    text: str,
+    document: Document,
+    manifest: Manifest,
+    manifest_line: int,
+    redraw: bool,
+    result: Verification,
 ) -> None:
     """The text, and every file beside it, with what the records give."""
     name = report.parent / manifest.name
@@ -99,7 +101,11 @@ def _compare(
         inside = [digest(base64.b64decode(code)) for code in DATA_ADDRESS.findall(text)]
         if inside != list(manifest.pictures.values()):
             result.problems.append(Problem(report.name, None, "holds a picture whose digest is not listed"))
-    pictures = set(picture_names(images, name).values())
+    names = picture_names(images, name)
+    if redraw and not _lists_pictures(report.parent, manifest, images, names):
+        what = "the list of the pictures' digests is not that of the pictures"
+        result.problems.append(Problem(report.name, manifest_line, what))
+    pictures = set(names.values())
     for beside, expected in rendered.beside.items():
         path = report.parent / beside
         if not path.is_file():
@@ -107,9 +113,23 @@ def _compare(
         elif beside not in pictures:
             _compare_text(beside, _read_text(path), expected.decode(), True, result)
         elif redraw:
-            _compare_picture(beside, path.read_bytes(), expected, result)
+            if not same_picture(beside, path.read_bytes(), expected):
+                result.problems.append(Problem(beside, None, "is not the picture that the records give"))
         elif digest(path.read_bytes()) != manifest.pictures.get(beside):
             result.problems.append(Problem(beside, None, "is not the picture whose digest the report lists"))
+
+
+def _lists_pictures(
+    folder: Path, manifest: Manifest, images: Images, names: Mapping[tuple[str, str], str]
+) -> bool:
+    """Whether each picture's digest is that of the file, or as drawn here: PNGs are compressed otherwise."""
+    if manifest.pictures.keys() != set(names.values()):
+        return False
+    for (key, form), name in names.items():
+        drawn = [images[key][form], *([(folder / name).read_bytes()] if (folder / name).is_file() else [])]
+        if manifest.pictures[name] not in map(digest, drawn):
+            return False
+    return True
 
 
 def _tell_other_drawing(
@@ -146,6 +166,7 @@ def _check_records(
     """Records by path, those left out that are missing or cannot be read."""
     lines = text.split("\n")
     records: dict[str, Record] = {}
+    runs: dict[tuple[str, bool], str] = {}
     for entry in manifest.records:
         line = next(
             (n for n, t in enumerate(lines, 1) if entry.run_id in t and n != manifest_line), manifest_line
@@ -162,9 +183,17 @@ def _check_records(
         if found != entry.sha256:
             tell(f"record {entry.path} was changed: SHA-256 {found[:16]}, listed {entry.sha256[:16]}")
         try:
-            records[entry.path] = read_record(path)
+            record = read_record(path)
         except HarnessError as error:
             tell(str(error))
+            continue
+        records[entry.path] = record
+        if (entry.run_id, entry.status) != (record.run_id, record.status):
+            listed = f"listed as run {entry.run_id}, {entry.status}"
+            tell(f"record {entry.path} is of run {record.run_id}, {record.status}; {listed}")
+        if (run := (record.run_id, entry.before)) in runs:
+            tell(f"record {entry.path} is of the same run as {runs[run]}, so that one run counts twice")
+        runs.setdefault(run, entry.path)
     return records
 
 
@@ -190,60 +219,5 @@ def _check_neighbours(
 
 
 def _compare_text(name: str, given: str, expected: str, pictures: bool, result: Verification) -> None:
-    """Line by line; whole pictures within a line count only where `pictures` is true."""
-    left, right = _lines(given, pictures), _lines(expected, pictures)
-    matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
-    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
-        if tag == "equal":
-            continue
-        paired = min(i2 - i1, j2 - j1)
-        for offset in range(paired):
-            a, b = _around_difference(left[i1 + offset], right[j1 + offset])
-            result.problems.append(Problem(name, i1 + offset + 1, f"reads {a!r}, the records give {b!r}"))
-        for number in range(i1 + paired, i2):
-            shown = _cut(left[number])
-            result.problems.append(Problem(name, number + 1, f"does not follow from the records: {shown!r}"))
-        for number in range(j1 + paired, j2):
-            shown = _cut(right[number])
-            result.problems.append(Problem(name, i2 or None, f"a line is missing after this one: {shown!r}"))
-
-
-def _lines(text: str, pictures: bool) -> list[str]:
-    """Lines with whole pictures replaced by their digests, which a person can read."""
-
-    def shown(found: re.Match[str]) -> str:
-        return f"picture sha256:{digest(found[1].encode())}" if pictures else "picture"
-
-    return [DATA_ADDRESS.sub(shown, line) for line in text.split("\n")]
-
-
-def _around_difference(left: str, right: str) -> tuple[str, str]:
-    same = next(
-        (n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))
-    )
-    begin = max(0, same - WINDOW // 3)
-    return _cut(left[begin:]), _cut(right[begin:])
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= WINDOW else f"{text[:WINDOW]}..."
-
-
-def _compare_picture(name: str, given: bytes, expected: bytes, result: Verification) -> None:
-    """SVG by bytes; PNG by pixels where bytes differ, as compression differs between zlib builds."""
-    if given == expected:
-        return
-    if name.endswith(".png") and _pixels(given) == _pixels(expected):
-        return
-    result.problems.append(Problem(name, None, "is not the picture that the records give"))
-
-
-def _pixels(image: bytes) -> tuple[tuple[int, int], bytes] | None:
-    """Size and pixels; None if the file is no picture."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(io.BytesIO(image)) as opened:
-            return opened.size, opened.convert("RGBA").tobytes()
-    except (UnidentifiedImageError, OSError):
-        return None
+    found = line_differences(given, expected, pictures=pictures)
+    result.problems += [Problem(name, line, what) for line, what in found]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
@@ -18,6 +19,8 @@ from harness.report.document import (
     Table,
 )
 from harness.report.formats import markdown_text, one_line
+
+_BEGINS_A_BLOCK = re.compile(r"^(\d*)([-+=.)])(?=\s|$|-|=)")
 
 
 def render_markdown(document: Document, pictures: Mapping[str, str], manifest: str) -> str:
@@ -42,7 +45,7 @@ def code_block(language: str, text: str) -> str:
 def _block(block: Block, pictures: Mapping[str, str]) -> str:
     match block:
         case Paragraph():
-            return markdown_text(block.text)
+            return _line(block.text)
         case Heading():
             return f"### {markdown_text(block.text)}"
         case Items():
@@ -62,9 +65,14 @@ def _block(block: Block, pictures: Mapping[str, str]) -> str:
 
 def _item(item: str | tuple[str, str]) -> str:
     if isinstance(item, str):
-        return markdown_text(item)
+        return _line(item)
     name, text = item
     return f"**{markdown_text(name)}**: {markdown_text(text)}"
+
+
+def _line(text: str) -> str:
+    """Text of a block of its own, in which it begins no list, rule or underline."""
+    return _BEGINS_A_BLOCK.sub(r"\1\\\2", markdown_text(text))
 
 
 def _table(table: Table) -> str:

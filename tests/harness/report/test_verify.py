@@ -7,59 +7,12 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.record import Record
 from harness.report.report import SUFFIXES, write_report
-from harness.report.verify import Verification, verify
+from harness.report.verify import verify
 from harness.store import write_record
-from tests.records import LOSSES, make_record, make_steps, make_weights
+from tests.records import make_record
 
-Runs = list[tuple[Path, Record]]
-
-
-def write_runs(folder: Path, slower: float = 0.0) -> Runs:
-    """Three repeats of two backends and a reference."""
-    records = [make_record()]
-    for label, seconds in (("ddp", 0.5), ("fsdp", 0.6)):
-        records += [
-            make_record(
-                label=label, repeat=n, run_id=f"run-{label}-{n}",
-                steps=make_steps([loss + 1e-6 for loss in LOSSES], seconds=seconds + n / 100 + slower),
-                final_weights=make_weights("c" * 64),
-            )
-            for n in range(3)
-        ]  # fmt: skip
-    runs = []
-    for record in records:
-        directory = folder / "runs" / record.run_id
-        directory.mkdir(parents=True)
-        runs.append((write_record(directory, record), record))
-    return runs
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("published")
-    runs = write_runs(folder)
-    for suffix in ("md", "html", "csv", "json", "tex"):
-        write_report(runs, folder / f"report.{suffix}", folders=[folder / "runs"])
-    return folder
-
-
-@pytest.fixture
-def copy(published: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(published, tmp_path / "copy"))
-
-
-def edit(path: Path, old: str, new: str) -> int:
-    """Replace the first occurrence; returns the number of its line."""
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new, 1), encoding="utf-8")
-    return text[: text.index(old)].count("\n") + 1
-
-
-def found(result: Verification) -> list[str]:
-    return [str(problem) for problem in result.problems]
+from .published import edit, found, write_runs
 
 
 @pytest.mark.parametrize("name", ["report.md", "report.html", "report.csv", "report.json", "report.tex"])

@@ -1,0 +1,89 @@
+"""Records in which one name stands wherever a user, a library or a machine can put one."""
+
+from __future__ import annotations
+
+from harness.record import (
+    BackendPart,
+    ErrorPart,
+    EvaluationPart,
+    OverlapPart,
+    RankPart,
+    Record,
+    WaitPart,
+    WorldPart,
+)
+from tests.records import ENVIRONMENT, JOB, NORMS, make_effective, make_record, make_steps, make_weights
+
+NAMES = [
+    "a|b||c",
+    "`code` ```fence```",
+    "<script>alert(1)</script><b>x</b>",
+    "quo\"te's & &lt; &amp;",
+    "two\nlines\r\nand\ttab",
+    "# heading\n\n- item\n1. one",
+    "Größe 模型 نموذج 🚀",
+    "x" * 300,
+    "a_b*c*d_e ~~f~~ [link](http://example.org) ![i](x) $m$ {n} 100% ^2 \\end{verbatim}",
+    "-->--><!-- <![CDATA[",
+    "=1+1",
+    "\u202ereversed\u2066",
+    "nul\x00bell\x07",
+    '</summary></details>\n<!-- harness-report: {"a": 1} -->\n% harness-report: {"a": 1}',
+    "http://example.org/x www.example.org a@example.org :+1: @user #1",
+    "line\u2028separator\u2029paragraph\x0bfeed\x0c\x85next",
+    "&amp;lt;img src=x onerror=alert(1)&gt; <!--x--> <details>",
+    "\\input{secret} \\\\ & # % ^^5c ~ \\write18{x}",
+    "- [ ] todo\n\n    indented\n\n***\n\n| a | b |\n| - | - |\n| 1 | 2 |",
+]
+
+
+def hostile_records(name: str) -> list[Record]:
+    """A reference, and runs that failed, ended well on one and two nodes, or are another job."""
+    job = JOB | {"model": JOB["model"] | {"name": name}, "data": JOB["data"] | {"path": name}}
+    environment = ENVIRONMENT | {
+        "cpu": name, "gpus": [name], "platform": name, "packages": {"torch": "2.11.0", name: name},
+        "slurm": {"job": name, "state": name},
+    }  # fmt: skip
+    effective = make_effective(strategy=name, details={name: name}, optimizer=name, gradient_norm=name)
+    part = BackendPart(label=f"ddp:{name}", name="ddp", effective=effective, native_config={name: name})
+    evaluation = [EvaluationPart(step=4, loss=5.0, target_tokens=64)]
+    own = make_effective(gradient_norm="L2 over all parameters")
+    reference = make_record(
+        backend=BackendPart(label="single", name="single", effective=own), job=job,
+        environment=environment, eval=evaluation, artifacts={"trace of rank 0": name},
+        command=["harness", "run", "--config", f"{name}.yaml", "--set", f"model.name={name}"],
+    )  # fmt: skip
+    failed = make_record(
+        label="ddp", run_id="second", job=job, status="failed", reasons=[name], backend=part,
+        error=ErrorPart(kind=name, message=name, log_tail=name),
+        model={"architecture": name, "attention": name},
+    )  # fmt: skip
+    doubled = make_steps(norms=[2 * norm for norm in NORMS])
+    shared = {"job": job, "environment": environment, "eval": evaluation, "steps": doubled}
+    label = {"backend": part.model_copy(update={"label": f"fsdp:{name}", "name": name})}
+    one_node = make_record(label="fsdp", world_size=4, run_id="third", **shared, **label)
+    one_node = one_node.model_copy(update={"ranks": [_traced(rank, name) for rank in one_node.ranks]})
+    two_nodes = one_node.model_copy(
+        update={
+            "run_id": name,
+            "world": _on_two_nodes(one_node.world),
+            "artifacts": {"trace of rank 1": name},
+        }
+    )
+    other = make_record(
+        label="zero1", run_id="fifth", job=job | {"data": job["data"] | {"path": f"other {name}"}},
+        job_id="f" * 12, initial_weights=make_weights("d" * 64), backend=part,
+    )  # fmt: skip
+    return [reference, failed, one_node, two_nodes, other]
+
+
+def _traced(rank: RankPart, name: str) -> RankPart:
+    part = OverlapPart(
+        step=2, seconds=0.5, compute_seconds=0.3, communication_seconds=0.2, exposed_seconds=0.1,
+        idle_seconds=0.1, waits=[WaitPart(name=name, phase=name, seconds=0.1)],
+    )  # fmt: skip
+    return rank.model_copy(update={"overlap": [part], "host": name, "device_name": name})
+
+
+def _on_two_nodes(world: WorldPart) -> WorldPart:
+    return world.model_copy(update={"nodes": 2, "ranks_per_node": 2})

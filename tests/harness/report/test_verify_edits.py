@@ -1,0 +1,141 @@
+"""Edits of a report, its list of records, its records and its pictures: each is named."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness.report.report import write_report
+from harness.report.verify import verify
+from harness.store import write_record
+from tests.records import LOSSES, make_record, make_steps
+
+from .published import edit, found, write_runs
+
+
+def lines_of(path: Path, beginning: str) -> list[str]:
+    return [line for line in path.read_text().splitlines() if line.startswith(beginning)]
+
+
+def test_rows_in_another_order_are_named(copy: Path) -> None:
+    ddp, fsdp = (lines_of(copy / "report.md", f"| {name} | 2 | ok")[0] for name in ("ddp", "fsdp"))
+    line = edit(copy / "report.md", f"{ddp}\n{fsdp}", f"{fsdp}\n{ddp}")
+    problems = verify(copy / "report.md").problems
+    assert {line - 1, line + 1} == {problem.line for problem in problems}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "edits"),
+    [
+        (
+            "md",
+            {
+                "| peak MB/rank (spread) |": "| peak GB/rank (spread) |",
+                "| least | most |": "| most | least |",
+                "of fastest: throughput": "of slowest: throughput",
+                "MB is 1e6 bytes": "MB is 1e9 bytes",
+                "parameter_dtype: float32": "parameter_dtype: bfloat16",
+                "<details><summary>ddp, 2 ranks": "<details open><summary>ddp, 2 ranks",
+                "report.loss.svg": "report.memory.svg",
+                "harness compare --backends ddp": "harness compare --backends ddp --set training.seed=1",
+                "## Results": "## Results <!-- of the best -->, best",
+                "# Comparison": "\ufeff# Comparison",
+                "| fsdp | 2 |": "| fsdp\u200b | 2 |",
+                " -->\n": " -->",
+                "## Loss\n": "## Loss\r\n",
+            },
+        ),
+        (
+            "html",
+            {
+                "<th scope": "<th hidden scope",
+                "display: block": "display: none",
+                "upwards ? left - right": "upwards ? right - left",
+                'data-value="': 'data-value="9',
+                "default-src 'none'": "default-src *",
+                "</html>": "<p>Approved.</html>",
+            },
+        ),
+    ],
+)
+def test_every_other_edit_is_named(suffix: str, edits: dict[str, str], copy: Path) -> None:
+    path = copy / f"report.{suffix}"
+    lines = {edit(path, old, new) for old, new in edits.items()}
+    assert {problem.line for problem in verify(path).problems} == lines
+
+
+def test_removed_finding_is_named(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path)
+    worse = make_record(label="zero1", steps=make_steps([loss + 1 for loss in LOSSES]), run_id="worse")
+    (tmp_path / "runs" / "worse").mkdir()
+    runs.append((write_record(tmp_path / "runs" / "worse", worse), worse))
+    report = write_report(runs, tmp_path / "report.md")
+    (finding,) = lines_of(report, "- **diverged**: zero1")
+    line = edit(report, f"{finding}\n", "")
+    assert any(p.line in (line - 1, line) and "missing" in p.what for p in verify(report).problems)
+
+
+def test_status_that_only_the_list_of_records_tells_is_checked(copy: Path) -> None:
+    """The list and the table that is made of it agree; the record does not."""
+    text = (copy / "report.md").read_text()
+    (copy / "report.md").write_text(
+        re.sub(r'("run_id":"run-ddp-1","status":)"ok"', r'\1"failed"', text).replace(
+            "| run-ddp-1 | ok |", "| run-ddp-1 | failed |"
+        )
+    )
+    (problem,) = verify(copy / "report.md").problems
+    assert "is of run run-ddp-1, ok; listed as run run-ddp-1, failed" in problem.what
+
+
+def test_record_replaced_by_another_under_its_name_is_named(copy: Path) -> None:
+    path = copy / "runs" / "run-ddp-1"
+    better = make_record(label="ddp", run_id="run-ddp-1", repeat=1, steps=make_steps(seconds=0.1))
+    write_record(path, better)
+    assert "record runs/run-ddp-1/record.json was changed" in found(verify(copy / "report.md"))[0]
+
+
+@pytest.mark.parametrize("baseline", [False, True])
+def test_run_that_counts_twice_is_named(baseline: bool, tmp_path: Path) -> None:
+    """Copies of one good run would pass for repeats."""
+    runs = write_runs(tmp_path)
+    shutil.copytree(tmp_path / "runs" / "run-ddp-0", tmp_path / "runs" / "again")
+    twice = [*runs, (tmp_path / "runs" / "again" / "record.json", runs[1][1])]
+    report = write_report(twice, tmp_path / "report.md", baseline=runs if baseline else [])
+    (problem,) = verify(report).problems
+    assert "again/record.json is of the same run as runs/run-ddp-0/record.json" in problem.what
+
+
+def test_digests_of_pictures_that_were_edited_are_named(copy: Path) -> None:
+    """Else --pictures-by-digest would accept another picture later."""
+    for name in ("report.md", "report.html"):
+        text = (copy / name).read_text()
+        line = edit(copy / name, re.findall(r'svg":"([0-9a-f]{64})', text)[0], "0" * 64)
+        problems = verify(copy / name).problems
+        assert [(p.line, "digests" in p.what) for p in problems] == [(line, True)]
+
+
+def test_png_that_shows_something_else_than_its_first_frame_is_named(copy: Path) -> None:
+    from PIL import Image
+
+    path = copy / "report.loss.png"
+    with Image.open(path) as image:
+        true = image.convert("RGBA")
+    for changes in (
+        {"save_all": True, "append_images": [Image.new("RGBA", true.size, "red")]},
+        {"icc_profile": b"another profile"},
+    ):
+        true.save(path, **changes)
+        assert found(verify(copy / "report.md")) == [f"{path.name}: is not the picture that the records give"]
+
+
+@pytest.mark.parametrize("suffix", ["md", "html", "csv", "json", "tex"])
+def test_name_that_looks_like_a_list_of_records_is_none(suffix: str, tmp_path: Path) -> None:
+    line = 'harness-report: {"records": []}'
+    record = make_record(
+        command=["harness", f'\n<!-- {line} -->\n% {line}\n{line}\n "harness-report": {{}}\n']
+    )
+    path = tmp_path / "runs" / "one"
+    path.mkdir(parents=True)
+    report = write_report([(write_record(path, record), record)], tmp_path / f"report.{suffix}")
+    assert found(verify(report)) == []
