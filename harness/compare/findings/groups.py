@@ -53,7 +53,7 @@ def statements(findings: Sequence[Finding]) -> list[Statement]:
     """Findings that say the same of several cells as one; causes first, order kept otherwise."""
     found: dict[tuple[str, str], list[str]] = {}
     for finding in findings:
-        subject, text = _divide(finding)
+        subject, text = divide(finding)
         cells = found.setdefault((finding.id, text), [])
         if subject and subject not in cells:
             cells.append(subject)
@@ -88,7 +88,7 @@ def _joined(labels: Sequence[str]) -> str:
     return " and ".join([", ".join(labels[:-1]), labels[-1]]) if len(labels) > 1 else labels[0]
 
 
-def _divide(finding: Finding) -> tuple[str, str]:
+def divide(finding: Finding) -> tuple[str, str]:
     """The cell that a message begins with, as `finding.subject` writes it, and what it says of it."""
     head, colon, rest = finding.message.partition(": ")
     match = _CELL.fullmatch(head)

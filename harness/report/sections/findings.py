@@ -7,7 +7,15 @@ from typing import Any
 
 from harness.compare.findings.catalogue import find_all, kinds
 from harness.compare.findings.finding import Finding
-from harness.compare.findings.groups import DOCUMENT, ROLES, Statement, statements
+from harness.compare.findings.groups import (
+    DOCUMENT,
+    ROLES,
+    Statement,
+    divide,
+    role_of,
+    statements,
+    together,
+)
 from harness.compare.rows import Row
 from harness.compare.wording import words
 from harness.report.document import Block, Column, Folded, Heading, Items, Paragraph, Section, Table
@@ -15,7 +23,7 @@ from harness.report.formats import listed, milliseconds, percent
 
 COLUMNS = (
     Column("finding", "finding", align="left"),
-    Column("backends", "backends", align="left"),
+    Column("cells", "of", align="left"),
     Column("figure", "figure", align="left"),
     Column("value", "value", align="left"),
 )
@@ -27,6 +35,10 @@ UNITS = {
 """By the end of a figure's name."""
 MOST_FIGURES = 12
 """Of one finding; `compare --json` has all."""
+MOST_VALUES = 3
+"""Of one figure of one cell, which may differ between repeats."""
+MOST_OF_A_KIND = 3
+"""Sentences about one kind of finding that stand in the open."""
 
 
 def findings_section(rows: Sequence[Row]) -> Section:
@@ -38,11 +50,10 @@ def findings_section(rows: Sequence[Row]) -> Section:
     told = statements(found)
     blocks: list[Block] = []
     for role, heading in ROLES.items():
-        lines = [(statement.id, statement.sentence) for statement in told if statement.role == role]
-        if lines:
-            blocks += [Heading(heading), Items(lines)]
-    body = [line for finding in found for line in _lines(finding)]
-    table = Table(key="finding_figures", columns=COLUMNS, rows=body)
+        of_role = [statement for statement in told if statement.role == role]
+        if of_role:
+            blocks += [Heading(heading), *_sentences(of_role)]
+    table = Table(key="finding_figures", columns=COLUMNS, rows=_figures(found))
     blocks += [
         Folded("What each of these findings means, how to confirm it and how to mend it", [_meanings(told)]),
         Folded("The figures behind the findings", [table]),
@@ -65,11 +76,45 @@ def _meanings(told: Sequence[Statement]) -> Items:
     )
 
 
-def _lines(finding: Finding) -> list[list[str]]:
+def _sentences(told: Sequence[Statement]) -> list[Block]:
+    """The first sentences of each kind, and the others folded."""
+    of_kind: dict[str, list[tuple[str, str]]] = {}
+    for statement in told:
+        of_kind.setdefault(statement.id, []).append((statement.id, statement.sentence))
+    first = [line for lines in of_kind.values() for line in lines[:MOST_OF_A_KIND]]
+    rest = {name: lines[MOST_OF_A_KIND:] for name, lines in of_kind.items() if lines[MOST_OF_A_KIND:]}
+    if not rest:
+        return [Items(first)]
+    counts = ", ".join(f"{name} {len(lines)}" for name, lines in rest.items())
+    folded = [line for lines in rest.values() for line in lines]
+    return [Items(first), Folded(f"More of the same kinds: {counts}", [Items(folded)])]
+
+
+def _figures(found: Sequence[Finding]) -> list[list[str]]:
+    """What is behind the findings, causes first; cells whose figures read alike are in one line."""
+    order = list(ROLES)
+    values: dict[tuple[str, str, str], list[str]] = {}
+    for finding in sorted(found, key=lambda finding: order.index(role_of(finding.id))):
+        cell = divide(finding)[0] or listed(finding.backends)
+        for figure, value in _first_figures(finding):
+            of_repeats = values.setdefault((finding.id, cell, figure), [])
+            if value not in of_repeats:
+                of_repeats.append(value)
+    cells: dict[tuple[str, str, str], list[str]] = {}
+    for (name, cell, figure), of_repeats in values.items():
+        cells.setdefault((name, figure, _joined(of_repeats)), []).append(cell)
+    return [[name, together(alike), figure, value] for (name, figure, value), alike in cells.items()]
+
+
+def _first_figures(finding: Finding) -> list[tuple[str, str]]:
     figures = list(flat(finding.values))
-    shown = [[finding.id, listed(finding.backends), *figure] for figure in figures[:MOST_FIGURES]]
-    rest = len(figures) - len(shown)
-    return shown + ([[finding.id, listed(finding.backends), "and more", str(rest)]] if rest else [])
+    rest = len(figures) - MOST_FIGURES
+    return [*figures[:MOST_FIGURES], *([("and more", str(rest))] if rest > 0 else [])]
+
+
+def _joined(values: Sequence[str]) -> str:
+    rest = len(values) - MOST_VALUES
+    return "; ".join([*values[:MOST_VALUES], *([f"{rest} more"] if rest > 0 else [])])
 
 
 def flat(values: Any, name: str = "", unit: str = "") -> Iterator[tuple[str, str]]:

@@ -60,11 +60,11 @@ def overlap_section(rows: Sequence[Row]) -> Section | None:
         return None
     traced = [row.record for row in rows if any(rank.overlap for rank in row.record.ranks)]
     texts = [TEXTS[device] for device in dict.fromkeys(record.world.device for record in traced)]
-    blocks: list[Block] = [Table(key="overlap", columns=OVERLAP_COLUMNS, rows=body)]
-    blocks += [Paragraph(text) for text in [*texts, SUM_TEXT]]
+    blocks: list[Block] = [Paragraph(text) for text in [*texts, SUM_TEXT]]
     said = [sentence for group in groups if (sentence := overlap_sentence(group)) is not None]
     if said:
         blocks.append(Items(said))
+    blocks.append(Folded("Each rank", [Table(key="overlap", columns=OVERLAP_COLUMNS, rows=body)]))
     waits = [line for group in groups for line in _waits(group.record)]
     if waits:
         table = Table(key="longest_waits", columns=WAIT_COLUMNS, rows=waits)

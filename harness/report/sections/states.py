@@ -28,6 +28,9 @@ COLUMNS = (
     Column("off_bytes", "off, bytes", plain),
     Column("textbook_bytes", "textbook MB", megabytes),
 )
+KIND = [column.key for column in COLUMNS].index("kind")
+ALL = "all"
+"""The kind of the line that sums up the others."""
 TERM_COLUMNS = (
     Column("backend", "backend", align="left"),
     Column("world_size", "ranks"),
@@ -47,11 +50,14 @@ def states_section(rows: Sequence[Row]) -> Section | None:
         terms += _terms(group.record)
     if not kinds:
         return None
-    table = Table(key="model_states", columns=COLUMNS, rows=kinds)
+    totals = [line for line in kinds if line[KIND] == ALL]
+    table = Table(key="model_state_totals", columns=COLUMNS, rows=totals)
+    by_kind = Table(key="model_states", columns=COLUMNS, rows=kinds)
     by_term = Table(key="model_state_terms", columns=TERM_COLUMNS, rows=terms)
     blocks: list[Block] = [
         Paragraph(TEXT),
         table,
+        Folded("Weights, gradients, masters and optimizer states by themselves", [by_kind]),
         *([Folded("Terms of the closed forms", [by_term])] if terms else []),
     ]
     return Section("model_states", "Model states: measured, expected, textbook", blocks)
@@ -74,7 +80,7 @@ def _kinds(record: Record) -> list[list[Any]]:
     total = held.expected.model_state_bytes if held.expected else None
     off = None if total is None else held.measured_bytes - total
     whole = sum(book.values()) if book is not None else None
-    return [*lines, [*_head(record), "all", held.measured_bytes, total, off, whole]]
+    return [*lines, [*_head(record), ALL, held.measured_bytes, total, off, whole]]
 
 
 def _terms(record: Record) -> list[list[Any]]:

@@ -1,8 +1,10 @@
+from harness.compare.findings.groups import ROLES, role_of
 from harness.compare.rows import make_rows
 from harness.report.contents import comparison
-from harness.report.sections.findings import findings_section, flat
+from harness.report.document import Folded, Items, Table
+from harness.report.sections.findings import MOST_OF_A_KIND, findings_section, flat
 from harness.report.writers.markdown import render_markdown
-from tests.records import NORMS, make_record, make_steps, make_weights
+from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
 
 
 def test_figures_have_names_and_units_and_no_brackets() -> None:
@@ -46,3 +48,29 @@ def test_causes_are_told_before_divergence_and_each_is_explained_in_the_report()
         "What each of these findings means, how to confirm it and how to mend it",
         "The figures behind the findings",
     ]
+
+
+def test_findings_of_repeats_and_of_cells_alike_are_told_once_and_many_are_folded() -> None:
+    labels = [f"zero{stage}" for stage in range(4)]
+    worse = [
+        make_record(
+            label=label, repeat=repeat, run_id=f"{label}-{repeat}",
+            steps=make_steps([loss + size for loss in LOSSES]), final_weights=make_weights("c" * 64),
+        )
+        for size, label in enumerate([*labels, "ddp", "fsdp"], start=1)
+        for repeat in range(3)
+    ]  # fmt: skip
+    alike = make_record(label="fsdp1", steps=worse[0].steps, final_weights=make_weights("c" * 64))
+    blocks = findings_section(make_rows([make_record(), *worse, alike])).blocks
+    open_ = [item for block in blocks if isinstance(block, Items) for item in block.items]
+    assert 0 < len(open_) <= MOST_OF_A_KIND * len({name for name, _ in open_})
+    more = next(block for block in blocks if isinstance(block, Folded))
+    assert more.title.startswith("More of the same kinds: ")
+    figures = next(b for b in blocks if isinstance(b, Folded) and b.title.startswith("The figures"))
+    (table,) = figures.blocks
+    assert isinstance(table, Table)
+    lines = [tuple(line) for line in table.rows]
+    assert len(lines) == len(set(lines))
+    assert any(cells == "zero0 and fsdp1 on 2 ranks" for _, cells, _, _ in lines)
+    roles = [list(ROLES).index(role_of(name)) for name, *_ in lines]
+    assert roles == sorted(roles)
