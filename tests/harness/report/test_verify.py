@@ -34,7 +34,7 @@ def test_renamed_report_holds(copy: Path) -> None:
 @pytest.mark.parametrize("name", ["report.md", "report.html", "report.csv", "report.json", "report.tex"])
 def test_one_digit_in_a_table_is_named_by_its_line(copy: Path, name: str) -> None:
     text = (copy / name).read_text()
-    digit = next(re.finditer(r"1,?67[89]", text)).group()
+    digit = next(re.finditer(r"\b1,?67[89]\b", text)).group()
     line = edit(copy / name, digit, digit.replace("6", "5", 1))
     result = verify(copy / name)
     assert [problem.line for problem in result.problems] == [line]
