@@ -58,10 +58,10 @@ class Manifest(BaseModel):
 
     def line(self) -> str:
         """The line that a writer hides; nothing in it can end a comment or begin a tag."""
-        text = self.model_dump_json()
+        text = json.dumps(self.model_dump(), separators=(",", ":"))
         for character, code in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("--", "-\\u002d")):
             text = text.replace(character, code)
-        return MARK + text.encode("ascii", "backslashreplace").decode("ascii")
+        return MARK + text
 
 
 def digest(data: bytes) -> str:
