@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from harness.compare.scaling import Point
 from harness.report.document import Picture
-from harness.report.drawing import GREY, MARKERS, style
+from harness.report.drawing import COLOURS, GREY, MARKERS, style
 from harness.report.formats import shortened
 from harness.report.pictures.bars import LONGEST_LABEL
 
@@ -49,13 +49,19 @@ def _draw(figure: Figure, curves: Curves, strong: bool) -> None:
     axis = figure.subplots()
     sizes = sorted({point.group.world_size for curve in curves for point in curve})
     several = len({point.group.record.job_id for curve in curves for point in curve[-1:]}) > 1 and strong
-    for index, curve in enumerate(curves):
+    backends: dict[str, int] = {}
+    for curve in curves:
+        # One colour for a backend; what tells its curves apart is the line.
+        backend = curve[-1].group.rows[0].record.backend.label
+        order, layout = list(backends | {backend: 0}).index(backend), backends.get(backend, 0)
+        backends[backend] = layout + 1
         name = shortened(curve[-1].curve, LONGEST_LABEL)
         across = [point.group.world_size for point in curve]
         up = [point.speed_up if strong else point.weak_efficiency for point in curve]
         label = f"{name}, job {curve[-1].group.record.job_id[:6]}" if several else name
-        marker = MARKERS[index % len(MARKERS)]
-        axis.plot(across, up, marker=marker, markersize=5, linewidth=1.2, label=label, **style(index))
+        marker = MARKERS[order % len(MARKERS)]
+        line = style(order + layout * len(COLOURS))
+        axis.plot(across, up, marker=marker, markersize=5, linewidth=1.2, label=label, **line)
     least = min(point.base.world_size for curve in curves for point in curve)
     ideal = [size / least for size in sizes] if strong else [1.0 for _ in sizes]
     axis.plot(sizes, ideal, color=GREY, linestyle=(0, (6, 3)), linewidth=1.2, label="ideal")
