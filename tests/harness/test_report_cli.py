@@ -56,7 +56,7 @@ def test_file_that_is_no_report_exits_with_1(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "begins"),
     [("r.md", "# "), ("r.html", "<!doctype html>"), ("r.csv", "backend,"), ("r.json", "{"), ("r.tex", "% "),
-     ("r.txt", "# ")],
+     ("r", "# ")],
 )  # fmt: skip
 def test_ending_of_the_name_tells_the_format(tmp_path: Path, name: str, begins: str) -> None:
     assert call("report", write_runs(tmp_path / "runs"), "-o", tmp_path / name).exit_code == 0
