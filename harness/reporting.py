@@ -75,6 +75,7 @@ def verify_report(report: Path, *, pictures_by_digest: bool, as_json: bool) -> i
 
 def require_writable(report: Path, form: Format | None = None) -> None:
     """Say before hours of runs, not after them, that a report cannot be written."""
+    form = form or format_of(report)
     length = len(os.fsencode(report.name))
     if length > LONGEST_NAME:
         raise HarnessError(
@@ -82,7 +83,7 @@ def require_writable(report: Path, form: Format | None = None) -> None:
             "have longer names; give a shorter one"
         )
     refused = [character for character in NOT_IN_TEX if character in report.name]
-    if refused and (form or format_of(report)) == "latex":
+    if refused and form == "latex":
         raise HarnessError(
             f"report's file name {report.name!r} holds {' '.join(map(repr, refused))}, which LaTeX does not "
             "allow in names of pictures; give another name"

@@ -54,10 +54,8 @@ def compare_matrix(
     store = Store(runs)
     store.prepare()
     if report is not None:
-        from harness.report.report import format_of
         from harness.reporting import require_writable
 
-        format_of(report)
         require_writable(report)
     wanted = {cell.key for cell in cells}
     job = requeued_job()

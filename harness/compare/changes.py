@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-from harness.compare.circumstances import varying, words
+from harness.compare.circumstances import labelled, varying, words
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
 from harness.compare.statistics import Interval, significance, value_range
@@ -83,8 +83,7 @@ def pairs(before: Sequence[Row], after: Sequence[Row]) -> list[Pair]:
 def _name(group: Repeats, names: Sequence[str]) -> tuple[str, int]:
     """Backend and world size, with what differs within a side; not what only the sides differ in."""
     record = group.rows[0].record
-    apart = words(record, names)
-    return f"{record.backend.label} ({apart})" if apart else record.backend.label, group.world_size
+    return labelled(record.backend.label, words(record, names)), group.world_size
 
 
 def changes(before: Sequence[Row], after: Sequence[Row]) -> list[Change]:

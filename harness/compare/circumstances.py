@@ -56,3 +56,8 @@ def words(record: Record, names: Iterable[str]) -> str:
     """The named facts of a record, as they stand behind the backend; empty without names."""
     own = facts(record)
     return ", ".join(own[name] for name in names if name in own)
+
+
+def labelled(backend: str, apart: str) -> str:
+    """A backend with what tells its runs from others in brackets, if anything does."""
+    return f"{backend} ({apart})" if apart else backend

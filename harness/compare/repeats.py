@@ -10,7 +10,7 @@ from typing import Any
 
 from backends.registry import REFERENCE
 from harness.compare import measures
-from harness.compare.circumstances import varying, words
+from harness.compare.circumstances import labelled, varying, words
 from harness.compare.distance import distance
 from harness.compare.parity import Parity
 from harness.compare.rows import Row
@@ -42,8 +42,7 @@ class Repeats:
     @property
     def label(self) -> str:
         """The backend with its options, and in brackets what tells its runs from others."""
-        label = self.rows[0].record.backend.label
-        return f"{label} ({self.apart})" if self.apart else label
+        return labelled(self.rows[0].record.backend.label, self.apart)
 
     @property
     def world_size(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.compare.circumstances import counted, varying, words
+from harness.compare.circumstances import counted, labelled, varying, words
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row, comparable
 from harness.record import WorldPart
@@ -138,8 +138,7 @@ def _curves(groups: Sequence[Repeats], label: str, circumstances: str) -> list[l
     for told, members in layouts.items():
         if len(members) == 1 and members[0] is base:
             continue
-        apart = ", ".join(filter(None, (circumstances, told)))
-        name = f"{label} ({apart})" if apart else label
+        name = labelled(label, ", ".join(filter(None, (circumstances, told))))
         starts = [base] if members[0].world_size > base.world_size else []
         curves.append([Point(group=group, base=base, curve=name) for group in [*starts, *members]])
     return curves
