@@ -14,7 +14,9 @@ def test_the_allocators_peak_is_that_of_torchs_own_profiler(name: str, ranks: in
     counted = on_ranks("tests.memory.peaks:counted_peaks", name, ranks, _folder(tmp_path, "counted"))
     profiled = on_ranks("tests.memory.peaks:profiled_peaks", name, ranks, _folder(tmp_path, "profiled"))
     for ours, theirs in zip(counted, profiled, strict=True):
-        assert min(ours) == pytest.approx(min(theirs), rel=TOLERANCE)
+        assert _least_rise(ours) == pytest.approx(_least_rise(theirs), rel=TOLERANCE)
+        if ranks == 1:
+            assert _least_peak(ours) == pytest.approx(_least_peak(theirs), rel=TOLERANCE)
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("single", 1), ("zero2", 2), ("zero3", 2), ("fsdp", 2)])
@@ -28,13 +30,21 @@ def test_watching_does_not_change_the_peak(name: str, ranks: int, tmp_path) -> N
     counted = on_ranks("tests.memory.peaks:counted_peaks", name, ranks, _folder(tmp_path, "counted"))
     watched = on_ranks("tests.memory.peaks:watched_peaks", name, ranks, _folder(tmp_path, "watched"))
     for ours, theirs in zip(counted, watched, strict=True):
-        assert min(ours) == pytest.approx(min(theirs), rel=1e-3)
+        assert _least_peak(ours) == pytest.approx(min(theirs), rel=1e-3)
 
 
 @pytest.mark.parametrize(("name", "ranks"), [("single", 1), ("ddp", 2), ("fsdp", 2)])
 def test_activations_are_what_autograd_saved(name: str, ranks: int, tmp_path) -> None:
     for told, walked in on_ranks("tests.memory.peaks:activations", name, ranks, tmp_path):
         assert told == walked
+
+
+def _least_rise(steps: list[tuple[int, int]]) -> int:
+    return min(peak - before for before, peak in steps)
+
+
+def _least_peak(steps: list[tuple[int, int]]) -> int:
+    return min(peak for _, peak in steps)
 
 
 def _folder(parent, name: str):
