@@ -188,6 +188,10 @@ class Engine(ABC):
         """
         return iter(())
 
+    def gathered_tensors(self) -> Iterator[torch.Tensor]:
+        """Those of kind "gathered" alone: asked for after every module of a counted step."""
+        return (tensor for kind, tensor in self.state_tensors() if kind == "gathered")
+
     def hidden_bytes(self) -> dict[TensorKind, int]:
         """Bytes by kind that the library's own code holds where Python reaches no tensor of them.
 

@@ -34,15 +34,19 @@ class Fsdp2Engine(TorchEngine):
             yield "weights", local_shard(sharded.detach())
             if sharded.grad is not None:
                 yield "gradients", local_shard(sharded.grad)
-            for gathered in parameter.all_gather_outputs:
-                yield "gathered", gathered
             # Micro-steps without reduction add up whole gradients, in the compute or the reduction dtype.
             unsharded = getattr(parameter, "_unsharded_param", None)
             for gradient in (getattr(unsharded, "grad", None), parameter.unsharded_accumulated_grad):
                 if gradient is not None:
                     yield "gradients", local_shard(gradient)
+        for gathered in self.gathered_tensors():
+            yield "gathered", gathered
         for buffer in self.module.buffers():
             yield "buffers", buffer
+
+    def gathered_tensors(self) -> Iterator[Tensor]:
+        for parameter in self._sharded_parameters():
+            yield from parameter.all_gather_outputs
 
     def _sharded_parameters(self) -> Iterator[Any]:
         for module in self.module.modules():

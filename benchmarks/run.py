@@ -16,7 +16,7 @@ def main() -> int:
     parser = measuring.options(__doc__)
     parser.add_argument("--pairs", type=int, default=5, help="pairs of step time and probe cost")
     options = parser.parse_args()
-    results = [help_speed.measure(), compare_speed.measure(), *step_time.measure(pairs=options.pairs)]
+    results = [help_speed.measure(), *compare_speed.measure(), *step_time.measure(pairs=options.pairs)]
     results += report_speed.measure()
     results += probe_cost.measure(pairs=options.pairs)
     return measuring.present(results, as_json=options.json)

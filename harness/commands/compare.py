@@ -6,14 +6,13 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from harness.cells import Cell, modules_to_preload, plan, reusable, run_cell
 from harness.cli import EXIT_STRICT
 from harness.commands.arguments import command_line, numbers_of_ranks, require_gpus, split_backends
-from harness.compare.document import compare_document
-from harness.compare.rows import Row, make_rows
 from harness.config import load_experiment
 from harness.display import Progress
 from harness.errors import HarnessError
@@ -23,6 +22,11 @@ from harness.launch.requeued import made_in_job, requeued_job
 from harness.record import Record
 from harness.spec import Experiment
 from harness.store import Store
+
+if TYPE_CHECKING:
+    from harness.compare.rows import Row
+
+# What makes tables is imported where it is used: the ranks' imports, which take longer, start before.
 
 
 def compare_matrix(
@@ -66,6 +70,8 @@ def compare_matrix(
         click.echo(f"{again}{len(cells) - len(missing)} of {len(cells)} cells have a record", err=True)
     done = known | _run_cells(missing, experiment, store, device)
     records = [done[cell.key] for cell in cells if cell.key in done]
+    from harness.compare.rows import make_rows
+
     rows = make_rows(records)
     if report is not None:
         from harness.report.report import write_report
@@ -78,19 +84,16 @@ def compare_matrix(
 
 
 def _run_cells(cells: Sequence[Cell], experiment: Experiment, store: Store, device: str) -> dict[str, Record]:
-    """Run cells one after the other; what ran before an interruption is kept.
-
-    What is not timed comes first: it may run while the launcher still gets ready.
-    """
+    """Run cells one after the other; what ran before an interruption is kept."""
     done: dict[str, Record] = {}
     if not cells:
         return done
     launcher = LocalLauncher(device, modules_to_preload(experiment, [c.backend for c in cells]))
-    cells = sorted(cells, key=lambda cell: cell.measure.timed)
-    jobs = {cell.job_id: cell.job for cell in cells}
-    for job_id, job in jobs.items():
-        may_train = job_id == cells[0].job_id and not cells[0].measure.timed
-        launcher.check(job.model_dump_json(), keep=may_train)
+    from harness.compare.rows import make_rows
+    from harness.report.tables import cell_line
+
+    for job in {cell.job_id: cell.job for cell in cells}.values():
+        launcher.check(job.model_dump_json())
     for number, cell in enumerate(cells, start=1):
         progress = Progress(cell.backend, cell.world_size, sys.stderr, plain_lines=False)
         try:
@@ -98,8 +101,6 @@ def _run_cells(cells: Sequence[Cell], experiment: Experiment, store: Store, devi
         finally:
             progress.close()
         done[cell.key] = record
-        from harness.report.tables import cell_line
-
         row = make_rows([record])[0]
         click.echo(f"[{number}/{len(cells)}] {cell_line(row)}", err=True)
         if record.error is not None and record.error.kind == "Interrupted":
@@ -121,6 +122,7 @@ def _takeable_records(store: Store, fresh: bool, requeued: str | None) -> list[R
 
 
 def _present_comparison(rows: Sequence[Row], report: Path | None, as_json: bool) -> None:
+    from harness.compare.document import compare_document
     from harness.report.tables import main_table
     from harness.report.told import finding_lines, where_to_read
 

@@ -8,17 +8,12 @@ import signal
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NoReturn
 
 
 def enter_rank(run_directory: str, log: str, variables: dict[str, str]) -> None:
     """Run one rank in this fresh process and leave with its exit code."""
-    _follow_the_launcher()
-    _train(run_directory, log, variables)
-
-
-def _train(run_directory: str, log: str, variables: dict[str, str]) -> NoReturn:
     _detach(log)
+    _follow_the_launcher()
     os.environ.update(variables)
     from harness.worker.environment import leave
     from harness.worker.rank import run_rank
@@ -27,10 +22,7 @@ def _train(run_directory: str, log: str, variables: dict[str, str]) -> NoReturn:
 
 
 def enter_check(job: str, log: str, launcher: Connection) -> None:
-    """Check a job without training: send what is wrong with it, or its facts.
-
-    Then wait for the arguments of a rank to become, or for the launcher's end of the line to close.
-    """
+    """Check a job without training: send what is wrong with it, or its facts."""
     _detach(log)
     _follow_the_launcher()
     from harness.errors import HarnessError
@@ -47,11 +39,7 @@ def enter_check(job: str, log: str, launcher: Connection) -> None:
 
         traceback.print_exc()
         leave(1)
-    try:
-        arguments = launcher.recv()
-    except EOFError:
-        leave(0)
-    _train(*arguments)
+    leave(0)
 
 
 def _detach(log: str) -> None:

@@ -14,9 +14,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,7 +62,6 @@ class LocalLauncher:
     def __init__(self, device: str, preload: Iterable[str] = ()) -> None:
         self.device = device
         self._context: BaseContext
-        self._kept: tuple[BaseProcess, Connection] | None = None
         if device == "cpu":
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries would prefer a GPU that they see
@@ -77,18 +75,13 @@ class LocalLauncher:
         else:
             self._context = multiprocessing.get_context("spawn")
 
-    def check(self, job_json: str, *, keep: bool = False) -> dict[str, Any]:
-        """Facts about a job, from a process of its own. Raises JobError if it cannot run.
-
-        keep: the process stays, to be the rank of the next run of one process that is not timed. It imports
-        while the fork server does, so such a run is over, or nearly, when the server is ready.
-        """
-        context = multiprocessing.get_context("spawn") if keep else self._context
-        ours, theirs = multiprocessing.Pipe()
+    def check(self, job_json: str) -> dict[str, Any]:
+        """Facts about a job, from a process of its own. Raises JobError if it cannot run."""
+        ours, theirs = multiprocessing.Pipe(duplex=False)
         with tempfile.TemporaryDirectory(prefix="harness-check-") as scratch:
             log = Path(scratch) / "log"
-            process = context.Process(  # type: ignore[attr-defined]
-                target=enter_check, args=(job_json, str(log), theirs), daemon=keep
+            process = self._context.Process(  # type: ignore[attr-defined]
+                target=enter_check, args=(job_json, str(log), theirs)
             )
             process.start()
             theirs.close()
@@ -103,11 +96,7 @@ class LocalLauncher:
             except KeyboardInterrupt:
                 process.kill()
                 raise
-        if keep and "facts" in said:
-            self._kept = (process, ours)
-        else:
-            ours.close()
-            process.join()
+        process.join()
         if "error" in said:
             raise JobError(said["error"])
         facts: dict[str, Any] = said["facts"]
@@ -162,13 +151,10 @@ class LocalLauncher:
         }
         if sys.platform == "linux":
             variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-        arguments = (str(run_directory), str(rank_log(run_directory, rank)), variables)
-        if self._kept is not None and request.world_size == 1 and not request.measure.timed:
-            (process, line), self._kept = self._kept, None
-            line.send(arguments)
-            line.close()
-            return process
-        process = self._context.Process(target=enter_rank, args=arguments)  # type: ignore[attr-defined]
+        process = self._context.Process(  # type: ignore[attr-defined]
+            target=enter_rank,
+            args=(str(run_directory), str(rank_log(run_directory, rank)), variables),
+        )
         process.start()
         return process
 

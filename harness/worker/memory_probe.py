@@ -114,7 +114,7 @@ class MemoryProbe:
         if not module._parameters or torch._C._current_graph_task_id() != NO_BACKWARD:
             return
         begin = time.perf_counter()
-        gathered = (item for item in self._engine.state_tensors() if item[0] == "gathered")
+        gathered = (("gathered", tensor) for tensor in self._engine.gathered_tensors())
         live = live_bytes_by_kind(gathered, self.allocator).inside or {}
         self._gathered.append(live.get("gathered", 0))
         self._watching_seconds += time.perf_counter() - begin

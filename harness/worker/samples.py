@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -124,10 +125,10 @@ class Sampler:
 
 
 def _packed(documents: Iterable[Document], tokenizer: Tokenizer, length: int) -> tuple[Tensor, Tensor]:
-    stream: list[int] = []
+    stream = array("q")
     for document in documents:
         if document.text:
-            stream += tokenizer.encode(document.text)
+            stream.extend(tokenizer.encode(document.text))
             stream.append(tokenizer.end_of_text)
     count = len(stream) // length
     tokens = _outside_the_allocator(stream[: count * length], (count, length))
