@@ -23,8 +23,8 @@ def main() -> int:
 def measure(repeats: int = 1, steps: int = 20) -> list[measuring.Result]:
     """The median ratios: of as many runs as starts, and of all that `compare` runs unless told otherwise.
 
-    Both sides train the same eight, the reference of one process among them. The ninth run of `compare` is the
-    repetition of the reference that measures rounding, which nothing on the other side does.
+    Both sides train the same eight, the reference of one process among them. The ninth run of `compare` is
+    the repetition of the reference that measures rounding, which nothing on the other side does.
     """
     sides: dict[str, Callable[[int], float]] = {
         "eight": lambda steps: compare_seconds(steps, "compare.floor=false"),
