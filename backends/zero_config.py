@@ -31,7 +31,7 @@ def zero_config(
     }
     if options.default_clipping:
         del config["gradient_clipping"]
-    config |= _precision(stage, context)
+    config |= _precision(stage, options, context)
     if options.offload != "none":
         # The client's AdamW stays in force; DeepSpeed would insist on its own CPUAdam.
         config["zero_force_ds_cpu_optimizer"] = False
@@ -57,7 +57,7 @@ def _zero_optimization(
     return settings
 
 
-def _precision(stage: int, context: SetupContext) -> dict[str, Any]:
+def _precision(stage: int, options: ZeroOptions, context: SetupContext) -> dict[str, Any]:
     match context.precision:
         case "bf16-mixed":
             config: dict[str, Any] = {"bf16": {"enabled": True}}
@@ -74,8 +74,8 @@ def _precision(stage: int, context: SetupContext) -> dict[str, Any]:
                 }
             }
         case "bf16":
-            if stage == 0:
-                raise Unsupported(_pure_bf16_reason())
+            if stage == 0 or options.offload != "none":
+                raise Unsupported(_pure_bf16_reason(stage))
             config = {
                 "bf16": {
                     "enabled": True,
@@ -90,10 +90,16 @@ def _precision(stage: int, context: SetupContext) -> dict[str, Any]:
     return config | {c.setting: c.value for c in changes if c.setting in (COMMUNICATION_DTYPE, DATA_TYPES)}
 
 
-def _pure_bf16_reason() -> str:
+def _pure_bf16_reason(stage: int) -> str:
     from importlib.metadata import version
 
+    library = f"DeepSpeed {version('deepspeed')}"
+    if stage == 0:
+        return (
+            f"{library} always keeps fp32 master weights at stage 0; "
+            "bf16 masters and states exist at stages 1 to 3"
+        )
     return (
-        f"DeepSpeed {version('deepspeed')} always keeps fp32 master weights at stage 0; "
-        "bf16 masters and states exist at stages 1 to 3"
+        f"{library} offloads an optimizer without fp32 masters only if it is its own DeepSpeedCPUAdam, "
+        "not the job's AdamW; use training.precision=bf16-mixed"
     )

@@ -169,9 +169,11 @@ def _group_ranks(record: Record, setting: Setting, rank: int, key: Key) -> tuple
 def expected_sent_bytes_per_step(record: Record) -> float | None:
     """Ring bytes that a rank is expected to send per counted step; None where that is not known."""
     pair = volume_of(record)
-    if pair is None or pair[1].unknown:
+    if pair is None:
         return None
     setting, volume = pair
+    if volume.unknown or any(part.phase in STEP_PHASES for part in volume.underived):
+        return None
     total = sum(c.sent_bytes(setting) for c in volume.collectives if c.phase in STEP_PHASES)
     return total / len(setting.steps)
 

@@ -44,6 +44,7 @@ class VolumeCase:
     clipping: float | None
     family: str = "llama"
     activation_checkpointing: bool = False
+    counted_step: int = COUNTED_STEP
 
 
 VOLUME_CASES = (
@@ -82,6 +83,12 @@ RECOMPUTED_CASES = (
 )
 
 
+FIRST_STEPS = tuple(
+    VolumeCase(1, "bf16-mixed", "like-for-like", tied=True, clipping=1.0, counted_step=step)
+    for step in (0, 1)
+)
+
+
 @dataclass
 class Counted:
     """What one rank of one case left behind."""
@@ -95,6 +102,11 @@ class Counted:
 def count_recomputed(backend: Backend, world: World) -> list[Counted]:
     """The same of jobs that recompute their activations."""
     return [_count(backend, world, case) for case in RECOMPUTED_CASES]
+
+
+def count_first_steps(backend: Backend, world: World) -> list[Counted]:
+    """The same of a job's first steps."""
+    return [_count(backend, world, case) for case in FIRST_STEPS]
 
 
 def count_cases(backend: Backend, world: World) -> list[Counted]:
@@ -127,8 +139,8 @@ def _count(backend: Backend, world: World, case: VolumeCase) -> Counted:
     counter = CommunicationCounter()
     with counter.counting("setup"):
         engine, layout, model = prepare(backend, world, case)
-    for step, batch in enumerate(list(global_batches())[: COUNTED_STEP + 1]):
-        take_step(engine, batch, world, case, counter if step == COUNTED_STEP else None)
+    for step, batch in enumerate(list(global_batches())[: case.counted_step + 1]):
+        take_step(engine, batch, world, case, counter if step == case.counted_step else None)
     effective = asdict(engine.effective())
     counted = Counted(layout=layout, model=model, effective=effective, rows=counter.rows())
     engine.close()

@@ -13,7 +13,7 @@ from harness.compare.volume import volume_differences, volume_of
 from harness.record import BackendPart, CommunicationPart, LayoutPart, Record, WindowsPart
 from harness.theory.transports import EMULATED
 from tests.contract.communication import (
-    COUNTED_STEP,
+    FIRST_STEPS,
     RECOMPUTED_CASES,
     VOLUME_CASES,
     Counted,
@@ -38,10 +38,11 @@ def as_record(name: str, case: VolumeCase, ranks: list[Counted]) -> Record:
         layout=LayoutPart(**ranks[0].layout),
         backend=BackendPart(label=name, name=name, effective=ranks[0].effective),
         comm=[CommunicationPart(rank=rank, **row) for rank, part in enumerate(ranks) for row in part.rows],
-        windows=WindowsPart(warmup=COUNTED_STEP, counted=1, timed=0),
+        windows=WindowsPart(warmup=case.counted_step, counted=1, timed=0),
     )
     steps = [
-        replace(step, window="counted" if step.step == COUNTED_STEP else "warmup") for step in record.steps
+        replace(step, window="counted" if step.step == case.counted_step else "warmup")
+        for step in record.steps
     ]
     world = record.world.model_copy(
         update={"accumulation_steps": case.accumulation_steps, "preset": case.preset}
@@ -74,6 +75,15 @@ def test_payload_is_as_expected_to_the_byte(name, tmp_path) -> None:
 def test_payload_of_recomputation_is_as_expected(name, tmp_path) -> None:
     per_rank = on_ranks("tests.contract.communication:count_recomputed", name, 2, tmp_path)
     for case, record in zip(RECOMPUTED_CASES, as_records(name, RECOMPUTED_CASES, per_rank), strict=True):
+        pair = volume_of(record)
+        assert pair is not None
+        assert pair[1].unknown is None, case
+        assert volume_differences(record) == [], case
+
+
+def test_payload_while_zero_3_records_its_trace_is_as_expected(tmp_path) -> None:
+    per_rank = on_ranks("tests.contract.communication:count_first_steps", "zero3", 2, tmp_path)
+    for case, record in zip(FIRST_STEPS, as_records("zero3", FIRST_STEPS, per_rank), strict=True):
         pair = volume_of(record)
         assert pair is not None
         assert pair[1].unknown is None, case

@@ -19,6 +19,7 @@ from harness.theory.expected.setting import (
     Collective,
     Setting,
     Tensor,
+    Underived,
     Volume,
     gathered,
     over_steps,
@@ -35,6 +36,13 @@ SUB_GROUP_ELEMENTS = 1_000_000_000
 """`sub_group_size`: norms are reduced per sub-group of a parameter group."""
 TRACED_FROM_PASS = 2
 """Forward passes until the fetch trace is complete and its agreement among the ranks was checked."""
+TRACE_CHECK = Underived(
+    phase="forward",
+    dtypes=("int64",),
+    reason="in its first two forward passes ZeRO-3 broadcasts its trace of modules to compare it between the "
+    "ranks (assert_ints_same_as_other_ranks), 8 bytes for each module that ran, those without parameters "
+    "too, which a job does not tell",
+)
 RECOMPUTED = "weights gathered to recompute activations"
 TIED_TERM = "tied weights gathered at each use"
 GATHERED_ONCE = "weights stay gathered for the backward pass (max_reuse_distance, max_live_parameters)"
@@ -56,14 +64,25 @@ def zero3_volume(setting: Setting) -> Volume:
     remarks = []
     if not setting.like_for_like:
         remarks = [(FORWARD, PERSISTENT), (BACKWARD, GATHERED_ONCE)]
-    return Volume(collectives=tuple(found), remarks=tuple(remarks))
+    underived = (TRACE_CHECK,) if _traces(setting) else ()
+    return Volume(collectives=tuple(found), remarks=tuple(remarks), underived=underived)
+
+
+def _traces(setting: Setting) -> bool:
+    """Whether steps that are counted are among those in which the trace is recorded and checked.
+
+    Until it is complete each module gives back everything it gathered, persistent parameters too
+    (`release_sub_module`): like for like that is what happens anyway.
+    """
+    return bool(setting.steps) and setting.steps[0] * setting.accumulation_steps < TRACED_FROM_PASS
 
 
 def _unknown(setting: Setting) -> str | None:
-    if setting.steps and setting.steps[0] * setting.accumulation_steps < TRACED_FROM_PASS:
+    plain = not (setting.activation_checkpointing or setting.evaluation_every)
+    if _traces(setting) and not (setting.like_for_like and plain):
         return (
-            "ZeRO-3 records its trace of modules in the first two forward passes and checks it between the "
-            "ranks; count later steps (measure.warmup_steps)"
+            "ZeRO-3 records its trace of modules in the first two forward passes, gathers otherwise than "
+            "later meanwhile, and checks it between the ranks; count later steps (measure.warmup_steps)"
         )
     if setting.like_for_like and setting.activation_checkpointing and setting.recomputed_until is None:
         return (
@@ -73,8 +92,9 @@ def _unknown(setting: Setting) -> str | None:
         )
     if not setting.like_for_like and 2 * setting.parameter_count > REUSE_ELEMENTS:
         return (
-            "above 5e8 parameters what ZeRO-3 keeps gathered under its default reuse distance depends on "
-            "the order of the modules; use runtime.preset=like-for-like"
+            "above 5e8 parameters what ZeRO-3 keeps gathered under its default reuse distance and fetches "
+            "ahead depends on the order of all modules that run, those without parameters too "
+            "(PartitionedParameterCoordinator); use runtime.preset=like-for-like"
         )
     return None
 

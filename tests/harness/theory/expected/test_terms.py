@@ -1,5 +1,7 @@
 """Single terms, counted by hand on shapes that do not divide."""
 
+import pytest
+
 from harness.theory.expected.backends import expected_volume
 from harness.theory.expected.setting import Collective, Setting
 from tests.geometries import small_setting
@@ -66,10 +68,23 @@ def test_zero_3_by_default_gathers_small_parameters_after_the_update_only() -> N
 
 
 def test_zero_3_is_unknown_while_it_records_its_trace() -> None:
-    volume = expected_volume("zero3", small_setting((4, 2), (4, 2), steps=(1, 2)))
+    setting = small_setting((4, 2), (4, 2), steps=(1, 2), preset="library-defaults")
+    volume = expected_volume("zero3", setting)
     assert volume is not None
     assert volume.unknown is not None
     assert "warmup_steps" in volume.unknown
+
+
+@pytest.mark.parametrize(("steps", "accumulation", "checked"), [((1, 2), 1, True), ((1,), 2, False)])
+def test_zero_3_like_for_like_has_a_closed_form_but_for_the_check_of_its_trace(
+    steps: tuple[int, ...], accumulation: int, checked: bool
+) -> None:
+    setting = small_setting((6, 2), (4, 2), steps=steps, accumulation_steps=accumulation)
+    volume = expected_volume("zero3", setting)
+    assert volume is not None
+    assert volume.unknown is None
+    assert bool(volume.underived) is checked
+    assert payload("zero3", setting, "forward", "all_gather") == len(steps) * accumulation * 20 * 4
 
 
 def test_zero_3_above_the_reuse_distance_is_not_guessed() -> None:
