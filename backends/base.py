@@ -90,6 +90,7 @@ class Effective:
     reduce_dtype: str | None
     """Dtype in which gradients cross the wire; None: nothing crosses."""
     optimizer: str
+    """Its class with the module: 'torch.optim.adamw.AdamW'."""
     optimizer_groups: list[dict[str, Any]]
     """Constants of each parameter group, as the live optimizer holds them."""
     gradient_clipping: float | None

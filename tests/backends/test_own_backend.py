@@ -1,0 +1,55 @@
+"""The backend of docs/own-backend, as somebody who installed it would run it."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from harness.doctor.check import ABOUT_TIME
+from tests.harness.commands.command_line import SMALL, harness, records
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "own-backend"
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    folder = tmp_path_factory.mktemp("own-backend")
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    info = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
+    entries = "".join(f"{n} = {t}\n" for n, t in project["entry-points"]["harness.backends"].items())
+    (info / "entry_points.txt").write_text(f"[harness.backends]\n{entries}")
+    settings = ("training.steps=8", "training.gradient_clipping=0.5")
+    done = harness(
+        "compare", "--json", *SMALL, "--backends", "ddp,all-reduce,all-reduce:order=backward", "--nproc", "2",
+        *(part for setting in settings for part in ("--set", setting)),
+        cwd=folder, variables={"PYTHONPATH": f"{folder}:{EXAMPLE}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout) | {"runs": folder / "runs"}
+
+
+def test_it_is_the_same_training(compared: dict) -> None:
+    own = [row for row in compared["rows"] if row["backend"].startswith("all-reduce")]
+    assert len(own) == 2
+    assert {row["status"] for row in own} == {"ok"}
+    assert {row["parity"] for row in own} <= {"exact", "tight"}
+
+
+def test_its_gradients_take_what_those_of_ddp_take(compared: dict) -> None:
+    reduced = {
+        record.backend.label: sum(
+            row.payload_bytes for row in record.comm if (row.phase, row.op) == ("backward", "all_reduce")
+        )
+        for record in records(compared["runs"])
+    }
+    assert reduced["all-reduce"] == reduced["all-reduce:order=backward"] == reduced["ddp"] > 0
+
+
+def test_nothing_is_found_against_it(compared: dict) -> None:
+    about = [f for f in compared["findings"] if any("all-reduce" in name for name in f["backends"])]
+    assert [f for f in about if f["id"] not in ABOUT_TIME] == []
