@@ -1,9 +1,11 @@
-"""Published reports carry what they were computed from."""
+"""Published reports carry what they were computed from, and this code still computes the same."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.harness.commands.command_line import harness
 
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = sorted(path.parent for path in (ROOT / "reports").rglob("report.md"))
@@ -16,3 +18,10 @@ def test_records_lie_beside_a_published_report_and_git_keeps_them(folder: Path) 
     if (ROOT / ".git").exists():
         asked = subprocess.run(["git", "check-ignore", *records], cwd=ROOT, capture_output=True, check=False)
         assert (asked.returncode, asked.stdout) == (1, b"")
+
+
+@pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: str(folder.relative_to(ROOT / "reports")))
+def test_a_published_report_holds(folder: Path) -> None:
+    for report in ("report.md", "report.html"):
+        done = harness("verify", report, cwd=folder, variables={"PYTHONPATH": str(ROOT)})
+        assert done.returncode == 0, f"{report}: render it again: {done.stdout}{done.stderr}"
