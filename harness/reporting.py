@@ -15,13 +15,14 @@ from harness.compare.rows import make_rows
 from harness.errors import HarnessError
 from harness.report.manifest import Format
 from harness.report.report import Run, format_of, write_report
-from harness.store import RECORD_NAME, read_runs
+from harness.store import RECORD_NAME, read_runs, without_collection
 
 LONGEST_NAME = 200
 """Bytes of a report's file name; file systems allow 255, of which names of tables and pictures need some."""
 NOT_IN_TEX = '{}%#\\"\n'
 
 
+@without_collection()
 def report_runs(runs: Sequence[Path], output: Path, *, form: Format | None, fail_on: str | None) -> int:
     """`harness report`."""
     if fail_on is not None:
@@ -34,6 +35,7 @@ def report_runs(runs: Sequence[Path], output: Path, *, form: Format | None, fail
     return 0
 
 
+@without_collection()
 def report_baseline(runs: Sequence[Path], output: Path, *, form: Format | None, fail_on: str | None) -> int:
     """`harness report A B --baseline`: 3 if a condition of `fail_on` is met."""
     if len(runs) != 2:
@@ -54,6 +56,7 @@ def report_baseline(runs: Sequence[Path], output: Path, *, form: Format | None, 
     return EXIT_STRICT if failed else 0
 
 
+@without_collection()
 def verify_report(report: Path, *, pictures_by_digest: bool, as_json: bool) -> int:
     """`harness verify`: 0 if everything in the report follows from its records, else 1."""
     from harness.report.verify import verify

@@ -102,18 +102,22 @@ def read_runs(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[st
     Returns (path, record) pairs, and what is wrong with records that cannot be read or are copies of
     another; a file that was named itself and cannot be read raises HarnessError.
     """
-    with _without_collection():
+    with without_collection():
         return _read_all(paths)
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
-    """Pause the search for garbage: records hold no cycles, and millions of objects to walk."""
+def without_collection() -> Iterator[None]:
+    """Pause the search for garbage; it passes over what there is afterwards.
+
+    Records hold no cycles, and millions of objects to walk.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         if was_enabled:
             gc.enable()
 
@@ -136,8 +140,9 @@ def _read_all(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[st
                     raise
                 problems.append(str(error))
                 continue
-            first = runs.setdefault(record.run_id, file.resolve())
-            if first == file.resolve():
+            place = file.resolve()
+            first = runs.setdefault(record.run_id, place)
+            if first == place:
                 seen[first] = record
             else:
                 problems.append(f"record {file} is a copy of {first}: run {record.run_id} counts once")

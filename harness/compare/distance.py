@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.compare.once import once
 from harness.record import Record, WeightsPart
 
 Sketch = list[float]
@@ -40,14 +40,18 @@ class Traces:
 def traces(reference: Record, record: Record) -> Traces:
     """The two runs step by step."""
     common = min(len(reference.steps), len(record.steps))
+    (losses, norms), (other_losses, other_norms) = series(reference), series(record)
+    return Traces(
+        losses=(losses[:common], other_losses[:common]), norms=(norms[:common], other_norms[:common])
+    )
 
-    def both(name: str) -> tuple[Series, Series]:
-        left, right = (
-            np.array(list(map(attrgetter(name), run.steps[:common])), float) for run in (reference, record)
-        )
-        return left, right
 
-    return Traces(losses=both("loss"), norms=both("gradient_norm"))
+@once
+def series(record: Record) -> tuple[Series, Series]:
+    """Losses and gradient norms of all steps."""
+    losses = np.array([step.loss for step in record.steps], float)
+    norms = np.array([step.gradient_norm for step in record.steps], float)
+    return losses, norms
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from statistics import median
 
+from harness.compare.once import once
 from harness.compare.states import after_backward, all_kinds
 from harness.record import CommunicationPart, Record, StepPart
 from harness.theory.communication import ring_sent_bytes, textbook_sent_bytes
@@ -36,9 +37,15 @@ def step_seconds(record: Record) -> list[float]:
 
 def rate(record: Record, what: str) -> float | None:
     """`tokens` or `samples` of the timed steps over their summed duration; None without such steps."""
+    totals = _totals(record)
+    return totals[what] / totals["seconds"] if totals["seconds"] else None
+
+
+@once
+def _totals(record: Record) -> dict[str, float]:
+    """Sums over the timed steps."""
     steps = timed_steps(record)
-    seconds = sum([step.seconds for step in steps])
-    return sum(map(attrgetter(what), steps)) / seconds if seconds else None
+    return {name: sum(map(attrgetter(name), steps)) for name in ("tokens", "samples", "seconds")}
 
 
 def timed_evaluations(record: Record) -> list[tuple[int, float]]:
@@ -53,6 +60,7 @@ def evaluation_rate(record: Record) -> float | None:
     return median(rates) if rates else None
 
 
+@once
 def median_step_seconds(record: Record) -> float | None:
     """Median duration of a timed step."""
     seconds = step_seconds(record)

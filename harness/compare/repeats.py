@@ -96,7 +96,7 @@ class Repeats:
         """Every timed step of every repeat."""
         return [seconds for row in self.rows for seconds in row.timed_seconds]
 
-    @property
+    @cached_property
     def step_median(self) -> float | None:
         """Median of every timed step of every repeat."""
         return median(self.step_seconds) if self.step_seconds else None

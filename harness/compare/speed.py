@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.compare import measures
+from harness.compare.once import once
 from harness.compare.statistics import percentile_95
 from harness.record import RankPart, Record
 from harness.theory.device_peaks import find_peak
@@ -53,9 +54,21 @@ def rank_medians(record: Record, values: Sequence[Sequence[float]]) -> list[floa
     return medians
 
 
+@once
+def step_medians(record: Record) -> list[float]:
+    """Per rank, its median timed step."""
+    return rank_medians(record, [rank.step_seconds for rank in record.ranks])
+
+
+@once
+def data_medians(record: Record) -> list[float]:
+    """Per rank, the median time of fetching a timed step's batches."""
+    return rank_medians(record, [rank.data_seconds for rank in record.ranks])
+
+
 def rank_spread_seconds(record: Record) -> float | None:
     """Slowest rank's median step minus the fastest's; None without timed steps."""
-    medians = rank_medians(record, [rank.step_seconds for rank in record.ranks])
+    medians = step_medians(record)
     return max(medians) - min(medians) if medians else None
 
 
@@ -69,18 +82,14 @@ def phase_seconds(record: Record, phase: str) -> float | None:
 
 def data_seconds(record: Record) -> float | None:
     """Median time of fetching a step's batches, of the rank on which it is largest."""
-    return max(rank_medians(record, [rank.data_seconds for rank in record.ranks]), default=None)
+    return max(data_medians(record), default=None)
 
 
 def data_share(record: Record) -> float | None:
     """Largest over ranks of the share of the median step that goes into fetching batches."""
     shares = [
         fetching / step
-        for fetching, step in zip(
-            rank_medians(record, [rank.data_seconds for rank in record.ranks]),
-            rank_medians(record, [rank.step_seconds for rank in record.ranks]),
-            strict=True,
-        )
+        for fetching, step in zip(data_medians(record), step_medians(record), strict=True)
         if step
     ]
     return max(shares, default=None)

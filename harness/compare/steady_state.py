@@ -17,6 +17,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from harness.compare.once import once
 from harness.record import Record
 
 LEAST_STEPS = 8
@@ -91,6 +92,7 @@ def mser(values: Sequence[float]) -> int:
     return int(errors[: len(values) // 2 + 1].argmin())
 
 
+@once
 def uninstrumented_steps(record: Record) -> tuple[list[int], list[float]]:
     """Numbers and seconds of the warm-up and timed steps; the others carry probes."""
     steps = [step for step in record.steps if step.window in ("warmup", "timed")]

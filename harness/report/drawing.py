@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.report.document import Picture
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which colour-blind readers tell apart, without black: it vanishes on dark pages.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8A6D00")
@@ -26,6 +29,7 @@ SETTINGS = {
 # Without these, files would carry the time and the library's version.
 METADATA = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
 PNG_DOTS_PER_INCH = 120
+SVG_DOTS_PER_INCH = 72
 
 
 def draw(picture: Picture, formats: tuple[str, ...] = ("svg", "png")) -> dict[str, bytes]:
@@ -38,13 +42,24 @@ def draw(picture: Picture, formats: tuple[str, ...] = ("svg", "png")) -> dict[st
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=(picture.width_inches, picture.height_inches), layout="constrained")
         picture.draw(figure)
+        _lay_out(figure)
         images = {}
         for form in formats:
             target = io.BytesIO()
             figure.savefig(target, format=form, metadata=METADATA[form], dpi=PNG_DOTS_PER_INCH)
             images[form] = target.getvalue()
-            figure.set_layout_engine("none")  # the second format keeps the places of the first
     return images
+
+
+def _lay_out(figure: Figure) -> None:
+    """Give everything its place, as in an SVG: once for all formats, each of which would draw for it."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    FigureCanvasSVG(figure)
+    figure.set_dpi(SVG_DOTS_PER_INCH)
+    ConstrainedLayoutEngine().execute(figure)
+    figure.set_layout_engine(None)
 
 
 def style(index: int) -> dict[str, Any]:

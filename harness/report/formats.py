@@ -50,6 +50,8 @@ def scientific(value: float | None) -> str:
 def one_line(text: str, *, keep_spaces: bool = False) -> str:
     """Text without line breaks; control and direction characters become a replacement mark."""
     flat = text if keep_spaces else " ".join(text.split())
+    if flat.isascii() and flat.isprintable():
+        return flat
     return "".join(c if c in _KEPT or unicodedata.category(c) not in _UNPRINTABLE else "\ufffd" for c in flat)
 
 

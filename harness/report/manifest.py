@@ -69,6 +69,12 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def file_digest(path: Path) -> str:
+    """The same of a file, which is never whole in memory."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def make_manifest(
     runs: Sequence[tuple[Path, Record]],
     output: Path,
@@ -86,7 +92,7 @@ def make_manifest(
     entries = [
         RecordEntry(
             path=relative(path),
-            sha256=digest(path.read_bytes()),
+            sha256=file_digest(path),
             run_id=record.run_id,
             status=record.status,
             before=before,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,7 @@ DEVICE_PEAKS = (
 )  # fmt: skip
 
 
+@lru_cache
 def find_peak(device_name: str, dtype: str) -> tuple[float, str] | None:
     """Peak in FLOP/s and the sheet it is from; None: the device or its rate for the dtype is unknown.
 

@@ -1,10 +1,11 @@
+import gc
 import json
 from pathlib import Path
 
 import pytest
 
 from harness.errors import HarnessError
-from harness.store import Store, read_record, read_runs, write_record
+from harness.store import Store, read_record, read_runs, without_collection, write_record
 from tests.records import make_record
 
 
@@ -87,6 +88,15 @@ def test_runs_are_read_from_files_folders_and_folders_of_runs_once(tmp_path: Pat
     saved(tmp_path, "b")
     for paths in ([first, tmp_path], [first.parent, tmp_path], [first, first.parent, tmp_path]):
         assert [record.run_id for _, record in read_runs(paths)[0]] == ["a", "b"]
+
+
+def test_the_search_for_garbage_goes_on_after_reading(tmp_path: Path) -> None:
+    saved(tmp_path, "a")
+    read_runs([tmp_path])
+    assert gc.isenabled()
+    with without_collection():
+        read_runs([tmp_path])
+        assert not gc.isenabled()
 
 
 @pytest.mark.parametrize("name", ["missing", "empty"])

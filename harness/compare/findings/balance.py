@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from harness.compare import measures, speed
 from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.once import once
 from harness.compare.rows import Row
 from harness.record import Record
 
@@ -54,6 +55,7 @@ def find(rows: Sequence[Row]) -> list[Finding]:
     return [finding for row in rows for finding in (_slow_rank(row), _slow_data(row)) if finding is not None]
 
 
+@once
 def _slow_rank(row: Row) -> Finding | None:
     for what, series in _series(row.record).items():
         slowest = persistently_slowest(series)
@@ -111,6 +113,7 @@ def _series(record: Record) -> dict[str, Series]:
     return found
 
 
+@once
 def _slow_data(row: Row) -> Finding | None:
     share = speed.data_share(row.record)
     if share is None or share <= LARGE_DATA_SHARE:

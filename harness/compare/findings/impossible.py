@@ -8,6 +8,7 @@ import numpy as np
 
 from harness.compare import measures, speed
 from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.once import once
 from harness.compare.rows import Row
 
 MEASURED_MARGIN = 1.25
@@ -67,6 +68,7 @@ def _beyond_peak(row: Row) -> list[Finding]:
     return []
 
 
+@once
 def _shorter_than_parts(row: Row) -> list[Finding]:
     """The worst timed step that does not hold its phases, or whose seconds are none."""
     record = row.record

@@ -7,6 +7,7 @@ from statistics import fmean
 
 from harness.compare import measures
 from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.once import once
 from harness.compare.rows import Row
 from harness.compare.steady_state import LEAST_STEPS, SAME_SHARE, steady_state, uninstrumented_steps
 from harness.record import Record
@@ -31,6 +32,7 @@ def find(rows: Sequence[Row]) -> list[Finding]:
     return [finding for row in rows if (finding := _judge(row)) is not None]
 
 
+@once
 def _judge(row: Row) -> Finding | None:
     timed = measures.timed_steps(row.record)
     numbers, seconds = uninstrumented_steps(row.record)
@@ -41,7 +43,7 @@ def _judge(row: Row) -> Finding | None:
     first_steady = None if found is None else numbers[found.first]
     if first_steady is not None:
         steady = [step.seconds for step in timed if step.step >= first_steady]
-        if fmean(step.seconds for step in timed) <= (1 + SAME_SHARE) * fmean(steady):
+        if fmean([step.seconds for step in timed]) <= (1 + SAME_SHARE) * fmean(steady):
             return None
     when = "not within the first half of the run" if first_steady is None else f"from step {first_steady}"
     return Finding(

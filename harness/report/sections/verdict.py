@@ -32,7 +32,8 @@ def verdict_section(rows: Sequence[Row]) -> Section:
     apart = _set_apart(rows)
     if len(jobs) == 1:
         (own,) = jobs.values()
-        told = [*sentences(own, find_all(rows)), *apart]
+        first, *others = sentences(own, find_all(rows))
+        told = [_joined([first, *apart]), *others]
         return Section("verdict", "Verdict", [Paragraph(" ".join(told))])
     blocks: list[Block] = [
         Items(
@@ -47,7 +48,7 @@ def verdict_section(rows: Sequence[Row]) -> Section:
 
 
 def sentences(rows: Sequence[Row], found: Sequence[Finding] | None = None) -> list[str]:
-    """The sentences of one job: what fits, what is fastest, what it costs, whether losses agree.
+    """Three to six sentences of one job: what fits, what is fastest, what it costs, whether losses agree.
 
     `found`: the findings of the report, where they are about more than these rows.
     """
@@ -58,6 +59,8 @@ def sentences(rows: Sequence[Row], found: Sequence[Finding] | None = None) -> li
         size, timed = place[1], [g for g in groups if g.place == place and g.whole]
         same = [g for g in timed if g.parity != "diverged"] or timed
         told += [_speed(same, size), _memory(same), _communication(same)]
+    else:
+        told.append("No cell that ended well has timed steps, so there is no speed to compare.")
     told += [_losses(groups), _findings(find_all(rows) if found is None else found)]
     return [sentence for sentence in told if sentence]
 
@@ -219,5 +222,11 @@ def _findings(found: Sequence[Finding]) -> str:
         return "No finding speaks against the comparison."
     count = "1 kind of finding" if len(names) == 1 else f"{len(names)} kinds of finding"
     text = f"{count} must be read before these figures are used: {listed(names)}."
-    causes = [statement.sentence for statement in told if statement.role == "cause"]
-    return text + (f" The first cause: {causes[0]}." if causes else "")
+    causes = [f"The first cause: {statement.sentence}." for statement in told if statement.role == "cause"]
+    return _joined([text, *causes[:1]])
+
+
+def _joined(told: Sequence[str]) -> str:
+    """Sentences as one."""
+    first, *others = told
+    return "; ".join([first.removesuffix("."), *(f"{text[0].lower()}{text[1:-1]}" for text in others)]) + "."

@@ -1,9 +1,11 @@
+import re
+
 from harness.compare.rows import make_rows
 from harness.record import ErrorPart, Record
-from harness.report.document import Document
+from harness.report.document import Document, Paragraph
 from harness.report.sections.verdict import sentences, verdict_section
 from harness.report.writers.markdown import render_markdown
-from tests.records import make_record, make_steps
+from tests.records import make_record, make_steps, make_weights
 
 
 def verdict(*records: Record) -> str:
@@ -19,6 +21,24 @@ def repeats(label: str, *seconds: float) -> list[Record]:
 
 def test_three_to_six_sentences() -> None:
     assert 3 <= len(sentences(make_rows([make_record(), make_record(label="ddp")]))) <= 6
+
+
+def test_a_cause_and_a_run_set_apart_make_no_seventh_sentence() -> None:
+    wrong = make_record(label="zero1", steps=make_steps(norms=(4.0, 3.0, 2.5, 2.0)))
+    apart = make_record(label="fsdp", initial_weights=make_weights("d" * 64))
+    (block,) = verdict_section(make_rows([make_record(), make_record(label="ddp"), wrong, apart])).blocks
+    assert isinstance(block, Paragraph)
+    told = re.split(r"(?<=\.) (?=[A-Z0-9])", block.text)
+    assert len(told) == 6
+    assert "all ended well; left out: fsdp on 2 ranks is not the same job" in told[0]
+    assert "; the first cause: " in told[-1]
+
+
+def test_a_reference_that_failed_alone_has_three_sentences() -> None:
+    failed = make_record(status="failed", steps=[], ranks=[], comm=[], windows=None)
+    told = sentences(make_rows([failed]))
+    assert len(told) == 3
+    assert "there is no speed to compare" in told[1]
 
 
 def test_cells_that_did_not_fit_are_named() -> None:
