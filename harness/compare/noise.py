@@ -87,12 +87,15 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
     """Derive the limits of a job from its reference and repetitions of it.
 
     Without repetitions only the lower bounds are left: one unit of rounding in fp32, and of the compute
-    dtype for the band.
+    dtype for the band. A plain repeat adds in the same order, often to the same bits: it counts, but beside
+    another split only.
     """
     repeats = [record for record in repeats if record.status == "ok"]
     splits = [r for r in repeats if not _other_precision(r)]
     others = [r for r in repeats if _other_precision(r)]
     precision = reference.job["training"]["precision"]
+    if not any(is_variant(record) for record in splits):
+        splits = []
     factor = TIGHT_FACTOR if splits else UNMEASURED_FACTOR
     measured = [distance(reference, record) for record in splits]
     tight = _limits(reference, measured, factor, UNIT_ROUNDOFF["fp32"])
@@ -192,5 +195,5 @@ def _sentence(level: str, limits: Limits, factor: float, repeats: list[Record], 
         names = ", ".join(dict.fromkeys(r.backend.label for r in repeats))
         source = f"{factor:g} times how far {names} lies from the reference, at least"
     else:
-        source = "not measured, since no repetition of the reference is here:"
+        source = "not measured, since no other split of the reference is here:"
     return f"{level}: {numbers} ({source} {factor:g} units of {unit} rounding)"

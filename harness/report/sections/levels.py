@@ -37,8 +37,8 @@ FOUND = (
     "eight; and band is never below tight. The "
     f"factors are choices, not measurements: {TIGHT_FACTOR:g} for tight, since a few repetitions show a few "
     f"orders of summation and each backend has its own; {BAND_FACTOR:g} for band, since libraries round at "
-    f"other places than the reference but not at more; {UNMEASURED_FACTOR:g} for tight where no repetition "
-    "is here."
+    f"other places than the reference but not at more; {UNMEASURED_FACTOR:g} for tight where the "
+    "reference did not run with another split."
 )
 MEASURES = (
     ("loss", "loss"), ("norm", "gradient norm"), ("update", "distance moved"), ("weights", "final weights"),
@@ -120,7 +120,7 @@ def _source(level: Level, job_id: str, noises: dict[str, Noise]) -> str:
     where = f"job {job_id}, {level.name}" if len(noises) > 1 else level.name
     if not level.repetitions:
         return (
-            f"{where}: not measured, no repetition of the reference is among the records; the limits are "
+            f"{where}: not measured, no other run of the reference is here that would show it; the limits are "
             f"{level.factor:g} roundings of {level.rounding}."
         )
     return f"{where}: measured by {listed(level.repetitions)}; one rounding is that of {level.rounding}."

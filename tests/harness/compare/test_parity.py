@@ -75,6 +75,12 @@ def test_what_another_split_of_the_reference_changes_counts_as_rounding() -> Non
     assert "single:micro_batch_size=4" in noise.derivation[0]
 
 
+def test_a_plain_repeat_of_the_reference_does_not_measure_rounding() -> None:
+    repeat = reference().model_copy(update={"repeat": 1})
+    alone, beside_it = measure_noise(reference(), []), measure_noise(reference(), [repeat])
+    assert beside_it.tight == alone.tight
+
+
 def weights_that_moved(digest: str, **by_parameter: float) -> dict[str, Any]:
     sketch = {name: [abs(value), *([value] * 8)] for name, value in by_parameter.items()}
     return {"final_weights": make_weights(digest * 64, sketch)}
