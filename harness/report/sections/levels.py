@@ -120,8 +120,8 @@ def _source(level: Level, job_id: str, noises: dict[str, Noise]) -> str:
     where = f"job {job_id}, {level.name}" if len(noises) > 1 else level.name
     if not level.repetitions:
         return (
-            f"{where}: not measured, no other run of the reference is here that would show it; the limits are "
-            f"{level.factor:g} roundings of {level.rounding}."
+            f"{where}: not measured, no other run of the reference is here that would show it; the limits "
+            f"are {level.factor:g} roundings of {level.rounding}."
         )
     return f"{where}: measured by {listed(level.repetitions)}; one rounding is that of {level.rounding}."
 
