@@ -32,13 +32,17 @@ bench: $(READY)
 	$(BIN)/python benchmarks/run.py
 
 # make publish NAME=my-job CONFIG=my-job.yaml REPEATS=5
+# It runs in a folder that git ignores: a record says whether its checkout had local changes.
 NAME ?= default
 CONFIG ?= configs/default.yaml
 REPEATS ?= 3
 PUBLISHED := reports/$(NAME)
 
 publish: $(READY)
-	$(BIN)/harness compare --config $(CONFIG) --repeats $(REPEATS) --runs $(PUBLISHED)/runs --report $(PUBLISHED)/report.md
+	$(BIN)/harness compare --config $(CONFIG) --repeats $(REPEATS) --runs runs/$(NAME) --report runs/$(NAME).md
+	rm -rf $(PUBLISHED)/runs
+	mkdir -p $(PUBLISHED)
+	cp -R runs/$(NAME) $(PUBLISHED)/runs
 	find $(PUBLISHED)/runs -type f ! -name record.json -delete
 	$(BIN)/harness report $(PUBLISHED)/runs -o $(PUBLISHED)/report.md
 	$(BIN)/harness report $(PUBLISHED)/runs -o $(PUBLISHED)/report.html
