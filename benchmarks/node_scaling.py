@@ -2,6 +2,7 @@
 
 Starts a Slurm cluster of its own on this machine (see `make test-cluster`); needs root.
 Usage: python -m benchmarks.node_scaling PREFIX_OF_SLURM OUTPUT_FOLDER
+       python -m benchmarks.node_scaling OUTPUT_FOLDER     (compare what was recorded before once more)
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from benchmarks.on_cluster import keep, run_matrix
 from harness.record import Record
+from harness.store import read_runs
 from tests.cluster.slurm import SlurmCluster
 
 BACKENDS = "ddp,zero1,zero2,zero3,fsdp,fsdp-hybrid"
@@ -23,16 +26,28 @@ EXPLANATION = """\
 
 A Slurm cluster of four nodes, which are network namespaces of one machine: what the report says of scaling is
 how much slower two processors become with more ranks, not what more nodes would bring. What it shows is that
-the runs are the same job. `python -m benchmarks.node_scaling PREFIX FOLDER` makes this folder.
+the runs are the same job. `python -m benchmarks.node_scaling PREFIX FOLDER` makes this folder, and
+`python -m benchmarks.node_scaling FOLDER` prints what follows again from its records.
 
-Equal worlds on other numbers of nodes, losses of all steps compared bit by bit:
+Equal worlds on other numbers of nodes, losses of all steps and final weights compared bit by bit; the report
+compares every run with one process, within what rounding explains:
 
 """
 FLOOR = ("--set", "compare.floor=true")
 
 
 def main() -> None:
-    prefix, output = map(Path, sys.argv[1:])
+    *prefix, output = map(Path, sys.argv[1:])
+    if prefix:
+        measure(prefix[0], output)
+    text = tell([record for _, record in read_runs([output / "runs"])[0]])
+    if prefix:
+        (output / "README.md").write_text(EXPLANATION + text + "\n")
+    print(text)
+
+
+def measure(prefix: Path, output: Path) -> None:
+    """Run all worlds on a cluster of four nodes; keep records and reports."""
     output.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
@@ -43,25 +58,27 @@ def main() -> None:
                 run_matrix(cluster, scratch / str(number), scratch / "runs", *words, steps=8)
         finally:
             cluster.close()
-        records = keep(scratch / "runs", output)
-    text = tell(records)
-    (output / "README.md").write_text(EXPLANATION + text + "\n")
-    print(text)
+        keep(scratch / "runs", output)
 
 
 def tell(records: list[Record]) -> str:
     """Whether equal worlds train bit by bit alike, however many nodes they have."""
-    losses: dict[tuple[str, int], dict[int, list[float | None]]] = defaultdict(dict)
+    worlds: dict[tuple[str, int], list[Record]] = defaultdict(list)
     for record in records:
-        key = record.backend.label, record.world.world_size
-        losses[key][record.world.nodes] = [step.loss for step in record.steps]
+        worlds[record.backend.label, record.world.world_size].append(record)
     lines = []
-    for (label, size), by_nodes in losses.items():
-        if len(by_nodes) > 1:
-            equal = len({tuple(found) for found in by_nodes.values()}) == 1
-            nodes = " and ".join(map(str, sorted(by_nodes)))
-            lines.append(f"- {label}, {size} ranks on {nodes} nodes: losses {'equal' if equal else 'DIFFER'}")
+    for (label, size), runs in worlds.items():
+        nodes = sorted({run.world.nodes for run in runs})
+        if len(nodes) > 1:
+            losses = {tuple(step.loss for step in run.steps) for run in runs}
+            weights = {run.final_weights.digest if run.final_weights else run.run_id for run in runs}
+            told = f"losses {_alike(losses)}, final weights {_alike(weights)}"
+            lines.append(f"- {label}, {size} ranks on {' and '.join(map(str, nodes))} nodes: {told}")
     return "\n".join(lines)
+
+
+def _alike(found: set[Any]) -> str:
+    return "equal" if len(found) == 1 else "DIFFER"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import click
 
 from harness.errors import HarnessError, choices
 from harness.fabric.gate import parse_rate, parse_size, shortfall
-from harness.fabric.result import FABRIC_NAME, OPERATIONS, FabricResult, read_fabric
+from harness.fabric.result import FABRIC_NAME, OPERATIONS, FabricResult, read_fabric, whole_elements
 from harness.launch.external import external_rank, started_as_rank
 from harness.launch.local import resolve_device
 
@@ -51,7 +51,7 @@ def fabric(
             if output is not None:
                 write_result(result, output)
             if not silent:
-                code = present(result, required, plot, as_json)
+                code = present(result, largest, required, plot, as_json)
         from harness.worker.environment import leave
 
         leave(code)
@@ -63,7 +63,7 @@ def fabric(
     result = _start_ranks(nproc or _default_ranks(device), arguments)
     if output is not None:
         write_result(result, output)
-    return present(result, required, plot, as_json)
+    return present(result, largest, required, plot, as_json)
 
 
 def split_operations(text: str | None) -> list[str]:
@@ -86,11 +86,16 @@ def write_result(result: FabricResult, output: Path) -> None:
         raise HarnessError(f"fabric result '{path}' cannot be written: {error.strerror}") from error
 
 
-def present(result: FabricResult, required: float | None, plot: Path | None, as_json: bool) -> int:
-    """Show a result; 3 if it misses the required bus bandwidth (bytes/s)."""
+def present(
+    result: FabricResult, asked_bytes: int, required: float | None, plot: Path | None, as_json: bool
+) -> int:
+    """Show a result, and whether it ends before the size asked for; 3 if it misses the required bytes/s."""
     from harness.fabric.table import fabric_table
 
     click.echo(fabric_table(result), err=as_json)
+    largest = max(row.size_bytes for row in result.rows)
+    if largest < 4 * whole_elements(asked_bytes, result.world_size):
+        click.echo(f"memory is short for {asked_bytes:,} bytes: measured up to {largest:,}", err=True)
     if as_json:
         rows = [
             row.model_dump()

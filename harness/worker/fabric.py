@@ -16,8 +16,10 @@ import torch.distributed as dist
 from harness.fabric.result import FabricResult, FabricRow, pairs_to_test, sizes_to_test, whole_elements
 
 BATCHES = 3
-COPIES = 4
-"""A transport may hold the tensor some times over: gloo flattens, NCCL registers."""
+COPIES = {"all_gather": 4, "reduce_scatter": 4}
+"""Times that a rank holds the tensor: with its part of it, and as often again within gloo, which flattens."""
+COPIES_IN_PLACE = 2
+"""Of the other operations: the tensor, and what the transport has under way."""
 
 
 class FabricTest:
@@ -37,7 +39,8 @@ class FabricTest:
         """Measure; every rank returns the same rows."""
         hosts: list[Any] = [None] * self.world_size
         dist.all_gather_object(hosts, socket.gethostname())
-        largest = self._agreed_largest(largest_bytes, hosts)
+        copies = max(COPIES.get(op, COPIES_IN_PLACE) for op in operations)
+        largest = self._agreed_largest(largest_bytes, hosts, copies)
         rows = []
         whole = torch.ones(whole_elements(largest, self.world_size), device=self.device)
         for op in operations:
@@ -96,7 +99,8 @@ class FabricTest:
 
     def _action(self, op: str, ranks: list[int], whole: torch.Tensor) -> tuple[Callable[[], None], int]:
         """What to repeat, and how many passages of the tensor one call makes in sequence."""
-        part = whole[: whole.numel() // self.world_size].clone()
+        shard = whole[: whole.numel() // self.world_size]
+        part = shard.clone() if op in COPIES else shard
         match op:
             case "all_reduce":
                 # In place, sums would grow without end.
@@ -125,13 +129,13 @@ class FabricTest:
 
         return there_and_back
 
-    def _agreed_largest(self, wanted: int, hosts: Sequence[str]) -> int:
-        """The largest size that fits into the memory of every rank, four copies of it."""
+    def _agreed_largest(self, wanted: int, hosts: Sequence[str], copies: int) -> int:
+        """The largest size that fits into the memory of every rank, so many copies of it."""
         if self.device.type == "cuda":
             free = torch.cuda.mem_get_info()[0]
         else:
             free = psutil.virtual_memory().available // hosts.count(hosts[self.rank])
-        fits = torch.tensor([min(wanted, free // COPIES)], dtype=torch.int64, device=self.device)
+        fits = torch.tensor([min(wanted, free // copies)], dtype=torch.int64, device=self.device)
         dist.all_reduce(fits, dist.ReduceOp.MIN)
         return max(1024, int(fits))
 

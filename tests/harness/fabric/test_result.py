@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.fabric.commands import check, split_operations, write_result
+from harness.fabric.commands import check, present, split_operations, write_result
 from harness.fabric.gate import parse_rate, parse_size, shortfall
 from harness.fabric.picture import binary_size, write_picture
 from harness.fabric.result import (
@@ -57,6 +57,15 @@ def test_the_group_is_judged_at_its_largest_size_and_latency_at_its_smallest() -
     assert result.bus_bandwidth() == 1.5 * 2**20
     assert result.latency_seconds() == 0.5
     assert result.summary()["nodes"] == 2
+
+
+def test_a_size_that_memory_was_short_for_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    result = a_result(a_row(size=2**20))
+    assert present(result, 2**20 + 15, None, None, False) == 0
+    assert "memory" not in capsys.readouterr().err
+    assert present(result, 2**32, None, None, False) == 0
+    told = capsys.readouterr().err
+    assert told == "memory is short for 4,294,967,296 bytes: measured up to 1,048,576\n"
 
 
 def test_sizes_end_at_the_largest() -> None:
