@@ -21,9 +21,7 @@ def started(cluster: SlurmCluster, folder: Path, **site: object) -> RenderedMatr
 def collected(matrix: RenderedMatrix) -> Record:
     """The record of a run that is over and had trained on both nodes."""
     record = collected_anyhow(matrix)
-    assert record.steps
-    assert all(step.loss is not None for step in record.steps)
-    assert len({rank.host for rank in record.ranks}) == 2
+    assert len(trained_on(record)) == 2
     return record
 
 
@@ -35,9 +33,16 @@ def collected_anyhow(matrix: RenderedMatrix) -> Record:
     return record
 
 
-def nodes_of(matrix: RenderedMatrix) -> list[str]:
-    """Names of the nodes that the run's job has now."""
-    cluster, folder, job = matrix.cluster, matrix.folder, matrix.job("ddp")
+def trained_on(record: Record) -> set[str]:
+    """Hosts of a run that took steps and knows the loss of each."""
+    assert record.steps
+    assert all(step.loss is not None for step in record.steps)
+    return {rank.host for rank in record.ranks}
+
+
+def nodes_of(matrix: RenderedMatrix, backend: str) -> list[str]:
+    """Names of the nodes that the job of a backend's only run has now."""
+    cluster, folder, job = matrix.cluster, matrix.folder, matrix.job(backend)
     listed = cluster.command("squeue", "-h", "-j", job, "-o", "%N", cwd=folder).stdout.strip()
     return cluster.command("scontrol", "show", "hostnames", listed, cwd=folder).stdout.split()
 

@@ -42,13 +42,23 @@ class RenderedMatrix:
 
     cluster: SlurmCluster
     folder: Path
+    jobs: str = "jobs"
+    """Within the folder: scripts and what was planned."""
 
     def harness(self, *words: str, timeout: float = 300.0) -> Any:
         """Run a `harness slurm` command on the matrix; its JSON document."""
         done = self.cluster.harness(
-            "slurm", words[0], "jobs", *words[1:], "--json", cwd=self.folder, timeout=timeout
+            "slurm", words[0], self.jobs, *words[1:], "--json", cwd=self.folder, timeout=timeout
         )
         return json.loads(done.stdout)
+
+    def rendered_again(self, *words: str) -> RenderedMatrix:
+        """What the same site and job still lack, rendered beside the first matrix."""
+        self.cluster.harness(
+            "slurm", "render", "--site", "site.yaml", "--config", "job.yaml", "-o", "again", *words,
+            cwd=self.folder,
+        )  # fmt: skip
+        return RenderedMatrix(self.cluster, self.folder, "again")
 
     def runs(self) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self.harness("status")["runs"]
@@ -59,7 +69,7 @@ class RenderedMatrix:
 
     def request(self, backend: str) -> RunRequest:
         """Of the only run of a backend."""
-        runs = read_matrix(self.folder / "jobs").runs
+        runs = read_matrix(self.folder / self.jobs).runs
         (found,) = (run.request for run in runs if run.request.backend == backend)
         return found
 
@@ -68,11 +78,11 @@ class RenderedMatrix:
 
     def job(self, backend: str) -> str:
         """Slurm's name of the job of a backend's only run."""
-        return read_jobs(self.folder / "jobs")[self.request(backend).run_id]
+        return read_jobs(self.folder / self.jobs)[self.request(backend).run_id]
 
     def without(self, backend: str) -> RenderedMatrix:
         """The same matrix, of which the runs of a backend are never submitted."""
-        path = self.folder / "jobs" / MATRIX_NAME
+        path = self.folder / self.jobs / MATRIX_NAME
         document = json.loads(path.read_text())
         document["runs"] = [run for run in document["runs"] if run["request"]["backend"] != backend]
         path.write_text(json.dumps(document))
@@ -86,12 +96,12 @@ class RenderedMatrix:
             files = [directory / f"rank-{rank:05d}.jsonl" for rank in range(size)]
             return all(file.exists() and file.read_text().count('"kind": "step"') >= steps for file in files)
 
-        wait_for(trained, f"{steps} steps in {directory}", 120)
+        wait_for(trained, f"{steps} steps in {directory}", 300)
         return directory
 
     def wait_until_over(self, seconds: float = 90) -> None:
         """Until no job of the matrix waits or runs."""
-        jobs = read_jobs(self.folder / "jobs").values()
+        jobs = read_jobs(self.folder / self.jobs).values()
         self.cluster.wait_for_jobs(list(jobs), self.folder, seconds)
 
 

@@ -67,9 +67,12 @@ class Nodes:
         process.kill()  # --kill-child: the node's first process dies, and with it all others
         process.wait(20)
 
+    def powered_off(self) -> list[str]:
+        return [name for name in self.names if name not in self._init]
+
     def shape(self, rate: str | None) -> None:
         """Cap what each node sends on the data network, such as '200mbit'; None lifts the cap."""
-        for name in self.names:
+        for name in set(self.names) & set(self._init):
             self._tc(name, "del", check=False)
             if rate is not None:
                 self._tc(name, "add", "tbf", "rate", rate, "burst", "256kb", "latency", "100ms")

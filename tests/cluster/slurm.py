@@ -121,11 +121,13 @@ class SlurmCluster:
             "--output=/dev/null", f"--wrap=sleep {seconds}", cwd=folder,
         )  # fmt: skip
 
-    def power_on(self, name: str) -> None:
-        self.nodes.power_on(name)
-        self._start_munge(name)
-        self._start_slurmd(name)
-        wait_for(lambda: self._states() == {"idle"}, f"{name} to come back", 60)
+    def power_on_all(self) -> None:
+        """Bring back the nodes that were powered off, and wait until all have nothing to do."""
+        for name in self.nodes.powered_off():
+            self.nodes.power_on(name)
+            self._start_munge(name)
+            self._start_slurmd(name)
+        wait_for(lambda: self._states() == {"idle"}, "all nodes to be idle", 60)
 
     def _environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")}

@@ -1,87 +1,159 @@
 """Runs that are killed in every way that a cluster knows end in the right record, and the others finish."""
 
-import os
+import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.cluster.endless import collected, collected_anyhow, nodes_of, reason, started
+from harness.record import Record
+from harness.store import read_record
+from tests.cluster.endless import collected, collected_anyhow, nodes_of, reason, started, trained_on
+from tests.cluster.matrices import RenderedMatrix, render
 from tests.cluster.slurm import SlurmCluster
 
 pytestmark = pytest.mark.usefixtures("quiet_cluster")
+SURVIVORS = ["single", "fsdp1-no-shard"]
+FOLDER = "a b'c\"d$(touch PWNED)"
+NAME = "x y'z\"$(touch PWNED) `touch PWNED` ; touch PWNED #"
+SLOW_LINK = "10mbit"
+STEPS = 200
+"""Over the slow link more than a minute, far longer than it takes to kill a run; without it a few seconds."""
 
 
-def rank_process(directory: Path, rank: int) -> psutil.Process:
-    """The process that trains as this rank: the child of its monitor."""
+def reach_the_time_limit(matrix: RenderedMatrix, backend: str) -> None:
+    # Slurm counts limits in minutes, its ends of jobs in seconds. The notice comes 30 s before.
+    job = matrix.job(backend)
+    matrix.cluster.command("scontrol", "update", f"JobId={job}", "EndTime=now+35", cwd=matrix.folder)
+
+
+def cancel(matrix: RenderedMatrix, backend: str) -> None:
+    run = matrix.request(backend).run_id
+    matrix.cluster.harness("slurm", "cancel", "jobs", run, cwd=matrix.folder)
+
+
+def kill_one_rank(matrix: RenderedMatrix, backend: str) -> None:
+    """The process that trains as rank 1: the child of its monitor."""
+    directory = str(matrix.directory(backend))
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "harness.worker" in words and str(directory) in words and "torch.distributed.run" not in words:
+        if "harness.worker" in words and directory in words and "torch.distributed.run" not in words:
             monitored = process.children()
-            if monitored and process.environ().get("RANK") == str(rank):
-                return monitored[0]
-    raise AssertionError(f"no process of rank {rank} in {directory}")
+            if monitored and process.environ().get("RANK") == "1":
+                monitored[0].send_signal(signal.SIGKILL)
+                return
+    raise AssertionError(f"no process of rank 1 in {directory}")
 
 
-def test_time_limit(cluster: SlurmCluster, tmp_path: Path) -> None:
-    # Slurm counts limits in minutes; 35 seconds of notice leave 25 to start and train.
-    matrix = started(cluster, tmp_path, time_limit="1", notice_seconds=35)
-    matrix.wait_for_steps("ddp")
-    record = collected(matrix)
-    assert reason(record) == ("timeout", "TimeLimit")
-    assert record.comm, "what the counted steps measured is in the record"
-    assert any(rank.memory for rank in record.ranks)
-
-
-def test_cancelled(cluster: SlurmCluster, tmp_path: Path) -> None:
-    matrix = started(cluster, tmp_path)
-    matrix.wait_for_steps("ddp")
-    cluster.harness("slurm", "cancel", "jobs", cwd=tmp_path)
-    record = collected(matrix)
-    assert reason(record) == ("failed", "Cancelled")
-    assert record.comm
-    assert record.environment["slurm"]["state"] == "CANCELLED"
-
-
-def test_one_rank_killed(cluster: SlurmCluster, tmp_path: Path) -> None:
-    matrix = started(cluster, tmp_path)
-    directory = matrix.wait_for_steps("ddp")
-    rank_process(directory, 1).send_signal(signal.SIGKILL)
-    record = collected(matrix)
-    assert reason(record) == ("failed", "Exit")
-    assert record.error is not None
-    assert record.error.rank == 1
-    assert "SIGKILL" in record.error.message
-
-
-def test_job_script_killed(cluster: SlurmCluster, tmp_path: Path) -> None:
-    matrix = started(cluster, tmp_path)
-    directory = matrix.wait_for_steps("ddp")
-    shells = [
+def kill_the_job_script(matrix: RenderedMatrix, backend: str) -> None:
+    job = matrix.job(backend)
+    (shell,) = [
         process
         for process in psutil.process_iter(["cmdline"])
-        if any("slurm_script" in word for word in process.info["cmdline"] or [])
+        if any(f"job{int(job):05d}/slurm_script" in word for word in process.info["cmdline"] or [])
     ]
-    assert len(shells) == 1
-    os.kill(shells[0].pid, signal.SIGKILL)
-    record = collected(matrix)
-    assert reason(record) == ("failed", "ScriptLost")
-    assert not (directory / "slurm-end.json").exists()
+    shell.send_signal(signal.SIGKILL)
 
 
-def test_node_powered_off(cluster: SlurmCluster, tmp_path: Path) -> None:
-    matrix = started(cluster, tmp_path)
-    matrix.wait_for_steps("ddp")
-    names = nodes_of(matrix)
-    cluster.nodes.power_off(names[1])
+def power_off_a_node(matrix: RenderedMatrix, backend: str) -> None:
+    """The last of the run's nodes."""
+    matrix.cluster.nodes.power_off(nodes_of(matrix, backend)[1])
+
+
+KILLED: dict[str, tuple[Callable[[RenderedMatrix, str], None], tuple[str, str]]] = {
+    "ddp": (cancel, ("failed", "Cancelled")),
+    "fsdp": (reach_the_time_limit, ("timeout", "TimeLimit")),
+    "fsdp-grad-op": (kill_one_rank, ("failed", "Exit")),
+    "fsdp1": (kill_the_job_script, ("failed", "ScriptLost")),
+    "fsdp1-grad-op": (power_off_a_node, ("failed", "NodeFailure")),
+}
+"""How the run of a backend is ended, and what its record then says; in the order in which they run."""
+
+
+@pytest.fixture(scope="module")
+def killed(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> RenderedMatrix:
+    """A matrix whose runs are killed one after the other as they train, but for two; with hostile names."""
+    folder = tmp_path_factory.mktemp("killed") / FOLDER
+    matrix = render(
+        cluster, folder, *_cells(), "--job-name", NAME, steps=STEPS,
+        site=f"exclusive: true\noptions: {{comment: {json.dumps(NAME)}}}\n"
+        f"environment: {{HOSTILE: {json.dumps(NAME)}}}\n",
+    )  # fmt: skip
+    cluster.nodes.shape(SLOW_LINK)
+    matrix.harness("submit")
     try:
-        record = collected(matrix)
+        for backend, (kill, _) in KILLED.items():
+            matrix.wait_for_steps(backend)
+            kill(matrix, backend)
+        cluster.nodes.shape(None)
+        matrix.wait_until_over(240)
+        matrix.harness("collect")
     finally:
-        cluster.power_on(names[1])
-    assert reason(record) == ("failed", "NodeFailure")
-    assert record.error is not None
-    assert names[1] in record.error.message
+        cluster.nodes.shape(None)
+        cluster.command("scancel", "--user=root", cwd=folder)
+        cluster.power_on_all()
+    return matrix
+
+
+def _cells() -> list[str]:
+    backends = [*KILLED, *SURVIVORS[1:]]
+    return ["--backends", ",".join(backends), "--nodes", "2", "--nproc", "1"]
+
+
+@pytest.fixture(scope="module")
+def by_backend(killed: RenderedMatrix) -> dict[str, Record]:
+    return {backend: read_record(killed.directory(backend) / "record.json") for backend in KILLED}
+
+
+@pytest.mark.parametrize("backend", KILLED, ids=[kill.__name__ for kill, _ in KILLED.values()])
+def test_a_killed_run_has_a_record_of_what_it_measured(by_backend: dict[str, Record], backend: str) -> None:
+    record = by_backend[backend]
+    assert reason(record) == KILLED[backend][1]
+    assert len(trained_on(record)) == 2
+
+
+def test_the_record_says_which_rank_or_node_was_lost(by_backend: dict[str, Record]) -> None:
+    rank, node = by_backend["fsdp-grad-op"].error, by_backend["fsdp1-grad-op"].error
+    assert rank is not None
+    assert node is not None
+    assert rank.rank == 1
+    assert "SIGKILL" in rank.message
+    assert by_backend["fsdp1-grad-op"].ranks[1].host in node.message
+
+
+def test_runs_that_are_told_to_end_write_their_measurements_first(by_backend: dict[str, Record]) -> None:
+    for backend in ("ddp", "fsdp"):
+        assert by_backend[backend].comm
+        assert any(rank.memory for rank in by_backend[backend].ranks)
+    assert by_backend["ddp"].environment["slurm"]["state"] == "CANCELLED"
+
+
+def test_the_killed_script_wrote_no_end(killed: RenderedMatrix) -> None:
+    assert not (killed.directory("fsdp1") / "slurm-end.json").exists()
+    assert (killed.directory("fsdp1-no-shard") / "slurm-end.json").exists()
+
+
+def test_hostile_names_stay_names(killed: RenderedMatrix) -> None:
+    shown = killed.cluster.command(
+        "squeue", "--noheader", "--states=all", f"--jobs={killed.job('ddp')}", "--Format=Name:|",
+        cwd=killed.folder,
+    )  # fmt: skip
+    assert shown.stdout.strip() == f"{NAME}-ddp-2x1|"
+    assert not list(killed.folder.parent.rglob("PWNED"))
+
+
+def test_the_others_finish_and_only_what_is_missing_runs_again(killed: RenderedMatrix) -> None:
+    finished = {killed.directory(backend) / "record.json" for backend in SURVIVORS}
+    before = {path: path.read_bytes() for path in finished}
+    assert {json.loads(text)["status"] for text in before.values()} == {"ok"}
+    again = killed.rendered_again(*_cells())
+    assert {run["backend"] for run in again.runs()} == set(KILLED)
+    again.harness("submit", "--wait", "--poll-seconds", "1", timeout=600)
+    assert {path: path.read_bytes() for path in before} == before
+    done = [record.backend.label for record in killed.records() if record.status == "ok"]
+    assert sorted(done) == sorted([*SURVIVORS, *KILLED])
 
 
 def test_preempted(cluster: SlurmCluster, tmp_path: Path) -> None:

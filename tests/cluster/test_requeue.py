@@ -22,7 +22,7 @@ def test_requeued_after_a_node_failed(cluster: SlurmCluster, tmp_path: Path) -> 
     """The run starts clean on the nodes that are left, and the record says so."""
     matrix = started(cluster, tmp_path, requeue=True)
     directory = matrix.wait_for_steps("ddp")
-    names = nodes_of(matrix)
+    names = nodes_of(matrix, "ddp")
     cluster.nodes.power_off(names[1])
     try:
         wait_for(lambda: (directory / "attempt-0").exists(), "the second attempt", 90)
@@ -30,7 +30,7 @@ def test_requeued_after_a_node_failed(cluster: SlurmCluster, tmp_path: Path) -> 
         cluster.harness("slurm", "cancel", "jobs", cwd=tmp_path)
         record = collected(matrix)
     finally:
-        cluster.power_on(names[1])
+        cluster.power_on_all()
     slurm = record.environment["slurm"]
     assert (slurm["attempts"], slurm["restarts"]) == (2, 1)
     assert names[1] not in {rank.host for rank in record.ranks}

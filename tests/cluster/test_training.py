@@ -103,27 +103,3 @@ def test_scaling_over_one_two_and_four_nodes(cluster: SlurmCluster, tmp_path: Pa
     scaling = report.split("## Scaling")[1].split("\n## ")[0]
     shown = [line.split("|")[2].strip() for line in scaling.splitlines() if line.startswith("| ddp ")]
     assert shown[:3] == ["1", "2", "4"]
-
-
-def test_hostile_names_and_a_killed_cell_among_others(cluster: SlurmCluster, tmp_path: Path) -> None:
-    """The others finish, and rendering again brings back only what is missing."""
-    folder = tmp_path / "a b'c\"d$(touch PWNED)"
-    name = "x y'z\"$(touch PWNED) `touch PWNED` ; touch PWNED #"
-    matrix = render(
-        cluster, folder, "--backends", "ddp", "--nodes", "2", "--nproc", "1", "--job-name", name,
-        site=f"options: {{comment: {json.dumps(name)}}}\nenvironment: {{HOSTILE: {json.dumps(name)}}}\n",
-    )  # fmt: skip
-    matrix.harness("submit")
-    (ddp,) = (row for row in matrix.runs() if row["backend"] == "ddp")
-    shown = cluster.command("squeue", "--noheader", f"--jobs={ddp['job']}", "--Format=Name:|", cwd=folder)
-    assert shown.stdout.strip() == f"{name}-ddp-2x1|"
-    cluster.harness("slurm", "cancel", "jobs", ddp["run_id"], cwd=folder)
-    matrix.harness("submit", "--wait", "--poll-seconds", "1")
-    assert {r.backend.label: r.status for r in matrix.records()} == {"single": "ok", "ddp": "failed"}
-    cluster.harness(
-        "slurm", "render", "--site", "site.yaml", "--config", "job.yaml", "--backends", "ddp", "--nodes", "2",
-        "--nproc", "1", "-o", "again", cwd=folder,
-    )  # fmt: skip
-    cluster.harness("slurm", "submit", "again", "--wait", "--poll-seconds", "1", cwd=folder)
-    assert sorted(r.status for r in matrix.records()) == ["failed", "ok", "ok"]
-    assert not list(tmp_path.rglob("PWNED"))
