@@ -20,7 +20,7 @@ from harness.slurm.attempt import begin, finish
 from harness.slurm.collection import RunState, collect, look
 from harness.slurm.ending import Noticed, ScriptEnd
 from harness.slurm.matrix import Matrix, plan_nodes, read_matrix, render_matrix, write_matrix
-from harness.slurm.site import Site, load_site
+from harness.slurm.site import Site, load_site, with_time_limit
 from harness.slurm.submission import submit_runs, unsubmitted
 from harness.spec import Experiment
 from harness.store import Store
@@ -47,7 +47,7 @@ def render(
     """`harness slurm render`."""
     where = load_site(site)
     if time_limit is not None:
-        where = Site.model_validate(where.model_dump() | {"time_limit": time_limit})
+        where = with_time_limit(where, time_limit)
     experiment = _on_site(load_experiment(config, assignments), where)
     names = split_backends(backends) if backends is not None else experiment.compare.backends
     if names != ["all"]:

@@ -30,10 +30,11 @@ def render_script(
     if array:
         lines.append(directive("array", f"0-{len(run_directories) - 1}"))
     lines.append("")
+    finish = '"${python[@]}" -m harness slurm finish "$run" --exit-code "$code"'
     lines += _which_run(run_directories, array)
     lines += [
-        "# The ranks write down what they measured when they are told to end. An element of an array is named",
-        "# by the array's number: its own may be that number, which stands for all of the array.",
+        "# The ranks write down what they measured when they are told to end. Elements of an array are",
+        "# named by the array's number: their own may be that number, which stands for all of them.",
         "ended=",
         "code=3",
         "job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}",
@@ -51,12 +52,12 @@ def render_script(
         'await() { while wait "$1"; code=$?; kill -0 "$1" 2>/dev/null; do :; done; }',
         *_gate(site, nodes, ranks_per_node),
         'if [ -n "$ended" ]; then',
-        f'  "${{python[@]}}" -m harness slurm finish "$run" --exit-code "$code" --ended "$ended"{_asked(site)}',
+        f'  {finish} --ended "$ended"{_asked(site)}',
         "  exit 3",
         "fi",
         *_start(site, nodes, ranks_per_node),
         "await $!",
-        '"${python[@]}" -m harness slurm finish "$run" --exit-code "$code" ${ended:+--ended "$ended"}',
+        finish + ' ${ended:+--ended "$ended"}',
         'exit "$code"',
     ]
     return "\n".join(lines) + "\n"
