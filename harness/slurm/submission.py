@@ -82,6 +82,8 @@ def submit_runs(
     """
     room = max(0, matrix.site.max_queued_jobs - client.queued_jobs())
     submitted = 0
+    if runs[:room]:
+        _remember(folder, {})  # a job that could not be noted would be lost
     for batch in _batches(runs[:room]):
         for run in batch:
             prepare_run(matrix, run)
@@ -122,4 +124,8 @@ def _batches(runs: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
 def _remember(folder: Path, jobs: dict[str, str]) -> None:
     merged = read_jobs(folder) | jobs
     entries = [SubmittedJob(run_id=run_id, job=job) for run_id, job in merged.items()]
-    write_atomically(folder / JOBS_NAME, _JOBS.dump_json(entries, indent=1).decode())
+    try:
+        write_atomically(folder / JOBS_NAME, _JOBS.dump_json(entries, indent=1).decode())
+    except OSError as error:
+        taken = f"; these jobs were submitted: {', '.join(jobs.values())}" if jobs else ""
+        raise HarnessError(f"{folder / JOBS_NAME} cannot be written: {error.strerror}{taken}") from error

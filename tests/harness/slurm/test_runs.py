@@ -1,6 +1,7 @@
 """Submission within a limit, attempts, and records for every run whose job is over."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,14 @@ def test_submission_stops_at_the_limit_and_goes_on_later(tmp_path: Path, slurm: 
     assert submit_runs(folder, matrix, unsubmitted(folder, matrix), QUIET) == 0
     assert len(slurm.calls("sbatch")) == 2
     assert [run.request.run_id for run in unsubmitted(folder, matrix)] == [matrix.runs[2].request.run_id]
+
+
+def test_a_folder_that_cannot_note_jobs_gets_none(tmp_path: Path, slurm: FakeSlurm) -> None:
+    folder, matrix = a_matrix(tmp_path)
+    (folder / f".jobs.json.{os.getpid()}").mkdir()
+    with pytest.raises(HarnessError, match=r"jobs\.json cannot be written: Is a directory$"):
+        submit_runs(folder, matrix, matrix.runs, QUIET)
+    assert slurm.calls("sbatch") == []
 
 
 def test_an_array_is_submitted_in_parts(tmp_path: Path, slurm: FakeSlurm) -> None:
