@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
+import psutil
 
 from harness.errors import HarnessError, choices
 from harness.fabric.gate import parse_rate, parse_size, shortfall
@@ -20,6 +23,7 @@ from harness.launch.local import resolve_device
 
 EXIT_GATE = 3
 COLLECTIVE_TIMEOUT_SECONDS = 600.0
+NO_GPU = "--device cuda: PyTorch sees no GPU here; give --device cpu, or make one visible"
 DEFAULT_LARGEST = {"cuda": "4GB", "cpu": "64MB"}
 """gloo moves about 1 GB/s: larger tensors tell no more and take minutes."""
 
@@ -40,10 +44,12 @@ def fabric(
     silent: bool,
 ) -> int:
     """`harness fabric`."""
-    device = resolve_device(device)
+    asked, device = device, resolve_device(device)
     wanted = split_operations(operations)
     largest = parse_size(max_size or DEFAULT_LARGEST[device])
     required = parse_rate(require_busbw) if require_busbw else None
+    if not started_as_rank() or external_rank() == 0:
+        check_outputs(output, plot)
     if started_as_rank():
         result = _measure(device, largest, wanted, repeats, warmup, seconds_per_row)
         code = 0
@@ -55,6 +61,8 @@ def fabric(
         from harness.worker.environment import leave
 
         leave(code)
+    if asked == "cuda" and resolve_device("auto") != "cuda":
+        raise HarnessError(NO_GPU)
     # Not sys.argv: torchrun takes --nproc for an abbreviation of its own, wherever it stands.
     arguments = [
         "--device", device, "--max-size", str(largest), "--operations", ",".join(wanted), "--repeats",
@@ -77,9 +85,36 @@ def split_operations(text: str | None) -> list[str]:
     return names or list(OPERATIONS)
 
 
+def check_outputs(output: Path | None, plot: Path | None) -> None:
+    """Raise HarnessError for a file that could not be written after minutes of measuring."""
+    if plot is not None:
+        from harness.fabric.picture import picture_format
+
+        picture_format(plot)
+        _check_writable(plot, "--plot")
+    if output is not None:
+        _check_writable(_result_file(output), "--output")
+
+
+def _check_writable(path: Path, option: str) -> None:
+    try:
+        if path.exists():
+            path.open("ab").close()
+        else:
+            tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise HarnessError(
+            f"{option} was given '{path}', which cannot be written: {error.strerror}"
+        ) from error
+
+
+def _result_file(output: Path) -> Path:
+    return output / FABRIC_NAME if output.is_dir() else output
+
+
 def write_result(result: FabricResult, output: Path) -> None:
     """Write the document; into a folder under its own name."""
-    path = output / FABRIC_NAME if output.is_dir() else output
+    path = _result_file(output)
     try:
         path.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
     except OSError as error:
@@ -145,6 +180,8 @@ def _measure(
         device=device,
     )
     if device == "cuda":
+        if not torch.cuda.is_available():
+            raise HarnessError(NO_GPU)
         torch.cuda.set_device(world.local_rank)
     join_process_group(world, COLLECTIVE_TIMEOUT_SECONDS)
     test = FabricTest(device, repeats=repeats, warmup=warmup, seconds_per_row=seconds_per_row)
@@ -165,11 +202,42 @@ def _start_ranks(nproc: int, arguments: Sequence[str]) -> FabricResult:
         variables.setdefault("OMP_NUM_THREADS", "1")
         if sys.platform == "linux":
             variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+        code, output = _run_to_its_end(command, variables)
         if not answer.exists():
-            said = next((x for x in reversed(done.stderr.splitlines()) if "Error" in x), "")
-            raise HarnessError(f"the ranks of the self-test failed with exit code {done.returncode}: {said}")
+            said = next((x for x in reversed(output.splitlines()) if "Error" in x), "")
+            raise HarnessError(f"the ranks of the self-test failed with exit code {code}: {said}")
         return read_fabric(answer)
+
+
+def _run_to_its_end(command: Sequence[str], variables: dict[str, str]) -> tuple[int, str]:
+    """Exit code of torchrun and what it said on standard error; leaves no rank behind, however this ends."""
+    torchrun = subprocess.Popen(
+        command,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    try:
+        _, output = torchrun.communicate()
+    finally:
+        _end_family(torchrun)
+    return torchrun.returncode, output
+
+
+def _end_family(torchrun: subprocess.Popen[str]) -> None:
+    """End torchrun and its ranks, each of which has a session of its own."""
+    if torchrun.poll() is not None:
+        return
+    torchrun.send_signal(signal.SIGSTOP)  # it starts no other
+    ranks = psutil.Process(torchrun.pid).children(recursive=True)
+    torchrun.kill()
+    torchrun.wait()
+    for rank in ranks:
+        with suppress(psutil.NoSuchProcess):
+            rank.kill()
 
 
 def _default_ranks(device: str) -> int:

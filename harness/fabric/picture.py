@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import log2
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from harness.errors import HarnessError
 from harness.fabric.result import FabricResult, FabricRow
@@ -57,11 +57,19 @@ def binary_size(size: float) -> str:
     return f"{size / 1024**power:g}{' KMGT'[power].strip()}"
 
 
+def picture_format(path: Path) -> Literal["svg", "png"]:
+    """The format that a file's suffix asks for. Raises HarnessError for another than SVG and PNG."""
+    match path.suffix:
+        case ".svg":
+            return "svg"
+        case ".png":
+            return "png"
+    raise HarnessError(f"--plot was given '{path}'; give a name that ends with .svg or .png")
+
+
 def write_picture(result: FabricResult, path: Path) -> None:
     """Write the picture as SVG or PNG, by the file's suffix. Raises HarnessError for another."""
-    form = path.suffix.removeprefix(".")
-    if form not in ("svg", "png"):
-        raise HarnessError(f"--plot was given '{path}'; give a name that ends with .svg or .png")
+    form = picture_format(path)
     path.write_bytes(draw(fabric_picture(result), (form,))[form])
 
 

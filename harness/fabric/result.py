@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
 
 from harness.errors import HarnessError
 
@@ -25,13 +25,13 @@ class FabricRow(_Part):
     """One operation at one size."""
 
     op: str
-    ranks: list[int]
+    ranks: Annotated[list[int], Field(min_length=1)]
     """Who took part."""
     size_bytes: int
     """The whole tensor: what each rank holds after an all-gather and before a reduce-scatter."""
     repeats: int
     """Operations of each of the timed batches."""
-    seconds: list[float]
+    seconds: Annotated[list[PositiveFloat], Field(min_length=1)]
     """Of one operation, per batch; each the slowest rank's. Point to point: one way."""
 
     @property

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from backends import registry
 from harness.launch.local import Outcome, signal_name
 from harness.launch.nodes import run_environment
+from harness.launch.side_files import read_log
 from harness.launch.tail import Tail
 from harness.provenance import package_versions
 from harness.record import (
@@ -43,9 +45,12 @@ Events = dict[int, dict[str, list[dict[str, Any]]]]
 
 def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Record:
     """Build the record of a run from its ranks' events and the way its processes ended."""
-    events = {
-        rank: _by_kind(Tail(rank_file(run_directory, rank)).read()) for rank in range(request.world_size)
-    }
+    tails = {rank: Tail(rank_file(run_directory, rank)) for rank in range(request.world_size)}
+    events = {rank: _by_kind(tail.read()) for rank, tail in tails.items()}
+    broken = sum(tail.broken_lines for tail in tails.values())
+    if broken:
+        _end_at_gaps(events, "step")
+        _end_at_gaps(events, "evaluation")
     steps = _steps(events)
     status, error = _status(run_directory, request, events, steps, outcome)
     setup = _first(events[0], "setup") or {}
@@ -84,7 +89,7 @@ def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Reco
             accumulation_steps=request.accumulation_steps,
             preset=request.preset,
         ),
-        environment=run_environment(run_directory),
+        environment=run_environment(run_directory) | ({"broken_event_lines": broken} if broken else {}),
         layout=setup.get("layout"),
         model=setup.get("model"),
         data=setup.get("data"),
@@ -125,6 +130,14 @@ def _by_kind(events: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     for event in events:
         kinds.setdefault(event.pop("kind"), []).append(event)
     return kinds
+
+
+def _end_at_gaps(events: Events, kind: str) -> None:
+    """Leave out what a rank said after a line that was lost: ranks are compared row by row."""
+    whole = max((kinds.get(kind, []) for kinds in events.values()), key=len)
+    for kinds in events.values():
+        pairs = zip(kinds.get(kind, []), whole, strict=False)
+        kinds[kind] = [row for row, _ in takewhile(lambda pair: pair[0]["step"] == pair[1]["step"], pairs)]
 
 
 def _first(kinds: dict[str, list[dict[str, Any]]], kind: str) -> dict[str, Any] | None:
@@ -304,9 +317,9 @@ def _exit_message(code: int | None) -> str:
 
 
 def _log_tail(run_directory: Path, rank: int) -> str:
-    log = rank_log(run_directory, rank)
-    if not log.exists():
-        log = launcher_log(run_directory)
-    if not log.exists():
-        return ""
-    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:])
+    return log_tail(rank_log(run_directory, rank)) or log_tail(launcher_log(run_directory))
+
+
+def log_tail(log: Path) -> str:
+    """The last lines of a log; empty where there is none that can be read."""
+    return "\n".join(read_log(log).splitlines()[-LOG_TAIL_LINES:])

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from harness.launch.side_files import read_object
 from harness.provenance import environment
 
 NETWORK = Path("/sys/class/net")
@@ -32,9 +33,8 @@ def write_node(run_directory: Path, node: int) -> None:
 
 def read_nodes(run_directory: Path) -> list[dict[str, Any]]:
     """What the nodes said, in their order; empty where the launcher knows its only node itself."""
-    return [
-        json.loads(path.read_text(encoding="utf-8")) for path in sorted(run_directory.glob("node-*.json"))
-    ]
+    said = (read_object(path) for path in sorted(run_directory.glob("node-*.json")))
+    return [node for node in said if node is not None and {"environment", "topology"} <= node.keys()]
 
 
 def run_environment(run_directory: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Reads the lines that a rank appends to its event file, whole lines only."""
+"""Reads the lines that a rank appends to its event file, whole lines only; skips and counts broken ones."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 
 class Tail:
     """Remembers how far it has read."""
+
+    broken_lines = 0
+    """Lines read so far that are no event: a node that lost its power leaves such."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -23,4 +26,15 @@ class Tail:
             data = file.read()
         end = data.rfind(b"\n") + 1
         self._offset += end
-        return [json.loads(line) for line in data[:end].splitlines()]
+        lines = data[:end].split(b"\n")[:-1]
+        events = [event for line in lines if (event := _event(line)) is not None]
+        self.broken_lines += len(lines) - len(events)
+        return events
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "kind" in event else None

@@ -8,10 +8,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, FabricResult, read_fabric
-from harness.launch.assemble import assemble
+from harness.launch.assemble import assemble, log_tail
 from harness.launch.local import Outcome
+from harness.launch.side_files import read_log, read_object
 from harness.launch.tail import Tail
 from harness.record import Record
 from harness.request import REQUEST_NAME, RunRequest, launcher_log, rank_exit, rank_file
@@ -53,11 +56,17 @@ def finish(run_directory: Path, end: ScriptEnd) -> Record:
 
 
 def write_run(
-    run_directory: Path, request: RunRequest, facts: JobFacts | None, job: str | None = None
+    run_directory: Path,
+    request: RunRequest,
+    facts: JobFacts | None,
+    job: str | None = None,
+    job_log: Path | None = None,
 ) -> Record:
-    """Assemble and write the record of a run from its ranks' files, its script's and Slurm's facts."""
-    path = run_directory / END_NAME
-    end = ScriptEnd.model_validate_json(path.read_bytes()) if path.exists() else None
+    """Assemble and write the record of a run from its ranks' files, its script's and Slurm's facts.
+
+    `job_log` has the words of a script that failed before its ranks or launchers had any.
+    """
+    end = _script_end(run_directory)
     fabric = _fabric(run_directory)
     silent, notice = _silent_hosts(run_directory, request), _memory_notice(run_directory)
     outcome = Outcome(
@@ -76,7 +85,10 @@ def write_run(
     added: dict[str, Any] = {"slurm": slurm}
     if fabric is not None:
         added["fabric"] = fabric.summary()
-    record = record.model_copy(update={"environment": record.environment | added})
+    error = record.error
+    if error is not None and not error.log_tail and job_log is not None and record.status != "diverged":
+        error = error.model_copy(update={"log_tail": log_tail(job_log)})
+    record = record.model_copy(update={"environment": record.environment | added, "error": error})
     write_record(run_directory, record)
     return record
 
@@ -94,11 +106,15 @@ def _job_variables() -> dict[str, Any]:
 
 def noted_job(run_directory: Path) -> dict[str, Any]:
     """What the script of a run wrote down of its job at the beginning; empty if it has not begun."""
-    path = run_directory / JOB_NAME
-    if not path.exists():
-        return {}
-    noted: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return noted
+    return read_object(run_directory / JOB_NAME) or {}
+
+
+def _script_end(run_directory: Path) -> ScriptEnd | None:
+    """What the script wrote at its end; None: nothing that can be read."""
+    try:
+        return ScriptEnd.model_validate_json((run_directory / END_NAME).read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
 def _exit_codes(run_directory: Path, request: RunRequest) -> dict[int, int | None]:
@@ -108,10 +124,8 @@ def _exit_codes(run_directory: Path, request: RunRequest) -> dict[int, int | Non
     """
     notes = []
     for rank in range(request.world_size):
-        path = rank_exit(run_directory, rank)
-        try:
-            note = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError):
+        note = read_object(rank_exit(run_directory, rank))
+        if note is None or not {"exit_code", "at"} <= note.keys():
             continue  # the monitor went with its rank
         if note["exit_code"] != -signal.SIGTERM:
             notes.append((note["at"], rank, note["exit_code"]))
@@ -120,8 +134,7 @@ def _exit_codes(run_directory: Path, request: RunRequest) -> dict[int, int | Non
 
 def _memory_notice(run_directory: Path) -> str | None:
     """What Slurm wrote among the launchers' output of a step that was out of memory."""
-    log = launcher_log(run_directory)
-    return out_of_memory_notice(log.read_text(encoding="utf-8", errors="replace")) if log.exists() else None
+    return out_of_memory_notice(read_log(launcher_log(run_directory)))
 
 
 def _fabric(run_directory: Path) -> FabricResult | None:

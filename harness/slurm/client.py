@@ -24,6 +24,7 @@ ACTIVE = frozenset(
     }
 )  # fmt: skip
 NO_ANSWER = re.compile(r"Unable to contact slurm controller|Socket timed out")
+JOB_NUMBER = re.compile(r"[0-9]+(;.*)?")
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -63,7 +64,14 @@ def submit(script: Path, *, array: str | None = None) -> str:
         raise HarnessError(
             f"{error}; look with squeue whether the job of {script.name} is there before you submit it again"
         ) from error
-    return answer.strip().split(";")[0]
+    # Sites put words of their own before sbatch's answer.
+    said = (answer.splitlines() or [""])[-1].strip()
+    if not JOB_NUMBER.fullmatch(said):
+        raise HarnessError(
+            f"'sbatch' gave no number of a job for {script.name} but {said!r}; look with squeue whether the "
+            "job is there before you submit it again"
+        )
+    return said.split(";")[0]
 
 
 def queued_jobs() -> int:
@@ -190,13 +198,18 @@ def _accounting(jobs: Sequence[str]) -> str:
 
 
 def _queue(jobs: Sequence[str]) -> str:
-    """squeue's lines; nothing where the controller has forgotten the jobs."""
+    """squeue's lines; nothing where the controller has forgotten the jobs.
+
+    A list is refused for one job that is forgotten: the others are then asked for alone, arrays as a whole.
+    """
     try:
         return _run([*_QUEUE_COMMAND, f"--jobs={','.join(jobs)}"])
     except HarnessError as error:
         if "Invalid job id" not in str(error):
             raise
+    if len(jobs) == 1:
         return ""
+    return "".join(_queue([number]) for number in dict.fromkeys(job.partition("_")[0] for job in jobs))
 
 
 def _wait_status(text: str) -> int | None:

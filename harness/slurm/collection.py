@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from harness.slurm import client
 from harness.slurm.attempt import write_run
 from harness.slurm.client import JobFacts
 from harness.slurm.matrix import Matrix, PlannedRun
-from harness.slurm.submission import known_jobs
+from harness.slurm.submission import known_jobs, prepare_run
 from harness.store import RECORD_NAME, read_record
 
 
@@ -25,14 +25,18 @@ class RunState:
     job: str | None
     facts: JobFacts | None
     record: Record | None
+    problem: str | None = None
+    """Why there is no record, in one line, where the run's folder does not give one."""
 
     @property
     def phase(self) -> str:
-        """'not submitted', Slurm's state in small letters while the job lives, 'ended' or 'recorded'."""
+        """Slurm's state in small letters while the job lives, else where the run is."""
         if self.facts is not None and self.facts.active:
             return self.facts.state.lower()
         if self.record is not None:
             return "recorded"
+        if self.problem is not None:
+            return "unreadable"
         return "not submitted" if self.job is None else "ended"
 
     def as_json(self) -> dict[str, Any]:
@@ -47,6 +51,7 @@ class RunState:
             "state": self.facts.state if self.facts else None,
             "reason": self.facts.reason if self.facts else None,
             "status": self.record.status if self.record else None,
+            "problem": self.problem,
         }
 
 
@@ -69,20 +74,32 @@ def collect(folder: Path, matrix: Matrix) -> list[RunState]:
     """Write or complete the record of every run whose job is over; return where each run is then.
 
     A record that knows Slurm's state is left alone. A run whose job Slurm has forgotten gets its record
-    from what its ranks left behind.
+    from what its ranks left behind. A folder from which no record can be written is named in the run's
+    state and keeps the others from nothing.
     """
     states = []
     for state in look(folder, matrix):
         over = state.job is not None and (state.facts is None or not state.facts.active)
         if over and not _complete(state):
-            directory = matrix.run_directory(state.run)
-            directory.mkdir(parents=True, exist_ok=True)
-            if not (directory / REQUEST_NAME).exists():
-                state.run.request.write(directory)
-            record = write_run(directory, state.run.request, _with_names(state.facts), state.job)
-            state = RunState(run=state.run, job=state.job, facts=state.facts, record=record)
+            state = _recorded(folder, matrix, state)
         states.append(state)
     return states
+
+
+def _recorded(folder: Path, matrix: Matrix, state: RunState) -> RunState:
+    """The state with the record that its run's folder gives, or with why it gives none."""
+    run, directory = state.run, matrix.run_directory(state.run)
+    job_log = folder / f"{state.job}.log"
+    try:
+        if not (directory / REQUEST_NAME).exists():
+            prepare_run(matrix, run)
+        record = write_run(directory, run.request, _with_names(state.facts), state.job, job_log)
+    except HarnessError as error:
+        return replace(state, problem=str(error))
+    except Exception as error:  # what a pulled plug leaves in the files of a run fails in any way
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        return replace(state, problem=f"run folder '{directory}' gives no record: {said}")
+    return replace(state, record=record)
 
 
 def _complete(state: RunState) -> bool:
@@ -104,8 +121,7 @@ def _with_names(facts: JobFacts | None) -> JobFacts | None:
 
 
 def _record(run_directory: Path) -> Record | None:
-    path = run_directory / RECORD_NAME
     try:
-        return read_record(path) if path.exists() else None
+        return read_record(run_directory / RECORD_NAME)
     except HarnessError:
         return None

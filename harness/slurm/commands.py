@@ -20,8 +20,8 @@ from harness.slurm.attempt import begin, finish
 from harness.slurm.collection import RunState, collect, look
 from harness.slurm.ending import Noticed, ScriptEnd
 from harness.slurm.matrix import Matrix, plan_nodes, read_matrix, render_matrix, write_matrix
-from harness.slurm.site import Site, load_site
-from harness.slurm.submission import submit_runs, unsubmitted
+from harness.slurm.site import Site, load_site, with_time_limit
+from harness.slurm.submission import read_jobs, submit_runs, unsubmitted
 from harness.spec import Experiment
 from harness.store import Store
 
@@ -47,7 +47,7 @@ def render(
     """`harness slurm render`."""
     where = load_site(site)
     if time_limit is not None:
-        where = Site.model_validate(where.model_dump() | {"time_limit": time_limit})
+        where = with_time_limit(where, time_limit)
     experiment = _on_site(load_experiment(config, assignments), where)
     names = split_backends(backends) if backends is not None else experiment.compare.backends
     if names != ["all"]:
@@ -89,13 +89,13 @@ def submit(folder: Path, *, wait: bool, poll_seconds: float, as_json: bool) -> i
             if not wait or not (left or any(_pending(state) for state in states)):
                 break
         time.sleep(poll_seconds)
-    _present(states, as_json)
+    _present(folder, states, as_json)
     return 0
 
 
 def status(folder: Path, *, as_json: bool) -> int:
     """`harness slurm status`."""
-    _present(look(folder, read_matrix(folder)), as_json)
+    _present(folder, look(folder, read_matrix(folder)), as_json)
     return 0
 
 
@@ -103,7 +103,7 @@ def collect_runs(folder: Path, *, report: Path | None, as_json: bool) -> int:
     """`harness slurm collect`."""
     matrix = read_matrix(folder)
     states = collect(folder, matrix)
-    _present(states, as_json)
+    _present(folder, states, as_json)
     if report is not None:
         _report(matrix, states, report)
     return 0
@@ -127,6 +127,7 @@ def cancel(folder: Path, run_ids: Sequence[str]) -> int:
         and (not run_ids or state.run.request.run_id in run_ids)
     ]
     client.cancel(alive)
+    _tell_unknown_jobs(folder)
     click.echo(f"cancelled {len(alive)} jobs; collect writes their records", err=True)
     return 0
 
@@ -187,10 +188,10 @@ def _submit_some(folder: Path, matrix: Matrix, wait: bool) -> tuple[int, list[Ru
 
 
 def _pending(state: RunState) -> bool:
-    return state.phase not in ("recorded", "not submitted")
+    return state.phase not in ("recorded", "not submitted", "unreadable")
 
 
-def _present(states: Sequence[RunState], as_json: bool) -> None:
+def _present(folder: Path, states: Sequence[RunState], as_json: bool) -> None:
     from tabulate import tabulate
 
     rows = [state.as_json() for state in states]
@@ -203,8 +204,18 @@ def _present(states: Sequence[RunState], as_json: bool) -> None:
     click.echo(tabulate(body, headers=headers, disable_numparse=True), err=as_json)
     counts = Counter(row["phase"] for row in rows)
     click.echo(", ".join(f"{count} {phase}" for phase, count in counts.items()), err=True)
+    for problem in [state.problem for state in states if state.problem is not None]:
+        click.echo(f"harness: {problem}", err=True)
+    _tell_unknown_jobs(folder)
     if as_json:
         click.echo(json.dumps({"runs": rows}, indent=1))
+
+
+def _tell_unknown_jobs(folder: Path) -> None:
+    try:
+        read_jobs(folder)
+    except HarnessError as error:
+        click.echo(f"harness: {error}", err=True)
 
 
 def _report(matrix: Matrix, states: Sequence[RunState], report: Path) -> None:

@@ -26,35 +26,46 @@ def render_script(
 
     Raises HarnessError for a value that no script can hold.
     """
-    lines = ["#!/bin/bash", *_directives(site, job_name, nodes, ranks_per_node, log_folder)]
+    lines = ["#!/bin/bash", *_directives(site, job_name, nodes, ranks_per_node, log_folder, array)]
     if array:
         lines.append(directive("array", f"0-{len(run_directories) - 1}"))
     lines.append("")
+    finish = '"${python[@]}" -m harness slurm finish "$run" --exit-code "$code"'
     lines += _which_run(run_directories, array)
-    lines += _environment(site)
     lines += [
+        "# The ranks write down what they measured when they are told to end. Elements of an array are",
+        "# named by the array's number: their own may be that number, which stands for all of them.",
+        "ended=",
+        "code=3",
+        "job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}",
+        "trap 'ended=time-limit; scancel --signal=TERM \"${job:-$SLURM_JOB_ID}\"' USR1",
+        "trap 'ended=terminated' TERM",
+        "",
+        *_environment(site),
         "",
         f"python=({shlex.join([*site.container, site.python])})",
         'mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
         f"export MASTER_ADDR=${{hosts[0]}} {LAUNCH_PORTS}",
         "",
-        "# The ranks write down what they measured when they are told to end.",
-        "ended=",
-        "trap 'ended=time-limit; scancel --signal=TERM \"$SLURM_JOB_ID\"' USR1",
-        "trap 'ended=terminated' TERM",
         '"${python[@]}" -m harness slurm begin "$run" || exit',
         "# A signal interrupts `wait`; the step may still be there.",
         'await() { while wait "$1"; code=$?; kill -0 "$1" 2>/dev/null; do :; done; }',
         *_gate(site, nodes, ranks_per_node),
+        'if [ -n "$ended" ]; then',
+        f'  {finish} --ended "$ended"{_asked(site)}',
+        "  exit 3",
+        "fi",
         *_start(site, nodes, ranks_per_node),
         "await $!",
-        '"${python[@]}" -m harness slurm finish "$run" --exit-code "$code" ${ended:+--ended "$ended"}',
+        finish + ' ${ended:+--ended "$ended"}',
         'exit "$code"',
     ]
     return "\n".join(lines) + "\n"
 
 
-def _directives(site: Site, job_name: str, nodes: int, ranks_per_node: int, log_folder: Path) -> list[str]:
+def _directives(
+    site: Site, job_name: str, nodes: int, ranks_per_node: int, log_folder: Path, array: bool
+) -> list[str]:
     gpus = f"{site.gpu_type}:{ranks_per_node}" if site.gpu_type else ranks_per_node
     given: list[tuple[str, str | int | None]] = [
         ("job-name", job_name),
@@ -69,7 +80,7 @@ def _directives(site: Site, job_name: str, nodes: int, ranks_per_node: int, log_
         ("mem", site.memory_per_node),
         ("time", site.time_limit),
         ("signal", f"B:USR1@{site.notice_seconds}"),
-        ("output", f"{str(log_folder).replace('%', '%%')}/%j.log"),
+        ("output", f"{str(log_folder).replace('%', '%%')}/{'%A_%a' if array else '%j'}.log"),
         ("open-mode", "append"),
     ]
     lines = [directive(option, value) for option, value in given if value is not None]
@@ -104,7 +115,9 @@ def _environment(site: Site) -> list[str]:
         lines += ["module purge", *(f"module load {shlex.quote(name)} || exit" for name in site.modules)]
     if site.virtual_environment is not None:
         activate = f"{site.virtual_environment}/bin/activate"
-        lines += ["# shellcheck disable=SC1091", f"source {shlex.quote(activate)}"]
+        said = shlex.quote(f"virtual environment {site.virtual_environment} cannot be activated")
+        lines += ["# shellcheck disable=SC1091"]
+        lines += [f"source {shlex.quote(activate)} || {{ echo {said} >&2; exit 1; }}"]
     variables = {"OMP_NUM_THREADS": str(site.cpus_per_rank)}
     if site.interface is not None:
         variables |= {"GLOO_SOCKET_IFNAME": site.interface, "NCCL_SOCKET_IFNAME": site.interface}
@@ -163,8 +176,13 @@ def _torchrun(srun: str, nodes: int, ranks_per_node: int) -> list[str]:
     ]
 
 
+def _asked(site: Site) -> str:
+    """What `finish` is told of the gate."""
+    return f" --require-busbw {shlex.quote(site.require_busbw)}" if site.require_busbw is not None else ""
+
+
 def _gate(site: Site, nodes: int, ranks_per_node: int) -> list[str]:
-    """Measure the network first, and end the run before it begins where it is too slow or unknown."""
+    """Measure the network first, and note where it is too slow or unknown for the run to begin."""
     if site.require_busbw is None or nodes * ranks_per_node == 1:
         return []
     rate = shlex.quote(site.require_busbw)
@@ -179,11 +197,6 @@ def _gate(site: Site, nodes: int, ranks_per_node: int) -> list[str]:
         "  3) ended=${ended:-slow-fabric} ;;",
         "  *) ended=${ended:-fabric-failed} ;;",
         "esac",
-        'if [ -n "$ended" ]; then',
-        '  "${python[@]}" -m harness slurm finish "$run" --exit-code "$code" --ended "$ended" \\',
-        f"    --require-busbw {rate}",
-        "  exit 3",
-        "fi",
     ]
 
 

@@ -21,7 +21,9 @@ from backends.values import parse_value
 from harness.errors import HarnessError, choices
 from harness.fabric.gate import parse_rate
 
-TIME = re.compile(r"\d+(-\d{1,2})?(:\d{1,2}){0,2}")
+TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-5]?[0-9]))?(?::([0-5]?[0-9]))?")
+MEMORY = re.compile(r"[0-9]+[KMGT]?", re.IGNORECASE)
+SCRIPT_VARIABLES = ("code", "ended", "hosts", "job", "python", "run", "runs")
 # The script or `submit` writes these itself; given again they would contradict it.
 OWN_OPTIONS = (
     "array", "cpus-per-task", "gpus-per-node", "gres", "job-name", "mem", "no-requeue", "nodes", "ntasks",
@@ -38,8 +40,31 @@ def _one_line(text: str) -> str:
 
 
 def _time(text: str) -> str:
-    if not TIME.fullmatch(text):
-        raise ValueError("must be a time as Slurm writes it: minutes, HH:MM:SS or D-HH:MM:SS")
+    if time_seconds(text) == 0:
+        raise ValueError("must be a time as Slurm writes it, above 0: minutes, HH:MM:SS or D-HH:MM:SS")
+    return text
+
+
+def time_seconds(text: str) -> int:
+    """Seconds of a time as Slurm writes it; 0 of anything else."""
+    match = TIME.fullmatch(text)
+    if match is None:
+        return 0
+    days = match[1]
+    pieces = [int(piece) for piece in match.groups()[1:] if piece is not None]
+    if days is not None:  # hours first
+        pieces += [0] * (3 - len(pieces))
+    elif len(pieces) == 1:  # minutes
+        pieces.append(0)
+    seconds = 0
+    for piece in pieces:
+        seconds = seconds * 60 + piece
+    return int(days or 0) * 86400 + seconds
+
+
+def _memory(text: str) -> str:
+    if not MEMORY.fullmatch(text):
+        raise ValueError("must be a number with K, M, G or T, such as 120G; 0: all of the node")
     return text
 
 
@@ -73,7 +98,9 @@ class Site(BaseModel):
     gpus_per_node: int = Field(0, ge=0, description="GPUs of a node, one rank each; 0: ranks on the CPU")
     gpu_type: Word | None = Field(None, description="type of the GPUs as Slurm names it: a100, v100")
     cpus_per_rank: PositiveInt = Field(1, description="CPU cores of a rank")
-    memory_per_node: Word | None = Field(None, description="--mem, such as 120G; 0: all of the node")
+    memory_per_node: Annotated[Word, AfterValidator(_memory)] | None = Field(
+        None, description="--mem, such as 120G; 0: all of the node"
+    )
     exclusive: bool = Field(False, description="--exclusive: share the nodes with nobody")
     requeue: bool = Field(True, description="Slurm may start a job anew after a node failed or was preempted")
     modules: list[Word] = Field([], description="environment modules to load, in order")
@@ -106,6 +133,8 @@ class Site(BaseModel):
         for name in self.environment:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
                 raise ValueError(f"environment: {name!r} is no name of a variable")
+            if name.startswith(("SLURM_", "MASTER_")) or name in SCRIPT_VARIABLES:
+                raise ValueError(f"environment: {name} is Slurm's or the job script's own; leave it out")
             if "\0" in self.environment[name]:
                 raise ValueError(f"environment: {name} holds a zero byte")
         for name, value in self.options.items():
@@ -122,6 +151,11 @@ class Site(BaseModel):
                 raise ValueError(f"options: '{name}' is given twice")
             if isinstance(value, str):
                 _one_line(value)
+        if self.notice_seconds >= time_seconds(self.time_limit):
+            raise ValueError(
+                f"notice_seconds is {self.notice_seconds}, which is not below the time limit "
+                f"{self.time_limit}; lower it or give more time"
+            )
         if self.gpu_type is not None and self.gpus_per_node == 0:
             raise ValueError("gpu_type needs gpus_per_node")
         return self
@@ -151,6 +185,14 @@ def load_site(path: Path) -> Site:
         return Site.model_validate(document)
     except ValidationError as error:
         raise HarnessError(f"site file {path}: {_explain(error)}") from error
+
+
+def with_time_limit(site: Site, time_limit: str) -> Site:
+    """The site with another time limit. Raises HarnessError as site files do."""
+    try:
+        return Site.model_validate(site.model_dump() | {"time_limit": time_limit})
+    except ValidationError as error:
+        raise HarnessError(f"--time {time_limit}: {_explain(error)}") from error
 
 
 def _explain(error: ValidationError) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from harness.errors import HarnessError
 from harness.slurm import client
 from harness.slurm.attempt import noted_job
 from harness.slurm.matrix import Matrix, PlannedRun, write_atomically
@@ -30,30 +33,42 @@ _JOBS = TypeAdapter(list[SubmittedJob])
 
 
 def read_jobs(folder: Path) -> dict[str, str]:
-    """Job by run id, of all that was submitted."""
+    """Job by run id, of all that was submitted. Raises HarnessError where the note of it cannot be read."""
     path = folder / JOBS_NAME
-    if not path.exists():
+    try:
+        return {entry.run_id: entry.job for entry in _JOBS.validate_json(path.read_bytes())}
+    except FileNotFoundError:
         return {}
-    return {entry.run_id: entry.job for entry in _JOBS.validate_json(path.read_bytes())}
+    except (OSError, ValidationError) as error:
+        raise HarnessError(
+            f"{path}, which notes the jobs that were submitted, cannot be read: jobs that have not begun are "
+            "not known, and none is submitted; cancel them with scancel, then remove the file"
+        ) from error
 
 
 def known_jobs(folder: Path, matrix: Matrix) -> dict[str, str]:
-    """Job by run id, also of jobs that began after a submission was cut short before it could note them."""
-    jobs = {}
+    """Job by run id, also of jobs that began after a submission was cut short before it could note them.
+
+    Where the note of submissions cannot be read, of the jobs that have begun.
+    """
+    jobs: dict[str, str] = {}
     for run in matrix.runs:
         job = noted_job(matrix.run_directory(run)).get("job")
-        if job is not None:
+        if isinstance(job, str):
             jobs[run.request.run_id] = job
-    return jobs | read_jobs(folder)
+    with suppress(HarnessError):
+        jobs |= read_jobs(folder)
+    return jobs
 
 
 def unsubmitted(folder: Path, matrix: Matrix) -> list[PlannedRun]:
-    """Runs that have neither a job nor a record, in order."""
+    """Runs that have neither a job nor a record, in order. Raises HarnessError as `read_jobs` does."""
+    read_jobs(folder)
     jobs = known_jobs(folder, matrix)
     return [
         run
         for run in matrix.runs
-        if run.request.run_id not in jobs and not (matrix.run_directory(run) / RECORD_NAME).exists()
+        if run.request.run_id not in jobs and not os.path.exists(matrix.run_directory(run) / RECORD_NAME)
     ]
 
 
@@ -67,11 +82,11 @@ def submit_runs(
     """
     room = max(0, matrix.site.max_queued_jobs - client.queued_jobs())
     submitted = 0
+    if runs[:room]:
+        _remember(folder, {})  # a job that could not be noted would be lost
     for batch in _batches(runs[:room]):
         for run in batch:
-            directory = matrix.run_directory(run)
-            directory.mkdir(parents=True, exist_ok=True)
-            run.request.write(directory)
+            prepare_run(matrix, run)
         indices = [run.array_index for run in batch if run.array_index is not None]
         job = client.submit(folder / batch[0].script, array=ranges(indices) if indices else None)
         named = [job if run.array_index is None else f"{job}_{run.array_index}" for run in batch]
@@ -79,6 +94,16 @@ def submit_runs(
         on_job(job, len(batch))
         submitted += len(batch)
     return submitted
+
+
+def prepare_run(matrix: Matrix, run: PlannedRun) -> None:
+    """Make a run's folder and write its request. Raises HarnessError where it cannot be written."""
+    directory = matrix.run_directory(run)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        run.request.write(directory)
+    except OSError as error:
+        raise HarnessError(f"run folder '{directory}' cannot be written: {error.strerror}") from error
 
 
 def ranges(indices: Sequence[int]) -> str:
@@ -99,4 +124,8 @@ def _batches(runs: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
 def _remember(folder: Path, jobs: dict[str, str]) -> None:
     merged = read_jobs(folder) | jobs
     entries = [SubmittedJob(run_id=run_id, job=job) for run_id, job in merged.items()]
-    write_atomically(folder / JOBS_NAME, _JOBS.dump_json(entries, indent=1).decode())
+    try:
+        write_atomically(folder / JOBS_NAME, _JOBS.dump_json(entries, indent=1).decode())
+    except OSError as error:
+        taken = f"; these jobs were submitted: {', '.join(jobs.values())}" if jobs else ""
+        raise HarnessError(f"{folder / JOBS_NAME} cannot be written: {error.strerror}{taken}") from error

@@ -2,10 +2,17 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from harness.cli import harness
 from harness.fabric.result import OPERATIONS, read_fabric
 
 
@@ -28,3 +35,55 @@ def test_two_ranks_measure_every_operation_and_a_gate_closes(tmp_path: Path) -> 
         assert [row.size_bytes for row in result.rows if row.op == op] == [1024, 4096, 16384, 65536]
     assert all(second > 0 for row in result.rows for second in row.seconds)
     assert document["summary"]["all_reduce_bus_bytes_per_second"] == result.bus_bandwidth()
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "said"),
+    [
+        ("--plot", "x.pdf", "ends with .svg or .png"),
+        ("--plot", "nowhere/x.svg", "No such file or directory"),
+        ("--output", "nowhere/x", "No such file or directory"),
+        ("--plot", "folder.svg", "Is a directory"),
+    ],
+)
+def test_files_that_cannot_be_written_are_told_before_measuring(
+    option: str, name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder.svg").mkdir()
+    monkeypatch.setattr("harness.fabric.commands._start_ranks", lambda nproc, arguments: pytest.fail("began"))
+    done = CliRunner().invoke(harness, ["fabric", "--device", "cpu", option, str(tmp_path / name)])
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"harness: {option} was given '{tmp_path / name}'")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_device_that_is_not_there_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.fabric.commands.resolve_device", lambda asked: asked.replace("auto", "cpu"))
+    done = CliRunner().invoke(harness, ["fabric", "--device", "cuda"])
+    assert (done.exit_code, done.stderr.splitlines()) == (
+        1,
+        ["harness: --device cuda: PyTorch sees no GPU here; give --device cpu, or make one visible"],
+    )
+
+
+def test_a_self_test_that_is_told_to_end_leaves_no_rank_behind() -> None:
+    command = [
+        sys.executable, "-m", "harness", "fabric", "--nproc", "2", "--device", "cpu", "--max-size", "1KB",
+        "--repeats", "100000000", "--seconds-per-row", "600",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 120
+        ranks: list[psutil.Process] = []
+        while len(ranks) < 2 and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+            family = psutil.Process(process.pid).children(recursive=True)
+            ranks = [
+                child for child in family if "--silent" in child.cmdline() and child.ppid() != process.pid
+            ]
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(30)
+    _, alive = psutil.wait_procs(ranks, timeout=10)
+    for rank in alive:
+        rank.kill()
+    assert (code, len(ranks), alive) == (130, 2, [])

@@ -133,6 +133,10 @@ def test_a_result_is_read_back_and_checked(tmp_path: Path, capsys: pytest.Captur
     assert check(path, "1MB/s") == 0
     assert check(path, "5GB/s") == 3
     assert "Usual causes" in capsys.readouterr().err
+    for seconds in ("[]", "[0.0]"):
+        path.write_text(result.model_dump_json().replace("[1.0,2.0]", seconds))
+        with pytest.raises(HarnessError, match="no result"):
+            read_fabric(path)
     path.write_text("{}")
     with pytest.raises(HarnessError, match="no result"):
         read_fabric(path)

@@ -25,6 +25,12 @@ class FakeSlurm:
     def refuse(self, name: str, message: str) -> None:
         self._write(name, f"echo {message} >&2; exit 1")
 
+    def refuse_jobs(self, known: dict[str, str]) -> None:
+        """Let squeue answer for one of these jobs, and refuse every other job and every list."""
+        cases = " ".join(f"*--jobs={job}) echo '{line}' ;;" for job, line in known.items())
+        refusal = "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1"
+        self._write("squeue", f'case "$*" in {cases} *) {refusal} ;; esac')
+
     def refuse_once(self, name: str, message: str, text: str) -> None:
         """Refuse the first call, answer the others."""
         (self.folder / f"{name}.answer").write_text(text)

@@ -61,6 +61,29 @@ def test_a_forgotten_job_is_left_out(slurm: FakeSlurm) -> None:
     assert client.job_facts(["7"]) == {}
 
 
+def test_a_list_with_a_forgotten_job_is_asked_one_by_one(slurm: FakeSlurm) -> None:
+    slurm.refuse_jobs({"8": "8|RUNNING|None|0|0|0:05|node1|", "9": "9_1|PENDING|Resources|0|0|0:00||"})
+    facts = client.job_facts(["7", "8", "9_0", "9_1"])
+    assert {job: known.state for job, known in facts.items()} == {"8": "RUNNING", "9_1": "PENDING"}
+
+
+@pytest.mark.parametrize(
+    ("printed", "job"),
+    [("Welcome\n12;cluster\n", "12"), ("12\n", "12"), ("Project charged\n", None), ("", None)],
+)
+def test_sbatch_answers_in_its_last_line(
+    slurm: FakeSlurm, printed: str, job: str | None, tmp_path: Path
+) -> None:
+    slurm.answer("sbatch", printed)
+    if job is not None:
+        assert client.submit(tmp_path / "a.sbatch") == job
+    else:
+        with pytest.raises(
+            HarnessError, match=f"no number of a job for a.sbatch but '{printed.strip()}'; look"
+        ):
+            client.submit(tmp_path / "a.sbatch")
+
+
 def test_no_slurm_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(HarnessError, match="'squeue' was not found"):

@@ -1,6 +1,7 @@
 """Submission within a limit, attempts, and records for every run whose job is over."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from harness.request import rank_exit, rank_file
 from harness.slurm.attempt import begin, finish
 from harness.slurm.client import SlurmUnavailable
 from harness.slurm.collection import collect, look
-from harness.slurm.commands import submit
+from harness.slurm.commands import status, submit
 from harness.slurm.ending import ScriptEnd
 from harness.slurm.matrix import Matrix, PlannedRun, plan_nodes, render_matrix, write_matrix
 from harness.slurm.site import Site
@@ -75,6 +76,14 @@ def test_submission_stops_at_the_limit_and_goes_on_later(tmp_path: Path, slurm: 
     assert submit_runs(folder, matrix, unsubmitted(folder, matrix), QUIET) == 0
     assert len(slurm.calls("sbatch")) == 2
     assert [run.request.run_id for run in unsubmitted(folder, matrix)] == [matrix.runs[2].request.run_id]
+
+
+def test_a_folder_that_cannot_note_jobs_gets_none(tmp_path: Path, slurm: FakeSlurm) -> None:
+    folder, matrix = a_matrix(tmp_path)
+    (folder / f".jobs.json.{os.getpid()}").mkdir()
+    with pytest.raises(HarnessError, match=r"jobs\.json cannot be written: Is a directory$"):
+        submit_runs(folder, matrix, matrix.runs, QUIET)
+    assert slurm.calls("sbatch") == []
 
 
 def test_an_array_is_submitted_in_parts(tmp_path: Path, slurm: FakeSlurm) -> None:
@@ -247,3 +256,93 @@ def test_half_a_result_of_the_network_does_not_cost_the_record(tmp_path: Path, s
     assert record.error is not None
     assert record.error.kind == "FabricFailed"
     assert "fabric" not in record.environment
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "slurm.json",
+        "slurm-end.json",
+        "node-00000.json",
+        "fabric.json",
+        "rank-00000.exit.json",
+        "launcher.log",
+    ],
+)
+@pytest.mark.parametrize("text", ["{", "[]", '{"job": 5}', None])
+def test_broken_side_files_count_as_absent(
+    name: str, text: str | None, tmp_path: Path, slurm: FakeSlurm
+) -> None:
+    folder, matrix, run = submitted(tmp_path, slurm)
+    directory = matrix.run_directory(run)
+    train(matrix, run)
+    path = rank_exit(directory, 0) if name.startswith("rank-") else directory / name
+    if text is None:
+        path.mkdir()
+    else:
+        path.write_text(text)
+    slurm.answer("squeue", "2|CANCELLED|None|0|0|1:00||\n")
+    state = collect(folder, matrix)[1]
+    assert state.problem is None
+    assert state.record is not None
+    assert state.record.error is not None
+    assert state.record.error.kind == "Cancelled"
+
+
+def test_broken_lines_are_skipped_and_counted_and_steps_stay_aligned(
+    tmp_path: Path, slurm: FakeSlurm
+) -> None:
+    folder, matrix, run = submitted(tmp_path, slurm)
+    train(matrix, run, steps=4)
+    path = rank_file(matrix.run_directory(run), 1)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[3] = b"\0\0\xff\n[]\n"
+    path.write_bytes(b"".join(lines))
+    slurm.answer("squeue", "2|CANCELLED|None|0|0|1:00||\n")
+    record = collect(folder, matrix)[1].record
+    assert record is not None
+    assert record.environment["broken_event_lines"] == 2
+    assert [step.step for step in record.steps] == [0, 1]
+    assert [len(rank.step_seconds) for rank in record.ranks] == [4, 2]
+
+
+def test_a_folder_that_gives_no_record_is_named_and_the_others_go_on(
+    tmp_path: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, matrix, run = submitted(tmp_path, slurm)
+    first = matrix.run_directory(matrix.runs[0])
+    (first / "request.json").unlink()
+    first.rmdir()
+    first.write_text("a file")
+    say(matrix, run, 0, "setup")
+    slurm.answer("squeue", "".join(f"{n}|CANCELLED|None|0|0|1:00||\n" for n in (1, 2, 3)))
+    assert submit(folder, wait=True, poll_seconds=0.01, as_json=False) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("harness: ")]
+    assert told[0] == f"harness: run folder '{first}' cannot be written: File exists"
+    assert told[1].startswith(f"harness: run folder '{matrix.run_directory(run)}' gives no record: KeyError")
+    assert [state.phase for state in collect(folder, matrix)] == ["unreadable", "unreadable", "recorded"]
+    assert status(folder, as_json=False) == 0
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '["x"]'])
+def test_unreadable_notes_of_jobs_stop_submission_alone(
+    text: str, tmp_path: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, matrix, _ = submitted(tmp_path, slurm)
+    (folder / "jobs.json").write_text(text)
+    assert status(folder, as_json=False) == 0
+    assert "jobs.json, which notes the jobs that were submitted, cannot be read" in capsys.readouterr().err
+    with pytest.raises(HarnessError, match="none is submitted"):
+        unsubmitted(folder, matrix)
+
+
+def test_a_script_that_failed_before_its_step_is_told_in_its_own_words(
+    tmp_path: Path, slurm: FakeSlurm
+) -> None:
+    folder, matrix, _ = submitted(tmp_path, slurm)
+    (folder / "2.log").write_text("Lmod: unknown module cuda/99\n")
+    slurm.answer("squeue", "2|FAILED|NonZeroExitCode|256|0|0:01|node1|\n")
+    record = collect(folder, matrix)[1].record
+    assert record is not None
+    assert record.error is not None
+    assert (record.error.kind, record.error.log_tail) == ("ScriptLost", "Lmod: unknown module cuda/99")

@@ -151,6 +151,33 @@ def test_a_module_that_is_not_there_ends_the_script(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
+def test_a_virtual_environment_that_is_not_there_ends_the_script(tmp_path: Path) -> None:
+    text = script(Site(name="x", virtual_environment=f"{tmp_path}/it's gone"), runs=[str(tmp_path)])
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"virtual environment {tmp_path}/it's gone cannot be activated"
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [({}, "7"), ({"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}, "7_0")],
+)
+def test_a_notice_while_modules_load_ends_the_steps_of_this_job_alone(
+    variables: dict[str, str], named: str, tmp_path: Path
+) -> None:
+    """The last element of an array has the number of the array, which stands for all its elements."""
+    text = script(
+        Site(name="x", modules=["slow"], python="hostile python"),
+        array=bool(variables), runs=[str(tmp_path / "run")],
+    )  # fmt: skip
+    fake = 'module() { [ "$1" = load ] && kill -USR1 $$; true; }\n' + text.replace("exit 3", "exit 0")
+    calls = run_with_fakes(fake, tmp_path, **variables)
+    assert calls["scancel"] == [["--signal=TERM", named]]
+    ended = calls["hostile python"][-1]
+    assert ended[3:] == ["finish", str(tmp_path / "run"), "--exit-code", "3", "--ended", "time-limit"]
+    assert "srun" not in calls
+
+
 @pytest.mark.parametrize(
     "value", [*HOSTILE, "two\nlines\ntouch PWNED", "it's\\n\n#PBS -q urgent\n$(touch PWNED)"]
 )

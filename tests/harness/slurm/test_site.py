@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
-from harness.slurm.site import Site, load_site
+from harness.slurm.site import Site, load_site, time_seconds, with_time_limit
 
 SITES = Path(__file__).resolve().parents[3] / "slurm" / "sites"
 
@@ -50,6 +50,16 @@ def test_missing_file_is_said(tmp_path: Path) -> None:
         ('constraint: "a\\u2028b"', "one line"),
         ("time_limit: tomorrow", "must be a time"),
         ('time_limit: "1:00:00\\n"', "must be a time"),
+        ('time_limit: "0"', "above 0"),
+        ('time_limit: "0-00:00:00"', "above 0"),
+        ('time_limit: "25:99:99"', "must be a time"),
+        ('time_limit: "٣٠"', "must be a time"),
+        ("memory_per_node: lots", "such as 120G"),
+        ('time_limit: "1"', "notice_seconds is 60, which is not below the time limit 1"),
+        ('time_limit: "10:00"\nnotice_seconds: 601', "notice_seconds is 601"),
+        ("environment: {SLURM_JOB_ID: x}", "SLURM_JOB_ID is Slurm's or the job script's own"),
+        ("environment: {run: x}", "run is Slurm's"),
+        ("environment: {MASTER_PORT: x}", "MASTER_PORT is Slurm's"),
         ('environment: {"A B": x}', "no name of a variable"),
         ('environment: {"A": "x\\0y"}', "zero byte"),
         ('options: {"nice\\nid": 1}', "no long option"),
@@ -70,3 +80,24 @@ def test_what_no_script_could_hold_is_refused(tmp_path: Path, text: str, said: s
 
 def test_machine_differs_between_partitions() -> None:
     assert Site(name="a", partition="x").machine != Site(name="a", partition="y").machine
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 1800), ("30:15", 1815), ("01:00:00", 3600), ("2-0", 172800), ("1-02:03", 93780),
+        ("1-02:03:04", 93784), ("tomorrow", 0), ("1:00:00\n", 0),
+    ],
+)  # fmt: skip
+def test_times_are_read_as_slurm_does(text: str, seconds: int) -> None:
+    assert time_seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("time", "said"), [("tomorrow", "must be a time"), ("00:01:00", "not below the time limit 00:01:00")]
+)
+def test_another_time_limit_is_refused_in_one_line(time: str, said: str) -> None:
+    with pytest.raises(HarnessError, match=said) as caught:
+        with_time_limit(Site(name="a"), time)
+    assert str(caught.value).startswith(f"--time {time}: ")
+    assert "\n" not in str(caught.value)
