@@ -42,6 +42,11 @@ class Entry:
     summary: str = ""
     packages: tuple[str, ...] = ("torch",)
 
+    @property
+    def is_third_party(self) -> bool:
+        """Whether another distribution brought it: its code is no part of the harness's own."""
+        return self.options is None
+
     def options_class(self) -> type[BackendOptions]:
         if self.options:
             return _load(self.options)  # type: ignore[no-any-return]
@@ -214,6 +219,8 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
     values: dict[str, Any] = {}
     for item in filter(None, given.split(",")):
         key, _, value = item.partition("=")
+        if key.strip() in values:
+            raise UnknownBackend(f"option '{key}' of backend '{name}' is given twice: '{label}'")
         if not value.strip():
             raise UnknownBackend(f"option '{key}' of backend '{name}' has no value; write {key}=VALUE")
         try:

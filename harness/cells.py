@@ -29,6 +29,7 @@ from harness.provenance import (
     content_digest,
     load_average,
     machine_name,
+    module_fingerprint,
     package_versions,
 )
 from harness.record import Record
@@ -130,6 +131,8 @@ def make_cell(
     }
     if nodes > 1:
         parts["nodes"] = nodes
+    if entry.is_third_party:
+        parts["third_party"] = module_fingerprint(entry.target)
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return Cell(
         backend=label,

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,19 @@ def code_fingerprint() -> str:
         files = sorted(p for p in path.rglob("*") if p.suffix in (".py", ".cpp")) if path.is_dir() else [path]
         for file in files:
             digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@lru_cache
+def module_fingerprint(target: str) -> str:
+    """The same of the top-level package or module that a third party's 'module:Class' lies in."""
+    spec = find_spec(target.partition(":")[0].partition(".")[0])
+    digest = hashlib.sha256()
+    if spec is not None:
+        folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+        files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
+        for file in files or [Path(spec.origin or "")]:
+            digest.update(file.name.encode() + b"\0" + (file.read_bytes() if file.is_file() else b""))
     return digest.hexdigest()[:12]
 
 

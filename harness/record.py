@@ -89,7 +89,8 @@ class WeightsPart(Part):
     l2_norm: float | None
     parameter_count: int
     sketch: dict[str, list[float]] | None = None
-    """Of each parameter its L2 norm and projections on fixed sign vectors: see `worker/sketch.py`."""
+    """Of each parameter its L2 norm and projections on fixed sign vectors: see `worker/sketch.py`.
+    None: not taken, or some weight is not finite."""
 
 
 # Not a model: a report may hold millions of steps, and with slots one takes a quarter of the memory.

@@ -104,7 +104,7 @@ class DataSection(Section):
         None, description="field put before the text; its tokens are not trained on (jsonl, datasets)"
     )
     tokenizer: str = Field("bytes", description="'bytes' or a Hugging Face tokenizer name or folder")
-    sequence_length: PositiveInt = Field(128, description="tokens per sample")
+    sequence_length: PositiveInt = Field(128, lt=2**31, description="tokens per sample")
     packed: bool | None = Field(
         None,
         description=(
@@ -192,7 +192,7 @@ class TrainingSection(Section):
     loss_scale_growth_interval: PositiveInt = Field(
         1000, description="steps without overflow before fp16-mixed doubles its loss scale"
     )
-    seed: NonNegativeInt = Field(0, description="seed of random weights and of the data order")
+    seed: NonNegativeInt = Field(0, lt=2**63, description="seed of random weights and of the data order")
     deterministic: bool = Field(True, description="deterministic kernels where torch has them")
     tf32: bool = Field(False, description="TF32 matrix products on CUDA")
 
@@ -320,7 +320,7 @@ class RuntimeSection(Section):
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is one")
     threads_per_rank: PositiveInt | None = Field(
-        None, description="CPU threads per rank; default: cores divided by the ranks of the node"
+        None, le=1024, description="CPU threads per rank; default: cores divided by the ranks of the node"
     )
     timeout_seconds: PositiveFloat = Field(
         1800.0, description="seconds after which a run is stopped and recorded as timeout"

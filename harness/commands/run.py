@@ -81,7 +81,7 @@ def _world_size(label: str, nproc: int | None, device: str) -> int:
         if nproc not in (None, 1):
             raise HarnessError(f"--nproc {nproc}: '{label}' is one process; leave --nproc out")
         return 1
-    return nproc or (gpu_count() if device == "cuda" else DEFAULT_CPU_RANKS)
+    return nproc or (max(1, gpu_count()) if device == "cuda" else DEFAULT_CPU_RANKS)
 
 
 def _run_as_rank(

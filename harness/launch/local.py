@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -28,6 +29,8 @@ from harness.request import RunRequest, rank_file, rank_log
 POLL_SECONDS = 0.25
 GRACE_SECONDS = 10.0
 """After one rank failed, the others may say what they saw before they are ended."""
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 EventHandler = Callable[[dict[str, Any]], None]
 
@@ -71,7 +74,8 @@ class LocalLauncher:
             os.environ["HARNESS_PRELOAD"] = ",".join(preload)
             self._context = multiprocessing.get_context("forkserver")
             self._context.set_forkserver_preload(["harness.worker.preload"])
-            forkserver.ensure_running()  # it imports while this process goes on
+            with _interrupts_held():
+                forkserver.ensure_running()  # it imports while this process goes on
         else:
             self._context = multiprocessing.get_context("spawn")
 
@@ -132,6 +136,9 @@ class LocalLauncher:
                     stopped = "timeout"
                     break
         except KeyboardInterrupt:
+            # The ranks are ended and the record is written in seconds: a second Ctrl-C must not lose it.
+            for number in STOPPING:
+                signal.signal(number, signal.SIG_IGN)
             stopped = "interrupted"
         codes = {rank: process.exitcode for rank, process in processes.items()}
         _end(processes.values())
@@ -157,6 +164,17 @@ class LocalLauncher:
         )
         process.start()
         return process
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """A process started meanwhile never meets Ctrl-C; one that comes is delivered afterwards."""
+    resource_tracker.ensure_running()  # its start would release them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(processes: Iterable[Any]) -> None:

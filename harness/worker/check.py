@@ -25,8 +25,10 @@ def check_job(job: Job) -> dict[str, Any]:
             model = AutoModelForCausalLM.from_config(
                 config, attn_implementation=job.model.attention_kernel, trust_remote_code=False
             )
-    except (ValueError, ImportError) as error:
-        raise JobError(f"model '{job.model.name or config.model_type}': {error}") from error
+    except Exception as error:  # libraries say what a configuration lacks by errors of any kind
+        raise JobError(
+            f"model '{job.model.name or config.model_type}' cannot be built from its configuration: {error}"
+        ) from error
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "architecture": type(model).__name__,

@@ -184,10 +184,10 @@ def _given_config(model: ModelSection, vocabulary_size: int) -> PreTrainedConfig
 
     values = {"vocab_size": vocabulary_size} | model.config_values()
     model_type = values.pop("model_type")
-    if model_type not in CONFIG_MAPPING:
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise JobError(
             f"model.config.model_type '{model_type}' is unknown to transformers. "
-            f"{_closest(model_type, list(CONFIG_MAPPING.keys()))}"
+            f"{_closest(str(model_type), list(CONFIG_MAPPING.keys()))}"
         )
     config_class = CONFIG_MAPPING[model_type]
     default = config_class()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any
 
 from backends.base import Engine
@@ -12,7 +13,8 @@ from harness.worker.sketch import sketch
 def digest_weights(engine: Engine) -> dict[str, Any]:
     """SHA-256 over the sorted (name, SHA-256 of the fp32 bytes), L2 norm, count, a sketch of each.
 
-    A collective: every rank calls it. The norm is accumulated in fp64.
+    A collective: every rank calls it. The norm is accumulated in fp64. Without a sketch where a weight is
+    not finite.
     """
     digests = []
     sketches: dict[str, list[float]] = {}
@@ -25,4 +27,10 @@ def digest_weights(engine: Engine) -> dict[str, Any]:
         count += tensor.numel()
     whole = hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
     norm = sum(values[0] ** 2 for values in sketches.values()) ** 0.5
-    return {"digest": whole, "l2_norm": norm, "parameter_count": count, "sketch": sketches}
+    finite = all(math.isfinite(value) for values in sketches.values() for value in values)
+    return {
+        "digest": whole,
+        "l2_norm": norm,
+        "parameter_count": count,
+        "sketch": sketches if finite else None,
+    }

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from backends import registry
+from backends.registry import Entry
+from harness.cells import plan
+from harness.config import load_experiment
 from harness.doctor.check import ABOUT_TIME
+from harness.provenance import module_fingerprint
 from tests.harness.commands.command_line import SMALL, harness, records
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "own-backend"
@@ -53,3 +58,20 @@ def test_its_gradients_take_what_those_of_ddp_take(compared: dict) -> None:
 def test_nothing_is_found_against_it(compared: dict) -> None:
     about = [f for f in compared["findings"] if any("all-reduce" in name for name in f["backends"])]
     assert [f for f in about if f["id"] not in ABOUT_TIME] == []
+
+
+def test_a_change_of_its_code_makes_another_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "all_reduce_backend.py"
+    source.write_text((EXAMPLE / source.name).read_text())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entry = Entry(name="mine", target="all_reduce_backend:AllReduceBackend", options=None)
+    monkeypatch.setattr(registry, "entries", lambda: {"mine": entry})
+
+    def key() -> str:
+        module_fingerprint.cache_clear()
+        return plan(load_experiment(None), ["mine"], [2], 1, "cpu")[-1].key
+
+    before = key()
+    assert key() == before
+    source.write_text(source.read_text() + "# changed\n")
+    assert key() != before

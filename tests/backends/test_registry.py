@@ -186,3 +186,7 @@ def test_entries_know_their_names_without_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_an_option_given_twice_is_refused() -> None:
+    assert "option 'offload' of backend 'zero3' is given twice" in refused("zero3:offload=cpu,offload=none")

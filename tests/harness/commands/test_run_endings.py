@@ -16,7 +16,7 @@ import pytest
 from harness.record import Record
 from harness.store import read_record
 
-from .command_line import HARNESS, LONG, environment
+from .command_line import HARNESS, LONG, SHORT, environment, harness, records
 
 
 @dataclass
@@ -105,6 +105,45 @@ def test_interrupt_stops_all_ranks_and_keeps_what_was_done(start: Start) -> None
     assert all(step.loss is not None for step in record.steps)
     assert running.process.returncode != 0
     assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize("seconds", [0.4, 1.2, 2.5, 4.0])
+def test_interrupt_from_the_terminal_before_the_ranks_train_prints_no_traceback(
+    tmp_path: Path, seconds: float
+) -> None:
+    process = subprocess.Popen(
+        [*HARNESS, "run", "--backend", "ddp", "--nproc", "2", *LONG],
+        cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to everything in the foreground
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode not in (0, None)
+    assert "Traceback" not in stderr
+
+
+def test_a_second_interrupt_does_not_lose_the_record(start: Start) -> None:
+    running = start()
+    for _ in range(4):
+        running.process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    record, stderr = running.finish()
+    assert record.error is not None
+    assert record.error.kind == "Interrupted"
+    assert len(record.steps) >= 3
+    assert "Traceback" not in stderr
+
+
+def test_weights_that_are_not_finite_leave_a_record(tmp_path: Path) -> None:
+    done = harness(
+        "run", "--backend", "ddp", "--json", *SHORT, "--set", "optimizer.learning_rate=1e30", cwd=tmp_path
+    )
+    assert "Validation" not in done.stderr
+    (record,) = records(tmp_path / "runs")
+    assert record.status == "diverged"
+    assert record.final_weights is not None
+    assert record.final_weights.sketch is None
 
 
 def test_termination_leaves_no_process(start: Start) -> None:

@@ -18,7 +18,10 @@ class FakeEngine:
 
     def state_tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield "weights", WEIGHT
-        yield "gathered", torch.zeros(self.gathered, dtype=torch.uint8)
+        yield from (("gathered", tensor) for tensor in self.gathered_tensors())
+
+    def gathered_tensors(self) -> Iterator[Tensor]:
+        yield torch.zeros(self.gathered, dtype=torch.uint8)
 
     def hidden_bytes(self) -> dict[str, int]:
         return self.hidden
