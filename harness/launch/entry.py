@@ -49,9 +49,7 @@ def _detach(log: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    except (
-        FileNotFoundError
-    ):  # the launcher was interrupted before the server forked, and took its folder away
+    except FileNotFoundError:  # the launcher was interrupted and took its folder away
         os._exit(1)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
