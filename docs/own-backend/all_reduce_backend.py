@@ -123,8 +123,13 @@ class AllReduceEngine(Engine):
         self._model.load_state_dict(states["model"])
         self._optimizer.load_state_dict(states["optimizer"])
 
-    # Without the two below the engine trains as well; its memory by kind is then unknown, and a job with
-    # dropout or an evaluation computes as in training.
+    # Without the three below the engine trains as well. `harness diagnose` then compares updates only, a job
+    # with dropout or an evaluation computes as in training, and memory by kind is unknown.
+
+    def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self._model.named_parameters():
+            if parameter.grad is not None:
+                yield name, parameter.grad.detach().cpu()
 
     def train(self, mode: bool = True) -> None:
         self._model.train(mode)

@@ -51,7 +51,10 @@ def sentences(
     whether the records named a cause already. `world` is that of the other run, whose ratios are named.
     """
     if verdict.gradients is None:
-        yield "gradients: one of the engines cannot gather them, so only updates are compared"
+        yield (
+            "gradients: one of the engines cannot gather them (Engine.full_gradients), so only updates are "
+            "compared"
+        )
     else:
         yield _about("gradients", verdict.gradients, world)
     yield _about("updates", verdict.updates, world)
@@ -63,10 +66,18 @@ def sentences(
             "these there is no difference"
         )
     if not verdict.parts:
-        yield from _nothing_parts(beyond)
+        yield from _nothing_parts(beyond, gathered=verdict.gradients is not None)
 
 
-def _nothing_parts(beyond: Collection[str]) -> Iterator[str]:
+def _nothing_parts(beyond: Collection[str], *, gathered: bool) -> Iterator[str]:
+    if not beyond:
+        return
+    if "norm" in beyond and not gathered:
+        yield (
+            "so the gradient differs, or the norm that is reported of it; Adam may hide either from the "
+            "update"
+        )
+        return
     told = [text for name, text in (("loss", "loss"), ("norm", "gradient norm")) if name in beyond]
     if told and not set(beyond) - {"loss", "norm"}:
         yield (

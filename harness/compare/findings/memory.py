@@ -128,6 +128,8 @@ def _floor(part: RankPart) -> list[tuple[int, int]]:
 
 
 def _imbalance(row: Row) -> Finding | None:
+    if row.record.status not in ("ok", "diverged"):
+        return None  # ranks were cut off at different moments
     peaks = _lasting_peaks(row.record)
     states = rank_states(row.record)
     held = [of_rank.measured_bytes for of_rank in states]

@@ -60,6 +60,11 @@ def test_an_engine_that_cannot_gather_gradients_says_so() -> None:
     assert "cannot gather" in said(None, scaled(1.0))[0]
 
 
+def test_without_gradients_a_norm_that_differs_is_not_called_a_wrong_report() -> None:
+    last = said(None, scaled(1.0), beyond=("norm",))[-1]
+    assert "the gradient differs, or the norm that is reported of it" in last
+
+
 @pytest.mark.parametrize(("beyond", "what"), [("loss", "the loss"), ("norm", "the gradient norm")])
 def test_where_tensors_agree_only_the_report_is_wrong(beyond: str, what: str) -> None:
     last = said(scaled(1.0), scaled(1.0), beyond=(beyond,))[-1]
