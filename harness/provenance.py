@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -76,25 +77,31 @@ def _version(name: str) -> str | None:
 @lru_cache(maxsize=1)
 def code_fingerprint() -> str:
     """Digest of the sources that run inside a cell: 12 hexadecimal digits."""
-    digest = hashlib.sha256()
+    files: list[Path] = []
     for name in MEASURING_SOURCES:
         path = ROOT / name
-        files = sorted(p for p in path.rglob("*") if p.suffix in (".py", ".cpp")) if path.is_dir() else [path]
-        for file in files:
-            digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()[:12]
+        files += (
+            sorted(p for p in path.rglob("*") if p.suffix in (".py", ".cpp")) if path.is_dir() else [path]
+        )
+    return _digest((str(file.relative_to(ROOT)), file) for file in files)
 
 
 @lru_cache
 def module_fingerprint(target: str) -> str:
     """The same of the top-level package or module that a third party's 'module:Class' lies in."""
     spec = find_spec(target.partition(":")[0].partition(".")[0])
+    if spec is None:
+        return _digest(())
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    files = [file for folder in folders for file in sorted(folder.rglob("*.py"))] or [Path(spec.origin or "")]
+    return _digest((file.name, file) for file in files)
+
+
+def _digest(files: Iterable[tuple[str, Path]]) -> str:
+    """Of named files; one that is not there counts by its name."""
     digest = hashlib.sha256()
-    if spec is not None:
-        folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-        files = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
-        for file in files or [Path(spec.origin or "")]:
-            digest.update(file.name.encode() + b"\0" + (file.read_bytes() if file.is_file() else b""))
+    for name, file in files:
+        digest.update(name.encode() + b"\0" + (file.read_bytes() if file.is_file() else b""))
     return digest.hexdigest()[:12]
 
 

@@ -15,7 +15,7 @@ from harness.compare.rows import make_rows
 from harness.errors import HarnessError
 from harness.report.manifest import Format
 from harness.report.report import Run, format_of, write_report
-from harness.store import RECORD_NAME, read_runs, without_collection
+from harness.store import RECORD_NAME, read_runs, try_writing, without_collection
 
 LONGEST_NAME = 200
 """Bytes of a report's file name; file systems allow 255, of which names of tables and pictures need some."""
@@ -91,13 +91,9 @@ def require_writable(report: Path, form: Format | None = None) -> None:
             f"report's file name {report.name!r} holds {' '.join(map(repr, refused))}, which LaTeX does not "
             "allow in names of pictures; give another name"
         )
-    is_new = not report.exists()
     try:
         report.parent.mkdir(parents=True, exist_ok=True)
-        with report.open("a", encoding="utf-8"):
-            pass
-        if is_new:
-            report.unlink()
+        try_writing(report)
     except OSError as error:
         raise HarnessError(f"report '{report}' cannot be written: {error.strerror}") from error
 

@@ -61,6 +61,14 @@ class Store:
         return sorted(found, key=lambda record: (record.created_at, record.run_id)), problems
 
 
+def try_writing(path: Path) -> None:
+    """Open a file for writing and leave it as it was. Raises OSError where that cannot be done."""
+    is_new = not path.exists()
+    path.open("ab").close()
+    if is_new:
+        path.unlink()
+
+
 def write_record(directory: Path, record: Record) -> Path:
     """Write the record so that a reader sees all of it or nothing."""
     path = directory / RECORD_NAME

@@ -75,7 +75,7 @@ def _step(index: int | None) -> dict[str, Any]:
     return {"step": index} if index else {}
 
 
-def times(ratio: float) -> str:
+def _times(ratio: float) -> str:
     """A ratio in words that do not round it to one."""
     return f"{ratio:.4g} times" if abs(ratio - 1) >= 0.01 else f"{ratio - 1:+.1e} of its size off"
 
@@ -180,7 +180,7 @@ def _gradient(record: Record, ratio: float, before: float, index: int) -> Explan
     which = "first gradient norm" if index == 0 else f"gradient norm of step {index}"
     return Explanation(
         kind="gradient-differs",
-        message=f"the {which} is {times(ratio)} the reference's although the loss agrees" + hint,
+        message=f"the {which} is {_times(ratio)} the reference's although the loss agrees" + hint,
         values={"ratio": ratio} | _step(index),
     )
 

@@ -20,6 +20,7 @@ from harness.fabric.gate import parse_rate, parse_size, shortfall
 from harness.fabric.result import FABRIC_NAME, OPERATIONS, FabricResult, read_fabric, whole_elements
 from harness.launch.external import external_rank, started_as_rank
 from harness.launch.local import resolve_device
+from harness.store import try_writing
 
 EXIT_GATE = 3
 COLLECTIVE_TIMEOUT_SECONDS = 600.0
@@ -98,10 +99,7 @@ def check_outputs(output: Path | None, plot: Path | None) -> None:
 
 def _check_writable(path: Path, option: str) -> None:
     try:
-        if path.exists():
-            path.open("ab").close()
-        else:
-            tempfile.TemporaryFile(dir=path.parent).close()
+        try_writing(path)
     except OSError as error:
         raise HarnessError(
             f"{option} was given '{path}', which cannot be written: {error.strerror}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -49,18 +50,19 @@ def _draw(figure: Figure, curves: Curves, strong: bool) -> None:
     axis = figure.subplots()
     sizes = sorted({point.group.world_size for curve in curves for point in curve})
     several = len({point.group.record.job_id for curve in curves for point in curve[-1:]}) > 1 and strong
-    backends: dict[str, int] = {}
+    places: dict[str, int] = {}
+    layouts: Counter[str] = Counter()
     for curve in curves:
         # One colour for a backend; what tells its curves apart is the line.
         backend = curve[-1].group.rows[0].record.backend.label
-        order, layout = list(backends | {backend: 0}).index(backend), backends.get(backend, 0)
-        backends[backend] = layout + 1
+        place = places.setdefault(backend, len(places))
+        line = style(place + layouts[backend] * len(COLOURS))
+        layouts[backend] += 1
         name = shortened(curve[-1].curve, LONGEST_LABEL)
         across = [point.group.world_size for point in curve]
         up = [point.speed_up if strong else point.weak_efficiency for point in curve]
         label = f"{name}, job {curve[-1].group.record.job_id[:6]}" if several else name
-        marker = MARKERS[order % len(MARKERS)]
-        line = style(order + layout * len(COLOURS))
+        marker = MARKERS[place % len(MARKERS)]
         axis.plot(across, up, marker=marker, markersize=5, linewidth=1.2, label=label, **line)
     least = min(point.base.world_size for curve in curves for point in curve)
     ideal = [size / least for size in sizes] if strong else [1.0 for _ in sizes]
