@@ -30,7 +30,7 @@ class Defect(DdpBackend):
         return engine
 
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # each defect spoils in its own way
 
 
 class Bf16Reduction(Defect):

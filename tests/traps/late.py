@@ -31,7 +31,7 @@ class Late(Defect):
         engine.step = step
 
     def spoil_late(self, engine: Any, context: SetupContext) -> None:
-        raise NotImplementedError
+        raise NotImplementedError  # each defect has its own
 
 
 def _late(defect: type[Defect]) -> Callable[[Late, Any, SetupContext], None]:
