@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.on_cluster import keep, run_matrix
+from benchmarks.on_cluster import FLOOR, keep, run_matrix
 from harness.record import Record
 from harness.store import read_runs
 from tests.cluster.slurm import SlurmCluster
@@ -33,7 +33,6 @@ Equal worlds on other numbers of nodes, losses of all steps and final weights co
 compares every run with one process, within what rounding explains:
 
 """
-FLOOR = ("--set", "compare.floor=true")
 
 
 def main() -> None:

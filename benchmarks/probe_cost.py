@@ -1,12 +1,19 @@
-"""The timed steps of runs with probes over those of runs without, from pairs in alternating order."""
+"""The timed steps of runs with probes over those of runs without, both runs of a pair at the same time.
+
+One after the other, two runs of the very same settings differ by up to 10 % on a shared host, whose speed changes within seconds. So the
+two run side by side, each on a core of its own, and change cores from pair to pair: what disturbs one disturbs the other (duet
+benchmarking: Bulej et al., ICPE 2020).
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import measuring
 import step_time
@@ -37,20 +44,29 @@ def measure(backends: Sequence[str] = BACKENDS, pairs: int = 5, steps: int = 40)
     """The median ratio of each backend."""
 
     def pair(backend: str, first: bool) -> tuple[float, float]:
-        return one_pair(backend, steps, probes_first=first)
+        return one_pair(backend, steps, swapped=not first)
 
     return measuring.paired("probe cost", backends, pairs, pair, ("with", "without"), TARGET)
 
 
-def one_pair(backend: str, steps: int, *, probes_first: bool) -> step_time.Pair:
-    """Median seconds of the timed steps with and without probes."""
-    order = (WITH_PROBES, WITHOUT_PROBES) if probes_first else (WITHOUT_PROBES, WITH_PROBES)
-    seconds = [timed_median(backend, steps, settings) for settings in order]
-    return (seconds[0], seconds[1]) if probes_first else (seconds[1], seconds[0])
+def one_pair(backend: str, steps: int, *, swapped: bool) -> step_time.Pair:
+    """Median seconds of the timed steps with and without probes, measured at the same time."""
+    available = sorted(os.sched_getaffinity(0))
+    if len(available) < 2:
+        raise SystemExit("probe cost: 1 core is available; two runs side by side need 2")
+    cores = available[1::-1] if swapped else available[:2]
+    with ThreadPoolExecutor(max_workers=2) as side_by_side:
+        seconds = list(
+            side_by_side.map(
+                lambda of: timed_median(backend, steps, *of),
+                zip((WITH_PROBES, WITHOUT_PROBES), cores, strict=True),
+            )
+        )
+    return seconds[0], seconds[1]
 
 
-def timed_median(backend: str, steps: int, measure_settings: dict[str, int]) -> float:
-    """Median seconds of the timed steps of one run; a probe at work in them ends the benchmark."""
+def timed_median(backend: str, steps: int, measure_settings: dict[str, int], core: int) -> float:
+    """Median seconds of the timed steps of one run on one core; a probe at work in them ends the benchmark."""
     settings = {
         "training.steps": steps,
         "model.config.hidden_size": step_time.HIDDEN_SIZE,
@@ -61,7 +77,18 @@ def timed_median(backend: str, steps: int, measure_settings: dict[str, int]) -> 
     }
     assignments = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     with tempfile.TemporaryDirectory(prefix="benchmark-") as runs:
-        command = [*measuring.harness_command(), "run", "--json", "--backend", backend, "--runs", runs]
+        command = [
+            "taskset",
+            "--cpu-list",
+            str(core),
+            *measuring.harness_command(),
+            "run",
+            "--json",
+            "--backend",
+            backend,
+            "--runs",
+            runs,
+        ]
         command += ["--nproc", str(measuring.RANKS), *assignments]
         record = json.loads(measuring.run_quietly(command)[1])
     at_work = {probe for rank in record["ranks"] for probe in rank["timed_probes"]}

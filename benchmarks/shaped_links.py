@@ -17,7 +17,7 @@ from statistics import mean, median
 
 from tabulate import tabulate
 
-from benchmarks.on_cluster import keep, run_matrix
+from benchmarks.on_cluster import FLOOR, keep, run_matrix
 from harness.compare.measures import step_seconds
 from harness.compare.nodes import node_volumes
 from harness.errors import HarnessError
@@ -34,7 +34,7 @@ LINKS = {"unshaped": None, "1000mbit": 1000, "200mbit": 200}
 KNOWN = "unshaped"
 SLOWEST_OF_INTEREST = 125e3
 """Bytes per second: strategies that differ in scalars only meet at speeds that no link has."""
-REPEATS = 2
+REPEATS = 5
 RANKS_PER_NODE = 2
 MODEL = (
     "--set", "model.config.hidden_size=256", "--set", "model.config.intermediate_size=688",
@@ -91,7 +91,7 @@ def measure(cluster: SlurmCluster, scratch: Path, name: str, output: Path) -> No
     self_test(cluster, here, folder / "fabric-before.json")
     run_matrix(
         cluster, here, runs, "--backends", ",".join(BACKENDS), "--nodes", "2", "--nproc", str(RANKS_PER_NODE),
-        "--repeats", str(REPEATS), *MODEL, steps=14,
+        "--repeats", str(REPEATS), *MODEL, *FLOOR, steps=14,
     )  # fmt: skip
     self_test(cluster, here, folder / "fabric-after.json")
     keep(runs, folder)
