@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: compare test test-cluster traps lint bench clean
+.PHONY: compare test test-cluster traps gallery lint bench publish clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
@@ -21,6 +21,10 @@ test-cluster: $(READY)
 # Every known trap is planted and must be named; a clean matrix must raise nothing. A few minutes.
 traps: $(READY)
 	$(BIN)/pytest tests/traps
+
+# The same traps, as the folder of records and reports that is published.
+gallery: $(READY)
+	$(BIN)/python -m tests.traps.gallery reports/traps
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -169,6 +169,9 @@ _BUILT_IN = [
 ]
 
 
+BUILT_IN = tuple(entry.name for entry in _BUILT_IN)
+"""Names of the built-in backends, in the order in which they are listed."""
+
 PLANTED = {
     name: Entry(name=name, target=f"backends.planted:{target}", options="backends.options:NoOptions")
     for name, target in (

@@ -70,7 +70,7 @@ def pairs(before: Sequence[Row], after: Sequence[Row]) -> list[Pair]:
     names: dict[int, list[str]] = {}
     for side in groups:
         for size in {group.world_size for group in side}:
-            found = varying(group.rows[0].record for group in side if group.world_size == size)
+            found = varying(group.record for group in side if group.world_size == size)
             names[size] = list(dict.fromkeys([*names.get(size, []), *found]))
     sides = [{_name(group, names[group.world_size]): group for group in side} for side in groups]
     keys = dict.fromkeys([*sides[0], *sides[1]])
@@ -82,8 +82,7 @@ def pairs(before: Sequence[Row], after: Sequence[Row]) -> list[Pair]:
 
 def _name(group: Repeats, names: Sequence[str]) -> tuple[str, int]:
     """Backend and world size, with what differs within a side; not what only the sides differ in."""
-    record = group.rows[0].record
-    return labelled(record.backend.label, words(record, names)), group.world_size
+    return labelled(group.backend, words(group.record, names)), group.world_size
 
 
 def changes(before: Sequence[Row], after: Sequence[Row]) -> list[Change]:

@@ -76,6 +76,14 @@ def peak_bytes(record: Record) -> list[int]:
     return [max(of_rank) for of_rank in peaks if of_rank]
 
 
+def kinds_at(record: Record, moment: str) -> dict[str, int]:
+    """Live bytes by kind on the rank that holds most, when the moment was last recorded; {} if never."""
+    last = ([part for part in rank.memory if part.moment == moment][-1:] for rank in record.ranks)
+    return max(
+        (part.kinds or {} for found in last for part in found), key=lambda k: sum(k.values()), default={}
+    )
+
+
 def model_state_bytes(record: Record) -> int | None:
     """Weights, gradients, masters and optimizer states after a backward pass, the largest rank's.
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from backends.registry import REFERENCE
 from harness.compare import measures
-from harness.compare.circumstances import labelled, varying, words
 from harness.compare.distance import distance
 from harness.compare.parity import Parity
 from harness.compare.rows import Row
@@ -27,22 +26,21 @@ class Repeats:
     """Runs of one job, backend and world size, in the order of the records."""
 
     rows: Sequence[Row]
-    apart: str = ""
-    """What tells them from runs of the same job and world size beside them, where that differs."""
 
-    @cached_property
+    @property
     def record(self) -> Record:
-        """The first repeat, for what all repeats share, under the label of all."""
-        first = self.rows[0].record
-        if not self.apart:
-            return first
-        backend = first.backend.model_copy(update={"label": self.label})
-        return first.model_copy(update={"backend": backend})
+        """The first repeat, for what all repeats share."""
+        return self.rows[0].record
 
     @property
     def label(self) -> str:
         """The backend with its options, and in brackets what tells its runs from others."""
-        return labelled(self.rows[0].record.backend.label, self.apart)
+        return self.record.backend.label
+
+    @property
+    def backend(self) -> str:
+        """The backend with its options, without the brackets."""
+        return self.rows[0].backend
 
     @property
     def world_size(self) -> int:
@@ -57,7 +55,7 @@ class Repeats:
     @property
     def place(self) -> Place:
         """Job, number of ranks and circumstances: what runs share that are compared with each other."""
-        return self.record.job_id, self.world_size, self.apart
+        return self.record.job_id, self.world_size, self.rows[0].apart
 
     @property
     def title(self) -> str:
@@ -89,7 +87,7 @@ class Repeats:
     @cached_property
     def documents(self) -> list[dict[str, Any]]:
         """The row of `compare --json` of each repeat."""
-        return [row.as_json() | {"backend": self.label} for row in self.rows]
+        return [row.as_json() for row in self.rows]
 
     @cached_property
     def step_seconds(self) -> list[float]:
@@ -121,24 +119,18 @@ class Repeats:
 
 
 def group_repeats(rows: Sequence[Row]) -> list[Repeats]:
-    """Rows of one job, backend, world size and circumstances together, in their first order."""
+    """Rows of one job, label and world size together, in their first order."""
     return list(_group_repeats(tuple(rows)))
 
 
 @lru_cache(maxsize=16)
 def _group_repeats(rows: tuple[Row, ...]) -> tuple[Repeats, ...]:
     """Computed once for a report, where every section asks for them."""
-    records: dict[tuple[str, int], list[Record]] = {}
-    for row in rows:
-        records.setdefault((row.record.job_id, row.record.world.world_size), []).append(row.record)
-    names = {place: varying(of_place) for place, of_place in records.items()}
-    groups: dict[tuple[str, str, int, str], list[Row]] = {}
+    groups: dict[RepeatsKey, list[Row]] = {}
     for row in rows:
         record = row.record
-        job_id, size = record.job_id, record.world.world_size
-        apart = words(record, names[job_id, size])
-        groups.setdefault((job_id, record.backend.label, size, apart), []).append(row)
-    return tuple(Repeats(group, apart=key[-1]) for key, group in groups.items())
+        groups.setdefault((record.job_id, record.backend.label, record.world.world_size), []).append(row)
+    return tuple(Repeats(group) for group in groups.values())
 
 
 def rivals(groups: Sequence[Repeats]) -> dict[Place, list[Repeats]]:

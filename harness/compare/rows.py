@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from backends.registry import REFERENCE
+from backends.registry import BUILT_IN, REFERENCE
 from harness.compare import measures
+from harness.compare.circumstances import labelled, varying, words
 from harness.compare.noise import Noise, is_repetition, is_variant, measure_noise
 from harness.compare.parity import Judgement, judge
 from harness.compare.same_job import job_differences
@@ -22,7 +23,12 @@ class Row:
     """One run and how it compares with its reference; equal to itself only, which makes it a key."""
 
     record: Record
+    """Under its label: the backend, and in brackets what tells it from others of its job and world size."""
     judgement: Judgement
+    backend: str
+    """The label without the brackets."""
+    apart: str = ""
+    """What stands in the brackets."""
     reference: Record | None = None
     """The run that it was judged by."""
     noise: Noise | None = None
@@ -95,11 +101,11 @@ def reason(record: Record) -> str | None:
 
 
 def make_rows(records: Iterable[Record]) -> list[Row]:
-    """Judge each run by the reference run of the same job; order is kept.
+    """Judge each run by the reference run of the same job; in the order of `in_order`.
 
     Repetitions of the reference in another way say what noise is and get no row beside the backends.
     """
-    records = list(records)
+    records = in_order(records)
     references: dict[str, Record] = {}
     for record in records:
         if record.backend.label == REFERENCE:
@@ -122,22 +128,56 @@ def make_rows(records: Iterable[Record]) -> list[Row]:
             # A job without any reference beside one that has it is what does not belong here.
             alone = reference is None and whole is not None
             stand_ins[record.job_id] = whole if alone else most_agreed(of_job)
-    return [
-        Row(
-            record=record,
-            judgement=judge(
-                references.get(record.job_id),
-                record,
-                noises.get(record.job_id),
-                stand_in=stand_ins.get(record.job_id),
-            ),
-            reference=references.get(record.job_id),
-            noise=noises.get(record.job_id),
-            same_job_as=stand_ins.get(record.job_id, references.get(record.job_id)),
+    beside = [r for r in records if not (is_variant(r) and r.job_id in references)]
+    told_apart = _told_apart(beside)
+    shown = {id(record): _labelled(record, apart) for record, apart in zip(beside, told_apart, strict=True)}
+    rows = []
+    for record, apart in zip(beside, told_apart, strict=True):
+        reference, stand_in = references.get(record.job_id), stand_ins.get(record.job_id)
+        held_against = stand_ins.get(record.job_id, reference)
+        rows.append(
+            Row(
+                record=shown[id(record)],
+                backend=record.backend.label,
+                apart=apart,
+                judgement=judge(reference, record, noises.get(record.job_id), stand_in=stand_in),
+                reference=shown.get(id(reference), reference),
+                noise=noises.get(record.job_id),
+                same_job_as=shown.get(id(held_against), held_against),
+            )
         )
-        for record in records
-        if not (is_variant(record) and record.job_id in references)
-    ]
+    return rows
+
+
+def in_order(records: Iterable[Record]) -> list[Record]:
+    """Jobs as they come; in each by ranks, nodes and backend as they are listed, third parties last."""
+    records = list(records)
+    jobs = {job_id: place for place, job_id in enumerate(dict.fromkeys(r.job_id for r in records))}
+    listed = {name: place for place, name in enumerate(BUILT_IN)}
+    labels = {label: place for place, label in enumerate(dict.fromkeys(r.backend.label for r in records))}
+
+    def place(record: Record) -> tuple[int, ...]:
+        world, backend = record.world, record.backend
+        of_backend = listed.get(backend.name, len(listed)), labels[backend.label]
+        return jobs[record.job_id], world.world_size, world.nodes, *of_backend, record.repeat
+
+    return sorted(records, key=place)
+
+
+def _told_apart(records: Sequence[Record]) -> list[str]:
+    """For each record what tells it from others of its job and world size; empty where nothing does."""
+    places: dict[tuple[str, int], list[Record]] = {}
+    for record in records:
+        places.setdefault((record.job_id, record.world.world_size), []).append(record)
+    names = {place: varying(of_place) for place, of_place in places.items()}
+    return [words(record, names[record.job_id, record.world.world_size]) for record in records]
+
+
+def _labelled(record: Record, apart: str) -> Record:
+    if not apart:
+        return record
+    backend = record.backend.model_copy(update={"label": labelled(record.backend.label, apart)})
+    return record.model_copy(update={"backend": backend})
 
 
 def comparable(rows: Iterable[Row]) -> list[Row]:

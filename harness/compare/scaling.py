@@ -85,8 +85,7 @@ def strong_scaling(rows: Sequence[Row]) -> list[list[Point]]:
         if group.is_reference:
             references.setdefault((job_id, circumstances), group)
         else:
-            label = group.rows[0].record.backend.label
-            curves.setdefault((job_id, label, circumstances), []).append(group)
+            curves.setdefault((job_id, group.backend, circumstances), []).append(group)
     found = []
     for (job_id, label, circumstances), groups in curves.items():
         base = references.get((job_id, circumstances))
@@ -109,8 +108,8 @@ def weak_scaling(rows: Sequence[Row]) -> list[list[Point]]:
     curves: dict[tuple[str, str, str], list[Repeats]] = {}
     for group in timed:
         if not group.is_reference:
-            label, circumstances = group.rows[0].record.backend.label, words(group.record, names)
-            curves.setdefault((_without_size(group.record.job), label, circumstances), []).append(group)
+            key = _without_size(group.record.job), group.backend, words(group.record, names)
+            curves.setdefault(key, []).append(group)
     found = []
     for (_, label, circumstances), groups in curves.items():
         sizes = {group.world_size for group in groups}

@@ -33,6 +33,8 @@ class Column:
     show: Callable[[Any], str] = plain
     """Text of a raw value (bytes, seconds, ...), which may be None."""
     align: Align = "right"
+    optional: bool = False
+    """Left out where no row has a value in it."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,16 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Sequence[Any]]
     caption: str = ""
+
+    def __post_init__(self) -> None:
+        kept = [
+            index
+            for index, column in enumerate(self.columns)
+            if not column.optional or any(row[index] is not None for row in self.rows)
+        ]
+        if len(kept) < len(self.columns):
+            object.__setattr__(self, "columns", [self.columns[index] for index in kept])
+            object.__setattr__(self, "rows", [[row[index] for index in kept] for row in self.rows])
 
     def texts(self) -> list[list[str]]:
         """Every cell as text for people."""

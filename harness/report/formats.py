@@ -78,8 +78,10 @@ def short(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A ratio as whole percent: 98 %."""
-    return NOT_AVAILABLE if value is None else f"{value:.0%}".replace("%", " %")
+    """A ratio as whole percent, below one to its first digit: 98 %, 0.4 %."""
+    if value is None:
+        return NOT_AVAILABLE
+    return f"{value * 100:.1g} %" if 0 < value < 0.01 else f"{value:.0%}".replace("%", " %")
 
 
 def signed_percent(value: float | None) -> str:

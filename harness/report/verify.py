@@ -108,15 +108,27 @@ def _compare(
     pictures = set(names.values())
     for beside, expected in rendered.beside.items():
         path = report.parent / beside
+
+        def tell(what: str, beside: str = beside) -> None:
+            line = _line_showing(text, beside, manifest_line)
+            result.problems.append(Problem(report.name, line, f"{beside} {what}"))
+
         if not path.is_file():
-            result.problems.append(Problem(beside, None, "is missing beside the report"))
+            tell("is missing beside the report")
         elif beside not in pictures:
             _compare_text(beside, _read_text(path), expected.decode(), True, result)
         elif redraw:
             if not same_picture(beside, path.read_bytes(), expected):
-                result.problems.append(Problem(beside, None, "is not the picture that the records give"))
+                tell("is not the picture that the records give")
         elif digest(path.read_bytes()) != manifest.pictures.get(beside):
-            result.problems.append(Problem(beside, None, "is not the picture whose digest the report lists"))
+            tell("is not the picture whose digest the report lists")
+
+
+def _line_showing(text: str, picture: str, manifest_line: int) -> int:
+    """The line that shows a picture, be it in its other image format; else that which lists its digest."""
+    of_any_format = str(Path(picture).with_suffix(""))
+    lines = enumerate(text.split("\n"), 1)
+    return next((n for n, t in lines if f"{of_any_format}." in t and n != manifest_line), manifest_line)
 
 
 def _lists_pictures(

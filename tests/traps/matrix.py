@@ -95,7 +95,7 @@ class Matrix:
             every = ["zero1", "accelerate-ddp", "fsdp"]
             self._launcher = LocalLauncher("cpu", modules_to_preload(experiment, every))
         return run_cell(
-            cell, experiment, self.store, self._launcher, command=["tests"], on_event=lambda _: None
+            cell, experiment, self.store, self._launcher, command=["make", "gallery"], on_event=lambda _: None
         )
 
 

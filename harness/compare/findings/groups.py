@@ -25,7 +25,8 @@ ABOUT_FIGURES = frozenset(
     for kind in module.KINDS
 )
 DOCUMENT = "docs/findings.md"
-_CELL = re.compile(r"(?P<label>.+) on (?P<size>\d+ ranks?)")
+_CELL = re.compile(r"(?P<label>.+) on (?P<size>\d+ ranks?)", re.DOTALL)
+_SIZE = re.compile(r" on \d+ ranks?(?=: )")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +91,10 @@ def _joined(labels: Sequence[str]) -> str:
 
 def divide(finding: Finding) -> tuple[str, str]:
     """The cell that a message begins with, as `finding.subject` writes it, and what it says of it."""
-    head, colon, rest = finding.message.partition(": ")
-    match = _CELL.fullmatch(head)
-    if colon and match and match["label"] in finding.backends:
-        return head, rest
+    for label in finding.backends:
+        size = _SIZE.match(finding.message, len(label)) if finding.message.startswith(label) else None
+        if size:
+            return finding.message[: size.end()], finding.message[size.end() + len(": ") :]
     return "", finding.message
 
 

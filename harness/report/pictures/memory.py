@@ -1,10 +1,11 @@
-"""Memory of a rank at the fullest moment of a step, stacked by kind, beside its peak and what is expected."""
+"""Memory of a rank after the backward pass, stacked by kind, beside its peak and what is expected."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from harness.compare import measures
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
 from harness.report.document import Picture
@@ -18,7 +19,7 @@ KINDS = (
     "weights", "gradients", "masters", "optimizer", "gathered", "activations", "communication", "buffers",
     "data", "other",
 )  # fmt: skip
-MOMENTS = ("after_forward", "after_backward", "after_step")
+"""Model states first: a bar's first four end where the expected ones do."""
 
 
 def memory_picture(rows: Sequence[Row]) -> Picture | None:
@@ -28,10 +29,9 @@ def memory_picture(rows: Sequence[Row]) -> Picture | None:
     if not drawn:
         return None
     text = (
-        "Live bytes by kind on the rank that holds most, at the fullest of three moments: after the forward "
-        "pass, the backward pass and the step (bars), the largest peak of a step (lines), and model states, "
-        "which are weights, gradients, masters and optimizer, as expected in closed form after the backward "
-        "pass (diamonds)."
+        "Live bytes by kind after the backward pass, on the rank that then holds most (bars), the largest "
+        "peak of a whole step (lines), and the model states expected in closed form at the same moment "
+        "(diamonds): weights, gradients, masters and optimizer together, the first parts of a bar."
     )
     return Picture(
         key="memory",
@@ -62,14 +62,6 @@ def _draw(figure: Figure, groups: Sequence[Repeats]) -> None:
 
 
 def _kinds(group: Repeats) -> dict[str, float]:
-    """MB by kind in the last counted step at the fullest moment, those that are nowhere left out."""
-    moments = [
-        kinds
-        for rank in group.record.ranks
-        for kinds in {m.moment: m.kinds for m in rank.memory if m.moment in MOMENTS and m.kinds}.values()
-        if kinds
-    ]
-    if not moments:
-        return {}
-    largest = max(moments, key=lambda held: sum(held.values()))
-    return {kind: largest[kind] / 1e6 for kind in KINDS if largest.get(kind)}
+    """MB by kind after the backward pass of the last counted step, those that are nowhere left out."""
+    kinds = measures.kinds_at(group.record, "after_backward")
+    return {kind: kinds[kind] / 1e6 for kind in KINDS if kinds.get(kind)}

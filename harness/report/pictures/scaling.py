@@ -54,7 +54,7 @@ def _draw(figure: Figure, curves: Curves, strong: bool) -> None:
     layouts: Counter[str] = Counter()
     for curve in curves:
         # One colour for a backend; what tells its curves apart is the line.
-        backend = curve[-1].group.rows[0].record.backend.label
+        backend = curve[-1].group.backend
         place = places.setdefault(backend, len(places))
         line = style(place + layouts[backend] * len(COLOURS))
         layouts[backend] += 1

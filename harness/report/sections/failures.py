@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row, reason
-from harness.report.document import Items, Section
+from harness.report.document import Items, Paragraph, Section
 
 
-def failures_section(rows: Sequence[Row]) -> Section | None:
-    """Each cell once with its reason and its number of runs; None if every cell is whole."""
+def failures_section(rows: Sequence[Row]) -> Section:
+    """Each cell once with its reason and its number of runs, or that every cell is whole."""
     lines = [line for group in group_repeats(rows) for line in _lines(group)]
-    return Section("failures", "Cells without a whole result", [Items(lines)]) if lines else None
+    block = Items(lines) if lines else Paragraph("None: no cell failed, ran out of memory or is unsupported.")
+    return Section("failures", "Cells without a whole result", [block])
 
 
 def _lines(group: Repeats) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from harness.compare import measures
 from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
 from harness.record import MemoryPart, Record
@@ -75,7 +76,7 @@ def _line(record: Record, moment: str) -> list[int | None] | None:
     parts = [part for rank in record.ranks if (part := _last(rank.memory, moment)) is not None]
     if not parts:
         return None
-    kinds = max((part.kinds or {} for part in parts), key=lambda held: sum(held.values()))
+    kinds = measures.kinds_at(record, moment)
     allocated = [part.allocated_bytes for part in parts if part.allocated_bytes is not None]
     peaks = [part.peak_bytes for part in parts if part.peak_bytes is not None]
     sizes: list[int | None] = [kinds.get(kind, 0) if kinds else None for kind in KINDS]

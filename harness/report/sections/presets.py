@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from backends.presets import preset_changes
-from harness.compare.repeats import group_repeats
+from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
-from harness.record import Record
 from harness.report.document import Column, Paragraph, Section, Table
 
 COLUMNS = (
@@ -27,7 +26,7 @@ def presets_section(rows: Sequence[Row]) -> Section | None:
         return None
     lines: dict[str, list[Any]] = {}
     for group in group_repeats(rows):
-        for line in _changes(group.record):
+        for line in _changes(group):
             lines.setdefault(str(line), line)
     text = f"Preset: {', '.join(presets)}."
     if not lines:
@@ -37,7 +36,8 @@ def presets_section(rows: Sequence[Row]) -> Section | None:
     return Section("preset", "Preset", [Paragraph(text + " What it changed:"), table])
 
 
-def _changes(record: Record) -> list[list[Any]]:
+def _changes(group: Repeats) -> list[list[Any]]:
+    record = group.record
     effective = record.backend.effective
     if effective is None:
         return []
@@ -48,7 +48,7 @@ def _changes(record: Record) -> list[list[Any]]:
         effective["parameter_count"],
     )
     return [
-        [record.backend.label, change.setting, str(change.value), str(change.default), change.reason]
+        [group.backend, change.setting, str(change.value), str(change.default), change.reason]
         for change in changes or []
         if record.backend.options.get(change.setting) is None  # an option given by hand wins
     ]

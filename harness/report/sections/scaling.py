@@ -23,11 +23,9 @@ DETAILS = (
     Column("samples_per_second", "samples/s", number),
     Column("peak_bytes", "peak MB/rank", megabytes),
     Column("training_loss", "last loss", number),
-    Column("evaluation_loss", "held-out loss", number),
-    Column("evaluation_samples_per_second", "held-out samples/s", number),
+    Column("evaluation_loss", "held-out loss", number, optional=True),
+    Column("evaluation_samples_per_second", "held-out samples/s", number, optional=True),
 )
-OF_EVALUATION = ("evaluation_loss", "evaluation_samples_per_second")
-"""Columns that are left out where nothing was evaluated."""
 STRONG = (
     *HEAD,
     Column("training_seconds", "training time s", number),
@@ -82,12 +80,12 @@ def _strong_table(curves: Sequence[Sequence[Point]]) -> Table:
     for point in ordered:
         figures = [point.training_seconds, point.speed_up, point.strong_efficiency]
         body.append([*_head(point), *figures, _base(point), *_details(point)])
-    return _table("strong_scaling", STRONG, body)
+    return Table(key="strong_scaling", columns=STRONG, rows=body)
 
 
 def _base(point: Point) -> str:
     """'itself, 1' where the backend is its own base and has there but one layout, else by its name."""
-    own = point.base.label in (point.group.label, point.group.rows[0].record.backend.label)
+    own = point.base.label in (point.group.label, point.group.backend)
     return f"{'itself' if own else point.base.label}, {point.base.world_size}"
 
 
@@ -105,20 +103,7 @@ def _weak_table(curves: Sequence[Sequence[Point]]) -> Table:
                 point.weak_efficiency,
             ]
             body.append([*_head(point), *line, *_details(point)])
-    return _table("weak_scaling", WEAK, body)
-
-
-def _table(key: str, columns: Sequence[Column], body: Sequence[Sequence[Any]]) -> Table:
-    kept = [
-        index
-        for index, column in enumerate(columns)
-        if column.key not in OF_EVALUATION or any(line[index] is not None for line in body)
-    ]
-    return Table(
-        key=key,
-        columns=[columns[index] for index in kept],
-        rows=[[line[index] for index in kept] for line in body],
-    )
+    return Table(key="weak_scaling", columns=WEAK, rows=body)
 
 
 def _head(point: Point) -> list[Any]:

@@ -10,13 +10,13 @@ from harness.report.formats import megabytes, number
 from harness.report.tables import LABELS
 
 FACTS = (
-    Column("job", "job", plain, align="left"),
-    Column("state", "state", plain, align="left"),
-    Column("attempts", "attempts"),
-    Column("restarts", "restarts"),
-    Column("elapsed_seconds", "elapsed s", number),
-    Column("energy_joules", "energy J", number),
-    Column("max_resident_bytes", "largest process MB", megabytes),
+    Column("job", "job", plain, align="left", optional=True),
+    Column("state", "state", plain, align="left", optional=True),
+    Column("attempts", "attempts", optional=True),
+    Column("restarts", "restarts", optional=True),
+    Column("elapsed_seconds", "elapsed s", number, optional=True),
+    Column("energy_joules", "energy J", number, optional=True),
+    Column("max_resident_bytes", "largest process MB", megabytes, optional=True),
 )
 
 
@@ -25,11 +25,10 @@ def slurm_jobs(rows: Sequence[Row]) -> Folded | None:
     jobs = [(row.record, slurm) for row in rows if (slurm := row.record.environment.get("slurm")) is not None]
     if not jobs:
         return None
-    facts = [column for column in FACTS if any(job.get(column.key) is not None for _, job in jobs)]
     body = [
-        [record.backend.label, record.world.world_size, record.repeat, *(job.get(c.key) for c in facts)]
+        [record.backend.label, record.world.world_size, record.repeat, *(job.get(c.key) for c in FACTS)]
         for record, job in jobs
     ]
-    columns = (*LABELS, Column("repeat", "repeat"), *facts)
+    columns = (*LABELS, Column("repeat", "repeat"), *FACTS)
     table = Table(key="slurm_jobs", columns=columns, rows=body)
     return Folded(f"Slurm jobs: {len(jobs)}", [table])

@@ -35,8 +35,8 @@ UTILISATION_TEXT = (
     "over the peak of all devices together: dense, by data sheet, for the dtype of the matrix products. A "
     "measured peak is what matrix products alone reached on the same ranks before the training "
     "(measure.matmul_peak). n/a: FLOPs where the model is a mixture of experts or its shape is not known, "
-    "MFU and HFU where the device is in no data sheet here, as no CPU is, and the measured columns where "
-    "nothing was measured."
+    "MFU and HFU where the device is in no data sheet here, as no CPU is. A column that no backend has a "
+    "figure for is left out."
 )
 PROBE_TEXT = (
     "What each probe took by its own clock, per step in which it ran, on the rank where it took most; the "
@@ -77,13 +77,13 @@ UTILISATION_COLUMNS = (
     Column("dtype", "dtype", align="left"),
     Column("model_flops_per_second", "model TFLOP/s", teraflops),
     Column("hardware_flops_per_second", "hardware TFLOP/s", teraflops),
-    Column("peak_flops_per_second", "peak TFLOP/s", teraflops),
-    Column("peak_source", "peak from", align="left"),
-    Column("model_utilisation", "MFU", utilisation),
-    Column("hardware_utilisation", "HFU", utilisation),
-    Column("measured_peak_flops_per_second", "measured peak TFLOP/s", teraflops),
-    Column("model_utilisation_of_measured", "MFU of measured", utilisation),
-    Column("hardware_utilisation_of_measured", "HFU of measured", utilisation),
+    Column("peak_flops_per_second", "peak TFLOP/s", teraflops, optional=True),
+    Column("peak_source", "peak from", align="left", optional=True),
+    Column("model_utilisation", "MFU", utilisation, optional=True),
+    Column("hardware_utilisation", "HFU", utilisation, optional=True),
+    Column("measured_peak_flops_per_second", "measured peak TFLOP/s", teraflops, optional=True),
+    Column("model_utilisation_of_measured", "MFU of measured", utilisation, optional=True),
+    Column("hardware_utilisation_of_measured", "HFU of measured", utilisation, optional=True),
 )
 EXTRA_COLUMNS = (
     Column("counted_extra_seconds", "counted step + ms", milliseconds),

@@ -68,7 +68,9 @@ def sentences(rows: Sequence[Row], found: Sequence[Finding] | None = None) -> li
 def _fits(groups: Sequence[Repeats]) -> str:
     """How many cells ended how."""
     whole = [group for group in groups if group.whole]
-    parts = [f"{len(whole)} ended well"] if len(whole) < len(groups) else ["all ended well"]
+    if len(groups) == len(whole) == 1:
+        return f"The only cell, {groups[0].title}, ended well."
+    parts = [f"{len(whole) or 'none'} ended well"] if len(whole) < len(groups) else ["all ended well"]
     kinds = (
         ("oom", "out of memory"), ("failed", "failed"), ("timeout", "ran out of time"),
         ("diverged", "lost its numbers"), ("unsupported", "unsupported here"),
@@ -77,8 +79,9 @@ def _fits(groups: Sequence[Repeats]) -> str:
         names = [g.title for g in groups if any(row.record.status == status for row in g.rows)]
         if names:
             parts.append(f"{words}: {listed(names)}")
-    cells = "1 cell" if len(groups) == 1 else f"{len(groups)} cells of backend and number of ranks"
-    return f"Of {cells}, {'; '.join(parts)}." if len(groups) > 1 else f"The only cell: {'; '.join(parts)}."
+    if len(groups) == 1:
+        return f"The only cell did not end well: {'; '.join(parts[1:])}."
+    return f"Of {len(groups)} cells of backend and number of ranks, {'; '.join(parts)}."
 
 
 def _place_to_compare(groups: Sequence[Repeats]) -> Place | None:

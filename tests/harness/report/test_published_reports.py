@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.commands.command_line import harness
+from tests.traps.gallery import page
 
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = sorted(path.parent for path in (ROOT / "reports").rglob("report.md"))
@@ -25,3 +26,9 @@ def test_a_published_report_holds(folder: Path) -> None:
     for report in ("report.md", "report.html"):
         done = harness("verify", report, cwd=folder, variables={"PYTHONPATH": str(ROOT)})
         assert done.returncode == 0, f"{report}: render it again: {done.stdout}{done.stderr}"
+
+
+def test_the_gallery_is_what_its_records_give() -> None:
+    """Every trap is still named, in the words that are published."""
+    folder = ROOT / "reports" / "traps"
+    assert (folder / "README.md").read_text(encoding="utf-8") == page(folder)

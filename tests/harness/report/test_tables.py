@@ -68,7 +68,7 @@ def test_difference_within_the_noise_is_marked() -> None:
         *timed("ddp", 1000, 1000, 1100, 1200, 1200), *timed("fsdp", 1050, 1050, 1120, 1150, 1150),
         *timed("zero3", 5, 5, 6, 7, 7),
     )  # fmt: skip
-    assert [line["of_fastest"] for line in found] == ["98 % ≈", "100 %", "1 %"]
+    assert [line["of_fastest"] for line in found] == ["98 % ≈", "0.5 %", "100 %"]
 
 
 def test_difference_of_three_runs_is_not_judged() -> None:

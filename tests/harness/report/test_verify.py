@@ -12,7 +12,7 @@ from harness.report.verify import verify
 from harness.store import write_record
 from tests.records import make_record
 
-from .published import edit, found, write_runs
+from .published import edit, found, line_of_picture, write_runs
 
 
 @pytest.mark.parametrize("name", ["report.md", "report.html", "report.csv", "report.json", "report.tex"])
@@ -122,7 +122,7 @@ def test_replaced_picture_is_named(copy: Path, suffix: str) -> None:
     other = write_report([(copy / "runs" / "run-single-n1" / "record.json", make_record())], copy / "x.md")
     shutil.copy(other.with_suffix(f".loss.{suffix}"), copy / f"report.loss.{suffix}")
     assert found(verify(copy / "report.md")) == [
-        f"report.loss.{suffix}: is not the picture that the records give"
+        f"{line_of_picture(copy, 'loss')}: report.loss.{suffix} is not the picture that the records give"
     ]
 
 
@@ -136,7 +136,9 @@ def test_edited_picture_within_html_is_named(copy: Path) -> None:
 
 def test_missing_picture_is_named(copy: Path) -> None:
     (copy / "report.loss.png").unlink()
-    assert found(verify(copy / "report.md")) == ["report.loss.png: is missing beside the report"]
+    assert found(verify(copy / "report.md")) == [
+        f"{line_of_picture(copy, 'loss')}: report.loss.png is missing beside the report"
+    ]
 
 
 def test_png_that_was_only_compressed_again_holds(copy: Path) -> None:

@@ -11,7 +11,7 @@ from harness.report.verify import verify
 from harness.store import write_record
 from tests.records import LOSSES, make_record, make_steps
 
-from .published import edit, found, write_runs
+from .published import edit, found, line_of_picture, write_runs
 
 
 def lines_of(path: Path, beginning: str) -> list[str]:
@@ -126,7 +126,9 @@ def test_png_that_shows_something_else_than_its_first_frame_is_named(copy: Path)
         {"icc_profile": b"another profile"},
     ):
         true.save(path, **changes)
-        assert found(verify(copy / "report.md")) == [f"{path.name}: is not the picture that the records give"]
+        assert found(verify(copy / "report.md")) == [
+            f"{line_of_picture(copy, 'loss')}: {path.name} is not the picture that the records give"
+        ]
 
 
 @pytest.mark.parametrize("suffix", ["md", "html", "csv", "json", "tex"])

@@ -34,13 +34,13 @@ def test_utilisation_is_model_flops_over_the_sheet_of_all_devices() -> None:
     assert found["peak_flops_per_second"] == "39.0"
     assert found["model_utilisation"] == f"{1024 * (6e9 + 12 * 128) / 0.2 / 39e12 * 100:.1f} %"
     assert "A100" in found["peak_source"]
-    assert found["model_utilisation_of_measured"] == found["hardware_utilisation_of_measured"] == "n/a"
+    assert not {"model_utilisation_of_measured", "hardware_utilisation_of_measured"} & set(found)
 
 
 def test_on_a_cpu_utilisation_is_of_the_measured_peak_alone() -> None:
     record = billion(0.2, device_name="cpu", matmul_flops_per_second={"float32": 40e12})
     found = line(time_section(make_rows([record])), "utilisation")
-    assert (found["model_utilisation"], found["peak_source"]) == ("n/a", "n/a")
+    assert not {"model_utilisation", "peak_source"} & set(found)
     share = f"{1024 * (6e9 + 12 * 128) / 0.2 / 80e12 * 100:.1f} %"
     assert found["model_utilisation_of_measured"] == found["hardware_utilisation_of_measured"] == share
 

@@ -79,7 +79,7 @@ def test_diverged_cell_is_named() -> None:
 def test_nothing_measured_is_not_called_a_result() -> None:
     failed = make_record(label="ddp", status="failed", steps=[], ranks=[], comm=[], windows=None)
     text = verdict(failed)
-    assert "The only cell: 0 ended well; failed: ddp on 2 ranks." in text
+    assert "The only cell did not end well: failed: ddp on 2 ranks." in text
     assert "fastest" not in text
     assert "No loss could be compared" in text
 

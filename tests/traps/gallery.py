@@ -1,0 +1,125 @@
+"""What the harness says of each planted trap, as a folder to publish: records, reports, and a page of all.
+
+Usage: python -m tests.traps.gallery OUTPUT_FOLDER          (run every trap: minutes)
+       python -m tests.traps.gallery OUTPUT_FOLDER --page   (write the page again from what was recorded)
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tabulate import tabulate
+
+from harness.compare.findings.catalogue import find_all
+from harness.compare.findings.finding import Finding
+from harness.compare.rows import make_rows
+from harness.store import read_runs
+
+from .matrix import ABOUT_TIME, Matrix, install, padded_documents
+from .planted import TRAPS, Trap
+
+DOCUMENTS = "documents.jsonl"
+PAGE = """\
+# The trap gallery
+
+What the harness says when a comparison goes wrong. Each line is a mistake made on purpose: a backend with a
+defect, beside the reference on one process. Those with a number happened in public first. 'unseen' are
+defects of kinds for which no finding was written, 'late' those that begin after three sound steps.
+
+Each job has a folder with its records and its report, in which all mistakes of that job stand beside each
+other. What a report says of them is in its section 'Findings'; runs that are no longer the same job stand
+apart in it. The job is a Llama of two blocks on CPU ranks over gloo, 6 steps; no figure of speed here is to
+be used.
+
+`make gallery` runs everything again, and a test holds this page to the records. Not shown are T19, T20 and
+T25, which take a GPU, a library's logger or fp16, and T23, two jobs in one table; tests plant them in
+records.
+
+"""
+
+
+def folder_name(trap: Trap) -> str:
+    """Of the job in which a trap shows."""
+    parts = [f"{trap.world_size} rank{'s' if trap.world_size > 1 else ''}"]
+    parts += [
+        "tied" if setting.startswith("model.config") else setting.partition(".")[2].replace("=", "-")
+        for setting in trap.settings
+    ]
+    return "-".join([*parts, *(["padded"] if trap.padded else [])]).replace(" ", "-").replace("_", "-")
+
+
+def by_folder() -> dict[str, list[Trap]]:
+    """The traps of each job, those that differ in precision only once."""
+    found: dict[str, list[Trap]] = {}
+    for trap in TRAPS:
+        if not trap.name.endswith("in bf16"):
+            found.setdefault(folder_name(trap), []).append(trap)
+    return found
+
+
+def run_all(output: Path) -> None:
+    """Run every trap beside its reference; replace the folder by their records and reports."""
+    with tempfile.TemporaryDirectory() as name:
+        # Elsewhere, since records say if the checkout was clean; relative paths, since records keep them.
+        os.chdir(name)
+        padded_documents(Path(DOCUMENTS))
+        install(Path("site").resolve())
+        made = Path("made")
+        for folder, traps in by_folder().items():
+            settings = traps[0].settings
+            if traps[0].padded:
+                settings += ("data.source=jsonl", f"data.path={DOCUMENTS}")
+            labels = list(dict.fromkeys(label for trap in traps for label in (*trap.beside, trap.label)))
+            Matrix(Path(folder)).rows(labels, traps[0].world_size, settings)
+            for record in sorted(Path(folder, "runs").glob("*/record.json")):
+                target = made / folder / "runs" / record.parent.name
+                target.mkdir(parents=True)
+                shutil.copy(record, target)
+            for words in (["report", "runs", "-o", "report.md"], ["verify", "report.md"]):
+                subprocess.run([sys.executable, "-m", "harness", *words], cwd=made / folder, check=True)
+        shutil.rmtree(output, ignore_errors=True)
+        shutil.copytree(made, output)
+
+
+def page(output: Path) -> str:
+    """The gallery's page. Raises ValueError if a trap is not named as it should be."""
+    lines: list[list[str]] = []
+    for folder, traps in by_folder().items():
+        found = find_all(make_rows(record for _, record in read_runs([output / folder / "runs"])[0]))
+        for trap in traps:
+            finding = _named(trap, found)
+            job = f"[{folder.replace('-', ' ')}]({folder}/report.md)"
+            lines.append([trap.name, trap.what, job, f"`{finding.id}`", finding.message.replace("|", "\\|")])
+    order = [trap.name for trap in TRAPS]
+    lines.sort(
+        key=lambda line: (line[0].split()[0] if line[0].startswith("T") else "U", order.index(line[0]))
+    )
+    headers = ("trap", "what was done", "job", "finding", "what the report says")
+    return PAGE + tabulate(lines, headers=headers, tablefmt="pipe", disable_numparse=True) + "\n"
+
+
+def _named(trap: Trap, found: Sequence[Finding]) -> Finding:
+    """The finding that must name the trap, of its own backend."""
+    label = trap.label.replace("=true", "=True")
+    own = [f for f in found if label in f.backends and f.id not in ABOUT_TIME]
+    named = [f for f in own if f.id == trap.finding and trap.says in f.message]
+    if not named:
+        raise ValueError(f"{trap.name}: {trap.finding} was not found of {label}, but {[f.id for f in own]}")
+    return named[0]
+
+
+def main() -> None:
+    output = Path(sys.argv[1]).resolve()
+    if "--page" not in sys.argv:
+        run_all(output)
+    (output / "README.md").write_text(page(output), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""The traps that are planted: a defect each, the job in which it shows, and the finding that must name it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+UNCLIPPED = "training.gradient_clipping=null"
+ACCUMULATED = "training.accumulation_steps=4"
+BF16 = "training.precision=bf16-mixed"
+TIED = (
+    "model.config={hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2, "
+    "num_key_value_heads: 2, max_position_embeddings: 16, tie_word_embeddings: true}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trap:
+    """A defect, the job in which it shows, and the finding that must name it."""
+
+    name: str
+    """Its number, or what it is; of 'unseen' ones no kind was known when the findings were written."""
+    label: str
+    finding: str
+    says: str = ""
+    """Words of the message."""
+    also: tuple[str, ...] = ()
+    """Further findings that are true of it; the one above comes first, and any other is an untrue cause."""
+    settings: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    world_size: int = 2
+    padded: bool = False
+    """Whether samples have different numbers of target tokens."""
+    what: str = ""
+    """What was done wrong, for the gallery."""
+
+
+TRAPS = [
+    Trap(name="T01", label="zero1:default_clipping=true", finding="clipping-differs",
+         says="differs: 1 against none", settings=(UNCLIPPED,), also=("update-differs",),
+         what="DeepSpeed left to its default, which clips gradients at 1.0, in a job without clipping"),
+    Trap(name="T02", label="fsdp:masters=compute", finding="master-dtype-differs", says="bfloat16",
+         settings=(BF16,), also=("lost-updates", "update-differs", "memory-differs"),
+         what="no fp32 master weights: bf16 weights are updated in bf16"),
+    Trap(name="T03", label="planted-Bf16Reduction", finding="reduce-dtype-differs",
+         says="reduced in bfloat16", beside=("ddp",), also=("gradient-differs",),
+         what="gradients reduced over the ranks in bf16"),
+    Trap(name="T04", label="planted-GradientsSummed", finding="gradient-scale",
+         says="x 2: summed over 2 ranks",
+         what="gradients summed over the ranks, not averaged"),
+    Trap(name="T05", label="planted-DividedTwice", finding="gradient-scale",
+         says="x 0.25: divided by the 4 accumulation steps again", settings=(ACCUMULATED,),
+         what="the loss divided by the accumulation steps twice"),
+    Trap(name="T06", label="planted-StepsAtEveryMicroBatch", finding="optimizer-steps-differ",
+         says="24 against 6", settings=(ACCUMULATED,), also=("replicas-differ",),
+         what="the optimizer steps after every micro-batch"),
+    Trap(name="T07", label="planted-MeanPerRank", finding="loss-normalisation", says="per-rank means",
+         padded=True,
+         what="the mean of each rank's own mean loss, where ranks hold different numbers of target tokens"),
+    Trap(name="T08", label="planted-SameBatchOnEveryRank", finding="samples-repeated",
+         what="every rank trains on the batch of rank 0"),
+    Trap(name="T09", label="planted-ShardedTwice", finding="samples-missing",
+         what="the samples are divided over the ranks twice, so that some are never seen"),
+    Trap(name="T10", label="planted-SeedPerRank", finding="initial-weights-differ",
+         what="the initial weights are drawn with a seed of the rank's own"),
+    Trap(name="T11", label="planted-ScheduleOncePerProcess", finding="learning-rate-differs",
+         what="another learning rate than the schedule's: it is divided by the number of ranks"),
+    Trap(name="T13", label="planted-Untied", finding="parameters-differ", says="tied parameters",
+         settings=(TIED,),
+         what="the tied embedding is untied"),
+    Trap(name="T14", label="fsdp1", finding="strategy-differs", says="NO_SHARD differs", world_size=1,
+         what="FSDP1 FULL_SHARD on one rank, where it quietly takes NO_SHARD"),
+    Trap(name="T12", label="planted-WholeModelInOneUnit", finding="one-wrap-unit", says="of 2 blocks",
+         what="the whole model wrapped as one unit of FSDP"),
+    Trap(name="T15", label="planted-ReplicasNeverReduced:shard_size=2", finding="replicas-differ",
+         says="ranks 0, 1 against ranks 2, 3", world_size=4,
+         what="hybrid sharding whose replicas are never reduced over"),
+    Trap(name="T17 never", label="planted-NeverReduced", finding="replicas-differ",
+         says="ranks 0 against ranks 1", settings=(ACCUMULATED,),
+         what="gradients never synchronised under accumulation"),
+    Trap(name="T17 always", label="planted-SynchronisedAtEveryMicroStep", finding="synchronised-early",
+         says="in every micro-step", settings=(ACCUMULATED,),
+         what="gradients synchronised at every micro-step of an accumulation"),
+    Trap(name="T16", label="planted-NormOfTheShard", finding="norm-of-shard",
+         what="clipping by the norm of a rank's shard"),
+    Trap(name="T18", label="planted-DecayOnEverything", finding="optimizer-differs", says="constants",
+         also=("update-differs",),
+         what="weight decay on biases and norms too"),
+    Trap(name="T18 swapped groups", label="planted-SwappedDecayGroups", finding="optimizer-differs",
+         says="weight_decay 0.0", also=("update-differs",),
+         what="weight decay on biases and norms instead of on the matrices"),
+    Trap(name="T18 rate of a group", label="planted-LearningRateOfOneGroup",
+         finding="learning-rate-differs",
+         what="another learning rate for one group of parameters"),
+    Trap(name="T21 checkpointing", label="planted-Checkpointed", finding="step-environment-differs",
+         says="activation checkpointing",
+         what="activation checkpointing in one backend only"),
+    Trap(name="T21 attention", label="planted-EagerAttention", finding="step-environment-differs",
+         says="attention kernel",
+         what="another attention kernel in one backend"),
+    Trap(name="T21 compile", label="planted-Compiled", finding="step-environment-differs", says="compiled",
+         what="torch.compile in one backend only"),
+    Trap(name="T21 TF32", label="planted-Tf32", finding="step-environment-differs", says="TF32",
+         what="TF32 allowed in one backend only"),
+    Trap(name="T22", label="planted-LiveDropout", finding="not-deterministic",
+         what="dropout is live in one backend"),
+    Trap(name="T24", label="planted-HoardingRank", finding="memory-imbalance",
+         what="one rank holds far more memory than the others"),
+    Trap(name="unseen clipping", label="planted-OwnClipping", finding="clipping-differs",
+         says="0.25 against 1", also=("update-differs",),
+         what="the update clips once more, at 0.25"),
+    Trap(name="unseen gradient cut", label="planted-NoGradientOfOneParameter", finding="gradient-differs",
+         says="no gradient reaches model.layers.1.post_attention_layernorm.weight",
+         what="no gradient reaches one parameter"),
+    Trap(name="unseen optimizer by hand", label="planted-HandWrittenOptimizer", finding="update-differs",
+         what="Adam written by hand with another beta2, of which no constant can be read"),
+    Trap(name="late gradients of a rank dropped", label="planted-LateGradientsOfOneRankDropped",
+         finding="gradient-differs", says="of step 3",
+         what="from the fourth step on the gradients of rank 1 are dropped"),
+    Trap(name="late same batch", label="planted-LateSameBatchOnEveryRank", finding="samples-repeated",
+         says="of step 3",
+         what="from the fourth step on every rank trains on the batch of rank 0"),
+    Trap(name="late loss of rank 0", label="planted-LateLossOfRankZero", finding="loss-of-one-rank",
+         says="from step 3 on",
+         what="from the fourth step on only the loss of rank 0 is reported"),
+    Trap(name="late decay on everything", label="planted-LateDecayOnEverything",
+         finding="optimizer-differs", says="weight_decay 10.0", also=("update-differs",),
+         what="from the fourth step on weight decay of 10 on every parameter"),
+]  # fmt: skip
+UNSEEN = [
+    Trap(name="beta2", label="planted-WrongBeta2", finding="optimizer-differs", says="0.999",
+         also=("update-differs",),
+         what="an optimizer of its own with beta2 0.999"),
+    Trap(name="epsilon", label="planted-WrongEpsilon", finding="optimizer-differs", says="eps 1e-05",
+         also=("update-differs",),
+         what="an optimizer of its own with epsilon 1e-5"),
+    Trap(name="parameter left out", label="planted-ParameterLeftOut", finding="optimizer-differs",
+         says="model.layers.1.mlp.up_proj.weight", also=("parameters-not-updated",),
+         what="an optimizer of its own that lacks one parameter"),
+    Trap(name="decay on everything", label="planted-OwnDecayOnEverything", finding="optimizer-differs",
+         says="constants", also=("update-differs",),
+         what="an optimizer of its own with weight decay on every parameter"),
+    Trap(name="micro-step skipped", label="planted-LastMicroStepSkipped", finding="gradient-differs",
+         settings=(ACCUMULATED,),
+         what="the last micro-step of an accumulation adds no gradient"),
+    Trap(name="gradients of a rank dropped", label="planted-GradientsOfOneRankDropped",
+         finding="gradient-differs",
+         what="the gradients of rank 1 are dropped"),
+    Trap(name="stale weights", label="planted-StaleWeightsOnOneRank", finding="replicas-differ",
+         what="rank 1 keeps the weights of before each update"),
+    Trap(name="loss of rank 0", label="planted-LossOfRankZero", finding="loss-of-one-rank",
+         what="only rank 0 reports its loss"),
+    Trap(name="loss of rank 0 on all", label="planted-LossOfRankZeroForAll", finding="loss-of-one-rank",
+         what="every rank reports the loss of rank 0"),
+]  # fmt: skip
+
+
+TRAPS += [replace(trap, name=f"unseen {trap.name}") for trap in UNSEEN]
+TRAPS += [
+    replace(trap, name=f"unseen {trap.name} in bf16", settings=(*trap.settings, BF16)) for trap in UNSEEN
+]
