@@ -34,7 +34,8 @@ LINKS = {"unshaped": None, "1000mbit": 1000, "200mbit": 200}
 KNOWN = "unshaped"
 SLOWEST_OF_INTEREST = 125e3
 """Bytes per second: strategies that differ in scalars only meet at speeds that no link has."""
-REPEATS = 5
+REPEATS = 3
+STEPS = 20
 RANKS_PER_NODE = 2
 MODEL = (
     "--set", "model.config.hidden_size=256", "--set", "model.config.intermediate_size=688",
@@ -55,7 +56,7 @@ step that a node sends to the other, from the counted collectives of the unshape
 reduce-scatter as what it is; k and w the all-reduce bus bandwidth that `harness fabric` measured on the
 unshaped and on the shaped link, the mean of before and after (`harness/theory/links.py`). No step time of a
 shaped link enters.
-Step times are medians of the timed steps of {repeats} runs.
+Step times are medians of the timed steps of {repeats} runs of {steps} steps.
 """
 
 
@@ -91,7 +92,7 @@ def measure(cluster: SlurmCluster, scratch: Path, name: str, output: Path) -> No
     self_test(cluster, here, folder / "fabric-before.json")
     run_matrix(
         cluster, here, runs, "--backends", ",".join(BACKENDS), "--nodes", "2", "--nproc", str(RANKS_PER_NODE),
-        "--repeats", str(REPEATS), *MODEL, *FLOOR, steps=14,
+        "--repeats", str(REPEATS), *MODEL, *FLOOR, steps=STEPS,
     )  # fmt: skip
     self_test(cluster, here, folder / "fabric-after.json")
     keep(runs, folder)
@@ -216,7 +217,7 @@ def main() -> None:
                     measure(cluster, Path(scratch), name, output)
             finally:
                 cluster.close()
-        explanation = EXPLANATION.format(folder=f"reports/{output.name}", repeats=REPEATS)
+        explanation = EXPLANATION.format(folder=f"reports/{output.name}", repeats=REPEATS, steps=STEPS)
         (output / "README.md").write_text(f"{explanation}\n{tell(read_links(output))}\n")
     print(tell(read_links(output)))
 

@@ -19,6 +19,8 @@ MEASURES = (
 )  # fmt: skip
 COUNTED = ("model_state_bytes", "sent_bytes_per_step")
 """Counts, not timings: a difference is one, however few the runs."""
+OF_ONE_RUN = ("SLURM_JOB_ID",)
+"""Variables that are never the same in two runs."""
 Judgement = Literal["beyond noise", "within noise", "not judged", "equal", "n/a"]
 
 
@@ -133,10 +135,11 @@ def _ratios(values: Sequence[float], base: Sequence[float]) -> Interval | None:
 
 def _shared(record: Record) -> dict[str, Any]:
     environment = record.environment
-    names = ("python", "platform", "cpu", "cores", "memory_bytes", "gpus", "packages", "code", "variables")
+    names = ("python", "platform", "cpu", "cores", "memory_bytes", "gpus", "packages", "code")
+    variables = {k: v for k, v in (environment.get("variables") or {}).items() if k not in OF_ONE_RUN}
     return {
         "job": record.job,
-        "environment": {name: environment.get(name) for name in names},
+        "environment": {**{name: environment.get(name) for name in names}, "variables": variables},
         "measure": record.measure,
         "commit": (environment.get("git") or {}).get("commit"),
     }

@@ -69,3 +69,11 @@ def test_versions_of_every_run_are_compared() -> None:
     assert (found.field, found.before) == ("environment.packages.torch", "2.11.0")
     assert found.after == ["2.11.0", "2.12.0"]
     assert settings(after, after) == []
+
+
+def test_the_number_of_a_job_is_no_setting_that_differs() -> None:
+    sides = [
+        rows(0.5, environment=ENVIRONMENT | {"variables": {"SLURM_JOB_ID": job, "NCCL_ALGO": algorithm}})
+        for job, algorithm in (("17", "Ring"), ("18", "Tree"))
+    ]
+    assert [s.field for s in settings(*sides)] == ["environment.variables.NCCL_ALGO"]
