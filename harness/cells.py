@@ -63,8 +63,9 @@ def plan(
     nodes: int = 1,
     machine: str | None = None,
 ) -> list[Cell]:
-    """The cells of a matrix in the order they run, references first.
+    """The cells of a matrix in the order they run: in rounds, in each of them references first.
 
+    A round holds one run of every cell, so that a machine whose speed drifts treats all backends alike.
     Every world size decides its global batch; for each a reference of one process is added, and unless
     `compare.floor` is off the repetitions of it that say how much rounding alone changes, which are neither
     timed nor probed. Ranks are spread over `nodes`; `machine` names machines other than this one. Raises
@@ -91,7 +92,7 @@ def plan(
                     measure=experiment.measure.losses_alone() if label in floor else None,
                 )
                 cells.setdefault(cell.key, cell)
-    return list(cells.values())
+    return sorted(cells.values(), key=lambda cell: cell.repeat)
 
 
 def make_cell(

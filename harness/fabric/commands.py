@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import click
@@ -21,6 +22,7 @@ from harness.fabric.result import FABRIC_NAME, OPERATIONS, FabricResult, read_fa
 from harness.launch.external import external_rank, started_as_rank
 from harness.launch.local import resolve_device
 from harness.store import try_writing
+from harness.worker.monitor import die_with
 
 EXIT_GATE = 3
 COLLECTIVE_TIMEOUT_SECONDS = 600.0
@@ -209,7 +211,9 @@ def _start_ranks(nproc: int, arguments: Sequence[str]) -> FabricResult:
 
 def _run_to_its_end(command: Sequence[str], variables: dict[str, str]) -> tuple[int, str]:
     """Exit code of torchrun and what it said on standard error; leaves no rank behind, however this ends."""
-    torchrun = subprocess.Popen(
+    # torchrun ends its ranks when it is told to end, also by the kernel where this process is killed.
+    told_to_end = partial(die_with, os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
+    torchrun = subprocess.Popen(  # noqa: PLW1509
         command,
         env=variables,
         stdin=subprocess.DEVNULL,
@@ -217,6 +221,7 @@ def _run_to_its_end(command: Sequence[str], variables: dict[str, str]) -> tuple[
         stderr=subprocess.PIPE,
         text=True,
         process_group=0,
+        preexec_fn=told_to_end,
     )
     try:
         _, output = torchrun.communicate()

@@ -21,7 +21,7 @@ from harness.slurm.collection import RunState, collect, look
 from harness.slurm.ending import Noticed, ScriptEnd
 from harness.slurm.matrix import Matrix, plan_nodes, read_matrix, render_matrix, write_matrix
 from harness.slurm.site import Site, load_site, with_time_limit
-from harness.slurm.submission import read_jobs, submit_runs, unsubmitted
+from harness.slurm.submission import alone, read_jobs, submit_runs, unsubmitted
 from harness.spec import Experiment
 from harness.store import Store
 
@@ -176,8 +176,9 @@ def _submit_some(folder: Path, matrix: Matrix, wait: bool) -> tuple[int, list[Ru
     def say(job: str, runs: int) -> None:
         click.echo(f"job {job}: {runs} run{'s' if runs > 1 else ''}", err=True)
 
-    runs = unsubmitted(folder, matrix)
-    left = len(runs) - submit_runs(folder, matrix, runs, say)
+    with alone(folder):
+        runs = unsubmitted(folder, matrix)
+        left = len(runs) - submit_runs(folder, matrix, runs, say)
     if left and not wait:
         click.echo(
             f"{left} runs wait: the site's max_queued_jobs is {matrix.site.max_queued_jobs}; "

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from harness.errors import HarnessError
@@ -17,6 +18,7 @@ from harness.slurm.matrix import Matrix, PlannedRun, write_atomically
 from harness.store import RECORD_NAME
 
 JOBS_NAME = "jobs.json"
+LOCK_NAME = "submit.lock"
 
 
 class SubmittedJob(BaseModel):
@@ -70,6 +72,27 @@ def unsubmitted(folder: Path, matrix: Matrix) -> list[PlannedRun]:
         for run in matrix.runs
         if run.request.run_id not in jobs and not os.path.exists(matrix.run_directory(run) / RECORD_NAME)
     ]
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keep other submissions out of a folder, which would submit the same runs again.
+
+    Raises HarnessError where one is at work or the folder cannot be written.
+    """
+    lock = FileLock(folder / LOCK_NAME, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise HarnessError(
+            f"'{folder}': another `harness slurm submit` is submitting its runs; wait until it has done so"
+        ) from error
+    except OSError as error:
+        raise HarnessError(f"{folder / LOCK_NAME} cannot be written: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def submit_runs(

@@ -26,7 +26,7 @@ def run_monitored(run_directory: Path, rank: int, main: Callable[[], int]) -> No
     parent = os.getpid()
     child = os.fork()
     if child == 0:
-        _die_with(parent)
+        die_with(parent, signal.SIGKILL)
         os._exit(main())
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
@@ -41,8 +41,8 @@ def run_monitored(run_directory: Path, rank: int, main: Callable[[], int]) -> No
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent is gone."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def die_with(parent: int, number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when its parent is gone; Linux only."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)

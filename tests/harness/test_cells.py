@@ -31,10 +31,10 @@ def test_weak_scaling_has_a_reference_for_every_world() -> None:
     ]  # fmt: skip
 
 
-def test_repeats_have_cells_of_their_own() -> None:
+def test_repeats_have_cells_of_their_own_and_run_in_rounds() -> None:
     cells = plan(load_experiment(None, [WITHOUT_FLOOR]), ["ddp"], [2], 3, "cpu")
     assert [(c.backend, c.repeat) for c in cells] == [
-        ("single", 0), ("single", 1), ("single", 2), ("ddp", 0), ("ddp", 1), ("ddp", 2)
+        ("single", 0), ("ddp", 0), ("single", 1), ("ddp", 1), ("single", 2), ("ddp", 2)
     ]  # fmt: skip
     assert len({c.key for c in cells}) == 6
 

@@ -67,7 +67,8 @@ def test_a_device_that_is_not_there_is_told_in_one_line(monkeypatch: pytest.Monk
     )
 
 
-def test_a_self_test_that_is_told_to_end_leaves_no_rank_behind() -> None:
+@pytest.mark.parametrize(("number", "ended"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_self_test_that_is_ended_leaves_no_rank_behind(number: signal.Signals, ended: int) -> None:
     command = [
         sys.executable, "-m", "harness", "fabric", "--nproc", "2", "--device", "cpu", "--max-size", "1KB",
         "--repeats", "100000000", "--seconds-per-row", "600",
@@ -81,9 +82,9 @@ def test_a_self_test_that_is_told_to_end_leaves_no_rank_behind() -> None:
             ranks = [
                 child for child in family if "--silent" in child.cmdline() and child.ppid() != process.pid
             ]
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         code = process.wait(30)
-    _, alive = psutil.wait_procs(ranks, timeout=10)
+    _, alive = psutil.wait_procs(ranks, timeout=40)
     for rank in alive:
         rank.kill()
-    assert (code, len(ranks), alive) == (130, 2, [])
+    assert (code, len(ranks), alive) == (ended, 2, [])

@@ -17,7 +17,7 @@ from harness.slurm.commands import status, submit
 from harness.slurm.ending import ScriptEnd
 from harness.slurm.matrix import Matrix, PlannedRun, plan_nodes, render_matrix, write_matrix
 from harness.slurm.site import Site
-from harness.slurm.submission import ranges, submit_runs, unsubmitted
+from harness.slurm.submission import alone, ranges, submit_runs, unsubmitted
 from harness.spec import CompareSection, Experiment
 from harness.store import read_record
 from tests.harness.slurm.fakes import FakeSlurm
@@ -84,6 +84,16 @@ def test_a_folder_that_cannot_note_jobs_gets_none(tmp_path: Path, slurm: FakeSlu
     with pytest.raises(HarnessError, match=r"jobs\.json cannot be written: Is a directory$"):
         submit_runs(folder, matrix, matrix.runs, QUIET)
     assert slurm.calls("sbatch") == []
+
+
+def test_a_second_submission_at_once_is_refused(tmp_path: Path, slurm: FakeSlurm) -> None:
+    folder, _ = a_matrix(tmp_path)
+    with alone(folder):
+        with pytest.raises(HarnessError, match="another `harness slurm submit` is submitting its runs"):
+            submit(folder, wait=False, poll_seconds=1.0, as_json=True)
+        assert slurm.calls("sbatch") == []
+    submit(folder, wait=False, poll_seconds=1.0, as_json=True)
+    assert len(slurm.calls("sbatch")) == 3
 
 
 def test_an_array_is_submitted_in_parts(tmp_path: Path, slurm: FakeSlurm) -> None:
