@@ -39,7 +39,7 @@ bench: $(READY)
 # It runs in a folder that git ignores: a record says whether its checkout had local changes.
 NAME ?= default
 CONFIG ?= configs/default.yaml
-REPEATS ?= 3
+REPEATS ?= 7
 PUBLISHED := reports/$(NAME)
 
 publish: $(READY)

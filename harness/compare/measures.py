@@ -79,9 +79,8 @@ def peak_bytes(record: Record) -> list[int]:
 def kinds_at(record: Record, moment: str) -> dict[str, int]:
     """Live bytes by kind on the rank that holds most, when the moment was last recorded; {} if never."""
     last = ([part for part in rank.memory if part.moment == moment][-1:] for rank in record.ranks)
-    return max(
-        (part.kinds or {} for found in last for part in found), key=lambda k: sum(k.values()), default={}
-    )
+    known = [(part.allocated_bytes or 0, part.kinds) for found in last for part in found if part.kinds]
+    return max(known, key=lambda pair: (pair[0], sum(pair[1].values())), default=(0, {}))[1]
 
 
 def model_state_bytes(record: Record) -> int | None:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, median
 from typing import Any
 
 from harness.compare.circumstances import counted, labelled, varying, words
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row, comparable
-from harness.record import WorldPart
 
-GROWING = ("job", "nodes", "threads")
-"""Circumstances that may change along one curve."""
-LAYOUTS: tuple[Callable[[WorldPart], str], ...] = (
-    lambda world: counted(world.nodes, "node"),
-    lambda world: counted(world.threads_per_rank, "thread"),
-)
-"""The same in words; curves are kept apart by those of which one number of ranks has several."""
+GROWING = ("job", "nodes")
+"""Circumstances that may change along one curve. On the CPU the threads of a rank may not: two ranks of one
+thread have no more processors than one of two."""
 CUT = ("global_batch_size", "micro_batch_size", "accumulation_steps")
 """Settings that weak scaling changes with the number of ranks; the model may grow too."""
 
@@ -34,12 +30,12 @@ class Point:
 
     @property
     def step_seconds(self) -> float:
-        """Median timed step, in seconds."""
+        """Mean timed step of the median run, in seconds: tokens of a step over tokens per second."""
         return _step(self.group)
 
     @property
     def training_seconds(self) -> float:
-        """The median timed step times the steps of the job: without set-up and evaluations."""
+        """The timed step times the steps of the job: without set-up and evaluations."""
         return self.step_seconds * len(self.group.record.steps)
 
     @property
@@ -77,7 +73,7 @@ def strong_scaling(rows: Sequence[Row]) -> list[list[Point]]:
     same job is its base.
     """
     timed = _timed(comparable(rows))
-    names = [name for name in varying(group.record for group in timed) if name not in GROWING]
+    names = _kept_apart(timed)
     references: dict[tuple[str, str], Repeats] = {}
     curves: dict[tuple[str, str, str], list[Repeats]] = {}
     for group in timed:
@@ -104,7 +100,7 @@ def weak_scaling(rows: Sequence[Row]) -> list[list[Point]]:
     """
     own = [row for row in rows if row.is_comparable or row.is_of_another_job]
     timed = _timed(own)
-    names = [name for name in varying(group.record for group in timed) if name not in GROWING]
+    names = _kept_apart(timed)
     curves: dict[tuple[str, str, str], list[Repeats]] = {}
     for group in timed:
         if not group.is_reference:
@@ -121,17 +117,30 @@ def weak_scaling(rows: Sequence[Row]) -> list[list[Point]]:
 
 
 def _timed(rows: Sequence[Row]) -> list[Repeats]:
-    return [group for group in group_repeats(rows) if group.whole and group.step_seconds]
+    """Whole and timed; those that left the reference do other work."""
+    return [g for g in group_repeats(rows) if g.whole and g.step_seconds and g.parity != "diverged"]
+
+
+def _kept_apart(groups: Sequence[Repeats]) -> list[str]:
+    """Circumstances that curves are kept apart by."""
+    harmless = () if any(group.record.world.device == "cpu" for group in groups) else ("threads",)
+    names = varying(group.record for group in groups)
+    return [name for name in names if name not in (*GROWING, *harmless)]
 
 
 def _curves(groups: Sequence[Repeats], label: str, circumstances: str) -> list[list[Point]]:
-    """One curve, or one for each layout; all of them begin at the fewest ranks on the fewest nodes."""
+    """One curve, or one for each number of nodes where one number of ranks ran on several.
+
+    All of them begin at the fewest ranks on the fewest nodes.
+    """
     ordered = sorted(groups, key=lambda group: (group.world_size, group.record.world.nodes))
     base = ordered[0]
-    varying_layouts = [layout for layout in LAYOUTS if _varies_at_one_size(ordered, layout)]
+    several = len({(g.world_size, g.record.world.nodes) for g in ordered}) > len(
+        {g.world_size for g in ordered}
+    )
     layouts: dict[str, list[Repeats]] = {}
     for group in ordered:
-        told = ", ".join(layout(group.record.world) for layout in varying_layouts)
+        told = counted(group.record.world.nodes, "node") if several else ""
         layouts.setdefault(told, []).append(group)
     curves = []
     for told, members in layouts.items():
@@ -143,15 +152,13 @@ def _curves(groups: Sequence[Repeats], label: str, circumstances: str) -> list[l
     return curves
 
 
-def _varies_at_one_size(groups: Sequence[Repeats], layout: Callable[[WorldPart], str]) -> bool:
-    sizes = {group.world_size for group in groups}
-    return len({(group.world_size, layout(group.record.world)) for group in groups}) > len(sizes)
-
-
 def _step(group: Repeats) -> float:
-    middle = group.step_median
-    assert middle is not None
-    return middle
+    return median(run_seconds(group))
+
+
+def run_seconds(group: Repeats) -> list[float]:
+    """Mean timed step of each run that has any, in seconds; throughput is made of the same."""
+    return [fmean(row.timed_seconds) for row in group.rows if row.timed_seconds]
 
 
 def _work(group: Repeats) -> float | None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from harness.compare import measures
 from harness.compare.once import once
 from harness.compare.statistics import percentile_95
-from harness.record import RankPart, Record
+from harness.record import OverlapPart, RankPart, Record
 from harness.theory.device_peaks import find_peak
 from harness.theory.flops import (
     ModelGeometry,
@@ -78,6 +78,11 @@ def phase_seconds(record: Record, phase: str) -> float | None:
         return None
     medians = rank_medians(record, [rank.phase_seconds[phase] for rank in record.ranks])
     return max(medians, default=None)
+
+
+def median_step(parts: Sequence[OverlapPart]) -> OverlapPart:
+    """Of traced steps the one of median duration, of two in the middle the shorter: a whole step adds up."""
+    return sorted(parts, key=lambda part: part.seconds)[(len(parts) - 1) // 2]
 
 
 def data_seconds(record: Record) -> float | None:

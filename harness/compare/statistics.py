@@ -16,6 +16,8 @@ from typing import Literal
 import numpy as np
 
 LEVEL = 0.95
+LEAST_FOR_P95 = 20
+"""Of fewer values one lies beyond the 95th percentile at most, and it would be the largest in disguise."""
 MOST_DIVISIONS = 20_000
 """Beyond these a fixed sample of divisions stands for all."""
 SEED = 20260101
@@ -32,8 +34,8 @@ class Interval:
 
 
 def percentile_95(values: Sequence[float]) -> float | None:
-    """95th percentile, interpolated linearly; None without values."""
-    return float(np.percentile(values, 95)) if values else None
+    """95th percentile, interpolated linearly; None of fewer than `LEAST_FOR_P95` values."""
+    return float(np.percentile(values, 95)) if len(values) >= LEAST_FOR_P95 else None
 
 
 def value_range(values: Sequence[float]) -> Interval | None:
@@ -74,8 +76,9 @@ def pairs_among(cells: int) -> int:
 def significance(values: Sequence[float], base: Sequence[float], comparisons: int = 1) -> Significance:
     """Whether two sets of runs differ by more than chance makes of equal ones.
 
-    Exact permutation test of the difference of means (Fisher, Pitman), two-sided, by Bonferroni over
-    `comparisons`, so that all of them together raise a false alarm in at most 1 - `LEVEL` of cases. Not
+    Permutation test of the difference of means (Fisher, Pitman), exact but for the sample that stands for
+    more than `MOST_DIVISIONS` divisions, two-sided, by Bonferroni over `comparisons`, so that all of them
+    together raise a false alarm in at most 1 - `LEVEL` of cases. Not
     judged where no figures of so few runs could show a difference.
     """
     allowed = (1 - LEVEL) / comparisons

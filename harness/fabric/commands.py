@@ -213,7 +213,7 @@ def _run_to_its_end(command: Sequence[str], variables: dict[str, str]) -> tuple[
     """Exit code of torchrun and what it said on standard error; leaves no rank behind, however this ends."""
     # torchrun ends its ranks when it is told to end, also by the kernel where this process is killed.
     told_to_end = partial(die_with, os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
-    torchrun = subprocess.Popen(  # noqa: PLW1509
+    torchrun = subprocess.Popen(
         command,
         env=variables,
         stdin=subprocess.DEVNULL,

@@ -99,7 +99,7 @@ def _verdict(before: Sequence[Row], after: Sequence[Row], found: Sequence[Change
     if open_:
         told.append(
             f"{len(open_)} of {len(found)} figures differ but have fewer runs on a side than the "
-            f"{runs_to_judge(len(both))} that it takes, so noise may explain them."
+            f"{runs_to_judge(len(both))} that a test takes: they are not tested against noise."
         )
     return Section("verdict", "Verdict", [Paragraph(" ".join(told))])
 

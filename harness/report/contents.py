@@ -17,6 +17,7 @@ from harness.report.sections.job import job_section
 from harness.report.sections.levels import levels_section
 from harness.report.sections.loss import loss_section
 from harness.report.sections.machine import machine_section
+from harness.report.sections.measurement import measurement_section
 from harness.report.sections.memory import memory_section
 from harness.report.sections.nodes import nodes_section
 from harness.report.sections.not_comparable import not_comparable_section
@@ -37,6 +38,7 @@ SECTIONS: tuple[Callable[[Sequence[Row]], Section | None], ...] = (
     verdict_section,
     job_section,
     machine_section,
+    measurement_section,
     results_section,
     not_comparable_section,
     loss_section,

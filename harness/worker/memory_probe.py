@@ -51,13 +51,14 @@ class MemoryProbe:
 
     def before_forward(self) -> None:
         """Remember what is there before a forward pass, so that its activations can be told."""
-        self._rest_before_forward = self._rest(self._live())
+        allocated = self.allocator.allocated_bytes()
+        self._rest_before_forward = _rest(allocated, self._live())
 
     def record(self, step: int, moment: Moment) -> None:
         """Add a row for this moment and count peaks from here."""
         allocated, peak = self.allocator.allocated_bytes(), self.allocator.peak_bytes()
         live = self._live()
-        rest = self._rest(live)
+        rest = _rest(allocated, live)
         kinds = None if live.inside is None else dict(live.inside)
         if kinds is not None and rest is not None:
             if moment == "after_forward" and self._rest_before_forward is not None:
@@ -100,12 +101,6 @@ class MemoryProbe:
         live = live_bytes_by_kind(chain([first], engine, data), self.allocator)
         return live.with_inside(self._engine.hidden_bytes())
 
-    def _rest(self, live: LiveBytes) -> int | None:
-        allocated = self.allocator.allocated_bytes()
-        if allocated is None or live.inside is None:
-            return None
-        return allocated - sum(live.inside.values())
-
     def _after_module(self, module: nn.Module, *_: Any) -> None:
         """Weights are gathered while a module computes; its library's own hooks run after this one.
 
@@ -118,3 +113,8 @@ class MemoryProbe:
         live = live_bytes_by_kind(gathered, self.allocator).inside or {}
         self._gathered.append(live.get("gathered", 0))
         self._watching_seconds += time.perf_counter() - begin
+
+
+def _rest(allocated: int | None, live: LiveBytes) -> int | None:
+    """What the allocator had served beyond the live tensors; read before they are walked, as threads free."""
+    return None if allocated is None or live.inside is None else allocated - sum(live.inside.values())

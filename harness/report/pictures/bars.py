@@ -47,22 +47,30 @@ def height_inches(count: int) -> float:
     return 1.5 + INCHES_PER_BAR * count
 
 
+def present(order: Sequence[str], parts: Sequence[Mapping[str, float]]) -> list[str]:
+    """The names that any of the bars has a part of, in that order."""
+    return [name for name in order if any(name in of_bar for of_bar in parts)]
+
+
 def stacked(
-    figure: Figure, groups: Sequence[Repeats], parts: Sequence[Mapping[str, float]], order: Sequence[str]
-) -> Axes:
-    """Horizontal bars, one for each group, cut into the named parts in that order."""
-    axis = figure.subplots()
-    names = [name for name in order if any(name in of_group for of_group in parts)]
-    left = [0.0] * len(groups)
+    axis: Axes,
+    places: Sequence[float],
+    parts: Sequence[Mapping[str, float]],
+    names: Sequence[str],
+    *,
+    height: float = 0.72,
+    legend: bool = True,
+) -> None:
+    """Horizontal bars at these places, each cut into the named parts in that order."""
+    left = [0.0] * len(parts)
     for index, name in enumerate(names):
-        widths = [of_group.get(name, 0.0) for of_group in parts]
+        widths = [of_bar.get(name, 0.0) for of_bar in parts]
         axis.barh(
-            range(len(groups)), widths, left=left, label=name, height=0.72,
+            places, widths, left=left, label=name if legend else None, height=height,
             color=COLOURS[index % len(COLOURS)], hatch=HATCHES[index // len(COLOURS) % len(HATCHES)],
             edgecolor=GREY, linewidth=0.3,
         )  # fmt: skip
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    return axis
 
 
 def label_bars(axis: Axes, groups: Sequence[Repeats], unit: str) -> None:

@@ -72,9 +72,10 @@ def _draw(figure: Figure, curves: Curves, strong: bool) -> None:
     axis.set_xticks([], minor=True)
     if strong:
         axis.set_yscale("log", base=2)
-        ticks = [tick for tick in (2.0**power for power in range(-4, 14)) if tick <= 2 * max(ideal)]
         low = min(point.speed_up for curve in curves for point in curve)
-        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        powers = (2.0**power for power in range(-20, 14))
+        ticks = [tick for tick in powers if low / 2 <= tick <= 2 * max(ideal)]
+        axis.set_yticks(ticks, [f"{tick:g}" if tick >= 1 else f"1/{1 / tick:g}" for tick in ticks])
         axis.set_yticks([], minor=True)
         axis.set_ylim(0.9 * min(low, 1.0), 1.15 * max(ideal))
     else:

@@ -11,7 +11,15 @@ from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
 from harness.record import RankPart, Record
 from harness.report.document import Picture
-from harness.report.pictures.bars import caption, drawable, height_inches, label_bars, legend_below, stacked
+from harness.report.pictures.bars import (
+    caption,
+    drawable,
+    height_inches,
+    label_bars,
+    legend_below,
+    present,
+    stacked,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,8 +42,9 @@ def phases_picture(rows: Sequence[Row]) -> Picture | None:
 def overlap_picture(rows: Sequence[Row]) -> Picture | None:
     """Traced steps by computing and communicating; None where none was traced."""
     text = (
-        "Time of a traced step by what a rank does, medians over ranks and traced steps: computing, exposed "
-        "communication (nothing computes beside it) and neither. Tracing makes a step longer."
+        "Time of a traced step by what a rank does: computing, exposed communication (nothing computes "
+        "beside it) and neither; of the traced steps of all ranks and repeats the one of median duration. "
+        "Tracing makes a step longer."
     )
     return _picture("overlap", text, rows, lambda rank: rank.overlap, _overlap)
 
@@ -50,7 +59,8 @@ def _picture(
     cut = [parts_of(group) for group in drawn]
 
     def draw(figure: Figure) -> None:
-        axis = stacked(figure, drawn, cut, (*PHASES.values(), *ACTIVITIES))
+        axis = figure.subplots()
+        stacked(axis, range(len(drawn)), cut, present((*PHASES.values(), *ACTIVITIES), cut))
         label_bars(axis, drawn, "time of a step (ms)")
         legend_below(figure)
 
@@ -77,9 +87,6 @@ def _overlap(group: Repeats) -> Parts:
     parts = [part for row in group.rows for rank in row.record.ranks for part in rank.overlap]
     if not parts:
         return {}
-    times = (
-        median(part.compute_seconds for part in parts),
-        median(part.exposed_seconds for part in parts),
-        median(part.idle_seconds for part in parts),
-    )
+    middle = speed.median_step(parts)
+    times = (middle.compute_seconds, middle.exposed_seconds, middle.idle_seconds)
     return {name: seconds * 1e3 for name, seconds in zip(ACTIVITIES, times, strict=True)}

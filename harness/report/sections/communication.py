@@ -15,7 +15,8 @@ from harness.theory.expected.textbook import STEP_PHASES
 Key = tuple[str, str, str, str, int]
 PHASES = ("setup", "digest", *STEP_PHASES, "evaluation", "checkpoint")
 MEANING = (
-    "Forward, backward and step: per step. Setup, evaluation, checkpoint and digest (gathering the initial "
+    "Of rank 0 of the first repeat. Forward, backward and step: per step. Setup, evaluation, checkpoint and "
+    "digest (gathering the initial "
     "weights for their digest): in the whole run. Payload is the size of the whole tensors, largest MB that "
     "of the largest call. Expected is the payload in closed form, for all groups of that role together; n/a "
     "where there is none."

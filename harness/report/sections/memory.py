@@ -26,8 +26,9 @@ MOMENTS = {
     "during_checkpoint": "checkpoint",
 }
 TEXT = (
-    "Live tensors of the rank that holds most at that moment, in the last counted step; each storage counts "
-    "once. activations: what the last forward pass left behind for the backward pass. data: samples held in "
+    "Of the first repeat: live tensors of the rank that holds most at that moment, in the last counted step; "
+    "each storage counts once. activations: what the last forward pass left behind for the backward pass. "
+    "data: samples held in "
     "memory. other: the allocator's rest. least and most: what the allocator served then on the rank with "
     "least and with most. peak: the most since the moment before, on the rank where it is largest; during an "
     "evaluation, of one batch of it; during a checkpoint, while it is saved."

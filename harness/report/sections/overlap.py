@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
+from harness.compare.speed import median_step
 from harness.record import OverlapPart, Record
 from harness.report.document import Block, Column, Folded, Items, Paragraph, Section, Table
 from harness.report.formats import milliseconds, percent
@@ -27,7 +27,8 @@ TEXTS = {
     "waiting for the other ranks included. Idle is the rest: the device waits for the host.",
 }
 SUM_TEXT = (
-    "Exposed is communication while nothing computes; compute, exposed and idle add up to the step. Hidden "
+    "Each line is one traced step, of all traced steps of all repeats the one of median duration. Exposed is "
+    "communication while nothing computes; compute, exposed and idle add up to the step. Hidden "
     "is the share of the communication beside which something computes. A wait is a stretch of exposed "
     "communication, named for the collective that covers most of it."
 )
@@ -53,7 +54,7 @@ WAIT_COLUMNS = (
 
 
 def overlap_section(rows: Sequence[Row]) -> Section | None:
-    """One line per backend and rank, medians over traced steps and repeats; None where none was traced."""
+    """One line per backend and rank, its median traced step of all repeats; None where none was traced."""
     groups = group_repeats(rows)
     body = [line for group in groups for line in _lines(group)]
     if not body:
@@ -105,13 +106,14 @@ def _lines(group: Repeats) -> list[list[Any]]:
 
 
 def _times(parts: Sequence[OverlapPart]) -> list[Any]:
+    middle = median_step(parts)
     return [
-        median(part.seconds for part in parts),
-        median(part.compute_seconds for part in parts),
-        median(part.communication_seconds for part in parts),
-        median(part.exposed_seconds for part in parts),
-        median(part.idle_seconds for part in parts),
-        hidden_share(parts),
+        middle.seconds,
+        middle.compute_seconds,
+        middle.communication_seconds,
+        middle.exposed_seconds,
+        middle.idle_seconds,
+        hidden_share([middle]),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.compare.rows import Row
-from harness.compare.statistics import LEVEL, interval_runs, runs_to_judge
+from harness.compare.statistics import LEAST_FOR_P95, LEVEL, MOST_DIVISIONS, interval_runs, runs_to_judge
 from harness.report.document import Items, Section
 from harness.report.formats import percent
 
@@ -20,18 +20,20 @@ _LINES = [
     "samples/s and tokens/s: what all ranks consumed in the timed steps, over the summed duration "
     "of those steps; the median over repeats. A step lasts as long as on its slowest rank. "
     "Padding is no token.",
-    "step ms: the median over the timed steps of all repeats together; p95 their 95th percentile. Under "
+    "step ms: the median over the timed steps of all repeats together; p95 their 95th percentile, "
+    f"not told of fewer than {LEAST_FOR_P95} steps, where it would be the largest. Under "
     "'Time' each run has its own median, of which that over repeats is shown.",
     f"least and most: of the runs, as measured. Of {interval_runs()} runs or more there is also an "
     f"interval that holds the true median at {percent(LEVEL)}, between order statistics (sign test).",
-    "beyond noise: an exact permutation test of whole runs, never of steps, two-sided, says that chance "
-    f"alone makes two cells differ so in at most {percent(1 - LEVEL)} of cases, divided by the number of "
-    "pairs among the cells, since the fastest is chosen after the fact. Two cells need "
-    f"{runs_to_judge()} runs each for it; below what is needed nothing is judged. Cells that ran one "
-    "after the other also differ by what changed on the machine meanwhile; no test tells that.",
-    "peak MB/rank: the largest figure of torch's allocator in the counted steps, on the rank where "
-    "it is largest; in brackets the difference to the smallest rank. CUDA: the caching allocator. "
-    "CPU: a counting allocator in front of malloc.",
+    "beyond noise: a permutation test of the mean throughput of whole runs, never of steps, two-sided, says "
+    f"that chance alone makes two cells differ so in at most {percent(1 - LEVEL)} of cases, divided by the "
+    "number of pairs among the cells, since the fastest is chosen after the fact. It is exact: every "
+    f"division of the runs counts, beyond {MOST_DIVISIONS:,} of them (9 runs of each) a fixed sample. Two "
+    f"cells need {runs_to_judge()} runs each for it; below what is needed nothing is judged. Runs of a "
+    "cell also differ from those of another by what changed on the machine meanwhile; no test tells that.",
+    "peak MB/rank: the largest figure of torch's allocator in the counted steps, of all ranks and all "
+    "repeats; in brackets the difference to the smallest of them. No test judges it: one moment of one "
+    "rank decides. CUDA: the caching allocator. CPU: a counting allocator in front of malloc.",
     "states MB: live weights, gradients, fp32 masters and optimizer states after a backward pass, "
     "each storage once, on the rank where they are largest.",
     "sent MB/step: bytes that a rank sends per optimizer step on a ring: passes x (n - 1) / n x "

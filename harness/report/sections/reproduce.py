@@ -4,21 +4,56 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from harness.command_lines import by_name
 from harness.compare.rows import Row
-from harness.report.document import Block, Code, Paragraph, Section
+from harness.record import Record
+from harness.report.document import Block, Code, Folded, Paragraph, Section, yaml_code
+from harness.report.formats import listed
 
-ELSEWHERE = (
-    "A configuration file was given by an absolute path, of which only the name is shown: its settings of "
-    "the job are in the YAML of the job above."
+INSTALL = "In a checkout of the code, `pip install -c constraints.txt -e .`, then:"
+CONFIGURATION = (
+    "The same as configuration files, with every setting in force when the runs were asked for, for "
+    "`harness compare --config FILE` or `harness run --config FILE`. Files that the commands name by "
+    "`--site` describe a cluster and are not part of a record."
 )
 
 
 def reproduce_section(rows: Sequence[Row]) -> Section:
-    """The commands that made the records, each once, without folders of the machine that ran them."""
-    commands = list(dict.fromkeys(shlex.join(by_name(row.record.command)) for row in rows))
-    blocks: list[Block] = [Code("sh", "\n".join(commands))]
-    if any(by_name(row.record.command) != row.record.command for row in rows):
-        blocks.append(Paragraph(ELSEWHERE))
+    """Code, commands, each once and without folders of the machine that ran them, and configurations."""
+    records = [row.record for row in rows]
+    commands = list(dict.fromkeys(shlex.join(by_name(record.command)) for record in records))
+    files = _configurations(records)
+    blocks: list[Block] = [
+        Paragraph(" ".join([*_commits(records), INSTALL])),
+        Code("sh", "\n".join(commands)),
+        Paragraph(CONFIGURATION),
+        *(Folded(title, [yaml_code(settings)]) for title, settings in files.items()),
+    ]
     return Section("reproduce", "How to reproduce", blocks)
+
+
+def _commits(records: Sequence[Record]) -> list[str]:
+    """The commits that the runs came from, in a sentence; [] where no record knows one."""
+    states = [record.environment.get("git") for record in records]
+    commits = dict.fromkeys(state["commit"] for state in states if state)
+    return [f"The code is that of commit {listed(list(commits))}."] if commits else []
+
+
+def _configurations(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """Title and content of a configuration file for each job, layout of threads and way of measuring."""
+    found: list[dict[str, Any]] = []
+    for record in records:
+        world = record.world
+        runtime = {
+            "preset": world.preset, "device": world.device, "threads_per_rank": world.threads_per_rank,
+        }  # fmt: skip
+        measure = {"measure": record.measure} if record.measure else {}
+        settings = {**record.job, **measure, "runtime": runtime}
+        if settings not in found:
+            found.append(settings)
+    return {
+        f"Configuration{f' {number} of {len(found)}' if len(found) > 1 else ''}": settings
+        for number, settings in enumerate(found, 1)
+    }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.compare.rows import Row
-from harness.compare.scaling import Point, strong_scaling, weak_scaling
+from harness.compare.scaling import Point, run_seconds, strong_scaling, weak_scaling
 from harness.report.document import Block, Column, Heading, Paragraph, Section, Table
 from harness.report.formats import megabytes, milliseconds, number, percent
 from harness.report.pictures.scaling import strong_picture, weak_picture
@@ -15,6 +15,7 @@ HEAD = (
     Column("backend", "backend", align="left"),
     Column("nodes", "nodes"),
     Column("world_size", "ranks"),
+    Column("threads_per_rank", "threads"),
     Column("runs", "runs"),
     Column("step_seconds_smallest_run", "least step ms", milliseconds),
     Column("step_seconds_largest_run", "most", milliseconds),
@@ -44,12 +45,15 @@ WEAK = (
     *DETAILS,
 )
 STRONG_TEXT = (
-    "One job on more ranks. training time: the median timed step x the steps of the job, set-up and "
-    "evaluations left out. speed-up, or scale factor: T(N0) / T(N); efficiency: speed-up / (N / N0). N0 is "
-    "the smallest number of ranks of the backend, or the reference on one process where the backend was not "
-    "run on one rank; the column 'of' names it. Where one number of ranks ran on several numbers of nodes or "
-    "of threads, each has a curve of its own. least and most: of the medians of the runs; no scaling figure "
-    "is judged against noise."
+    "One job on more ranks. A run's step is the mean of its timed steps, of which its throughput is made, "
+    "and T the median over runs; least and most are of the runs. training time: T x the steps of the job, "
+    "set-up and evaluations left out. speed-up, or scale factor: T(N0) / T(N); efficiency: speed-up / "
+    "(N / N0). N0 is the smallest number of ranks of the backend, or the reference on one process where the "
+    "backend was not run on one rank; the column 'of' names it. Where one number of ranks ran on several "
+    "numbers of nodes, each has a curve of its own. On the CPU a curve keeps to one number of threads a "
+    "rank, as more ranks of fewer threads have no more processors; a machine with fewer cores than ranks x "
+    "threads cannot show scaling. Runs that left the reference are left out. No scaling figure is judged "
+    "against noise."
 )
 WEAK_TEXT = (
     "Jobs that grow with the ranks. efficiency: T(N0) / T(N) of one step, 100 % where N ranks take no longer "
@@ -108,9 +112,9 @@ def _weak_table(curves: Sequence[Sequence[Point]]) -> Table:
 
 def _head(point: Point) -> list[Any]:
     world = point.group.record.world
-    steps = point.group.values("step_seconds")
-    least, most = min(steps, default=None), max(steps, default=None)
-    return [point.group.label, world.nodes, world.world_size, len(steps), least, most]
+    steps = run_seconds(point.group)
+    sizes = [world.nodes, world.world_size, world.threads_per_rank]
+    return [point.group.label, *sizes, len(steps), min(steps), max(steps)]
 
 
 def _details(point: Point) -> list[Any]:

@@ -14,7 +14,8 @@ from harness.report.formats import megabytes
 from harness.theory.memory.terms import STATE_KINDS
 
 TEXT = (
-    "After a backward pass, on the rank that holds most of them. expected: the closed form of this library's "
+    "Of the first repeat, after a backward pass, on the rank that holds most of them. expected: the closed "
+    "form of this library's "
     "own layout, from its source, with padding and copies; off: measured minus expected in bytes. textbook: "
     "the ZeRO paper with Adam (arXiv 1910.02054): 2 + 2 + 12 bytes per parameter at mixed precision, "
     "4 + 4 + 8 in fp32, divided by the ranks that share what the strategy shards."

@@ -22,6 +22,8 @@ from harness.report.formats import listed, megabytes, number, percent, ranks, sc
 
 MOST_JOBS = 4
 """Beyond these the verdict would be longer than the tables it sums up."""
+FEW_TIMED_STEPS = 8
+"""Fewer of a run say little of its speed."""
 
 
 def verdict_section(rows: Sequence[Row]) -> Section:
@@ -58,7 +60,9 @@ def sentences(rows: Sequence[Row], found: Sequence[Finding] | None = None) -> li
     if place is not None:
         size, timed = place[1], [g for g in groups if g.place == place and g.whole]
         same = [g for g in timed if g.parity != "diverged"] or timed
-        told += [_speed(same, size), _memory(same), _communication(same)]
+        whose = "" if len(same) == len(timed) else "of the cells that do not leave the reference "
+        told += [_speed(same, size, whose), _memory(same), _communication(same)]
+        told[1] = _joined([told[1], *_one_process(groups, size)])
     else:
         told.append("No cell that ended well has timed steps, so there is no speed to compare.")
     told += [_losses(groups), _findings(find_all(rows) if found is None else found)]
@@ -90,7 +94,7 @@ def _place_to_compare(groups: Sequence[Repeats]) -> Place | None:
     return max(places, key=lambda place: (places.count(place), place[1]), default=None)
 
 
-def _speed(groups: Sequence[Repeats], size: int) -> str:
+def _speed(groups: Sequence[Repeats], size: int, whose: str) -> str:
     key = "tokens_per_second"
     ordered = sorted((g for g in groups if g.values(key)), key=lambda g: g.median(key) or 0.0, reverse=True)
     if not ordered:
@@ -98,7 +102,7 @@ def _speed(groups: Sequence[Repeats], size: int) -> str:
     best, others = ordered[0], ordered[1:]
     rate = best.median(key)
     name = f"{best.label}, which leaves the reference," if best.parity == "diverged" else best.label
-    text = f"On {ranks(size)} {name} is fastest with {number(rate)} tokens/s"
+    text = f"On {ranks(size)} {whose}{name} is fastest with {number(rate)} tokens/s"
     text += _runs(best.values(key))
     if not others:
         return f"On {ranks(size)} only {best.label} was timed, with {number(rate)} tokens/s."
@@ -111,13 +115,24 @@ def _speed(groups: Sequence[Repeats], size: int) -> str:
     if close:
         text += f"; {listed(close)} {'is' if len(close) == 1 else 'are'} within the noise of the fastest"
     if len(open_) == len(others):
-        text += f"; with fewer than {runs_to_judge(pairs)} runs of each, "
-        text += "noise may explain any of these differences"
+        text += (
+            f"; with fewer than {runs_to_judge(pairs)} runs of each, no difference is tested against noise"
+        )
     elif open_:
         text += f"; {listed(open_)}: too few runs, not judged"
     elif not close:
         text += "; every difference to the fastest is beyond noise"
+    steps = min(len(row.timed_seconds) for group in ordered for row in group.rows)
+    if steps < FEW_TIMED_STEPS:
+        text += f"; runs of {steps} timed step{'s' if steps > 1 else ''} say little of speed"
     return text + "."
+
+
+def _one_process(groups: Sequence[Repeats], size: int) -> list[str]:
+    """What the reference reaches alone; [] where that is already told."""
+    rates = [g.median("tokens_per_second") for g in groups if g.is_reference and g.whole]
+    known = [rate for rate in rates if rate is not None]
+    return [f"The reference on one process has {number(known[0])} tokens/s."] if known and size > 1 else []
 
 
 def _runs(values: Sequence[float]) -> str:
@@ -134,7 +149,7 @@ def _memory(groups: Sequence[Repeats]) -> str:
     peaks = {group.label: max(group.rank_peaks) for group in groups if group.rank_peaks}
     if not peaks:
         return "Peak memory was not measured."
-    return f"The peak memory of a rank {_range(peaks, groups)}."
+    return f"There the peak memory of a rank {_range(peaks, groups)}."
 
 
 def _communication(groups: Sequence[Repeats]) -> str:
@@ -147,8 +162,8 @@ def _communication(groups: Sequence[Repeats]) -> str:
     for group in groups:
         expected = group.median("expected_sent_bytes_per_step")
         measured = group.median("sent_bytes_per_step")
-        if expected and measured is not None and abs(measured / expected - 1) > 0.01:
-            off.append(f"{group.label} ({percent(measured / expected)})")
+        if expected is not None and measured is not None and abs(measured - expected) >= 1:
+            off.append(f"{group.label} ({measured - expected:+,.0f} bytes)")
     unknown = [
         group.label
         for group in groups
@@ -158,10 +173,10 @@ def _communication(groups: Sequence[Repeats]) -> str:
     if off:
         tail = f"; not what its implementation should send: {listed(off)}"
     elif len(unknown) < len(sent):
-        tail = "; all as expected" if not unknown else "; as expected where that is known"
+        tail = "; to the byte as expected" + (" where that is known" if unknown else "")
     if unknown:
         tail += f"; {len(unknown)} of {len(sent)} have no closed form: {listed(unknown)}"
-    return f"What a rank sends per step {_range(sent, groups)}{tail}."
+    return f"There a rank sends per step {_range(sent, groups).removeprefix('is ')}{tail}."
 
 
 def _range(figures: Mapping[str, float], groups: Sequence[Repeats]) -> str:
@@ -194,11 +209,13 @@ def _losses(groups: Sequence[Repeats]) -> str:
     largest = max(
         (g.largest("max_loss_difference") or 0.0 for g in judged if g.title not in off), default=0.0
     )
-    text = f"Losses and gradient norms of {agree} of {len(judged)} judged cells agree with the reference"
+    text = (
+        f"{agree} of {len(judged)} judged cells agree with the reference in loss, gradient norm and weights"
+    )
     if agree:
-        text += f", to {scientific(largest)} nats per token" if largest else ", bit for bit"
+        text += f", losses to {scientific(largest)} nats per token" if largest else ", losses bit for bit"
     if off:
-        text += f"; {listed(off)} {'leaves' if len(off) == 1 else 'leave'} it"
+        text += f"; {listed(off, 3)} {'leaves' if len(off) == 1 else 'leave'} it"
     unjudged = [g.title for g in others if g.parity == "unjudged" and g.whole]
     if unjudged:
         text += f"; {listed(unjudged)} could not be judged"
@@ -212,7 +229,7 @@ def _set_apart(rows: Sequence[Row]) -> list[str]:
         return []
     one = len(groups) == 1
     return [
-        f"Left out: {listed([group.title for group in groups])} {'is' if one else 'are'} not the same job as "
+        f"Left out: {listed([g.title for g in groups], 3)} {'is' if one else 'are'} not the same job as "
         f"the others and can be compared with none of them; {'it stands' if one else 'they stand'} apart "
         "below, with the fields that differ."
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.compare.repeats import group_repeats
+from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
 from harness.compare.volume import textbook_differences, volume_differences, volume_of, why_unknown
 from harness.report.document import Block, Column, Paragraph, Section, Table, plain
@@ -56,14 +56,15 @@ DIFFERENCES = (
 
 def volume_section(rows: Sequence[Row]) -> Section | None:
     """Three columns per backend, and two tables that explain how they differ; None without figures."""
-    firsts = [group.rows[0] for group in group_repeats(rows) if group.record.comm]
+    firsts = [row for group in group_repeats(rows) if group.record.comm for row in _distinct(group)]
     if not firsts:
         return None
     blocks: list[Block] = [
         Paragraph(
             "Bytes that a rank sends per step on a ring: as counted, as this implementation is expected to "
             "send them from the job alone, and by the textbook's closed form. The transport column is what "
-            "really crosses, where the transport emulates a collective by another."
+            "really crosses, where the transport emulates a collective by another. A repeat that sent other "
+            "bytes than the first has a line of its own."
         ),
         Table(key="communication_volume", columns=COLUMNS, rows=[_line(row) for row in firsts]),
     ]
@@ -89,6 +90,11 @@ def volume_section(rows: Sequence[Row]) -> Section | None:
             )
         )
     return Section("communication_volume", "Communication: measured, expected, textbook", blocks)
+
+
+def _distinct(group: Repeats) -> list[Row]:
+    """The first repeat, and those that sent other bytes."""
+    return list({row.as_json()["sent_bytes_per_step"]: row for row in reversed(group.rows)}.values())[::-1]
 
 
 def _line(row: Row) -> list[object]:

@@ -74,7 +74,7 @@ def test_scaling_table_tells_the_runs_and_their_range() -> None:
     section = scaling_section(make_rows([run(ranks=2), run(seconds=0.5), run(seconds=0.7)]))
     assert section is not None
     (table,) = [block for block in section.blocks if isinstance(block, Table)]
-    found = [line[3:6] for line in table.values()]
+    found = [line[4:7] for line in table.values()]
     assert found == [[1, 1.0, 1.0], [2, 0.5, 0.7]]
 
 

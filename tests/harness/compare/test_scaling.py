@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,14 +90,44 @@ def test_layouts_of_the_fewest_ranks_are_measured_by_the_one_on_fewest_nodes() -
     }
 
 
-def test_threads_and_nodes_that_grow_with_the_ranks_make_one_curve() -> None:
-    assert list(names_and_speed_ups(laid_out(1, 4, 1.0, 2), laid_out(2, 4, 0.5), laid_out(4, 4, 0.25))) == [
+def test_nodes_that_grow_with_the_ranks_make_one_curve() -> None:
+    assert list(names_and_speed_ups(laid_out(1, 4, 1.0), laid_out(2, 4, 0.5), laid_out(4, 4, 0.25))) == [
         "fsdp"
     ]
-    assert list(names_and_speed_ups(laid_out(1, 2, 1.0), laid_out(1, 4, 0.5), laid_out(1, 4, 0.5, 2))) == [
-        "fsdp (1 thread)",
-        "fsdp (2 threads)",
+
+
+def test_a_rank_of_more_threads_is_no_base_on_a_cpu() -> None:
+    """Two ranks of one thread have no more processors than one rank of two."""
+    assert names_and_speed_ups(laid_out(1, 1, 1.0, 2), laid_out(1, 2, 1.0), laid_out(1, 4, 0.5)) == {
+        "fsdp (1 thread)": [(2, 1.0), (4, 2.0)]
+    }
+
+
+def test_threads_of_the_host_do_not_matter_on_gpus() -> None:
+    on_gpus = [
+        record.model_copy(update={"world": record.world.model_copy(update={"device": "cuda"})})
+        for record in (laid_out(1, 1, 1.0, 2), laid_out(1, 2, 0.5))
     ]
+    assert names_and_speed_ups(*on_gpus) == {"fsdp": [(1, 1.0), (2, 2.0)]}
+
+
+def test_speed_up_is_that_of_the_throughput() -> None:
+    """One slow step of a run counts in both alike."""
+    uneven = run("ddp", 1, 1.0)
+    steps = [replace(step, seconds=4.0) if step is uneven.steps[-1] else step for step in uneven.steps]
+    (curve,) = strong_scaling(rows(uneven.model_copy(update={"steps": steps}), run("ddp", 2, 1.0)))
+    rates = [point.group.median("tokens_per_second") or 0.0 for point in curve]
+    assert curve[-1].speed_up == pytest.approx(rates[1] / rates[0])
+    assert curve[-1].speed_up > 1.5
+
+
+def test_a_run_that_left_the_reference_is_no_point() -> None:
+    alone, wrong = run("single", 1, 1.0), run("ddp", 4, 0.1)
+    wrong = wrong.model_copy(update={"steps": make_steps(norms=(4.0, 3.0, 2.5, 2.0), seconds=0.1)})
+    judged = rows(alone, run("ddp", 2, 1.0), wrong)
+    assert [row.judgement.parity for row in judged] == ["exact", "exact", "diverged"]
+    (curve,) = strong_scaling(judged)
+    assert [point.group.world_size for point in curve] == [1, 2]
 
 
 def test_curves_of_other_circumstances_are_named_by_them() -> None:

@@ -72,5 +72,6 @@ def test_many_runs_are_judged_by_a_fixed_sample_of_divisions() -> None:
 
 
 def test_percentile_is_interpolated() -> None:
-    assert percentile_95([0.0, 100.0]) == pytest.approx(95.0)
+    assert percentile_95([float(value) for value in range(21)]) == pytest.approx(19.0)
+    assert percentile_95([float(value) for value in range(19)]) is None
     assert percentile_95([]) is None

@@ -38,7 +38,7 @@ NAMES = [
 
 
 def hostile_records(name: str) -> list[Record]:
-    """A reference, and runs that failed, ended well on one and two nodes, or are another job."""
+    """A reference, and runs that failed, diverged on one and two nodes, are another job, or are sound."""
     job = JOB | {"model": JOB["model"] | {"name": name}, "data": JOB["data"] | {"path": name}}
     environment = ENVIRONMENT | {
         "cpu": name, "gpus": [name], "platform": name, "packages": {"torch": "2.11.0", name: name},
@@ -54,7 +54,7 @@ def hostile_records(name: str) -> list[Record]:
         command=["harness", "run", "--config", f"{name}.yaml", "--set", f"model.name={name}"],
     )  # fmt: skip
     failed = make_record(
-        label="ddp", run_id="second", job=job, status="failed", reasons=[name], backend=part,
+        label="ddp", run_id="second", job=job, environment=environment, status="failed", reasons=[name], backend=part,
         error=ErrorPart(kind=name, message=name, log_tail=name),
         model={"architecture": name, "attention": name},
     )  # fmt: skip
@@ -74,7 +74,11 @@ def hostile_records(name: str) -> list[Record]:
         label="zero1", run_id="fifth", job=job | {"data": job["data"] | {"path": f"other {name}"}},
         job_id="f" * 12, initial_weights=make_weights("d" * 64), backend=part,
     )  # fmt: skip
-    return [reference, failed, one_node, two_nodes, other]
+    sound = make_record(
+        label="zero2", run_id="sixth", job=job, environment=environment,
+        backend=part.model_copy(update={"label": f"zero2:{name}", "name": "zero2", "effective": own}),
+    )  # fmt: skip
+    return [reference, failed, one_node, two_nodes, other, sound]
 
 
 def _traced(rank: RankPart, name: str) -> RankPart:

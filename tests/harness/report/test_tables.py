@@ -83,7 +83,14 @@ def test_spread_holds_the_range_of_the_runs_and_the_percentile_of_the_steps() ->
     assert (line["tokens_per_second_least"], line["tokens_per_second_most"]) == (256, 1024)
     assert (line["tokens_per_second_low"], line["tokens_per_second_high"]) == (None, None)
     assert (line["runs"], line["steps"]) == (3, 6)
-    assert line["step_seconds_p95"] == pytest.approx(4.0)
+    assert line["step_seconds_p95"] is None  # of six steps it would be the largest
+
+
+def test_percentile_is_told_of_twenty_steps() -> None:
+    table = spread_table(make_rows(timed("ddp", *[1024, 512] * 5)))
+    assert table is not None
+    line = dict(zip((c.key for c in table.columns), table.values()[0], strict=True))
+    assert (line["steps"], line["step_seconds_p95"]) == (20, pytest.approx(2.0))
 
 
 def test_repeats_with_different_ends_are_counted() -> None:

@@ -70,3 +70,21 @@ def test_bytes_without_tensors_count_under_their_kind() -> None:
     held = probe(engine)
     held.record(1, "after_step")
     assert held.rows[0]["kinds"] == {"weights": 42, "communication": 7}
+
+
+class FreeingAllocator(NoAllocatorProbe):
+    """Serves less at every reading, as where a transport's threads free what they sent."""
+
+    def __init__(self) -> None:
+        self.served = 1000
+
+    def allocated_bytes(self) -> int:
+        self.served -= 100
+        return self.served
+
+
+def test_kinds_add_up_to_what_was_allocated_though_threads_free_meanwhile() -> None:
+    held = MemoryProbe(FreeingAllocator(), FakeEngine())
+    held.record(1, "after_backward")
+    (row,) = held.rows
+    assert sum(row["kinds"].values()) == row["allocated_bytes"] == 900

@@ -5,7 +5,7 @@ from harness.report.pictures.memory import _kinds
 from tests.records import make_record
 
 
-def test_kinds_are_drawn_of_the_moment_of_which_states_are_expected() -> None:
+def test_kinds_are_those_of_the_moment() -> None:
     record = make_record(label="ddp")
     kinds: dict[Moment, dict[str, int]] = {
         "after_forward": {"weights": 10**6, "activations": 5 * 10**6},
@@ -18,4 +18,5 @@ def test_kinds_are_drawn_of_the_moment_of_which_states_are_expected() -> None:
     ]
     ranks = [rank.model_copy(update={"memory": moments}) for rank in record.ranks]
     (group,) = group_repeats(make_rows([record.model_copy(update={"ranks": ranks})]))
-    assert _kinds(group) == {"weights": 1.0, "gradients": 1.0}
+    assert _kinds(group, "after_backward") == {"weights": 1.0, "gradients": 1.0}
+    assert _kinds(group, "after_forward") == {"weights": 1.0, "activations": 5.0}

@@ -1,11 +1,15 @@
 import re
+from pathlib import Path
 
 from harness.compare.rows import make_rows
 from harness.record import ErrorPart, Record
 from harness.report.document import Document, Paragraph
 from harness.report.sections.verdict import sentences, verdict_section
 from harness.report.writers.markdown import render_markdown
+from harness.store import read_runs
 from tests.records import make_record, make_steps, make_weights
+
+REPORTS = Path(__file__).resolve().parents[4] / "reports"
 
 
 def verdict(*records: Record) -> str:
@@ -59,9 +63,7 @@ def test_fastest_is_named_with_its_rival_in_the_noise() -> None:
 
 
 def test_single_runs_say_that_noise_was_not_measured() -> None:
-    assert "noise may explain any of these differences" in verdict(
-        *repeats("ddp", 0.5), *repeats("fsdp", 0.9)
-    )
+    assert "no difference is tested against noise" in verdict(*repeats("ddp", 0.5), *repeats("fsdp", 0.9))
 
 
 def test_apart_from_noise_is_said() -> None:
@@ -73,7 +75,37 @@ def test_apart_from_noise_is_said() -> None:
 def test_diverged_cell_is_named() -> None:
     wrong = make_record(label="zero1", steps=make_steps(norms=(4.0, 3.0, 2.5, 2.0)))
     text = verdict(make_record(), make_record(label="ddp"), wrong)
-    assert "1 of 2 judged cells agree with the reference, bit for bit; zero1 on 2 ranks leaves it." in text
+    assert "1 of 2 judged cells agree with the reference in loss, gradient norm and weights" in text
+    assert ", losses bit for bit; zero1 on 2 ranks leaves it." in text
+    assert "of the cells that do not leave the reference ddp" in verdict(
+        make_record(), make_record(label="ddp"), make_record(label="fsdp"), wrong
+    )
+
+
+def test_the_speed_of_one_process_is_told_beside_that_of_several() -> None:
+    alone = make_record(steps=make_steps(seconds=0.25))
+    text = verdict(alone, *repeats("ddp", 0.5), *repeats("fsdp", 0.9))
+    assert "; the reference on one process has 4,096 tokens/s." in text
+
+
+def test_runs_of_few_timed_steps_say_little() -> None:
+    assert "; runs of 2 timed steps say little of speed" in verdict(
+        *repeats("ddp", 0.5), *repeats("fsdp", 0.9)
+    )
+
+
+def test_a_byte_too_many_is_not_as_expected() -> None:
+    """On published runs of two ranks, where a ring sends what is paid in: 16 bytes more in every step."""
+    records = [record for _, record in read_runs([REPORTS / "default" / "runs"])[0]]
+    alone, ddp = (next(r for r in records if r.backend.label == label) for label in ("single", "ddp"))
+    assert "; to the byte as expected." in verdict(alone, ddp)
+    counted = ddp.windows.counted if ddp.windows else 0
+    comm = [
+        row.model_copy(update={"payload_bytes": row.payload_bytes + 16 * counted * (row.phase == "backward")})
+        for row in ddp.comm
+    ]
+    text = verdict(alone, ddp.model_copy(update={"comm": comm}))
+    assert "; not what its implementation should send: ddp (+16 bytes)." in text
 
 
 def test_nothing_measured_is_not_called_a_result() -> None:
@@ -95,5 +127,5 @@ def test_cells_without_a_closed_form_are_counted_and_not_as_expected() -> None:
     own = make_record(label="ddp")
     part = own.backend.model_copy(update={"label": "own", "name": "own"})
     text = verdict(own, own.model_copy(update={"backend": part, "run_id": "own"}))
-    assert "all as expected" not in text
+    assert "as expected" not in text
     assert "of 2 have no closed form: " in text

@@ -1,0 +1,64 @@
+"""How the ranks were laid out, how the batch was cut over them, and which steps were measured for what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from harness.compare.repeats import group_repeats
+from harness.compare.rows import Row
+from harness.record import Record
+from harness.report.document import Block, Column, Folded, Paragraph, Section, Table, yaml_code
+from harness.report.formats import listed
+
+TITLE = "Layout and measurement"
+COLUMNS = (
+    Column("world_size", "ranks"),
+    Column("nodes", "nodes"),
+    Column("ranks_per_node", "ranks per node"),
+    Column("threads_per_rank", "threads per rank"),
+    Column("micro_batch_size", "micro-batch"),
+    Column("accumulation_steps", "accumulation"),
+    Column("warmup_steps", "warm-up"),
+    Column("counted_steps", "counted"),
+    Column("traced_steps", "traced"),
+    Column("settling_steps", "settling"),
+    Column("timed_steps", "timed"),
+    Column("backends", "backends", align="left"),
+)
+TEXT = (
+    "micro-batch: samples that a rank takes at once; with accumulation and ranks they make the global batch. "
+    "The other figures are steps: warm-up and settling steps are in no statistic, memory and communication "
+    "are read in counted ones, overlap in traced ones, speed in timed ones."
+)
+
+
+def measurement_section(rows: Sequence[Row]) -> Section:
+    """A line for each layout with the backends that ran in it, and the settings of the measurement."""
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for group in group_repeats(rows):
+        for row in group.rows:
+            names = found.setdefault(_layout(row.record), [])
+            if group.label not in names:
+                names.append(group.label)
+    body = [[*layout, listed(names, len(names))] for layout, names in found.items()]
+    blocks: list[Block] = [Table(key="layouts", columns=COLUMNS, rows=body), Paragraph(TEXT)]
+    settings = {json.dumps(row.record.measure): row.record.measure for row in rows if row.record.measure}
+    for number, measure in enumerate(settings.values(), 1):
+        which = f" ({number} of {len(settings)})" if len(settings) > 1 else ""
+        blocks.append(Folded(f"Every setting of the measurement{which}", [yaml_code({"measure": measure})]))
+    return Section("measurement", TITLE, blocks)
+
+
+def _layout(record: Record) -> tuple[Any, ...]:
+    world, windows = record.world, record.windows
+    steps = (
+        (windows.warmup, windows.counted, windows.traced, windows.settling, windows.timed)
+        if windows
+        else (None,) * 5
+    )
+    return (
+        world.world_size, world.nodes, world.ranks_per_node, world.threads_per_rank, world.micro_batch_size,
+        world.accumulation_steps, *steps,
+    )  # fmt: skip

@@ -1,0 +1,57 @@
+"""What was asked for stands in the report, so that it can be asked for again."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.compare.rows import Row, make_rows
+from harness.config import load_experiment
+from harness.report.document import Code, Folded, Table
+from harness.report.sections.measurement import measurement_section
+from harness.report.sections.reproduce import reproduce_section
+from harness.store import read_runs
+from tests.records import make_record
+
+REPORTS = Path(__file__).resolve().parents[4] / "reports"
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return make_rows(record for _, record in read_runs([REPORTS / "default" / "runs"])[0])
+
+
+def test_configurations_of_a_report_ask_for_the_same_job(rows: list[Row], tmp_path: Path) -> None:
+    folded = [block for block in reproduce_section(rows).blocks if isinstance(block, Folded)]
+    assert folded
+    path = tmp_path / "job.yaml"
+    wanted = {row.record.world.threads_per_rank: row.record for row in rows}
+    for block in folded:
+        (code,) = block.blocks
+        assert isinstance(code, Code)
+        path.write_text(code.text)
+        experiment = load_experiment(path, [])
+        record = wanted[experiment.runtime.threads_per_rank or 0]
+        assert experiment.job().model_dump(mode="json") == record.job
+        assert experiment.measure.model_dump(mode="json") == record.measure
+
+
+def test_commit_and_install_line_stand_before_the_commands(rows: list[Row]) -> None:
+    first, commands, *_ = reproduce_section(rows).blocks
+    git = rows[0].record.environment["git"]
+    assert git["commit"] in str(first)
+    assert "pip install -c constraints.txt -e ." in str(first)
+    assert isinstance(commands, Code)
+
+
+def test_each_layout_stands_once_with_its_backends() -> None:
+    records = [
+        make_record(),
+        make_record(label="ddp"),
+        make_record(label="fsdp"),
+        make_record(label="fsdp", repeat=1),
+    ]
+    table = measurement_section(make_rows(records)).blocks[0]
+    assert isinstance(table, Table)
+    lines = [dict(zip((c.key for c in table.columns), line, strict=True)) for line in table.values()]
+    assert [(line["world_size"], line["backends"]) for line in lines] == [(1, "single"), (2, "ddp and fsdp")]
+    assert lines[0]["timed_steps"] == 2
