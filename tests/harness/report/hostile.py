@@ -54,8 +54,8 @@ def hostile_records(name: str) -> list[Record]:
         command=["harness", "run", "--config", f"{name}.yaml", "--set", f"model.name={name}"],
     )  # fmt: skip
     failed = make_record(
-        label="ddp", run_id="second", job=job, environment=environment, status="failed", reasons=[name], backend=part,
-        error=ErrorPart(kind=name, message=name, log_tail=name),
+        label="ddp", run_id="second", job=job, environment=environment, status="failed", reasons=[name],
+        backend=part, error=ErrorPart(kind=name, message=name, log_tail=name),
         model={"architecture": name, "attention": name},
     )  # fmt: skip
     doubled = make_steps(norms=[2 * norm for norm in NORMS])
