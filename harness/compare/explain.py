@@ -11,6 +11,7 @@ from harness.compare.effective import master_dtypes, optimizer_groups, reduce_dt
 from harness.compare.noise import Limits
 from harness.compare.reported_loss import altered_step, of_one_rank, sums_of_step, whole_loss
 from harness.compare.scales import name_scale
+from harness.compare.wording import percent
 from harness.record import Record
 
 SUDDEN = 0.05
@@ -75,9 +76,11 @@ def _step(index: int | None) -> dict[str, Any]:
     return {"step": index} if index else {}
 
 
-def _times(ratio: float) -> str:
-    """A ratio in words that do not round it to one."""
-    return f"{ratio:.4g} times" if abs(ratio - 1) >= 0.01 else f"{ratio - 1:+.1e} of its size off"
+def _beside(ratio: float) -> str:
+    """'is 0.7 times', 'lies 0.0086 % below': a ratio in words that do not round it to one."""
+    if abs(ratio - 1) >= 0.01:
+        return f"is {ratio:.4g} times"
+    return f"lies {percent(abs(ratio - 1))} {'above' if ratio > 1 else 'below'}"
 
 
 def _from(index: int) -> str:
@@ -180,7 +183,7 @@ def _gradient(record: Record, ratio: float, before: float, index: int) -> Explan
     which = "first gradient norm" if index == 0 else f"gradient norm of step {index}"
     return Explanation(
         kind="gradient-differs",
-        message=f"the {which} is {_times(ratio)} the reference's although the loss agrees" + hint,
+        message=f"the {which} {_beside(ratio)} the reference's although the loss agrees" + hint,
         values={"ratio": ratio} | _step(index),
     )
 

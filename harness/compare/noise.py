@@ -13,6 +13,7 @@ from typing import Any
 
 from backends.registry import REFERENCE
 from harness.compare.distance import Distance, distance, movement
+from harness.compare.wording import percent
 from harness.record import Record
 
 TIGHT_FACTOR = 10.0
@@ -188,8 +189,9 @@ def _larger(left: Limits, right: Limits) -> Limits:
 
 def _sentence(level: str, limits: Limits, factor: float, repeats: list[Record], unit: str) -> str:
     numbers = (
-        f"losses within {limits.loss:.1e} nats, gradient norms within {limits.norm:.1e}, distance moved "
-        f"within {limits.update:.1e}, final weights within {limits.weights:.1e} of the distance moved"
+        f"losses within {limits.loss:.1e} nats, gradient norms within {percent(limits.norm)}, distance "
+        f"moved within {percent(limits.update)}, final weights within {percent(limits.weights)} of the "
+        "distance moved"
     )
     if repeats:
         names = ", ".join(dict.fromkeys(r.backend.label for r in repeats))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import fmean
 
 from harness.record import MemoryPart, RankPart, Record
 from harness.theory.memory import ModelStates, Setting, expected_states
@@ -106,9 +105,3 @@ def textbook(record: Record) -> dict[str, float] | None:
     return textbook_states(
         record.backend.name, effective["parameter_count"], shards, record.job["training"]["precision"]
     )
-
-
-def spread(sizes: list[int]) -> float | None:
-    """(largest - smallest) / mean; None without sizes."""
-    mean = fmean(sizes) if sizes else 0
-    return (max(sizes) - min(sizes)) / mean if mean else None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
 LONGEST_DIGEST = 12
 MOST_NAMES = 4
+LEAST_SHARE, MOST_SHARE = 1e-8, 1e4
+"""Relative differences between the two are told without an exponent."""
 _DIGEST = re.compile(r"[0-9a-f]{32,}")
 _CONSTANT = re.compile(r"([a-z_]+) (\[[^]]*\]|[^ ,]+)(?:, |$)")
 _HEAD = re.compile(r" (?:of|without|with|that|in|over) ")
@@ -49,6 +52,18 @@ def _constants(groups: Sequence[Any]) -> dict[str, str]:
             if value not in found.setdefault(key, []):
                 found[key].append(value)
     return {key: " and ".join(values) for key, values in found.items()}
+
+
+def percent(share: float) -> str:
+    """A relative difference in percent, with two significant digits: '19 %', '0.0086 %'.
+
+    Without an exponent, unless nobody would count the zeros.
+    """
+    if not LEAST_SHARE <= abs(share) < MOST_SHARE:
+        return f"{share * 100:.2g} %"
+    rounded = float(f"{share * 100:.1e}")
+    places = 1 - math.floor(math.log10(abs(rounded)))
+    return f"{rounded:,.{max(0, places)}f} %"
 
 
 def words(value: Any) -> str:

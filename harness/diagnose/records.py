@@ -11,6 +11,7 @@ from harness.compare.effective import SettingDifference
 from harness.compare.explain import explain
 from harness.compare.noise import Limits
 from harness.compare.same_job import Difference
+from harness.compare.wording import percent
 from harness.diagnose.pair import Run
 
 FIRST_STEPS = 4
@@ -21,11 +22,12 @@ REPORTED = ("loss-of-one-rank", "loss-normalisation", "loss-scale", "norm-of-sha
 """Causes that concern what is reported, and not gradients or updates."""
 DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
 QUANTITIES = {
-    "loss": "losses lie up to {:.1e} nats apart",
-    "norm": "gradient norms up to {:.1e} of their size",
-    "update": "distances moved up to {:.1e} of their size",
-    "weights": "final weights {:.1e} of the distance moved",
+    "loss": "losses lie up to {} nats apart",
+    "norm": "gradient norms up to {} of their size",
+    "update": "distances moved up to {} of their size",
+    "weights": "final weights {} of the distance moved",
 }
+"""A loss is told in nats per token, everything else in percent."""
 
 
 def steps_to_examine(parting: int | None, last: int) -> list[int]:
@@ -41,11 +43,15 @@ def steps_to_examine(parting: int | None, last: int) -> list[int]:
 def how_far(found: Distance, limits: Limits) -> str:
     """'losses lie up to 1.2e-03 nats apart (noise: 4.8e-06), ...'."""
     parts = [
-        f"{text.format(value)} (noise: {getattr(limits, name):.1e})"
+        f"{text.format(_size(name, value))} (noise: {_size(name, getattr(limits, name))})"
         for name, text in QUANTITIES.items()
         if (value := getattr(found, name)) is not None
     ]
     return ", ".join(parts) or "neither losses, norms nor weights can be compared"
+
+
+def _size(quantity: str, value: float) -> str:
+    return f"{value:.1e}" if quantity == "loss" else percent(value)
 
 
 def about_job(differences: Sequence[Difference], other: Run) -> Iterator[str]:

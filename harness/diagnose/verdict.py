@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.compare.scales import name_scale
+from harness.compare.wording import percent
 from harness.diagnose.tensors import Comparison, Examined, TensorDifference, TensorNoise, compare_tensors
 from harness.record import WorldPart
 
@@ -113,7 +114,8 @@ def _some(named: Sequence[str]) -> str:
 
 def _tensor(tensor: TensorDifference) -> str:
     size = "where the baseline has none" if tensor.ratio is None else f"x {number(tensor.ratio)}"
-    return f"{tensor.name} {size}, {tensor.difference:.1e} of its size apart (noise: {tensor.allowed:.1e})"
+    apart, noise = percent(tensor.difference), percent(tensor.allowed)
+    return f"{tensor.name} {size}, {apart} of its size apart (noise: {noise})"
 
 
 def number(ratio: float) -> str:

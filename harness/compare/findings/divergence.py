@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from harness.compare.explain import explain
 from harness.compare.findings.finding import Finding, Kind, subject
 from harness.compare.reported_loss import altered_step, of_one_rank, sums_of_step
 from harness.compare.rows import Row
+from harness.compare.wording import percent
 
 DIAGNOSE = "`harness diagnose RUN_A RUN_B` reruns the step and compares gradients and updates by parameter."
 
@@ -111,12 +113,14 @@ KINDS = (
 )
 
 MEASURES = {
-    "loss": ("a loss", "nats per token"),
-    "norm": ("a gradient norm", "of its size"),
-    "update": ("the distance that the weights moved", "of itself"),
-    "weights": ("final weights", "of the distance that they moved"),
+    "norm": ("a gradient norm differs", ""),
+    "update": ("the distance that the weights moved differs", ""),
+    "weights": ("final weights differ", " of the distance that they moved"),
 }
-"""What a run is judged by, in words, and its unit; anything else is a parameter's name."""
+"""What a run is judged by, in words, and what its percent are of, unless of itself. The loss has a unit, and
+anything else is a parameter's name."""
+MOST_MEASURES = 3
+"""So many are told; the values hold all."""
 LOST_SHARE = 0.5
 """Weights that moved less than this share of the reference's distance lost updates."""
 
@@ -132,11 +136,7 @@ def find(rows: Sequence[Row]) -> list[Finding]:
         limits = row.noise.band or row.noise.tight
         settings = [s.setting for s in row.judgement.settings if s.effect == "mathematics"]
         cause = explain(row.reference, row.record, limits, settings)
-        beyond = "; ".join(
-            f"{what} off by {found_:.1e} {unit}, {allowed:.1e} allowed"
-            for name, found_, allowed in row.judgement.exceeded[:3]
-            for what, unit in (MEASURES.get(name, (name, "of the distance it moved")),)
-        )
+        beyond = _exceeded(row.judgement.exceeded)
         why = cause.message if cause.kind == "diverged" else f"see {cause.kind}"
         found.append(
             Finding(
@@ -167,6 +167,28 @@ def find(rows: Sequence[Row]) -> list[Finding]:
                 )
             )
     return found + _altered_losses(rows) + _lost_updates(rows)
+
+
+def _exceeded(measures: Sequence[tuple[str, float, float]]) -> str:
+    """What lies beyond its limit, that of the whole model before single parameters, farthest first."""
+    ordered = sorted(measures, key=lambda m: (m[0] == "loss" or m[0] in MEASURES, _times_its_limit(m)))[::-1]
+    rest = len(ordered) - MOST_MEASURES
+    told = [_measure(*measure) for measure in ordered[:MOST_MEASURES]]
+    return "; ".join([*told, *([f"and {rest} more"] if rest > 0 else [])])
+
+
+def _times_its_limit(measure: tuple[str, float, float]) -> float:
+    """How many times its limit a measure is; one that is not a number is beyond any."""
+    _, found, allowed = measure
+    return found / allowed if allowed > 0 and not math.isnan(found) else math.inf
+
+
+def _measure(name: str, found: float, allowed: float) -> str:
+    """'a gradient norm differs by 19 %, 0.00012 % allowed'."""
+    if name == "loss":
+        return f"a loss differs by {found:.1e} nats per token, {allowed:.1e} allowed"
+    differs, of = MEASURES.get(name, (f"{name} differs", " of the distance it moved"))
+    return f"{differs} by {percent(found)}{of}, {percent(allowed)} allowed"
 
 
 def _named(settings: list[str]) -> str:

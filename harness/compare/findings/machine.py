@@ -1,4 +1,4 @@
-"""Machines that did other work while they were measured."""
+"""Runs that began under a high load average."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from harness.record import Record
 KINDS = (
     Kind(
         id="busy-machine",
-        title="A run began on a machine that did other work",
-        cause="Other programs, or other runs, kept the processors busy before the run began, and may have "
-        "gone on.",
+        title="A run began under a high load average",
+        cause="Other programs, other runs, or processes of a run before kept the processors busy in the "
+        "minute before the run began, and may have gone on. Which of them is not seen.",
         confirm="The values hold the load average of the last minute before the run, the cores, and the "
-        "threads of the largest run of the table, which may have run just before. Told where the load is "
-        "more than cores and threads together, so a lesser load is no proof of a quiet machine; the report "
-        "names the least and the most.",
+        "threads of the largest run of the table, which may have run just before. Threads are those of one "
+        "node: nodes that share one machine's processors (containers, namespaces) count as one node here, so "
+        "that the load may be what a run before left on all of them. Told where the load is more than cores "
+        "and threads together, so a lesser load is no proof of a quiet machine; the report names the least "
+        "and the most.",
         fix="Measure on a machine that does nothing else: under Slurm `exclusive: true` in the site file.",
     ),
 )
 
 
 def find(rows: Sequence[Row]) -> list[Finding]:
-    """One finding per run that found more load than the run before it can have left."""
+    """One finding per run that found more load than a run before it on one node can have left."""
     left = max((_threads(row.record) for row in rows), default=0)
     return [finding for row in rows if (finding := _judge(row, left)) is not None]
 
@@ -37,11 +39,13 @@ def _judge(row: Row, left: int) -> Finding | None:
     return Finding(
         id="busy-machine",
         backends=(row.record.backend.label,),
-        message=f"{subject(row)}: the machine did other work when the run began",
+        # Without figures, so that cells which say the same are told together; the values hold them.
+        message=f"{subject(row)}: the load average when the run began was above the cores and the threads of "
+        "the largest run together: other work, or processes of a run before",
         values={"load_average": load, "cores": cores, "threads_of_largest_run": left},
     )
 
 
 def _threads(record: Record) -> int:
-    """That compute on one node."""
+    """That compute on one node; nodes which share a machine's processors count as one."""
     return record.world.ranks_per_node * record.world.threads_per_rank

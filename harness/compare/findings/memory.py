@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations, pairwise
-from statistics import median
+from statistics import fmean, median
 
 from harness.compare import measures
 from harness.compare.findings.finding import Finding, Kind, subject
 from harness.compare.rows import Row
-from harness.compare.states import rank_states, spread
+from harness.compare.states import rank_states
+from harness.compare.wording import percent
 from harness.record import RankPart, Record
 from harness.theory.memory.terms import STATE_KINDS
 
@@ -46,8 +48,11 @@ KINDS = (
         title="Ranks hold very different amounts of memory",
         cause="One rank has a larger batch, or keeps what the others do not. What the strategy itself cuts "
         "unevenly is taken off first where a closed form knows it. Rank 0 alone or a mean over ranks would "
-        "hide it.",
-        confirm="The values hold the peak and the model states of every rank, and what closed forms expect.",
+        "hide it. On a CPU it may be chance: gloo finishes a collective in a thread of its own and holds its "
+        "buffer until then, so that peaks can differ between ranks although all hold the same.",
+        confirm="The message names the ranks that are farthest apart; the values hold the peak and the model "
+        "states of the ranks, and what closed forms expect. A rank that keeps something does so in a repeat "
+        "too, and gloo's buffers are no model states.",
         fix="Look at what that rank alone does: logging, gathering, its samples.",
     ),
 )
@@ -132,44 +137,74 @@ def _imbalance(row: Row) -> Finding | None:
         return None  # ranks were cut off at different moments
     peaks = _lasting_peaks(row.record)
     states = rank_states(row.record)
-    held = [of_rank.measured_bytes for of_rank in states]
-    expected = [of_rank.expected.model_state_bytes for of_rank in states if of_rank.expected is not None]
-    uneven = (_unexpected_spread(peaks, expected), _unexpected_spread(held, expected))
-    wide = [share for share in uneven if share is not None and share > IMBALANCE]
+    held = {of_rank.rank: of_rank.measured_bytes for of_rank in states}
+    expected = {s.rank: s.expected.model_state_bytes for s in states if s.expected is not None}
+    gaps = (_gap("a peak", peaks, expected), _gap("model states", held, expected))
+    wide = [gap for gap in gaps if gap is not None and gap.share > IMBALANCE]
     if not wide:
         return None
     return Finding(
         id="memory-imbalance",
         backends=(row.record.backend.label,),
-        message=f"{subject(row)}: memory differs over ranks by {max(wide):.0%} of its mean",
+        message=f"{subject(row)}: {max(wide, key=lambda gap: gap.share).sentence}",
         values={
-            "peak_bytes_by_rank": peaks,
-            "model_state_bytes_by_rank": held,
-            "expected_model_state_bytes_by_rank": expected,
+            "peak_bytes_by_rank": list(peaks.values()),
+            "model_state_bytes_by_rank": list(held.values()),
+            "expected_model_state_bytes_by_rank": list(expected.values()),
         },
     )
 
 
-def _unexpected_spread(held: list[int], expected: list[int]) -> float | None:
-    """(largest - smallest) / mean over ranks, less what the closed forms say that each holds by design."""
-    if len(expected) != len(held) or not held or not sum(held):
-        return spread(held)
-    beyond = [have - form for have, form in zip(held, expected, strict=True)]
-    return (max(beyond) - min(beyond)) / (sum(held) / len(held))
+@dataclass(frozen=True, kw_only=True)
+class _Gap:
+    """The ranks with most and least of something, less what closed forms say that each holds by design."""
+
+    what: str
+    largest: tuple[int, int]
+    """A rank and its bytes, as measured."""
+    smallest: tuple[int, int]
+    uneven_by_design: bool
+    """Whether closed forms expect different bytes of the two."""
+    share: float
+    """Bytes between the two, less those by design, over the mean of all ranks."""
+
+    @property
+    def sentence(self) -> str:
+        """'rank 1 has a peak of 150 bytes, rank 0 of 100: 40 % of the mean over ranks apart'."""
+        (most, most_bytes), (least, least_bytes) = self.largest, self.smallest
+        text = f"rank {most} has {self.what} of {most_bytes:,} bytes, rank {least} of {least_bytes:,}: "
+        text += f"{percent(self.share)} of the mean over ranks apart"
+        return text + (", less what the closed forms expect of each" if self.uneven_by_design else "")
 
 
-def _lasting_peaks(record: Record) -> list[int]:
-    """Per rank, the peak of the counted step in which it was least.
+def _gap(what: str, held: dict[int, int], expected: dict[int, int]) -> _Gap | None:
+    """Between the ranks, by their bytes; None where nothing is held or measured."""
+    if not sum(held.values()):
+        return None
+    design = expected if expected.keys() == held.keys() else dict.fromkeys(held, 0)
+    beyond = {rank: size - design[rank] for rank, size in held.items()}
+    most, least = max(beyond, key=beyond.__getitem__), min(beyond, key=beyond.__getitem__)
+    return _Gap(
+        what=what,
+        largest=(most, held[most]),
+        smallest=(least, held[least]),
+        uneven_by_design=design[most] != design[least],
+        share=(beyond[most] - beyond[least]) / fmean(held.values()),
+    )
+
+
+def _lasting_peaks(record: Record) -> dict[int, int]:
+    """By rank, the peak of the counted step in which it was least.
 
     What a rank holds it holds in every step; gloo's threads give buffers back when they come to it, so
     that the peak of a single step differs between ranks by chance.
     """
-    lowest = []
+    lowest = {}
     for part in record.ranks:
         steps: dict[int, int] = {}
         for held in part.memory:
             if held.moment in measures.STEP_MOMENTS and held.peak_bytes is not None:
                 steps[held.step] = max(steps.get(held.step, 0), held.peak_bytes)
         if steps:
-            lowest.append(min(steps.values()))
+            lowest[part.rank] = min(steps.values())
     return lowest

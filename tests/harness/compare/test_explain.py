@@ -122,6 +122,18 @@ def test_a_gradient_of_no_known_scale_hints_at_what_the_job_allows() -> None:
     assert "averaged per rank and not per token" in uneven.message
 
 
+@pytest.mark.parametrize(
+    ("ratio", "told"),
+    [
+        (1 - 8.6e-4, "the first gradient norm lies 0.086 % below the reference's although"),
+        (1 + 2.04e-3, "the first gradient norm lies 0.20 % above the reference's although"),
+        (0.7, "the first gradient norm is 0.7 times the reference's although"),
+    ],
+)
+def test_a_gradient_norm_is_told_beside_the_references(ratio: float, told: str) -> None:
+    assert told in explained(steps=make_steps(norms=(NORMS[0] * ratio, *NORMS[1:]))).message
+
+
 def test_a_parameter_that_stood_still_is_named_before_the_gradient() -> None:
     found = explained(steps=make_steps(norms=(1.37, *NORMS[1:])), **start(b=1.0))
     assert found.kind == "parameters-not-updated"

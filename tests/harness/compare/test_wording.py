@@ -1,7 +1,7 @@
 import pytest
 
 from harness.compare.effective import SETTINGS
-from harness.compare.wording import both, differs, words
+from harness.compare.wording import both, differs, percent, words
 
 SEVERAL = {
     "optimizer constants", "parameters without optimizer", "frozen parameters", "bytes of a reduction",
@@ -66,3 +66,23 @@ def test_of_constants_only_those_that_differ_are_told() -> None:
 def test_values_that_would_read_alike_are_told_in_full() -> None:
     assert both(0.0010000001, 0.001) == ("0.0010000001", "0.001")
     assert both("a" * 12 + "b" * 52, "a" * 64) == ("a" * 12 + "b" * 52, "a" * 64)
+
+
+@pytest.mark.parametrize(
+    ("share", "told"),
+    [
+        (0.19, "19 %"),
+        (8.6e-5, "0.0086 %"),
+        (1.2e-6, "0.00012 %"),
+        (2e-4, "0.020 %"),
+        (0.0996, "10 %"),
+        (0.0999, "10 %"),
+        (1.0, "100 %"),
+        (12.34, "1,200 %"),
+        (0.0, "0 %"),
+        (1e6, "1e+08 %"),
+        (float("inf"), "inf %"),
+    ],
+)
+def test_a_relative_difference_is_percent_with_two_digits(share: float, told: str) -> None:
+    assert percent(share) == told

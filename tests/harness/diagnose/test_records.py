@@ -8,7 +8,7 @@ from harness.compare.noise import Limits
 from harness.compare.same_job import Difference
 from harness.diagnose.pair import Run
 from harness.diagnose.records import about_job, about_replicas, about_settings, how_far, steps_to_examine
-from tests.records import LOSSES, make_record, make_steps
+from tests.records import LOSSES, NORMS, make_record, make_steps
 
 LIMITS = Limits(loss=1e-6, norm=1e-6, update=1e-6, weights=1e-6)
 
@@ -73,6 +73,12 @@ def test_distances_are_told_beside_their_noise() -> None:
     steps = make_steps([*LOSSES[:3], LOSSES[3] + 0.5])
     found = distance(make_record(), make_record(label="ddp", steps=steps))
     assert how_far(found, LIMITS).startswith("losses lie up to 5.0e-01 nats apart (noise: 1.0e-06)")
+
+
+def test_a_loss_is_told_in_nats_and_a_norm_in_percent() -> None:
+    steps = make_steps(norms=[norm * 1.02 for norm in NORMS])
+    found = distance(make_record(), make_record(label="ddp", steps=steps))
+    assert "gradient norms up to 2.0 % of their size (noise: 0.00010 %)" in how_far(found, LIMITS)
 
 
 def test_another_training_is_named_by_field_with_digests_cut_short() -> None:

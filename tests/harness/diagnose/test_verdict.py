@@ -43,7 +43,7 @@ def test_a_factor_over_updates_is_not_taken_for_one_of_gradients() -> None:
 def test_one_tensor_that_differs_is_named_with_its_ratio_and_noise() -> None:
     (gradients, *_) = said(scaled(3.0, "b"), scaled(1.0))
     assert gradients == (
-        "gradients: 1 of 2 tensors differ: b x 3.000, 2.0e+00 of its size apart (noise: 1.0e-03)"
+        "gradients: 1 of 2 tensors differ: b x 3.000, 200 % of its size apart (noise: 0.10 %)"
     )
 
 

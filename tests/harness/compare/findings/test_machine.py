@@ -1,5 +1,5 @@
-from harness.compare.findings.catalogue import find_all
-from harness.compare.findings.groups import role_of
+from harness.compare.findings.catalogue import find_all, kinds
+from harness.compare.findings.groups import role_of, statements
 from harness.compare.rows import Row, make_rows
 from tests.records import ENVIRONMENT, make_record
 
@@ -15,6 +15,22 @@ def test_a_load_that_no_run_before_it_leaves_is_told() -> None:
     assert finding.backends == ("ddp",)
     assert finding.values == {"load_average": 10.5, "cores": 8, "threads_of_largest_run": 2}
     assert role_of("busy-machine") == "figures"
+
+
+def test_only_what_was_seen_is_told_and_of_cells_alike_once() -> None:
+    records = [
+        make_record(label=label, environment=ENVIRONMENT | {"load_average": load})
+        for label, load in (("ddp", 10.5), ("zero1", 12.25))
+    ]
+    (told,) = [s for s in statements(find_all(make_rows(records))) if s.id == "busy-machine"]
+    assert told.sentence == (
+        "ddp and zero1 on 2 ranks: the load average when the run began was above the cores and the threads "
+        "of the largest run together: other work, or processes of a run before"
+    )
+
+
+def test_the_kind_tells_of_nodes_that_share_processors() -> None:
+    assert "count as one node" in kinds()["busy-machine"].confirm
 
 
 def test_cells_one_after_the_other_are_no_other_work() -> None:

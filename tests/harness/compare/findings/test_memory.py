@@ -1,6 +1,7 @@
 import pytest
 
-from harness.compare.findings.memory import _unexpected_spread, find
+from harness.compare.findings.catalogue import kinds
+from harness.compare.findings.memory import _gap, find
 from harness.compare.rows import make_rows
 from harness.record import LayoutPart, MemoryPart, Record, TensorPart
 from tests.records import make_ranks, make_record
@@ -136,9 +137,34 @@ def test_a_rank_that_holds_much_more_is_a_finding() -> None:
     assert finding.id == "memory-imbalance"
     assert finding.values["peak_bytes_by_rank"] == [16_004, 40_000]
     assert finding.values["expected_model_state_bytes_by_rank"] == [16_004, 16_004]
+    assert finding.message == (
+        "ddp on 2 ranks: rank 1 has a peak of 40,000 bytes, rank 0 of 16,004: 86 % of the mean over ranks "
+        "apart"
+    )
+
+
+def test_the_rank_that_differs_is_named_among_many() -> None:
+    memory = [steady(peak_bytes=20_000) for _ in range(8)]
+    memory[5] = steady(peak_bytes=24_000)
+    (finding,) = find(make_rows([run(memory)]))
+    assert "rank 5 has a peak of 24,000 bytes, rank 0 of 20,000: 20 % of the mean" in finding.message
+
+
+def test_chance_on_a_cpu_is_among_the_causes() -> None:
+    assert "gloo" in kinds()["memory-imbalance"].cause
 
 
 def test_what_the_strategy_itself_cuts_unevenly_is_no_finding() -> None:
-    assert _unexpected_spread([100, 150], [80, 130]) == 0
-    assert _unexpected_spread([100, 150], [80, 80]) == 50 / 125
-    assert _unexpected_spread([100, 150], []) == 50 / 125
+    forms: list[dict[int, int]] = [{0: 80, 1: 130}, {0: 80, 1: 80}, {}]
+    gaps = [_gap("a peak", {0: 100, 1: 150}, form) for form in forms]
+    assert [gap.share for gap in gaps if gap is not None] == [0, 50 / 125, 50 / 125]
+    assert _gap("a peak", {}, {}) is None
+
+
+def test_a_gap_less_what_the_strategy_cuts_unevenly_says_so() -> None:
+    gap = _gap("a peak", {0: 100, 1: 150}, {0: 80, 1: 90})
+    assert gap is not None
+    assert gap.sentence == (
+        "rank 1 has a peak of 150 bytes, rank 0 of 100: 32 % of the mean over ranks apart, less what the "
+        "closed forms expect of each"
+    )
