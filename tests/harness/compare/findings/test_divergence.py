@@ -19,10 +19,10 @@ def test_the_measures_farthest_beyond_their_limits_are_told_and_the_others_count
     )
 
 
-def test_three_measures_are_told_without_a_count() -> None:
+def test_the_whole_model_is_told_before_its_parameters_and_three_without_a_count() -> None:
     assert _exceeded((BEYOND[2], BEYOND[4])) == (
-        "a.bias differs by 100 % of the distance it moved, 11 % allowed; "
-        "the distance that the weights moved differs by 1.0 %, 0.50 % allowed"
+        "the distance that the weights moved differs by 1.0 %, 0.50 % allowed; "
+        "a.bias differs by 100 % of the distance it moved, 11 % allowed"
     )
     assert "more" not in _exceeded(BEYOND[:3])
     assert _exceeded(()) == ""
