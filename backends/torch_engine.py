@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from backends.base import Batch, Effective, Engine, SetupContext, TensorKind
-from backends.gradients import clip, global_norm, local_shard
+from backends.gradients import clip, flat_norm, global_norm, local_shard
 from backends.precision import autocast_dtype, dtype_name
 
 
@@ -38,6 +38,8 @@ class Strategy:
     library_autocast: torch.dtype | None = None
     """Autocast that the library itself puts around the forward pass."""
     norm_group: dist.ProcessGroup | None = None
+    flat_norm: bool = False
+    """Whether the norm is one fp32 sum over all gradients."""
     """Ranks that hold disjoint parts of the gradient; None: every rank holds all of it."""
     skip_synchronisation: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Context of a micro-step that is not the last."""
@@ -87,7 +89,11 @@ class TorchEngine(Engine):
             group["lr"] = lr
         self._unscale()
         gradients = self._gradients()
-        norm = global_norm(gradients, self.strategy.norm_group)
+        norm = (
+            flat_norm(gradients)
+            if self.strategy.flat_norm
+            else global_norm(gradients, self.strategy.norm_group)
+        )
         clip(gradients, norm, self.context.gradient_clipping)
         self._update()
         self.optimizer.zero_grad(set_to_none=True)

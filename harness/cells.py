@@ -149,11 +149,11 @@ def make_cell(
 
 
 def floor_labels(layout: BatchLayout, experiment: Experiment) -> list[str]:
-    """Repetitions of the reference that measure rounding: another split, and at low precision others."""
+    """Repetitions of the reference that measure rounding: other orders of adding, at low precision others."""
     labels = []
     other = another_split(layout)
     if other is not None:
-        labels.append(f"{registry.REFERENCE}:micro_batch_size={other.micro_batch_size}")
+        labels.append(f"{registry.REFERENCE}:micro_batch_size={other.micro_batch_size},norm=flat")
     if experiment.training.precision != "fp32":
         labels.append(f"{registry.REFERENCE}:precision=fp32")
     if experiment.training.precision.endswith("-mixed"):

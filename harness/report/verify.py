@@ -58,9 +58,15 @@ def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
     of its own, unless `pictures_by_digest` accepts those whose digest the report lists. Raises
     HarnessError if the file cannot be read or is no report.
     """
-    text = _read_text(report)
-    manifest, manifest_line = _find_manifest(report, text)
+    if report.is_dir():
+        raise HarnessError(f"'{report}' is a folder; give the report in it, such as {report / 'report.md'}")
     result = Verification()
+    text = _read_text(report)
+    if "\r\n" in text and report.suffix.lower() != ".csv":
+        what = "lines end in CRLF, which `harness report` does not write; the rest was compared without"
+        result.problems.append(Problem(report.name, text[: text.index("\r\n")].count("\n") + 1, what))
+        text = text.replace("\r\n", "\n")
+    manifest, manifest_line = _find_manifest(report, text)
     records = _check_records(report, text, manifest, manifest_line, result)
     _check_neighbours(report, manifest, manifest_line, records, result)
     if records.keys() < {entry.path for entry in manifest.records}:

@@ -28,8 +28,9 @@ MEANINGS = (
     ("unjudged", "no comparison was possible; the reason stands below."),
 )
 FOUND = (
-    "The limits are measured for each job. The reference ran again with the batch in other pieces, which "
-    "adds the same numbers in another order: what differs then is noise, and 'seen' is the largest of it. At "
+    "The limits are measured for each job. The reference ran again with the batch in other pieces and the "
+    "gradient norm as one sum in fp32, which adds the same numbers in another order: what differs then is "
+    "noise, and 'seen' is the largest of it. At "
     "a low precision it also ran in fp32 and with cast weights, which shows what rounding to that precision "
     "changes. 'allowed' is the factor times what was seen, at least the factor times one rounding of the "
     "dtype named below, which 'set by' calls the lower bound. Since an estimate from eight projections may "

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.errors import HarnessError
 from harness.report.report import write_report
 from harness.report.verify import verify
 from harness.store import write_record
@@ -141,3 +142,16 @@ def test_name_that_looks_like_a_list_of_records_is_none(suffix: str, tmp_path: P
     path.mkdir(parents=True)
     report = write_report([(write_record(path, record), record)], tmp_path / f"report.{suffix}")
     assert found(verify(report)) == []
+
+
+def test_converted_line_ends_are_one_problem(copy: Path) -> None:
+    for name in ("report.md", "report.html", "report.tex"):
+        path = copy / name
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+        (problem,) = found(verify(path))
+        assert problem.startswith(f"{name}, line 1: lines end in CRLF")
+
+
+def test_a_folder_is_told_from_a_report(copy: Path) -> None:
+    with pytest.raises(HarnessError, match=r"is a folder; give the report in it, such as .*report\.md"):
+        verify(copy)
