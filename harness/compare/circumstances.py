@@ -21,6 +21,7 @@ def facts(record: Record) -> Facts:
         "preset": world.preset,
         "device": f"{world.device} over {world.collectives}",
         "threads": counted(world.threads_per_rank, "thread"),
+        "micro-batch": f"micro-batch {world.micro_batch_size}",
         **{name: f"{name} {version}" for name, version in packages.items()},
         "python": f"python {environment.get('python')}",
         "code": f"code {environment.get('code')}",

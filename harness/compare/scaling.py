@@ -12,7 +12,7 @@ from harness.compare.circumstances import counted, labelled, varying, words
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row, comparable
 
-GROWING = ("job", "nodes")
+GROWING = ("job", "nodes", "micro-batch")
 """Circumstances that may change along one curve. On the CPU the threads of a rank may not: two ranks of one
 thread have no more processors than one of two."""
 CUT = ("global_batch_size", "micro_batch_size", "accumulation_steps")

@@ -36,7 +36,7 @@ def find(rows: Sequence[Row]) -> list[Finding]:
         world = row.record.world
         if row.record.backend.name != REFERENCE and row.record.status == "ok":
             cut = f"{world.micro_batch_size} x {world.accumulation_steps}"
-            layouts.setdefault(world.world_size, {}).setdefault(cut, []).append(row.record.backend.label)
+            layouts.setdefault(world.world_size, {}).setdefault(cut, []).append(row.backend)
     return [*_cuts(layouts), *(finding for row in rows if (finding := _accumulation(row)) is not None)]
 
 

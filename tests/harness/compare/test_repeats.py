@@ -32,6 +32,7 @@ NEWER = {"environment": {"packages": {"torch": "2.12.0", "deepspeed": "0.19.8"}}
         ({"preset": "library-defaults"}, ["like-for-like", "library-defaults"]),
         (NEWER, ["torch 2.11.0", "torch 2.12.0"]),
         ({"device": "cuda"}, ["cpu over gloo", "cuda over gloo"]),
+        ({"micro_batch_size": 1, "accumulation_steps": 2}, ["micro-batch 2", "micro-batch 1"]),
         ({"environment": {"code": "b" * 12}}, ["code 0123456789ab", "code bbbbbbbbbbbb"]),
         ({"environment": {"cpu": "Other CPU"}}, ["Test CPU", "Other CPU"]),
         ({"measure": {"warmup_steps": 5}}, ["measure.warmup_steps=3", "measure.warmup_steps=5"]),
