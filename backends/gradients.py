@@ -34,11 +34,15 @@ def global_norm(gradients: Iterable[Tensor], group: dist.ProcessGroup | None) ->
 
 
 def flat_norm(gradients: Sequence[Tensor]) -> float:
-    """The same norm with one fp32 sum over all gradients as a vector: what the order of adding may change.
+    """The same norm in fp32 throughout: what the order of adding may change.
 
-    The CPU kernel adds in as many chains as there are threads, and loses 1e-6 of a million elements.
+    On the CPU of all gradients as one copied vector: its kernel adds in as many chains as there are threads,
+    and loses 1e-6 of a million elements. Devices add in trees, so there by tensor and without a copy.
     """
-    return float(torch.linalg.vector_norm(torch.cat([g.reshape(-1).float() for g in gradients])))
+    if gradients[0].device.type == "cpu":
+        return float(torch.linalg.vector_norm(torch.cat([g.reshape(-1).float() for g in gradients])))
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+    return float(torch.linalg.vector_norm(torch.stack(norms)))
 
 
 def _sum_of_squares(tensor: Tensor) -> Tensor:

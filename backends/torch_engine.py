@@ -38,9 +38,9 @@ class Strategy:
     library_autocast: torch.dtype | None = None
     """Autocast that the library itself puts around the forward pass."""
     norm_group: dist.ProcessGroup | None = None
+    """Ranks that hold disjoint parts of the gradient; None: every rank holds all of it."""
     flat_norm: bool = False
     """Whether the norm is one fp32 sum over all gradients."""
-    """Ranks that hold disjoint parts of the gradient; None: every rank holds all of it."""
     skip_synchronisation: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Context of a micro-step that is not the last."""
     set_synchronisation: Callable[[bool], None] | None = None

@@ -121,7 +121,7 @@ def is_repetition(record: Record) -> bool:
 
 def is_variant(record: Record) -> bool:
     """Whether a run is the reference with another split or precision."""
-    return record.backend.name == REFERENCE and record.backend.label != REFERENCE
+    return record.backend.label.startswith(f"{REFERENCE}:")
 
 
 def _other_precision(record: Record) -> bool:

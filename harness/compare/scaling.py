@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -11,10 +11,16 @@ from typing import Any
 from harness.compare.circumstances import counted, labelled, varying, words
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row, comparable
+from harness.record import WorldPart
 
 GROWING = ("job", "nodes", "micro-batch")
 """Circumstances that may change along one curve. On the CPU the threads of a rank may not: two ranks of one
 thread have no more processors than one of two."""
+LAYOUTS: tuple[Callable[[WorldPart], str], ...] = (
+    lambda world: counted(world.nodes, "node"),
+    lambda world: f"micro-batch {world.micro_batch_size}",
+)
+"""What may change along a curve, in words: one number of ranks in several layouts has a curve of each."""
 CUT = ("global_batch_size", "micro_batch_size", "accumulation_steps")
 """Settings that weak scaling changes with the number of ranks; the model may grow too."""
 
@@ -129,18 +135,16 @@ def _kept_apart(groups: Sequence[Repeats]) -> list[str]:
 
 
 def _curves(groups: Sequence[Repeats], label: str, circumstances: str) -> list[list[Point]]:
-    """One curve, or one for each number of nodes where one number of ranks ran on several.
+    """One curve, or one for each layout where one number of ranks ran in several.
 
     All of them begin at the fewest ranks on the fewest nodes.
     """
     ordered = sorted(groups, key=lambda group: (group.world_size, group.record.world.nodes))
     base = ordered[0]
-    several = len({(g.world_size, g.record.world.nodes) for g in ordered}) > len(
-        {g.world_size for g in ordered}
-    )
+    telling = [layout for layout in LAYOUTS if _varies_at_one_size(ordered, layout)]
     layouts: dict[str, list[Repeats]] = {}
     for group in ordered:
-        told = counted(group.record.world.nodes, "node") if several else ""
+        told = ", ".join(layout(group.record.world) for layout in telling)
         layouts.setdefault(told, []).append(group)
     curves = []
     for told, members in layouts.items():
@@ -150,6 +154,11 @@ def _curves(groups: Sequence[Repeats], label: str, circumstances: str) -> list[l
         starts = [base] if members[0].world_size > base.world_size else []
         curves.append([Point(group=group, base=base, curve=name) for group in [*starts, *members]])
     return curves
+
+
+def _varies_at_one_size(groups: Sequence[Repeats], layout: Callable[[WorldPart], str]) -> bool:
+    sizes = {group.world_size for group in groups}
+    return len({(group.world_size, layout(group.record.world)) for group in groups}) > len(sizes)
 
 
 def _step(group: Repeats) -> float:

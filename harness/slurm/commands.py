@@ -21,7 +21,7 @@ from harness.slurm.collection import RunState, collect, look
 from harness.slurm.ending import Noticed, ScriptEnd
 from harness.slurm.matrix import Matrix, plan_nodes, read_matrix, render_matrix, write_matrix
 from harness.slurm.site import Site, load_site, with_time_limit
-from harness.slurm.submission import alone, read_jobs, submit_runs, unsubmitted
+from harness.slurm.submission import AnotherSubmission, alone, read_jobs, submit_runs, unsubmitted
 from harness.spec import Experiment
 from harness.store import Store
 
@@ -81,7 +81,7 @@ def submit(folder: Path, *, wait: bool, poll_seconds: float, as_json: bool) -> i
     while True:
         try:
             left, states = _submit_some(folder, matrix, wait)
-        except client.SlurmUnavailable as error:
+        except (client.SlurmUnavailable, AnotherSubmission) as error:
             if not wait:
                 raise
             click.echo(f"{error}; asking again in {poll_seconds:g} s", err=True)

@@ -59,7 +59,7 @@ def plan_nodes(
     ranks_per_node: int,
     repeats: int,
 ) -> list[Cell]:
-    """The cells of backends x node counts x repeats, each cell once, references first.
+    """The cells of backends x node counts x repeats, each cell once, in rounds as `plan` has them.
 
     Raises HarnessError where the nodes have fewer GPUs than ranks, and as `plan` does.
     """
@@ -74,7 +74,7 @@ def plan_nodes(
         planned = plan(experiment, backends, sizes, repeats, site.device, nodes=nodes, machine=site.machine)
         for cell in planned:
             cells.setdefault(cell.key, cell)
-    return list(cells.values())
+    return sorted(cells.values(), key=lambda cell: cell.repeat)
 
 
 def render_matrix(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,6 +20,14 @@ from harness.store import RECORD_NAME
 
 JOBS_NAME = "jobs.json"
 LOCK_NAME = "submit.lock"
+
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+"""What file systems without locks say."""
+
+
+class AnotherSubmission(HarnessError):
+    """A folder whose runs another process is submitting."""
 
 
 class SubmittedJob(BaseModel):
@@ -78,16 +87,20 @@ def unsubmitted(folder: Path, matrix: Matrix) -> list[PlannedRun]:
 def alone(folder: Path) -> Iterator[None]:
     """Keep other submissions out of a folder, which would submit the same runs again.
 
-    Raises HarnessError where one is at work or the folder cannot be written.
+    Raises AnotherSubmission where one is at work, HarnessError where the folder cannot be written. Where the
+    file system has no locks, nothing is kept out.
     """
     lock = FileLock(folder / LOCK_NAME, timeout=0)
     try:
         lock.acquire()
     except Timeout as error:
-        raise HarnessError(
+        raise AnotherSubmission(
             f"'{folder}': another `harness slurm submit` is submitting its runs; wait until it has done so"
         ) from error
     except OSError as error:
+        if error.errno in NO_LOCKS:
+            yield
+            return
         raise HarnessError(f"{folder / LOCK_NAME} cannot be written: {error.strerror}") from error
     try:
         yield

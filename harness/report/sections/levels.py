@@ -27,10 +27,11 @@ MEANINGS = (
     ("diverged", "beyond: the run computes something else, or lost its loss or norm."),
     ("unjudged", "no comparison was possible; the reason stands below."),
 )
+FLAT_NORM = " and the gradient norm as one sum in fp32"
 FOUND = (
-    "The limits are measured for each job. The reference ran again with the batch in other pieces and the "
-    "gradient norm as one sum in fp32, which adds the same numbers in another order: what differs then is "
-    "noise, and 'seen' is the largest of it. At "
+    "The limits are measured for each job. The reference ran again with the batch in other pieces{norm}, "
+    "which adds the same numbers in another order: what differs then is noise, and 'seen' is the largest of "
+    "it. At "
     "a low precision it also ran in fp32 and with cast weights, which shows what rounding to that precision "
     "changes. 'allowed' is the factor times what was seen, at least the factor times one rounding of the "
     "dtype named below, which 'set by' calls the lower bound. Since an estimate from eight projections may "
@@ -77,7 +78,9 @@ def levels_section(rows: Sequence[Row]) -> Section | None:
     noises = {row.record.job_id: row.noise for row in rows if row.noise is not None}
     if not noises:
         return None
-    blocks: list[Block] = [Paragraph(JUDGED), Items(MEANINGS), Paragraph(FOUND)]
+    labels = [label for noise in noises.values() for level in noise.levels for label in level.repetitions]
+    found = FOUND.format(norm=FLAT_NORM if any("norm=flat" in label for label in labels) else "")
+    blocks: list[Block] = [Paragraph(JUDGED), Items(MEANINGS), Paragraph(found)]
     blocks.append(_limits(noises))
     blocks.append(
         Items([_source(level, job_id, noises) for job_id, n in noises.items() for level in n.levels])

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from backends.registry import REFERENCE
 from harness.command_lines import by_name
 from harness.compare.rows import Row
 from harness.record import Record
@@ -14,9 +15,9 @@ from harness.report.formats import listed
 
 INSTALL = "In a checkout of the code, `pip install -c constraints.txt -e .`, then:"
 CONFIGURATION = (
-    "The same as configuration files, with every setting in force when the runs were asked for, for "
-    "`harness compare --config FILE` or `harness run --config FILE`. Files that the commands name by "
-    "`--site` describe a cluster and are not part of a record."
+    "The jobs and how they were measured, as files for `--config`. Backends, ranks and repeats stand in the "
+    "commands, threads per rank under 'Layout and measurement' (`runtime.threads_per_rank`). A file that a "
+    "command names by `--site` describes a cluster and is not part of a record."
 )
 
 
@@ -42,15 +43,23 @@ def _commits(records: Sequence[Record]) -> list[str]:
 
 
 def _configurations(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """Title and content of a configuration file for each job, layout of threads and way of measuring."""
+    """Title and content of a configuration file for each job, cut of its batch and way of measuring.
+
+    A reference is added to every comparison, cut in its own way: it counts where nothing else ran.
+    """
+    others = {record.job_id for record in records if record.backend.name != REFERENCE}
     found: list[dict[str, Any]] = []
     for record in records:
+        if record.backend.name == REFERENCE and record.job_id in others:
+            continue
         world = record.world
-        runtime = {
-            "preset": world.preset, "device": world.device, "threads_per_rank": world.threads_per_rank,
-        }  # fmt: skip
-        measure = {"measure": record.measure} if record.measure else {}
-        settings = {**record.job, **measure, "runtime": runtime}
+        accumulation = (
+            {"accumulation_steps": world.accumulation_steps} if world.accumulation_steps > 1 else {}
+        )
+        settings = {**record.job, "training": {**record.job["training"], **accumulation}}
+        if record.measure:
+            settings["measure"] = record.measure
+        settings["runtime"] = {"preset": world.preset, "device": world.device}
         if settings not in found:
             found.append(settings)
     return {

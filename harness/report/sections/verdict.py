@@ -61,8 +61,11 @@ def sentences(rows: Sequence[Row], found: Sequence[Finding] | None = None) -> li
         size, timed = place[1], [g for g in groups if g.place == place and g.whole]
         same = [g for g in timed if g.parity != "diverged"] or timed
         whose = "" if len(same) == len(timed) else "of the cells that do not leave the reference "
-        told += [_speed(same, size, whose), _memory(same), _communication(same)]
-        told[1] = _joined([told[1], *_one_process(groups, size)])
+        alike = [g for g in groups if g.place == place or g.world_size != size or not g.step_seconds]
+        speed = _speed(same, size, whose) if len(same) > 1 or alike == list(groups) else _not_alike(size)
+        if speed:
+            speed = _joined([speed, *_one_process(groups, size)])
+        told += [speed, _memory(same), _communication(same)]
     else:
         told.append("No cell that ended well has timed steps, so there is no speed to compare.")
     told += [_losses(groups), _findings(find_all(rows) if found is None else found)]
@@ -132,7 +135,13 @@ def _one_process(groups: Sequence[Repeats], size: int) -> list[str]:
     """What the reference reaches alone; [] where that is already told."""
     rates = [g.median("tokens_per_second") for g in groups if g.is_reference and g.whole]
     known = [rate for rate in rates if rate is not None]
-    return [f"The reference on one process has {number(known[0])} tokens/s."] if known and size > 1 else []
+    if len(known) != 1 or size == 1:
+        return []
+    return [f"The reference on one process has {number(known[0])} tokens/s."]
+
+
+def _not_alike(size: int) -> str:
+    return f"On {ranks(size)} no two cells were measured alike, so no speeds are compared."
 
 
 def _runs(values: Sequence[float]) -> str:
@@ -160,10 +169,9 @@ def _communication(groups: Sequence[Repeats]) -> str:
         return "Nothing was communicated." if groups[0].world_size > 1 else ""
     off = []
     for group in groups:
-        expected = group.median("expected_sent_bytes_per_step")
-        measured = group.median("sent_bytes_per_step")
-        if expected is not None and measured is not None and abs(measured - expected) >= 1:
-            off.append(f"{group.label} ({measured - expected:+,.0f} bytes)")
+        most = max(_bytes_off(group), key=abs, default=0.0)
+        if abs(most) >= 1:
+            off.append(f"{group.label} ({most:+,.0f} bytes)")
     unknown = [
         group.label
         for group in groups
@@ -177,6 +185,15 @@ def _communication(groups: Sequence[Repeats]) -> str:
     if unknown:
         tail += f"; {len(unknown)} of {len(sent)} have no closed form: {listed(unknown)}"
     return f"There a rank sends per step {_range(sent, groups).removeprefix('is ')}{tail}."
+
+
+def _bytes_off(group: Repeats) -> list[float]:
+    """Sent minus expected per step, of each repeat of which both are known."""
+    pairs = [
+        (document["sent_bytes_per_step"], document["expected_sent_bytes_per_step"])
+        for document in group.documents
+    ]
+    return [sent - expected for sent, expected in pairs if sent is not None and expected is not None]
 
 
 def _range(figures: Mapping[str, float], groups: Sequence[Repeats]) -> str:

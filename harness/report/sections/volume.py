@@ -93,8 +93,13 @@ def volume_section(rows: Sequence[Row]) -> Section | None:
 
 
 def _distinct(group: Repeats) -> list[Row]:
-    """The first repeat, and those that sent other bytes."""
-    return list({row.as_json()["sent_bytes_per_step"]: row for row in reversed(group.rows)}.values())[::-1]
+    """The first repeat that was counted, and those that sent other bytes."""
+    found: dict[float, Row] = {}
+    for row in group.rows:
+        sent = row.as_json()["sent_bytes_per_step"]
+        if sent is not None:
+            found.setdefault(sent, row)
+    return list(found.values()) or [group.rows[0]]
 
 
 def _line(row: Row) -> list[object]:

@@ -1,9 +1,10 @@
 import json
 
 from harness.compare.document import compare_document
+from harness.compare.noise import is_variant
 from harness.compare.rows import make_rows, reason
 from harness.record import ErrorPart
-from tests.records import LOSSES, make_record, make_steps
+from tests.records import ENVIRONMENT, LOSSES, make_record, make_steps
 
 ROW_KEYS = {
     "backend", "world_size", "repeat", "job_id", "status", "reason", "run_id", "tokens_per_second",
@@ -72,3 +73,11 @@ def test_whole_result_needs_no_reason() -> None:
 
 def test_empty_message_is_still_a_reason() -> None:
     assert reason(make_record(status="failed", error=ErrorPart(kind="KeyError", message=""))) is not None
+
+
+def test_a_reference_with_words_in_brackets_is_still_the_reference() -> None:
+    newer = make_record(run_id="newer", environment=ENVIRONMENT | {"python": "3.13.0"})
+    rows = make_rows([make_record(), newer])
+    assert [row.record.backend.label for row in rows] == ["single (python 3.12.0)", "single (python 3.13.0)"]
+    assert not any(is_variant(row.record) for row in rows)
+    assert is_variant(make_record(label="single:micro_batch_size=4"))

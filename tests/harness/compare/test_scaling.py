@@ -171,3 +171,12 @@ def test_jobs_that_differ_in_more_than_size_are_no_weak_scaling() -> None:
     other = growing(4, 1.0)
     changed = other.model_copy(update={"job": other.job | {"optimizer": {"learning_rate": 1.0}}})
     assert weak_scaling(rows(growing(2, 1.0), changed)) == []
+
+
+def test_micro_batches_of_one_number_of_ranks_have_curves_of_their_own() -> None:
+    cut = laid_out(1, 2, 0.7)
+    cut = cut.model_copy(update={"world": cut.world.model_copy(update={"micro_batch_size": 1})})
+    assert names_and_speed_ups(laid_out(1, 1, 1.0), laid_out(1, 2, 0.5), cut) == {
+        "fsdp (micro-batch 4)": [(1, 1.0), (2, 2.0)],
+        "fsdp (micro-batch 1)": [(1, 1.0), (2, 1 / 0.7)],
+    }

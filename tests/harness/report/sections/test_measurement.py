@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cells import plan
 from harness.compare.rows import Row, make_rows
 from harness.config import load_experiment
 from harness.report.document import Code, Folded, Table
@@ -23,16 +24,25 @@ def rows() -> list[Row]:
 def test_configurations_of_a_report_ask_for_the_same_job(rows: list[Row], tmp_path: Path) -> None:
     folded = [block for block in reproduce_section(rows).blocks if isinstance(block, Folded)]
     assert folded
+    assert len(folded) == 1
+    (code,) = folded[0].blocks
+    assert isinstance(code, Code)
     path = tmp_path / "job.yaml"
-    wanted = {row.record.world.threads_per_rank: row.record for row in rows}
-    for block in folded:
-        (code,) = block.blocks
-        assert isinstance(code, Code)
-        path.write_text(code.text)
-        experiment = load_experiment(path, [])
-        record = wanted[experiment.runtime.threads_per_rank or 0]
-        assert experiment.job().model_dump(mode="json") == record.job
-        assert experiment.measure.model_dump(mode="json") == record.measure
+    path.write_text(code.text)
+    cells = plan(load_experiment(path, []), ["ddp"], [2], 1, "cpu")
+    assert {cell.job_id for cell in cells} == {row.record.job_id for row in rows}
+    (record,) = [row.record for row in rows if row.record.backend.label == "ddp" and row.record.repeat == 0]
+    assert cells[-1].measure.model_dump(mode="json") == record.measure
+
+
+def test_accumulation_is_part_of_the_configuration(tmp_path: Path) -> None:
+    record = make_record(label="ddp")
+    world = record.world.model_copy(update={"micro_batch_size": 1, "accumulation_steps": 4})
+    cut = record.model_copy(update={"world": world})
+    (folded,) = [
+        b for b in reproduce_section(make_rows([make_record(), cut])).blocks if isinstance(b, Folded)
+    ]
+    assert "accumulation_steps: 4" in str(folded)
 
 
 def test_commit_and_install_line_stand_before_the_commands(rows: list[Row]) -> None:

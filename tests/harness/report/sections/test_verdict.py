@@ -129,3 +129,11 @@ def test_cells_without_a_closed_form_are_counted_and_not_as_expected() -> None:
     text = verdict(own, own.model_copy(update={"backend": part, "run_id": "own"}))
     assert "as expected" not in text
     assert "of 2 have no closed form: " in text
+
+
+def test_cells_that_were_measured_otherwise_are_not_called_alone() -> None:
+    other = make_record(label="fsdp")
+    other = other.model_copy(update={"world": other.world.model_copy(update={"micro_batch_size": 1})})
+    assert "On 2 ranks no two cells were measured alike" in verdict(
+        make_record(), make_record(label="ddp"), other
+    )
