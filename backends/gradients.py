@@ -33,14 +33,8 @@ def global_norm(gradients: Iterable[Tensor], group: dist.ProcessGroup | None) ->
     return float(total.sqrt())
 
 
-def flat_norm(gradients: Sequence[Tensor]) -> float:
-    """The same norm in fp32 throughout: what the order of adding may change.
-
-    On the CPU of all gradients as one copied vector: its kernel adds in as many chains as there are threads,
-    and loses 1e-6 of a million elements. Devices add in trees, so there by tensor and without a copy.
-    """
-    if gradients[0].device.type == "cpu":
-        return float(torch.linalg.vector_norm(torch.cat([g.reshape(-1).float() for g in gradients])))
+def fp32_norm(gradients: Sequence[Tensor]) -> float:
+    """The same norm in fp32 throughout, by tensor, as `torch.nn.utils.clip_grad_norm_` adds it."""
     norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
     return float(torch.linalg.vector_norm(torch.stack(norms)))
 

@@ -25,10 +25,10 @@ class SingleOptions(BackendOptions):
         description="at a mixed precision, instead of autocast: fp32 computes in fp32 from the same initial "
         "weights; cast computes with low-precision copies of the weights, as ZeRO and FSDP do",
     )
-    norm: Literal["flat"] | None = Field(
+    norm: Literal["fp32"] | None = Field(
         None,
-        description="flat: the gradient norm over all gradients as one fp32 vector, as libraries with flat "
-        "partitions add it, instead of in fp64",
+        description="fp32: the gradient norm added in fp32 by tensor, as torch.nn.utils.clip_grad_norm_ does, "
+        "instead of in fp64",
     )
 
 

@@ -56,7 +56,7 @@ class SingleBackend(Backend):
             autocast=not cast,
             offload=[],
             details={},
-            flat_norm=getattr(self.options, "norm", None) == "flat",
+            fp32_norm=getattr(self.options, "norm", None) == "fp32",
         )
         engine_class = CastEngine if cast else TorchEngine
         return engine_class(

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from backends.base import Batch, Effective, Engine, SetupContext, TensorKind
-from backends.gradients import clip, flat_norm, global_norm, local_shard
+from backends.gradients import clip, fp32_norm, global_norm, local_shard
 from backends.precision import autocast_dtype, dtype_name
 
 
@@ -39,8 +39,8 @@ class Strategy:
     """Autocast that the library itself puts around the forward pass."""
     norm_group: dist.ProcessGroup | None = None
     """Ranks that hold disjoint parts of the gradient; None: every rank holds all of it."""
-    flat_norm: bool = False
-    """Whether the norm is one fp32 sum over all gradients."""
+    fp32_norm: bool = False
+    """Whether the norm is added in fp32 by tensor."""
     skip_synchronisation: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Context of a micro-step that is not the last."""
     set_synchronisation: Callable[[bool], None] | None = None
@@ -90,8 +90,8 @@ class TorchEngine(Engine):
         self._unscale()
         gradients = self._gradients()
         norm = (
-            flat_norm(gradients)
-            if self.strategy.flat_norm
+            fp32_norm(gradients)
+            if self.strategy.fp32_norm
             else global_norm(gradients, self.strategy.norm_group)
         )
         clip(gradients, norm, self.context.gradient_clipping)

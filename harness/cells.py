@@ -153,7 +153,7 @@ def floor_labels(layout: BatchLayout, experiment: Experiment) -> list[str]:
     labels = []
     other = another_split(layout)
     if other is not None:
-        labels.append(f"{registry.REFERENCE}:micro_batch_size={other.micro_batch_size},norm=flat")
+        labels.append(f"{registry.REFERENCE}:micro_batch_size={other.micro_batch_size},norm=fp32")
     if experiment.training.precision != "fp32":
         labels.append(f"{registry.REFERENCE}:precision=fp32")
     if experiment.training.precision.endswith("-mixed"):

@@ -47,14 +47,14 @@ def test_the_same_backend_twice_is_one_cell() -> None:
 @pytest.mark.parametrize(
     ("assignments", "repetitions"),
     [
-        ([], ["single:micro_batch_size=4,norm=flat"]),
-        (["training.micro_batch_size=1"], ["single:micro_batch_size=2,norm=flat"]),
+        ([], ["single:micro_batch_size=4,norm=fp32"]),
+        (["training.micro_batch_size=1"], ["single:micro_batch_size=2,norm=fp32"]),
         (["training.global_batch_size=1"], []),
         (
             ["training.precision=bf16-mixed"],
-            ["single:micro_batch_size=4,norm=flat", "single:precision=fp32", "single:precision=cast"],
+            ["single:micro_batch_size=4,norm=fp32", "single:precision=fp32", "single:precision=cast"],
         ),
-        (["training.precision=bf16"], ["single:micro_batch_size=4,norm=flat", "single:precision=fp32"]),
+        (["training.precision=bf16"], ["single:micro_batch_size=4,norm=fp32", "single:precision=fp32"]),
     ],
 )
 def test_the_reference_is_repeated_to_measure_rounding(assignments: list, repetitions: list) -> None:

@@ -27,7 +27,7 @@ MEANINGS = (
     ("diverged", "beyond: the run computes something else, or lost its loss or norm."),
     ("unjudged", "no comparison was possible; the reason stands below."),
 )
-FLAT_NORM = " and the gradient norm as one sum in fp32"
+FP32_NORM = " and the gradient norm added in fp32"
 FOUND = (
     "The limits are measured for each job. The reference ran again with the batch in other pieces{norm}, "
     "which adds the same numbers in another order: what differs then is noise, and 'seen' is the largest of "
@@ -79,7 +79,7 @@ def levels_section(rows: Sequence[Row]) -> Section | None:
     if not noises:
         return None
     labels = [label for noise in noises.values() for level in noise.levels for label in level.repetitions]
-    found = FOUND.format(norm=FLAT_NORM if any("norm=flat" in label for label in labels) else "")
+    found = FOUND.format(norm=FP32_NORM if any("norm=fp32" in label for label in labels) else "")
     blocks: list[Block] = [Paragraph(JUDGED), Items(MEANINGS), Paragraph(found)]
     blocks.append(_limits(noises))
     blocks.append(
