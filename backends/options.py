@@ -27,8 +27,8 @@ class SingleOptions(BackendOptions):
     )
     norm: Literal["fp32"] | None = Field(
         None,
-        description="fp32: the gradient norm added in fp32 by tensor, as torch.nn.utils.clip_grad_norm_ does, "
-        "instead of in fp64",
+        description="fp32: the gradient norm added in fp32 by tensor, as torch.nn.utils.clip_grad_norm_ "
+        "does, instead of in fp64",
     )
 
 
