@@ -51,13 +51,15 @@ class MemoryProbe:
 
     def before_forward(self) -> None:
         """Remember what is there before a forward pass, so that its activations can be told."""
-        allocated = self.allocator.allocated_bytes()
-        self._rest_before_forward = _rest(allocated, self._live())
+        live = self._live()
+        self._rest_before_forward = _rest(self.allocator.allocated_bytes(), live)
 
     def record(self, step: int, moment: Moment) -> None:
         """Add a row for this moment and count peaks from here."""
-        allocated, peak = self.allocator.allocated_bytes(), self.allocator.peak_bytes()
+        peak = self.allocator.peak_bytes()
         live = self._live()
+        # One reading for both figures, and late: a transport's threads still free what they sent.
+        allocated = self.allocator.allocated_bytes()
         rest = _rest(allocated, live)
         kinds = None if live.inside is None else dict(live.inside)
         if kinds is not None and rest is not None:
@@ -116,5 +118,5 @@ class MemoryProbe:
 
 
 def _rest(allocated: int | None, live: LiveBytes) -> int | None:
-    """What the allocator had served beyond the live tensors; read before they are walked, as threads free."""
+    """What the allocator has served beyond the live tensors."""
     return None if allocated is None or live.inside is None else allocated - sum(live.inside.values())

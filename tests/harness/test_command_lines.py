@@ -4,7 +4,7 @@ import pytest
 
 from harness.command_lines import by_name, inside
 from harness.compare.rows import make_rows
-from harness.report.document import Code, Paragraph
+from harness.report.document import Code, Folded, Paragraph
 from harness.report.sections.reproduce import reproduce_section
 from tests.records import make_record
 
@@ -22,13 +22,16 @@ def test_a_configuration_file_loses_the_folders_of_its_machine(form: list[str]) 
 
 def test_the_report_says_where_the_content_of_such_a_file_is() -> None:
     command = ["harness", "compare", "--config", "/tmp/x/my job.yaml"]
-    code, text = reproduce_section(make_rows([make_record(command=command)])).blocks
+    _, code, text, configuration = reproduce_section(make_rows([make_record(command=command)])).blocks
     assert isinstance(code, Code)
     assert isinstance(text, Paragraph)
+    assert isinstance(configuration, Folded)
     assert code.text == "harness compare --config 'my job.yaml'"
-    assert "YAML of the job above" in text.text
+    assert "as files for `--config`" in text.text
 
 
 def test_other_commands_stand_as_they_were_given() -> None:
     command = ["harness", "compare", "--config", "configs/default.yaml"]
-    assert len(reproduce_section(make_rows([make_record(command=command)])).blocks) == 1
+    code = reproduce_section(make_rows([make_record(command=command)])).blocks[1]
+    assert isinstance(code, Code)
+    assert code.text == "harness compare --config configs/default.yaml"
