@@ -13,7 +13,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.on_cluster import FLOOR, keep, run_matrix
+from benchmarks.keeping import keep
+from benchmarks.on_cluster import FLOOR, run_matrix
 from harness.record import Record
 from harness.store import read_runs
 from tests.cluster.slurm import SlurmCluster

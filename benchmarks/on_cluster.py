@@ -1,16 +1,11 @@
-"""What the benchmarks on a cluster share: one job at a time, records and reports kept to be published."""
+"""What the benchmarks on a cluster share: one job at a time, and rounding measured."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-from harness.record import Record
-from harness.store import read_record
 from tests.cluster.matrices import render
 from tests.cluster.slurm import SlurmCluster
 
@@ -30,23 +25,3 @@ def run_matrix(cluster: SlurmCluster, folder: Path, runs: Path, *words: str, ste
     document["site"]["max_queued_jobs"] = 1
     path.write_text(json.dumps(document))
     matrix.harness("submit", "--wait", "--poll-seconds", "0.5", timeout=MATRIX_SECONDS)
-
-
-def keep(runs: Path, output: Path) -> list[Record]:
-    """Copy the records to `output`/runs, and write and verify reports of them there.
-
-    Ends the program if a run failed: nothing is published then.
-    """
-    records = []
-    for path in sorted(runs.glob("*/record.json")):
-        record = read_record(path)
-        if record.status not in ("ok", "unsupported"):
-            raise SystemExit(f"{record.run_id}: {record.status}: {record.error}")
-        target = output / "runs" / record.run_id
-        target.mkdir(parents=True)
-        shutil.copy(path, target)
-        records.append(record)
-    for name in ("report.md", "report.html"):
-        for words in (["report", "runs", "-o", name], ["verify", name]):
-            subprocess.run([sys.executable, "-m", "harness", *words], cwd=output, check=True)
-    return records

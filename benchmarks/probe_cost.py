@@ -77,19 +77,8 @@ def timed_median(backend: str, steps: int, measure_settings: dict[str, int], cor
     }
     assignments = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     with tempfile.TemporaryDirectory(prefix="benchmark-") as runs:
-        command = [
-            "taskset",
-            "--cpu-list",
-            str(core),
-            *measuring.harness_command(),
-            "run",
-            "--json",
-            "--backend",
-            backend,
-            "--runs",
-            runs,
-        ]
-        command += ["--nproc", str(measuring.RANKS), *assignments]
+        command = ["taskset", "--cpu-list", str(core), *measuring.harness_command(), "run", "--json"]
+        command += ["--backend", backend, "--runs", runs, "--nproc", str(measuring.RANKS), *assignments]
         record = json.loads(measuring.run_quietly(command)[1])
     at_work = {probe for rank in record["ranks"] for probe in rank["timed_probes"]}
     if at_work:

@@ -17,7 +17,8 @@ from statistics import mean, median
 
 from tabulate import tabulate
 
-from benchmarks.on_cluster import FLOOR, keep, run_matrix
+from benchmarks.keeping import keep
+from benchmarks.on_cluster import FLOOR, run_matrix
 from harness.compare.measures import step_seconds
 from harness.compare.nodes import node_volumes
 from harness.errors import HarnessError

@@ -8,7 +8,7 @@ from statistics import median
 
 from harness.compare.once import once
 from harness.compare.states import after_backward, all_kinds
-from harness.record import CommunicationPart, Record, StepPart
+from harness.record import CommunicationPart, MemoryPart, Record, StepPart
 from harness.theory.communication import ring_sent_bytes, textbook_sent_bytes
 from harness.theory.expected.textbook import STEP_PHASES
 from harness.theory.memory.terms import STATE_KINDS
@@ -76,10 +76,15 @@ def peak_bytes(record: Record) -> list[int]:
     return [max(of_rank) for of_rank in peaks if of_rank]
 
 
+def memory_at(record: Record, moment: str) -> list[MemoryPart]:
+    """Of each rank the last reading at a moment; ranks that have none are left out."""
+    of_ranks = ([part for part in rank.memory if part.moment == moment] for rank in record.ranks)
+    return [parts[-1] for parts in of_ranks if parts]
+
+
 def kinds_at(record: Record, moment: str) -> dict[str, int]:
     """Live bytes by kind on the rank that holds most, when the moment was last recorded; {} if never."""
-    last = ([part for part in rank.memory if part.moment == moment][-1:] for rank in record.ranks)
-    known = [(part.allocated_bytes or 0, part.kinds) for found in last for part in found if part.kinds]
+    known = [(part.allocated_bytes or 0, part.kinds) for part in memory_at(record, moment) if part.kinds]
     return max(known, key=lambda pair: (pair[0], sum(pair[1].values())), default=(0, {}))[1]
 
 

@@ -20,8 +20,6 @@ from harness.store import RECORD_NAME
 
 JOBS_NAME = "jobs.json"
 LOCK_NAME = "submit.lock"
-
-
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 """What file systems without locks say."""
 
@@ -98,10 +96,8 @@ def alone(folder: Path) -> Iterator[None]:
             f"'{folder}': another `harness slurm submit` is submitting its runs; wait until it has done so"
         ) from error
     except OSError as error:
-        if error.errno in NO_LOCKS:
-            yield
-            return
-        raise HarnessError(f"{folder / LOCK_NAME} cannot be written: {error.strerror}") from error
+        if error.errno not in NO_LOCKS:
+            raise HarnessError(f"{folder / LOCK_NAME} cannot be written: {error.strerror}") from error
     try:
         yield
     finally:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+
+from harness.worker.monitor import die_with
 
 MANAGEMENT, DATA = "10.81.0", "10.82.0"  # exist inside the namespaces only
 MTU_BYTES = 1500
@@ -17,7 +19,6 @@ INIT = (
     "import signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); open(sys.argv[1], 'w').close()\n"
     "while True: signal.pause()"
 )
-_LIBC = ctypes.CDLL(None)
 
 
 class Nodes:
@@ -120,7 +121,8 @@ class Nodes:
         with (self.folder / f"{name}.out").open("wb") as log:
             self._init[name] = subprocess.Popen(
                 ["unshare", *kinds, "--", "sh", "-c", script, sys.executable, INIT, str(flag)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=_die_with_parent,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                preexec_fn=partial(die_with, os.getpid(), signal.SIGKILL),
             )  # fmt: skip
         wait_for(flag.exists, f"node {name}: see {self.folder}/{name}.out")
 
@@ -143,9 +145,3 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 30.0) 
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {seconds:g} s for {what}")
         time.sleep(0.2)
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-    if os.getppid() == 1:
-        os._exit(1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from benchmarks.keeping import keep
 from harness.compare.findings.catalogue import find_all
 from harness.compare.findings.finding import Finding
 from harness.compare.rows import make_rows
@@ -77,12 +77,7 @@ def run_all(output: Path) -> None:
                 settings += ("data.source=jsonl", f"data.path={DOCUMENTS}")
             labels = list(dict.fromkeys(label for trap in traps for label in (*trap.beside, trap.label)))
             Matrix(Path(folder)).rows(labels, traps[0].world_size, settings)
-            for record in sorted(Path(folder, "runs").glob("*/record.json")):
-                target = made / folder / "runs" / record.parent.name
-                target.mkdir(parents=True)
-                shutil.copy(record, target)
-            for words in (["report", "runs", "-o", "report.md"], ["verify", "report.md"]):
-                subprocess.run([sys.executable, "-m", "harness", *words], cwd=made / folder, check=True)
+            keep(Path(folder, "runs"), made / folder, ["report.md"])
         shutil.rmtree(output, ignore_errors=True)
         shutil.copytree(made, output)
 

@@ -8,7 +8,7 @@ from typing import Any
 from harness.compare import measures
 from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
-from harness.record import MemoryPart, Record
+from harness.record import Record
 from harness.report.document import Block, Column, Folded, Paragraph, Section, Table
 from harness.report.formats import megabytes
 from harness.report.sections.process_memory import process_memory_blocks
@@ -74,7 +74,7 @@ def memory_section(rows: Sequence[Row]) -> Section | None:
 
 def _line(record: Record, moment: str) -> list[int | None] | None:
     """Kinds of the largest rank, then least, most and peak over the ranks; None: not measured."""
-    parts = [part for rank in record.ranks if (part := _last(rank.memory, moment)) is not None]
+    parts = measures.memory_at(record, moment)
     if not parts:
         return None
     kinds = measures.kinds_at(record, moment)
@@ -87,8 +87,3 @@ def _line(record: Record, moment: str) -> list[int | None] | None:
         max(allocated, default=None),
         max(peaks, default=None),
     ]
-
-
-def _last(memory: Sequence[MemoryPart], moment: str) -> MemoryPart | None:
-    found = [part for part in memory if part.moment == moment]
-    return found[-1] if found else None

@@ -61,8 +61,8 @@ def sentences(rows: Sequence[Row], found: Sequence[Finding] | None = None) -> li
         size, timed = place[1], [g for g in groups if g.place == place and g.whole]
         same = [g for g in timed if g.parity != "diverged"] or timed
         whose = "" if len(same) == len(timed) else "of the cells that do not leave the reference "
-        alike = [g for g in groups if g.place == place or g.world_size != size or not g.step_seconds]
-        speed = _speed(same, size, whose) if len(same) > 1 or alike == list(groups) else _not_alike(size)
+        elsewhere = any(g.world_size == size and g.place != place and g.step_seconds for g in groups)
+        speed = _not_alike(size) if elsewhere and len(same) == 1 else _speed(same, size, whose)
         if speed:
             speed = _joined([speed, *_one_process(groups, size)])
         told += [speed, _memory(same), _communication(same)]
