@@ -87,3 +87,10 @@ def words(value: Any) -> str:
             mark = "; " if any(", " in item for item in shown) else ", "
             return mark.join([*shown, *([f"{rest} more"] if rest else [])]) or "none"
     return str(value)
+
+
+def listed(names: Sequence[str], most: int = 6) -> str:
+    """'a, b and c'; beyond `most` names the rest as a number."""
+    if len(names) > most:
+        return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)

@@ -10,6 +10,7 @@ from typing import Any
 from harness.compare.changes import Change, changes, pairs, settings
 from harness.compare.rows import Row, comparable
 from harness.compare.statistics import LEVEL, runs_to_judge
+from harness.compare.wording import listed
 from harness.report.document import (
     Block,
     Column,
@@ -23,7 +24,6 @@ from harness.report.document import (
     plain,
 )
 from harness.report.formats import (
-    listed,
     megabytes,
     milliseconds,
     number,

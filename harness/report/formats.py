@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
 
 NOT_AVAILABLE = "n/a"
 # Control, format (which can reverse a line), surrogate and private characters.
@@ -87,10 +86,3 @@ def percent(value: float | None) -> str:
 def signed_percent(value: float | None) -> str:
     """A relative change: +5.0 %, -0.3 %."""
     return NOT_AVAILABLE if value is None else f"{value:+.1%}".replace("%", " %")
-
-
-def listed(names: Sequence[str], most: int = 6) -> str:
-    """'a, b and c'; beyond `most` names the rest as a number."""
-    if len(names) > most:
-        return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)

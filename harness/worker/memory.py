@@ -13,6 +13,7 @@ import resource
 import shutil
 import subprocess
 import tempfile
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ import torch
 from torch import Tensor
 
 from backends.base import TensorKind
+
+SETTLED_SECONDS = 0.005
+"""What was served and stays the same for so long is what stays."""
+LONGEST_SETTLING_SECONDS = 0.1
 
 
 class AllocatorProbe(ABC):
@@ -40,6 +45,9 @@ class AllocatorProbe(ABC):
     def at_work(self) -> bool:
         """Whether the probe makes allocations slower now."""
         return False
+
+    def settle(self) -> None:  # noqa: B027 - only where threads free memory in their own time
+        """Wait until threads that work beside this one have given back what they no longer need."""
 
     @abstractmethod
     def serves(self, storage: torch.UntypedStorage) -> bool:
@@ -100,6 +108,15 @@ class CpuAllocatorProbe(AllocatorProbe):
 
     def reset_peak(self) -> None:
         self._library.harness_reset_peak()
+
+    def settle(self) -> None:
+        # gloo's threads wake whoever waits for a collective before they let go of its buffers.
+        begin = since = time.monotonic()
+        held = self.allocated_bytes()
+        while (now := time.monotonic()) - since < SETTLED_SECONDS and now - begin < LONGEST_SETTLING_SECONDS:
+            time.sleep(SETTLED_SECONDS / 5)
+            if (still := self.allocated_bytes()) != held:
+                held, since = still, time.monotonic()
 
     def serves(self, storage: torch.UntypedStorage) -> bool:
         return bool(self._library.harness_serves(storage.data_ptr()))

@@ -51,14 +51,15 @@ class MemoryProbe:
 
     def before_forward(self) -> None:
         """Remember what is there before a forward pass, so that its activations can be told."""
+        self.allocator.settle()
         live = self._live()
         self._rest_before_forward = _rest(self.allocator.allocated_bytes(), live)
 
     def record(self, step: int, moment: Moment) -> None:
         """Add a row for this moment and count peaks from here."""
         peak = self.allocator.peak_bytes()
+        self.allocator.settle()
         live = self._live()
-        # One reading for both figures, and late: a transport's threads still free what they sent.
         allocated = self.allocator.allocated_bytes()
         rest = _rest(allocated, live)
         kinds = None if live.inside is None else dict(live.inside)

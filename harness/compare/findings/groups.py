@@ -9,6 +9,7 @@ from typing import Literal
 
 from harness.compare.findings import balance, impossible, instrumentation, machine, memory, timing, warmup
 from harness.compare.findings.finding import Finding
+from harness.compare.wording import listed
 
 Role = Literal["cause", "consequence", "figures"]
 ROLES: dict[Role, str] = {
@@ -25,7 +26,7 @@ ABOUT_FIGURES = frozenset(
     for kind in module.KINDS
 )
 DOCUMENT = "docs/findings.md"
-_CELL = re.compile(r"(?P<label>.+) on (?P<size>\d+ ranks?)", re.DOTALL)
+_CELL = re.compile(r"(?P<label>.+) on (?P<size>\d+) ranks?", re.DOTALL)
 _SIZE = re.compile(r" on \d+ ranks?(?=: )")
 
 
@@ -73,20 +74,27 @@ def role_of(kind: str) -> Role:
     return "figures" if kind in ABOUT_FIGURES else "cause"
 
 
-def together(subjects: Sequence[str]) -> str:
-    """Cells by number of ranks: 'zero1 and zero2 on 2 ranks; zero1 on 4 ranks'."""
+def together(subjects: Sequence[str], most: int | None = None) -> str:
+    """Cells of one kind in few words: 'zero1 and zero2 on 2 and 4 ranks; fsdp-hybrid on 4 ranks'.
+
+    Of backends on the same numbers of ranks `most` are named, all where it is None.
+    """
     sizes: dict[str, list[str]] = {}
     for subject in subjects:
         match = _CELL.fullmatch(subject)
         label, size = (match["label"], match["size"]) if match else (subject, "")
-        sizes.setdefault(size, []).append(label)
+        sizes.setdefault(label, []).append(size)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for label, of_label in sizes.items():
+        alike.setdefault(tuple(size for size in of_label if size), []).append(label)
     return "; ".join(
-        f"{_joined(labels)} on {size}" if size else _joined(labels) for size, labels in sizes.items()
+        listed(labels, most or len(labels)) + (f" on {listed(on)} {_ranks(on)}" if on else "")
+        for on, labels in alike.items()
     )
 
 
-def _joined(labels: Sequence[str]) -> str:
-    return " and ".join([", ".join(labels[:-1]), labels[-1]]) if len(labels) > 1 else labels[0]
+def _ranks(sizes: Sequence[str]) -> str:
+    return "rank" if list(sizes) == ["1"] else "ranks"
 
 
 def divide(finding: Finding) -> tuple[str, str]:

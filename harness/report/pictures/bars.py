@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_BARS = 40
-"""More would make the picture longer than a page; then only the largest world size is drawn."""
+MOST_BARS = 24
+"""More would make the picture longer than a screen; then only the largest world size is drawn."""
 LONGEST_LABEL = 34
 INCHES_PER_BAR = 0.27
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
+from harness.compare.wording import listed
 from harness.report.document import Picture
 from harness.report.drawing import COLOURS, GREY, MARKERS
-from harness.report.formats import listed, shortened
+from harness.report.formats import shortened
 from harness.report.pictures.bars import LONGEST_LABEL
 
 if TYPE_CHECKING:

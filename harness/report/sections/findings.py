@@ -17,9 +17,9 @@ from harness.compare.findings.groups import (
     together,
 )
 from harness.compare.rows import Row
-from harness.compare.wording import words
+from harness.compare.wording import listed, words
 from harness.report.document import Block, Column, Folded, Heading, Items, Paragraph, Section, Table
-from harness.report.formats import listed, milliseconds, percent
+from harness.report.formats import milliseconds, percent
 
 COLUMNS = (
     Column("finding", "finding", align="left"),

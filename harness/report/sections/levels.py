@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.compare.noise import BAND_FACTOR, TIGHT_FACTOR, UNMEASURED_FACTOR, Level, Limits, Noise
 from harness.compare.repeats import repeat_spreads
 from harness.compare.rows import Row
+from harness.compare.wording import listed
 from harness.report.document import Block, Column, Folded, Items, Paragraph, Section, Table
-from harness.report.formats import listed, scientific, short
+from harness.report.formats import scientific, short
 from harness.report.tables import LABELS
 
 JUDGED = (
@@ -62,7 +64,7 @@ def _none(value: Any) -> str:
 
 DISTANCES = (
     *LABELS,
-    Column("repeat", "repeat"),
+    Column("runs", "runs"),
     Column("parity", "parity", align="left"),
     Column("max_loss_difference", "loss", scientific),
     Column("max_grad_norm_difference", "gradient norm", scientific),
@@ -88,9 +90,8 @@ def levels_section(rows: Sequence[Row]) -> Section | None:
     blocks.append(Folded("How far each run lies from the reference", [_distances(rows)]))
     spreads = repeat_spreads(rows)
     if spreads:
-        lines = [f"{cell}: {scientific(value)} nats per token" for cell, value in spreads.items()]
         title = "How far repeats of one backend lie from each other: the largest difference of a step's loss"
-        blocks.append(Folded(title, [Items(lines)]))
+        blocks.append(Folded(title, [Items(_spreads(spreads))]))
     return Section("levels", "Parity levels", blocks)
 
 
@@ -131,6 +132,18 @@ def _source(level: Level, job_id: str, noises: dict[str, Noise]) -> str:
 
 
 def _distances(rows: Sequence[Row]) -> Table:
-    keys = [column.key for column in DISTANCES]
-    body = [[document[key] for key in keys] for row in rows for document in (row.as_json(),)]
+    """Runs of a cell that lie equally far are one line."""
+    keys = [column.key for column in DISTANCES if column.key != "runs"]
+    lines = Counter(tuple(document[key] for key in keys) for row in rows for document in (row.as_json(),))
+    before = len(LABELS)
+    body = [[*line[:before], runs, *line[before:]] for line, runs in lines.items()]
     return Table(key="parity_distances", columns=DISTANCES, rows=body)
+
+
+def _spreads(spreads: Mapping[str, float]) -> list[str]:
+    """A line for each cell whose repeats differ, and one for all the others."""
+    told = [f"{cell}: {scientific(value)} nats per token" for cell, value in spreads.items() if value]
+    equal = len(spreads) - len(told)
+    if equal:
+        told.append(f"{equal if told else 'all'} of {len(spreads)} cells with repeats: 0, bit for bit")
+    return told

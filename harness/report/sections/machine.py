@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.compare.rows import Row
+from harness.compare.wording import listed
 from harness.report.document import Block, Items, Section
-from harness.report.formats import listed, number
+from harness.report.formats import number
 from harness.report.sections.slurm import slurm_jobs
 
 

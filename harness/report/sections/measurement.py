@@ -8,9 +8,9 @@ from typing import Any
 
 from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
+from harness.compare.wording import listed
 from harness.record import Record
 from harness.report.document import Block, Column, Folded, Paragraph, Section, Table, yaml_code
-from harness.report.formats import listed
 
 TITLE = "Layout and measurement"
 COLUMNS = (

@@ -31,7 +31,8 @@ TEXT = (
     "data: samples held in "
     "memory. other: the allocator's rest. least and most: what the allocator served then on the rank with "
     "least and with most. peak: the most since the moment before, on the rank where it is largest; during an "
-    "evaluation, of one batch of it; during a checkpoint, while it is saved."
+    "evaluation, of one batch of it; during a checkpoint, while it is saved. A kind that holds "
+    "nothing in any line of a table has no column."
 )
 
 
@@ -57,11 +58,9 @@ def memory_section(rows: Sequence[Row]) -> Section | None:
         Column("most_allocated_bytes", "most MB", megabytes),
         Column("peak_bytes", "peak MB", megabytes),
     ]
-    table = Table(key="memory_after_backward", columns=[*head_columns, *columns], rows=after_backward)
-    moments = Table(
-        key="memory_by_moment",
-        columns=[*head_columns, Column("moment", "moment", align="left"), *columns],
-        rows=others,
+    table = _table("memory_after_backward", [*head_columns, *columns], after_backward)
+    moments = _table(
+        "memory_by_moment", [*head_columns, Column("moment", "moment", align="left"), *columns], others
     )
     blocks: list[Block] = [
         Paragraph(TEXT),
@@ -70,6 +69,19 @@ def memory_section(rows: Sequence[Row]) -> Section | None:
         *process_memory_blocks(rows),
     ]
     return Section("memory", "Memory after the backward pass, by kind", blocks)
+
+
+def _table(key: str, columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> Table:
+    """Without the kinds that hold nothing in any line."""
+    kinds = {f"{kind}_bytes" for kind in KINDS}
+    kept = [
+        index
+        for index, column in enumerate(columns)
+        if column.key not in kinds or any(row[index] != 0 for row in rows)
+    ]
+    return Table(
+        key=key, columns=[columns[index] for index in kept], rows=[[row[i] for i in kept] for row in rows]
+    )
 
 
 def _line(record: Record, moment: str) -> list[int | None] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from harness.compare.findings.groups import together
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
 from harness.compare.speed import median_step
@@ -62,9 +63,12 @@ def overlap_section(rows: Sequence[Row]) -> Section | None:
     traced = [row.record for row in rows if any(rank.overlap for rank in row.record.ranks)]
     texts = [TEXTS[device] for device in dict.fromkeys(record.world.device for record in traced)]
     blocks: list[Block] = [Paragraph(text) for text in [*texts, SUM_TEXT]]
-    said = [sentence for group in groups if (sentence := overlap_sentence(group)) is not None]
+    said: dict[str, list[str]] = {}
+    for group in groups:
+        if (sentence := overlap_sentence(group)) is not None:
+            said.setdefault(sentence, []).append(group.title)
     if said:
-        blocks.append(Items(said))
+        blocks.append(Items([f"{together(titles)}: {sentence}" for sentence, titles in said.items()]))
     blocks.append(Folded("Each rank", [Table(key="overlap", columns=OVERLAP_COLUMNS, rows=body)]))
     waits = [line for group in groups for line in _waits(group.record)]
     if waits:
@@ -90,9 +94,9 @@ def hidden_share(parts: Sequence[OverlapPart]) -> float | None:
 
 
 def overlap_sentence(group: Repeats) -> str | None:
-    """How much of the communication is hidden, in words; None without communication."""
+    """How much of the communication is hidden, in words; None without communication with other ranks."""
     share = hidden_share([part for row in group.rows for rank in row.record.ranks for part in rank.overlap])
-    return None if share is None else f"{group.title}: {overlap_words(share, group.record)}"
+    return None if share is None or group.world_size == 1 else overlap_words(share, group.record)
 
 
 def _lines(group: Repeats) -> list[list[Any]]:

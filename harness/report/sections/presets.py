@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from backends.presets import preset_changes
 from harness.compare.repeats import Repeats, group_repeats
@@ -11,32 +10,36 @@ from harness.compare.rows import Row
 from harness.report.document import Column, Paragraph, Section, Table
 
 COLUMNS = (
-    Column("backend", "backend", align="left"),
     Column("setting", "setting", align="left"),
     Column("value", "value", align="left"),
     Column("default", "library's default", align="left"),
     Column("reason", "why", align="left"),
+    Column("backends", "backends", align="left"),
 )
 
 
 def presets_section(rows: Sequence[Row]) -> Section | None:
-    """The changes of every backend, each once; None without a run that was set up."""
+    """The changes, each once with its backends; None without a run that was set up."""
     presets = list(dict.fromkeys(row.record.world.preset for row in rows if row.record.backend.effective))
     if not presets:
         return None
-    lines: dict[str, list[Any]] = {}
+    backends: dict[tuple[str, ...], list[str]] = {}
     for group in group_repeats(rows):
-        for line in _changes(group):
-            lines.setdefault(str(line), line)
+        for change in _changes(group):
+            changed = backends.setdefault(change, [])
+            if group.backend not in changed:
+                changed.append(group.backend)
     text = f"Preset: {', '.join(presets)}."
-    if not lines:
+    if not backends:
         text += " It leaves every library's own settings alone, apart from those that change the mathematics."
         return Section("preset", "Preset", [Paragraph(text)])
-    table = Table(key="preset_changes", columns=COLUMNS, rows=list(lines.values()))
+    lines = [[*change, "; ".join(changed)] for change, changed in backends.items()]
+    table = Table(key="preset_changes", columns=COLUMNS, rows=lines)
     return Section("preset", "Preset", [Paragraph(text + " What it changed:"), table])
 
 
-def _changes(group: Repeats) -> list[list[Any]]:
+def _changes(group: Repeats) -> list[tuple[str, ...]]:
+    """Setting, value, the library's default and the reason of each."""
     record = group.record
     effective = record.backend.effective
     if effective is None:
@@ -48,7 +51,7 @@ def _changes(group: Repeats) -> list[list[Any]]:
         effective["parameter_count"],
     )
     return [
-        [group.backend, change.setting, str(change.value), str(change.default), change.reason]
+        (change.setting, str(change.value), str(change.default), change.reason)
         for change in changes or []
         if record.backend.options.get(change.setting) is None  # an option given by hand wins
     ]

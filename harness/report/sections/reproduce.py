@@ -9,15 +9,16 @@ from typing import Any
 from backends.registry import REFERENCE
 from harness.command_lines import by_name
 from harness.compare.rows import Row
+from harness.compare.wording import listed
 from harness.record import Record
 from harness.report.document import Block, Code, Folded, Paragraph, Section, yaml_code
-from harness.report.formats import listed
 
-INSTALL = "In a checkout of the code, `pip install -c constraints.txt -e .`, then:"
+WHERE = "In a checkout of the code:"
+INSTALL = "pip install -c constraints.txt -e ."
 CONFIGURATION = (
-    "The jobs and how they were measured, as files for `--config`. Backends, ranks and repeats stand in the "
-    "commands, threads per rank under 'Layout and measurement' (`runtime.threads_per_rank`). A file that a "
-    "command names by `--site` describes a cluster and is not part of a record."
+    "The jobs and how they were measured, as files for --config. Backends, ranks and repeats stand in the "
+    "commands, threads per rank under 'Layout and measurement' (runtime.threads_per_rank). A file that a "
+    "command names by --site describes a cluster and is not part of a record."
 )
 
 
@@ -27,8 +28,8 @@ def reproduce_section(rows: Sequence[Row]) -> Section:
     commands = list(dict.fromkeys(shlex.join(by_name(record.command)) for record in records))
     files = _configurations(records)
     blocks: list[Block] = [
-        Paragraph(" ".join([*_commits(records), INSTALL])),
-        Code("sh", "\n".join(commands)),
+        Paragraph(" ".join([*_commits(records), WHERE])),
+        Code("sh", "\n".join([INSTALL, *commands])),
         Paragraph(CONFIGURATION),
         *(Folded(title, [yaml_code(settings)]) for title, settings in files.items()),
     ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.compare.findings.catalogue import find_all
 from harness.compare.findings.finding import Finding
-from harness.compare.findings.groups import statements
+from harness.compare.findings.groups import statements, together
 from harness.compare.repeats import Place, Repeats, group_repeats
 from harness.compare.rows import Row, comparable, set_apart
 from harness.compare.statistics import (
@@ -17,11 +17,14 @@ from harness.compare.statistics import (
     significance,
     value_range,
 )
+from harness.compare.wording import listed
 from harness.report.document import Block, Items, Paragraph, Section
-from harness.report.formats import listed, megabytes, number, percent, ranks, scientific
+from harness.report.formats import megabytes, number, percent, ranks, scientific
 
 MOST_JOBS = 4
 """Beyond these the verdict would be longer than the tables it sums up."""
+MOST_NAMES = 6
+"""Of backends in a list."""
 FEW_TIMED_STEPS = 8
 """Fewer of a run say little of its speed."""
 
@@ -39,9 +42,12 @@ def verdict_section(rows: Sequence[Row]) -> Section:
         return Section("verdict", "Verdict", [Paragraph(" ".join(told))])
     blocks: list[Block] = [
         Items(
-            [(f"Job {job_id}", " ".join(sentences(own))) for job_id, own in list(jobs.items())[:MOST_JOBS]]
+            [
+                (f"Job {job_id}", " ".join(sentences(own, None)))
+                for job_id, own in list(jobs.items())[:MOST_JOBS]
+            ]
         ),
-        *(Paragraph(sentence) for sentence in apart),
+        *(Paragraph(sentence) for sentence in [*apart, _findings(find_all(rows))]),
     ]
     if len(jobs) > MOST_JOBS:
         rest = f"The other {len(jobs) - MOST_JOBS} of {len(jobs)} jobs are in the tables below."
@@ -49,10 +55,10 @@ def verdict_section(rows: Sequence[Row]) -> Section:
     return Section("verdict", "Verdict", blocks)
 
 
-def sentences(rows: Sequence[Row], found: Sequence[Finding] | None = None) -> list[str]:
+def sentences(rows: Sequence[Row], found: Sequence[Finding] | None) -> list[str]:
     """Three to six sentences of one job: what fits, what is fastest, what it costs, whether losses agree.
 
-    `found`: the findings of the report, where they are about more than these rows.
+    `found`: what was found, which is told last; None where that is told elsewhere.
     """
     groups = group_repeats(rows)
     told = [_fits(groups)]
@@ -68,7 +74,7 @@ def sentences(rows: Sequence[Row], found: Sequence[Finding] | None = None) -> li
         told += [speed, _memory(same), _communication(same)]
     else:
         told.append("No cell that ended well has timed steps, so there is no speed to compare.")
-    told += [_losses(groups), _findings(find_all(rows) if found is None else found)]
+    told += [_losses(groups), "" if found is None else _findings(found)]
     return [sentence for sentence in told if sentence]
 
 
@@ -85,7 +91,7 @@ def _fits(groups: Sequence[Repeats]) -> str:
     for status, words in kinds:
         names = [g.title for g in groups if any(row.record.status == status for row in g.rows)]
         if names:
-            parts.append(f"{words}: {listed(names)}")
+            parts.append(f"{words}: {together(names, MOST_NAMES)}")
     if len(groups) == 1:
         return f"The only cell did not end well: {'; '.join(parts[1:])}."
     return f"Of {len(groups)} cells of backend and number of ranks, {'; '.join(parts)}."
@@ -232,10 +238,10 @@ def _losses(groups: Sequence[Repeats]) -> str:
     if agree:
         text += f", losses to {scientific(largest)} nats per token" if largest else ", losses bit for bit"
     if off:
-        text += f"; {listed(off, 3)} {'leaves' if len(off) == 1 else 'leave'} it"
+        text += f"; {together(off, MOST_NAMES)} {'leaves' if len(off) == 1 else 'leave'} it"
     unjudged = [g.title for g in others if g.parity == "unjudged" and g.whole]
     if unjudged:
-        text += f"; {listed(unjudged)} could not be judged"
+        text += f"; {together(unjudged, MOST_NAMES)} could not be judged"
     return text + "."
 
 
@@ -246,9 +252,9 @@ def _set_apart(rows: Sequence[Row]) -> list[str]:
         return []
     one = len(groups) == 1
     return [
-        f"Left out: {listed([g.title for g in groups], 3)} {'is' if one else 'are'} not the same job as "
-        f"the others and can be compared with none of them; {'it stands' if one else 'they stand'} apart "
-        "below, with the fields that differ."
+        f"Left out: {together([g.title for g in groups], MOST_NAMES)} {'is' if one else 'are'} not the same "
+        "job as the others and can be compared with none of them; "
+        f"{'it stands' if one else 'they stand'} apart below, with the fields that differ."
     ]
 
 
@@ -259,8 +265,11 @@ def _findings(found: Sequence[Finding]) -> str:
         return "No finding speaks against the comparison."
     count = "1 kind of finding" if len(names) == 1 else f"{len(names)} kinds of finding"
     text = f"{count} must be read before these figures are used: {listed(names)}."
-    causes = [f"The first cause: {statement.sentence}." for statement in told if statement.role == "cause"]
-    return _joined([text, *causes[:1]])
+    causes = [statement for statement in told if statement.role == "cause"]
+    left = {subject for statement in told if statement.id == "diverged" for subject in statement.subjects}
+    # Of several causes that by which a run left the reference is told.
+    causes.sort(key=lambda cause: left.isdisjoint(cause.subjects))
+    return _joined([text, *(f"The first cause: {cause.sentence}." for cause in causes[:1])])
 
 
 def _joined(told: Sequence[str]) -> str:

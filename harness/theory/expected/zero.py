@@ -24,7 +24,7 @@ START_ALIGNMENT = 2
 """`nccl_start_alignment_factor` of DeepSpeedZeroOptimizer (stage_1_and_2.py)."""
 FALLBACK_BUCKET_ELEMENTS = 500_000_000
 """`MEMORY_OPT_ALLREDUCE_SIZE` (engine.py), the bucket of stage 0."""
-ALL_REDUCED = "DeepSpeed all-reduces gradients whatever `reduce_scatter` says, the textbook reduce-scatters"
+ALL_REDUCED = "DeepSpeed all-reduces gradients whatever reduce_scatter says, the textbook reduce-scatters"
 
 
 def zero0_volume(setting: Setting) -> Volume:

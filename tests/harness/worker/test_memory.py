@@ -1,6 +1,25 @@
+from collections.abc import Iterator
+from itertools import chain, count, repeat
+
 import torch
 
-from harness.worker.memory import LiveBytes, NoAllocatorProbe, host_peak_bytes, live_bytes_by_kind
+from harness.worker.memory import (
+    CpuAllocatorProbe,
+    LiveBytes,
+    NoAllocatorProbe,
+    host_peak_bytes,
+    live_bytes_by_kind,
+)
+
+
+class Readings(CpuAllocatorProbe):
+    """An allocator of which each reading is known."""
+
+    def __init__(self, readings: Iterator[int]) -> None:
+        self._readings = readings
+
+    def allocated_bytes(self) -> int:
+        return next(self._readings)
 
 
 def inside(tensors) -> dict[str, int] | None:
@@ -40,3 +59,15 @@ def test_without_a_counter_every_figure_is_unknown() -> None:
 def test_host_peak_is_at_least_what_was_touched() -> None:
     held = torch.ones(8_000_000)
     assert host_peak_bytes() > held.numel() * 4
+
+
+def test_settling_waits_for_a_thread_that_still_holds_what_it_sent() -> None:
+    probe = Readings(chain([900, 900, 900, 500], repeat(100)))
+    probe.settle()
+    assert probe.allocated_bytes() == 100
+
+
+def test_settling_ends_where_nothing_settles() -> None:
+    changing = Readings(count())
+    changing.settle()
+    assert changing.allocated_bytes() > 2

@@ -17,7 +17,7 @@ def test_what_is_said_alike_of_several_cells_is_said_once() -> None:
         finding("clipping-differs", "zero3", "gradient clipping differs: 2 against none"),
     ]
     assert [statement.sentence for statement in statements(found)] == [
-        "zero1 and zero2:offload=cpu on 2 ranks; zero1 on 4 ranks: gradient clipping differs: 1 against none",
+        "zero1 on 2 and 4 ranks; zero2:offload=cpu on 2 ranks: gradient clipping differs: 1 against none",
         "zero3 on 2 ranks: gradient clipping differs: 2 against none",
     ]
 
@@ -62,6 +62,15 @@ def test_cells_are_told_by_their_number_of_ranks() -> None:
     assert together(["single on 1 rank", "a on 2 ranks", "b on 2 ranks"]) == (
         "single on 1 rank; a and b on 2 ranks"
     )
+    assert (
+        together(["a on 1 rank", "b on 1 rank", "a on 4 ranks", "b on 4 ranks"]) == "a and b on 1 and 4 ranks"
+    )
+
+
+def test_of_many_cells_as_many_are_named_as_asked_for() -> None:
+    cells = [f"{name} on 2 ranks" for name in "abcd"]
+    assert together(cells, most=3) == "a, b and 2 more on 2 ranks"
+    assert together(cells) == "a, b, c and d on 2 ranks"
 
 
 def test_every_id_that_has_a_place_of_its_own_exists() -> None:

@@ -16,6 +16,7 @@ def test_repeats_of_a_cell_have_one_line_with_their_number() -> None:
         make_record(label="ddp", **failed(2, "RuntimeError", "port 2 is taken")),
         make_record(label="ddp", **failed(3, "ValueError", "no")),
         make_record(label="zero1", status="unsupported", reasons=["needs 4 ranks"]),
+        make_record(label="zero2", status="unsupported", reasons=["needs 4 ranks"]),
     ]
     section = failures_section(make_rows(records))
     assert section is not None
@@ -24,5 +25,5 @@ def test_repeats_of_a_cell_have_one_line_with_their_number() -> None:
     assert list(items.items) == [
         "ddp on 2 ranks, 2 of 4 runs: failed: RuntimeError (rank 0): port 1 is taken",
         "ddp on 2 ranks, 1 of 4 runs: failed: ValueError (rank 0): no",
-        "zero1 on 2 ranks: unsupported: needs 4 ranks",
+        "zero1 and zero2 on 2 ranks: unsupported: needs 4 ranks",
     ]

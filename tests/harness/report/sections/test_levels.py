@@ -49,8 +49,36 @@ def test_every_run_has_its_distances_and_why_it_is_unjudged() -> None:
     (table,) = folded.blocks
     assert isinstance(table, Table)
     lines = table.texts()
-    assert lines[1][:5] == ["ddp", "2", "0", "tight", "5.0e-05"]
+    assert lines[1][:5] == ["ddp", "2", "1", "tight", "5.0e-05"]
     assert lines[2][-1] == "the run is failed"
+
+
+def test_repeats_that_lie_equally_far_are_one_line_with_their_number() -> None:
+    found = section(
+        make_record(),
+        *(shifted("ddp", 5e-5, repeat=repeat) for repeat in range(2)),
+        shifted("ddp", 6e-5, repeat=2),
+    )
+    (folded, *_) = (block for block in found.blocks if isinstance(block, Folded))
+    (table,) = folded.blocks
+    assert isinstance(table, Table)
+    assert [line[:5] for line in table.texts()[1:]] == [
+        ["ddp", "2", "2", "tight", "5.0e-05"],
+        ["ddp", "2", "1", "tight", "6.0e-05"],
+    ]
+
+
+def test_repeats_that_agree_bit_for_bit_are_counted() -> None:
+    again = make_record(label="ddp", repeat=1, steps=make_steps([loss + 1e-6 for loss in LOSSES]))
+    same = [make_record(label="fsdp", repeat=repeat) for repeat in range(2)]
+    last = section(make_record(), make_record(label="ddp"), again, *same).blocks[-1]
+    assert isinstance(last, Folded)
+    (items,) = last.blocks
+    assert isinstance(items, Items)
+    assert items.items == [
+        "ddp on 2: 1.0e-06 nats per token",
+        "1 of 2 cells with repeats: 0, bit for bit",
+    ]
 
 
 def test_the_spread_of_repeats_is_told() -> None:

@@ -110,6 +110,22 @@ def said(record: Record) -> str:
     return str(items.items[0])
 
 
+def test_cells_of_which_the_same_is_said_stand_together() -> None:
+    section = overlap_section(make_rows([traced(0.1), traced(0.1, "zero1"), traced(0.05, "zero2")]))
+    assert section is not None
+    (items,) = [block for block in section.blocks if isinstance(block, Items)]
+    cells = [str(item).split(":")[0] for item in items.items]
+    assert cells == ["ddp and zero1 on 2 ranks", "zero2 on 2 ranks"]
+
+
+def test_one_rank_waits_for_nobody() -> None:
+    record = traced(0.1)
+    alone = record.model_copy(update={"world": record.world.model_copy(update={"world_size": 1})})
+    section = overlap_section(make_rows([alone]))
+    assert section is not None
+    assert not [block for block in section.blocks if isinstance(block, Items)]
+
+
 def test_each_rank_has_its_line_and_the_share_that_is_hidden() -> None:
     section = overlap_section(make_rows([traced(0.025)]))
     assert line(section, "overlap", 1) == {

@@ -1,19 +1,26 @@
 import re
 from pathlib import Path
 
+from harness.compare.findings.catalogue import find_all
+from harness.compare.findings.groups import statements
 from harness.compare.rows import make_rows
 from harness.record import ErrorPart, Record
 from harness.report.document import Document, Paragraph
 from harness.report.sections.verdict import sentences, verdict_section
 from harness.report.writers.markdown import render_markdown
 from harness.store import read_runs
-from tests.records import make_record, make_steps, make_weights
+from tests.records import NORMS, make_effective, make_record, make_steps, make_weights
 
 REPORTS = Path(__file__).resolve().parents[4] / "reports"
 
 
 def verdict(*records: Record) -> str:
-    return " ".join(sentences(make_rows(records)))
+    return " ".join(told(*records))
+
+
+def told(*records: Record) -> list[str]:
+    rows = make_rows(records)
+    return sentences(rows, find_all(rows))
 
 
 def repeats(label: str, *seconds: float) -> list[Record]:
@@ -24,7 +31,7 @@ def repeats(label: str, *seconds: float) -> list[Record]:
 
 
 def test_three_to_six_sentences() -> None:
-    assert 3 <= len(sentences(make_rows([make_record(), make_record(label="ddp")]))) <= 6
+    assert 3 <= len(told(make_record(), make_record(label="ddp"))) <= 6
 
 
 def test_a_cause_and_a_run_set_apart_make_no_seventh_sentence() -> None:
@@ -40,9 +47,21 @@ def test_a_cause_and_a_run_set_apart_make_no_seventh_sentence() -> None:
 
 def test_a_reference_that_failed_alone_has_three_sentences() -> None:
     failed = make_record(status="failed", steps=[], ranks=[], comm=[], windows=None)
-    told = sentences(make_rows([failed]))
-    assert len(told) == 3
-    assert "there is no speed to compare" in told[1]
+    lines = told(failed)
+    assert len(lines) == 3
+    assert "there is no speed to compare" in lines[1]
+
+
+def test_of_several_causes_that_by_which_a_run_left_the_reference_is_told() -> None:
+    clipped = make_effective(gradient_clipping=None)
+    other = make_record(label="ddp")
+    other = other.model_copy(update={"backend": other.backend.model_copy(update={"effective": clipped})})
+    doubled = make_steps(norms=[norm * 2 for norm in NORMS])
+    summed = make_record(label="zero1", steps=doubled, final_weights=make_weights("c" * 64))
+    rows = make_rows([make_record(), other, summed])
+    causes = [s.id for s in statements(find_all(rows)) if s.role == "cause"]
+    assert causes.index("gradient-scale") > 0
+    assert "first cause: zero1 on 2 ranks: all gradients x 2" in sentences(rows, find_all(rows))[-1]
 
 
 def test_cells_that_did_not_fit_are_named() -> None:
