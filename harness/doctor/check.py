@@ -31,7 +31,7 @@ SETTINGS = (
 BUDGET_SECONDS = 100.0
 """After these no further backend is tried, so that the last one still ends within two minutes."""
 OUT_OF_TIME = "the two minutes were used up; name it with --backends"
-ABOUT_TIME = frozenset({"busy-machine", "slow-data", "slow-rank", "warmup-too-short"})
+ABOUT_TIME = frozenset({"busy-machine", "cores-shared", "slow-data", "slow-rank", "warmup-too-short"})
 """Findings about the machine and how steady steps are: a run of six steps says nothing of it."""
 
 

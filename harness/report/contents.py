@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from harness.compare.rows import Row, comparable
-from harness.report.document import Document, Picture, Section
+from harness.report.document import Block, Document, Folded, Picture, Section, Table
 from harness.report.pictures.memory import memory_picture
 from harness.report.pictures.time import overlap_picture, phases_picture
 from harness.report.pictures.volume import volume_picture
@@ -80,6 +80,10 @@ PICTURES: dict[str, tuple[Callable[[Sequence[Row]], Picture | None], ...]] = {
 """Pictures that open a section, by its key."""
 
 
+LONGEST_OPEN_TABLE = 30
+"""Lines of a table that stands open; the results always do."""
+
+
 def comparison(rows: Sequence[Row], *last: Section) -> Document:
     """The report of rows; `last` follows what is computed from the rows alone."""
     beside = comparable(rows)
@@ -88,10 +92,21 @@ def comparison(rows: Sequence[Row], *last: Section) -> Document:
         for make in SECTIONS
         if (section := make(rows if make in OF_EVERY_RUN else beside)) is not None
     ]
-    return Document(TITLE, [*sections, *last])
+    return Document(TITLE, [_folded(section) for section in (*sections, *last)])
 
 
 def _illustrated(section: Section, rows: Sequence[Row]) -> Section:
     makers = PICTURES.get(section.key, ())
     pictures = [picture for make in makers if (picture := make(rows)) is not None]
     return Section(section.key, section.title, [*pictures, *section.blocks])
+
+
+def _folded(section: Section) -> Section:
+    """The same with its long tables behind a title each, so that what comes after them is found."""
+    blocks: list[Block] = [
+        Folded(f"{block.key.replace('_', ' ').capitalize()}: {len(block.rows)} lines", [block])
+        if isinstance(block, Table) and len(block.rows) > LONGEST_OPEN_TABLE and block.key != "results"
+        else block
+        for block in section.blocks
+    ]
+    return Section(section.key, section.title, blocks)

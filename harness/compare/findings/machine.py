@@ -1,9 +1,10 @@
-"""Runs that began under a high load average."""
+"""Runs whose processors were not their own: taken by other work, or shared by their own ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.compare import measures
 from harness.compare.findings.finding import Finding, Kind, subject
 from harness.compare.rows import Row
 from harness.record import Record
@@ -22,16 +23,39 @@ KINDS = (
         "and the most.",
         fix="Measure on a machine that does nothing else: under Slurm `exclusive: true` in the site file.",
     ),
+    Kind(
+        id="cores-shared",
+        title="Ranks take turns on processor cores",
+        cause="The ranks of a node compute with more threads than it has cores. Whoever waits for a "
+        "collective also waits for a core, so the more often a strategy communicates, the more it loses.",
+        confirm="`world.ranks_per_node` x `world.threads_per_rank` against `environment.cores`.",
+        fix="Fewer ranks, or a lower `runtime.threads_per_rank`. Losses, bytes and memory hold all the same.",
+    ),
 )
 
 
 def find(rows: Sequence[Row]) -> list[Finding]:
-    """One finding per run that found more load than a run before it on one node can have left."""
+    """One finding per run that found more load than a run before it can have left, or had too few cores."""
     left = max((_threads(row.record) for row in rows), default=0)
-    return [finding for row in rows if (finding := _judge(row, left)) is not None]
+    found = [_busy(row, left) for row in rows] + [_shared(row) for row in rows]
+    return [finding for finding in found if finding is not None]
 
 
-def _judge(row: Row, left: int) -> Finding | None:
+def _shared(row: Row) -> Finding | None:
+    record = row.record
+    cores, threads = record.environment.get("cores"), _threads(record)
+    if record.world.device != "cpu" or not cores or threads <= cores or not measures.timed_steps(record):
+        return None
+    return Finding(
+        id="cores-shared",
+        backends=(record.backend.label,),
+        message=f"{subject(row)}: {threads} threads of a node share {cores} core{'s' if cores > 1 else ''}: "
+        "its speed and scaling are those of ranks that take turns",
+        values={"threads": threads, "cores": cores},
+    )
+
+
+def _busy(row: Row, left: int) -> Finding | None:
     load = row.record.environment.get("load_average")
     cores = row.record.environment.get("cores")
     if load is None or not cores or load <= cores + left:

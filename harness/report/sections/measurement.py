@@ -55,7 +55,7 @@ def _layout(record: Record) -> tuple[Any, ...]:
     world, windows = record.world, record.windows
     steps = (
         (windows.warmup, windows.counted, windows.traced, windows.settling, windows.timed)
-        if windows
+        if windows and record.steps
         else (None,) * 5
     )
     return (

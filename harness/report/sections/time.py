@@ -63,7 +63,7 @@ def utilisation(value: float | None) -> str:
 TIME_COLUMNS = (
     *LABELS,
     Column("step_seconds", "median of a run ms", milliseconds),
-    Column("p95_step_seconds", "p95 of a run ms", milliseconds),
+    Column("p95_step_seconds", "p95 of a run ms", milliseconds, optional=True),
     Column("rank_spread_seconds", "rank spread ms", milliseconds),
     Column("data_seconds", "data ms", milliseconds),
     Column("forward_seconds", "forward ms", milliseconds),

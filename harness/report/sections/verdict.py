@@ -38,8 +38,7 @@ def verdict_section(rows: Sequence[Row]) -> Section:
     if len(jobs) == 1:
         (own,) = jobs.values()
         first, *others = sentences(own, find_all(rows))
-        told = [_joined([first, *apart]), *others]
-        return Section("verdict", "Verdict", [Paragraph(" ".join(told))])
+        return Section("verdict", "Verdict", [Items([_joined([first, *apart]), *others])])
     blocks: list[Block] = [
         Items(
             [

@@ -29,12 +29,15 @@ POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "base-uri 'none'; form-action 'none'"
 )
+LONG_TEXT = 60
+"""Characters of a cell that is given room for several words a line."""
 DATA_ADDRESS = re.compile(r"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)")
 
 
 def render_html(document: Document, pictures: Mapping[str, str], manifest: str) -> str:
     """The document; `pictures` holds the data address of each picture by its key."""
-    body = [f"<h1>{_text(document.title)}</h1>"]
+    links = [f'<a href="#{_text(part.key)}">{_text(part.title)}</a>' for part in document.sections]
+    body = [f"<h1>{_text(document.title)}</h1>", f"<nav>{' '.join(links)}</nav>"]
     for section in document.sections:
         body.append(f'<section id="{_text(section.key)}"><h2>{_text(section.title)}</h2>')
         body += [_block(block, pictures) for block in section.blocks]
@@ -108,7 +111,8 @@ def _table(table: Table) -> str:
 def _cell(text: str, value: Any, side: Align) -> str:
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
     key = "" if number is None else f' data-value="{number!r}"'
-    return f"<td{_side(side)}{key}>{_text(text)}</td>"
+    shape = ' class="long"' if len(text) > LONG_TEXT else _side(side)
+    return f"<td{shape}{key}>{_text(text)}</td>"
 
 
 def _side(align: Align) -> str:

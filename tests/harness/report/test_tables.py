@@ -81,9 +81,9 @@ def test_spread_holds_the_range_of_the_runs_and_the_percentile_of_the_steps() ->
     assert table is not None
     line = dict(zip((c.key for c in table.columns), table.values()[0], strict=True))
     assert (line["tokens_per_second_least"], line["tokens_per_second_most"]) == (256, 1024)
-    assert (line["tokens_per_second_low"], line["tokens_per_second_high"]) == (None, None)
     assert (line["runs"], line["steps"]) == (3, 6)
-    assert line["step_seconds_p95"] is None  # of six steps it would be the largest
+    # Three runs give no interval, and of six steps the percentile would be the largest.
+    assert not {"tokens_per_second_low", "tokens_per_second_high", "step_seconds_p95"} & line.keys()
 
 
 def test_percentile_is_told_of_twenty_steps() -> None:

@@ -33,6 +33,23 @@ def test_the_kind_tells_of_nodes_that_share_processors() -> None:
     assert "count as one node" in kinds()["busy-machine"].confirm
 
 
+def test_ranks_that_take_turns_on_cores_are_told() -> None:
+    records = [make_record(label=label, world_size=16) for label in ("ddp", "fsdp")]
+    (told,) = [s for s in statements(find_all(make_rows(records))) if s.id == "cores-shared"]
+    assert told.sentence == (
+        "ddp and fsdp on 16 ranks: 16 threads of a node share 8 cores: its speed and scaling are those of "
+        "ranks that take turns"
+    )
+    assert told.role == "figures"
+
+
+def test_as_many_threads_as_cores_take_no_turns_nor_do_ranks_on_gpus() -> None:
+    full, wide = make_record(label="ddp", world_size=8), make_record(label="ddp", world_size=16)
+    on_gpus = wide.model_copy(update={"world": wide.world.model_copy(update={"device": "cuda"})})
+    for record in (full, on_gpus):
+        assert "cores-shared" not in {f.id for f in find_all(make_rows([record]))}
+
+
 def test_cells_one_after_the_other_are_no_other_work() -> None:
     for load in (None, 0.0, 2.0, 8.5, 10.0):
         assert "busy-machine" not in {f.id for f in find_all(rows(load))}

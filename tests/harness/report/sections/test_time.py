@@ -20,7 +20,7 @@ def test_times_are_of_the_timed_steps() -> None:
     parts = ranks(step_seconds=[9.0] * 4 + [0.4] * 8)
     found = line(time_section(make_rows([run(ranks=parts)])), "time")
     assert found == {
-        "backend": "ddp", "world_size": "2", "step_seconds": "500", "p95_step_seconds": "n/a",
+        "backend": "ddp", "world_size": "2", "step_seconds": "500",
         "rank_spread_seconds": "100.0", "data_seconds": "10.0", "forward_seconds": "100",
         "backward_seconds": "300", "update_seconds": "50.0", "first_steady_step": "0",
         "first_timed_step": "4",
