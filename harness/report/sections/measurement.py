@@ -35,15 +35,27 @@ TEXT = (
 
 
 def measurement_section(rows: Sequence[Row]) -> Section:
-    """A line for each layout with the backends that ran in it, and the settings of the measurement."""
-    found: dict[tuple[Any, ...], list[str]] = {}
-    for group in group_repeats(rows):
-        for row in group.rows:
-            names = found.setdefault(_layout(row.record), [])
-            if group.label not in names:
-                names.append(group.label)
-    body = [[*layout, listed(names, len(names))] for layout, names in found.items()]
-    blocks: list[Block] = [Table(key="layouts", columns=COLUMNS, rows=body), Paragraph(TEXT)]
+    """A line for each layout with the backends that ran in it, and the settings of the measurement.
+
+    What all cells share is told in a sentence.
+    """
+    layouts = [(group.label, _layout(row.record)) for group in group_repeats(rows) for row in group.rows]
+    kept, shared = [0], []
+    for index, column in list(enumerate(COLUMNS[:-1]))[1:]:
+        values = {layout[index] for _, layout in layouts} - {None}
+        if len(values) == 1:
+            shared.append(f"{column.title} {values.pop()}")
+        elif values:
+            kept.append(index)
+    found: dict[tuple[Any, ...], dict[str, None]] = {}
+    for label, layout in layouts:
+        found.setdefault(tuple(layout[index] for index in kept), {})[label] = None
+    body = [[*layout, listed(list(names), len(names))] for layout, names in found.items()]
+    columns = [*(COLUMNS[index] for index in kept), COLUMNS[-1]]
+    blocks: list[Block] = [Table(key="layouts", columns=columns, rows=body)]
+    if shared:
+        blocks.append(Paragraph(f"The same in all cells that trained: {', '.join(shared)}."))
+    blocks.append(Paragraph(TEXT))
     settings = {json.dumps(row.record.measure): row.record.measure for row in rows if row.record.measure}
     for number, measure in enumerate(settings.values(), 1):
         which = f" ({number} of {len(settings)})" if len(settings) > 1 else ""

@@ -65,7 +65,7 @@ def sentences(rows: Sequence[Row], found: Sequence[Finding] | None) -> list[str]
     if place is not None:
         size, timed = place[1], [g for g in groups if g.place == place and g.whole]
         same = [g for g in timed if g.parity != "diverged"] or timed
-        whose = "" if len(same) == len(timed) else "of the cells that do not leave the reference "
+        whose = "" if len(same) == len(timed) else " of the cells that do not leave the reference"
         elsewhere = any(g.world_size == size and g.place != place and g.step_seconds for g in groups)
         speed = _not_alike(size) if elsewhere and len(same) == 1 else _speed(same, size, whose)
         if speed:
@@ -110,7 +110,7 @@ def _speed(groups: Sequence[Repeats], size: int, whose: str) -> str:
     best, others = ordered[0], ordered[1:]
     rate = best.median(key)
     name = f"{best.label}, which leaves the reference," if best.parity == "diverged" else best.label
-    text = f"On {ranks(size)} {whose}{name} is fastest with {number(rate)} tokens/s"
+    text = f"On {ranks(size)} {name} is fastest{whose}, with {number(rate)} tokens/s"
     text += _runs(best.values(key))
     if not others:
         return f"On {ranks(size)} only {best.label} was timed, with {number(rate)} tokens/s."
@@ -163,7 +163,7 @@ def _memory(groups: Sequence[Repeats]) -> str:
     peaks = {group.label: max(group.rank_peaks) for group in groups if group.rank_peaks}
     if not peaks:
         return "Peak memory was not measured."
-    return f"There the peak memory of a rank {_range(peaks, groups)}."
+    return f"On {ranks(groups[0].world_size)} the peak memory of a rank {_range(peaks, groups)}."
 
 
 def _communication(groups: Sequence[Repeats]) -> str:
@@ -189,7 +189,8 @@ def _communication(groups: Sequence[Repeats]) -> str:
         tail = "; to the byte as expected" + (" where that is known" if unknown else "")
     if unknown:
         tail += f"; {len(unknown)} of {len(sent)} have no closed form: {listed(unknown)}"
-    return f"There a rank sends per step {_range(sent, groups).removeprefix('is ')}{tail}."
+    size, extent = groups[0].world_size, _range(sent, groups).removeprefix("is ")
+    return f"On {ranks(size)} a rank sends per step {extent}{tail}."
 
 
 def _bytes_off(group: Repeats) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 
 from harness.report.document import Block, Code, Document, Folded, Heading, Items, Paragraph, Picture, Table
 from harness.report.formats import one_line, shortened
@@ -10,19 +11,21 @@ from harness.report.formats import one_line, shortened
 PREAMBLE = r"""\documentclass[10pt,a4paper]{article}
 \usepackage{fontspec}
 \usepackage[margin=2cm]{geometry}
-\usepackage{adjustbox,booktabs,graphicx}
+\usepackage{adjustbox,array,booktabs,graphicx}
 \setlength{\parindent}{0pt}
 \setlength{\parskip}{6pt}
 \sloppy
 """
 LONGEST_ON_A_PAGE = 40
-"""Rows; a longer table goes on in another one, as each is scaled to the width of a page."""
-LONGEST_CELL = 60
+"""Lines; a longer table goes on in another one, as each is scaled to the width of a page."""
+LONGEST_LINE = 60
+"""Characters; a column with a longer cell breaks its lines, and no title or word is longer."""
+BREAKING = r">{\raggedright\arraybackslash}p{8cm}"
 _SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%",
     "_": r"\_", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}",
     ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}", "`": r"\textasciigrave{}",
-    "'": r"\textquotesingle{}", "≈": r"$\approx$", "-": r"-{}",
+    "'": r"\textquotesingle{}", "≈": r"$\approx$", "-": r"-\kern0pt{}",
 }  # fmt: skip
 
 
@@ -60,7 +63,7 @@ def _block(block: Block, pictures: Mapping[str, str]) -> str:
             return _code(block.text)
         case Folded():
             inside = "\n\n".join(_block(part, pictures) for part in block.blocks)
-            return f"\\subsection{{{latex_text(shortened(block.title, LONGEST_CELL))}}}\n\n{inside}"
+            return f"\\subsection{{{latex_text(shortened(block.title, LONGEST_LINE))}}}\n\n{inside}"
 
 
 def _item(item: str | tuple[str, str]) -> str:
@@ -70,12 +73,29 @@ def _item(item: str | tuple[str, str]) -> str:
 
 
 def _table(table: Table) -> str:
-    sides = "".join("r" if column.align == "right" else "l" for column in table.columns)
+    texts = table.texts()
+    sides = "".join(
+        BREAKING if any(len(line[index]) > LONGEST_LINE for line in texts) else column.align[0]
+        for index, column in enumerate(table.columns)
+    )
     head = _row([column.title for column in table.columns])
-    lines = [_row(line) for line in table.texts()]
     caption = f"\n\n{latex_text(table.caption)}" if table.caption else ""
-    starts = range(0, max(len(lines), 1), LONGEST_ON_A_PAGE)
-    return "\n\n".join(_tabular(sides, head, lines[i : i + LONGEST_ON_A_PAGE]) for i in starts) + caption
+    pages = [[_row(line) for line in page] for page in _pages(texts)]
+    return "\n\n".join(_tabular(sides, head, page) for page in pages) + caption
+
+
+def _pages(texts: list[list[str]]) -> list[list[list[str]]]:
+    """Rows of a table by page, one page at least."""
+    pages: list[list[list[str]]] = [[]]
+    left = LONGEST_ON_A_PAGE
+    for row in texts:
+        lines = max((ceil(len(cell) / LONGEST_LINE) for cell in row), default=1)
+        if lines > left and pages[-1]:
+            pages.append([])
+            left = LONGEST_ON_A_PAGE
+        pages[-1].append(row)
+        left -= max(1, lines)
+    return pages
 
 
 def _tabular(sides: str, head: str, lines: list[str]) -> str:
@@ -87,7 +107,11 @@ def _tabular(sides: str, head: str, lines: list[str]) -> str:
 
 
 def _row(cells: list[str]) -> str:
-    return " & ".join(latex_text(shortened(cell, LONGEST_CELL)) for cell in cells) + r" \\"
+    return " & ".join(map(_cell, cells)) + r" \\"
+
+
+def _cell(text: str) -> str:
+    return latex_text(" ".join(shortened(word, LONGEST_LINE) for word in text.split()))
 
 
 def _code(text: str) -> str:

@@ -60,8 +60,11 @@ def test_each_layout_stands_once_with_its_backends() -> None:
         make_record(label="fsdp"),
         make_record(label="fsdp", repeat=1),
     ]
-    table = measurement_section(make_rows(records)).blocks[0]
+    table, shared, *_ = measurement_section(make_rows(records)).blocks
     assert isinstance(table, Table)
     lines = [dict(zip((c.key for c in table.columns), line, strict=True)) for line in table.values()]
     assert [(line["world_size"], line["backends"]) for line in lines] == [(1, "single"), (2, "ddp and fsdp")]
-    assert lines[0]["timed_steps"] == 2
+    assert lines[0]["micro_batch_size"] == 8
+    assert "timed_steps" not in lines[0]
+    assert "The same in all cells that trained: nodes 1," in str(shared)
+    assert "timed 2." in str(shared)

@@ -74,7 +74,7 @@ def test_fastest_is_named_with_its_rival_in_the_noise() -> None:
         *repeats("fsdp", 0.505, 0.505, 0.515, 0.525, 0.525),
         *repeats("zero3", 1.0, 1.0, 1.1, 1.2, 1.2),
     )
-    assert "On 2 ranks ddp is fastest with 2,008 tokens/s" in text
+    assert "On 2 ranks ddp is fastest, with 2,008 tokens/s" in text
     assert "zero3 slowest with 46 % of that" in text
     assert "fsdp is within the noise of the fastest" in text
 
@@ -94,7 +94,7 @@ def test_diverged_cell_is_named() -> None:
     text = verdict(make_record(), make_record(label="ddp"), wrong)
     assert "1 of 2 judged cells agree with the reference in loss, gradient norm and weights" in text
     assert ", losses bit for bit; zero1 on 2 ranks leaves it." in text
-    assert "of the cells that do not leave the reference ddp" in verdict(
+    assert "ddp is fastest of the cells that do not leave the reference" in verdict(
         make_record(), make_record(label="ddp"), make_record(label="fsdp"), wrong
     )
 
