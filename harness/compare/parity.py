@@ -64,7 +64,7 @@ def judge(
         )
 
     if record.status not in ("ok", "diverged"):
-        return unjudged(f"the run is {record.status}")
+        return unjudged(f"the run ended as {record.status}")
     has_reference = reference is not None and reference.status == "ok"
     beside = reference if has_reference else stand_in
     differences = job_differences(beside, record) if beside is not None else []

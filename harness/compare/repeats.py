@@ -158,14 +158,19 @@ def fastest(groups: Sequence[Repeats]) -> dict[Place, Repeats]:
     }
 
 
-def repeat_spreads(rows: Sequence[Row]) -> dict[str, float]:
-    """For each cell that ended well more than once: the largest loss difference of its repeats."""
+def repeat_spreads(rows: Sequence[Row]) -> dict[str, float | None]:
+    """For each cell that ended well more than once: the largest loss difference of its repeats.
+
+    None where a loss of one of them is missing.
+    """
     several = len({row.record.job_id for row in rows}) > 1
-    spreads = {}
+    spreads: dict[str, float | None] = {}
     for group in group_repeats(rows):
         ended = [row.record for row in group.rows if row.record.status == "ok"]
         if len(ended) > 1:
             job = f", job {group.record.job_id}" if several else ""
-            apart = max(distance(ended[0], other).loss or 0.0 for other in ended[1:])
-            spreads[f"{group.label} on {group.world_size}{job}"] = apart
+            apart = [distance(ended[0], other).loss for other in ended[1:]]
+            known = [value for value in apart if value is not None]
+            cell = f"{group.label} on {group.world_size}{job}"
+            spreads[cell] = max(known) if len(known) == len(apart) else None
     return spreads

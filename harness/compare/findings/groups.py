@@ -77,24 +77,27 @@ def role_of(kind: str) -> Role:
 def together(subjects: Sequence[str], most: int | None = None) -> str:
     """Cells of one kind in few words: 'zero1 and zero2 on 2 and 4 ranks; fsdp-hybrid on 4 ranks'.
 
-    Of backends on the same numbers of ranks `most` are named, all where it is None.
+    Of backends on the same numbers of ranks `most` are named, all where it is None. A subject that is no
+    cell, such as a list of backends, stands first and as it is.
     """
-    sizes: dict[str, list[str]] = {}
+    sizes: dict[str, set[int]] = {}
+    others: list[str] = []
     for subject in subjects:
         match = _CELL.fullmatch(subject)
-        label, size = (match["label"], match["size"]) if match else (subject, "")
-        sizes.setdefault(label, []).append(size)
-    alike: dict[tuple[str, ...], list[str]] = {}
+        if match:
+            sizes.setdefault(match["label"], set()).add(int(match["size"]))
+        elif subject not in others:
+            others.append(subject)
+    alike: dict[tuple[int, ...], list[str]] = {}
     for label, of_label in sizes.items():
-        alike.setdefault(tuple(size for size in of_label if size), []).append(label)
-    return "; ".join(
-        listed(labels, most or len(labels)) + (f" on {listed(on)} {_ranks(on)}" if on else "")
-        for on, labels in alike.items()
-    )
+        alike.setdefault(tuple(sorted(of_label)), []).append(label)
+    cells = [f"{listed(labels, most or len(labels))} on {_ranks(on)}" for on, labels in alike.items()]
+    return "; ".join([*([listed(others, most or len(others))] if others else []), *cells])
 
 
-def _ranks(sizes: Sequence[str]) -> str:
-    return "rank" if list(sizes) == ["1"] else "ranks"
+def _ranks(sizes: Sequence[int]) -> str:
+    """'1 rank', '2 and 4 ranks'."""
+    return f"{listed([str(size) for size in sizes], len(sizes))} rank{'' if list(sizes) == [1] else 's'}"
 
 
 def divide(finding: Finding) -> tuple[str, str]:

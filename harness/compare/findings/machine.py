@@ -41,16 +41,22 @@ def find(rows: Sequence[Row]) -> list[Finding]:
     return [finding for finding in found if finding is not None]
 
 
+def shares_cores(record: Record) -> bool:
+    """Whether the ranks of a node compute on the CPU with more threads than it has cores."""
+    cores = record.environment.get("cores") or 0
+    return record.world.device == "cpu" and 0 < cores < _threads(record)
+
+
 def _shared(row: Row) -> Finding | None:
     record = row.record
-    cores, threads = record.environment.get("cores"), _threads(record)
-    if record.world.device != "cpu" or not cores or threads <= cores or not measures.timed_steps(record):
+    if not shares_cores(record) or not measures.timed_steps(record):
         return None
+    cores, threads = record.environment["cores"], _threads(record)
     return Finding(
         id="cores-shared",
         backends=(record.backend.label,),
         message=f"{subject(row)}: {threads} threads of a node share {cores} core{'s' if cores > 1 else ''}: "
-        "its speed and scaling are those of ranks that take turns",
+        "speed and scaling are those of ranks that take turns",
         values={"threads": threads, "cores": cores},
     )
 

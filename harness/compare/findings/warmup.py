@@ -45,11 +45,15 @@ def _judge(row: Row) -> Finding | None:
         steady = [step.seconds for step in timed if step.step >= first_steady]
         if fmean([step.seconds for step in timed]) <= (1 + SAME_SHARE) * fmean(steady):
             return None
-    when = "not within the first half of the run" if first_steady is None else f"from step {first_steady}"
+    steady_when = (
+        "do not become steady within the first half of the run"
+        if first_steady is None
+        else f"are steady from step {first_steady}"
+    )
     return Finding(
         id="warmup-too-short",
         backends=(row.record.backend.label,),
-        message=f"{subject(row)}: timing begins at step {first_timed}, steps are steady {when}",
+        message=f"{subject(row)}: timing begins at step {first_timed}, steps {steady_when}",
         values={
             "first_timed_step": first_timed,
             "first_steady_step": first_steady,

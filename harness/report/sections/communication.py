@@ -60,7 +60,7 @@ def communication_section(rows: Sequence[Row]) -> Section | None:
             ]
     if not body:
         return None
-    table = Table(key="communication", columns=COLUMNS, rows=body)
+    table = Table(key="collectives", columns=COLUMNS, rows=body)
     return Section("communication", "Collectives of rank 0", [Paragraph(MEANING), table, *_reasons(rows)])
 
 

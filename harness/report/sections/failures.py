@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from harness.compare.findings.groups import together
@@ -9,20 +10,34 @@ from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row, reason
 from harness.report.document import Items, Paragraph, Section
 
+_RANK = re.compile(r" \(rank \d+\)")
+
 
 def failures_section(rows: Sequence[Row]) -> Section:
     """Each reason with its cells and their number of runs, or that every cell is whole."""
-    cells: dict[str, list[str]] = {}
-    for group in group_repeats(rows):
-        for line in _lines(group):
-            cells.setdefault(line, []).append(group.title)
-    lines = [f"{together(titles)}{line}" for line, titles in cells.items()]
+    groups = group_repeats(rows)
+    several = len({group.record.job_id for group in groups}) > 1
+    cells: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
+    for group in groups:
+        job = f", job {group.record.job_id}" if several else ""
+        for runs, why in _reasons(group):
+            # Whichever rank failed first is named; the same error of another rank is the same reason.
+            cells.setdefault((job, runs, _RANK.sub("", why)), []).append((group.title, why))
+    lines = [_line(job, runs, alike, why) for (job, runs, why), alike in cells.items()]
     block = Items(lines) if lines else Paragraph("None: no cell failed, ran out of memory or is unsupported.")
     return Section("failures", "Cells without a whole result", [block])
 
 
-def _lines(group: Repeats) -> list[str]:
-    """What is said of a cell for each status and kind of error, in the first wording of several."""
+def _line(job: str, runs: str, cells: Sequence[tuple[str, str]], why: str) -> str:
+    """Cells of one job that failed alike; `why` leaves out the rank, which is told where it is one."""
+    wordings = {wording for _, wording in cells}
+    each = " of each" if runs and len(cells) > 1 else ""
+    said = wordings.pop() if len(wordings) == 1 else why
+    return f"{together([title for title, _ in cells])}{job}{runs}{each}: {said}"
+
+
+def _reasons(group: Repeats) -> list[tuple[str, str]]:
+    """How many runs of a cell, and their status with its reason, for each kind of error."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for row in group.rows:
         record = row.record
@@ -31,6 +46,6 @@ def _lines(group: Repeats) -> list[str]:
             reasons.setdefault((record.status, kind), []).append(why)
     runs = len(group.rows)
     return [
-        f"{f', {len(whys)} of {runs} runs' if runs > 1 else ''}: {status}: {whys[0]}"
+        (f", {len(whys)} of {runs} runs" if runs > 1 else "", f"{status}: {whys[0]}")
         for (status, _), whys in reasons.items()
     ]

@@ -133,17 +133,26 @@ def _source(level: Level, job_id: str, noises: dict[str, Noise]) -> str:
 
 def _distances(rows: Sequence[Row]) -> Table:
     """Runs of a cell that lie equally far are one line."""
-    keys = [column.key for column in DISTANCES if column.key != "runs"]
+    several = len({row.record.job_id for row in rows}) > 1
+    columns = (Column("job_id", "job", align="left"), *DISTANCES) if several else DISTANCES
+    keys = [column.key for column in columns if column.key != "runs"]
     lines = Counter(tuple(document[key] for key in keys) for row in rows for document in (row.as_json(),))
-    before = len(LABELS)
+    before = [column.key for column in columns].index("runs")
     body = [[*line[:before], runs, *line[before:]] for line, runs in lines.items()]
-    return Table(key="parity_distances", columns=DISTANCES, rows=body)
+    return Table(key="parity_distances", columns=columns, rows=body)
 
 
-def _spreads(spreads: Mapping[str, float]) -> list[str]:
-    """A line for each cell whose repeats differ, and one for all the others."""
-    told = [f"{cell}: {scientific(value)} nats per token" for cell, value in spreads.items() if value]
+def _spreads(spreads: Mapping[str, float | None]) -> list[str]:
+    """A line for each cell whose repeats differ or cannot be compared, and one for all the others."""
+    told = [
+        f"{cell}: {scientific(value)} nats per token"
+        if value is not None
+        else f"{cell}: no loss to compare in one of the runs"
+        for cell, value in spreads.items()
+        if value != 0.0
+    ]
     equal = len(spreads) - len(told)
     if equal:
-        told.append(f"{equal if told else 'all'} of {len(spreads)} cells with repeats: 0, bit for bit")
+        cells = f"{'other ' if told else ''}cell{'s' if equal > 1 else ''} with repeats"
+        told.append(f"{equal} {cells}: losses equal bit for bit")
     return told

@@ -11,6 +11,7 @@ from harness.compare.rows import Row
 from harness.compare.wording import listed
 from harness.record import Record
 from harness.report.document import Block, Column, Folded, Paragraph, Section, Table, yaml_code
+from harness.spec import LEAST_TIMED_STEPS
 
 TITLE = "Layout and measurement"
 COLUMNS = (
@@ -30,7 +31,8 @@ COLUMNS = (
 TEXT = (
     "micro-batch: samples that a rank takes at once; with accumulation and ranks they make the global batch. "
     "The other figures are steps: warm-up and settling steps are in no statistic, memory and communication "
-    "are read in counted ones, overlap in traced ones, speed in timed ones."
+    "are read in counted ones, overlap in traced ones, speed in timed ones. Steps settle after the probes "
+    f"unless fewer than {LEAST_TIMED_STEPS} would be left to time."
 )
 
 

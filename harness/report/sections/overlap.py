@@ -63,14 +63,17 @@ def overlap_section(rows: Sequence[Row]) -> Section | None:
     traced = [row.record for row in rows if any(rank.overlap for rank in row.record.ranks)]
     texts = [TEXTS[device] for device in dict.fromkeys(record.world.device for record in traced)]
     blocks: list[Block] = [Paragraph(text) for text in [*texts, SUM_TEXT]]
-    said: dict[str, list[str]] = {}
+    several = len({group.record.job_id for group in groups}) > 1
+    said: dict[tuple[str, str], list[str]] = {}
     for group in groups:
         if (sentence := overlap_sentence(group)) is not None:
-            said.setdefault(sentence, []).append(group.title)
+            job = f", job {group.record.job_id}" if several else ""
+            said.setdefault((job, sentence), []).append(group.title)
     if said:
-        blocks.append(Items([f"{together(titles)}: {sentence}" for sentence, titles in said.items()]))
+        items = [f"{together(titles)}{job}: {sentence}" for (job, sentence), titles in said.items()]
+        blocks.append(Items(items))
     blocks.append(Folded("Each rank", [Table(key="overlap", columns=OVERLAP_COLUMNS, rows=body)]))
-    waits = [line for group in groups for line in _waits(group.record)]
+    waits = [line for group in groups if group.world_size > 1 for line in _waits(group.record)]
     if waits:
         table = Table(key="longest_waits", columns=WAIT_COLUMNS, rows=waits)
         blocks.append(Folded(f"The {LONGEST_WAITS} longest waits of each backend", [table]))
@@ -105,11 +108,14 @@ def _lines(group: Repeats) -> list[list[Any]]:
         for rank in row.record.ranks:
             parts.setdefault(rank.rank, []).extend(rank.overlap)
     return [
-        [group.label, group.world_size, rank, *_times(of_rank)] for rank, of_rank in parts.items() if of_rank
+        [group.label, group.world_size, rank, *_times(of_rank, alone=group.world_size == 1)]
+        for rank, of_rank in parts.items()
+        if of_rank
     ]
 
 
-def _times(parts: Sequence[OverlapPart]) -> list[Any]:
+def _times(parts: Sequence[OverlapPart], *, alone: bool) -> list[Any]:
+    """Of the median step; a rank that is alone waits for nobody, so nothing can be hidden."""
     middle = median_step(parts)
     return [
         middle.seconds,
@@ -117,7 +123,7 @@ def _times(parts: Sequence[OverlapPart]) -> list[Any]:
         middle.communication_seconds,
         middle.exposed_seconds,
         middle.idle_seconds,
-        hidden_share([middle]),
+        None if alone else hidden_share([middle]),
     ]
 
 

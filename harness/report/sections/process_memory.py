@@ -55,7 +55,8 @@ def process_memory_blocks(rows: Sequence[Row]) -> list[Block]:
         for _, _, _, value in known:
             sizes = _by_rank(record, value)
             line += [min(sizes, default=None), max(sizes, default=None)]
-        body.append(line)
+        if any(size is not None for size in line[2:]):
+            body.append(line)
     meanings = "; ".join(f"{title}: {meaning}" for _, title, meaning, _ in known)
     text = (
         "Beyond live tensors. Of each rank the largest figure over all moments recorded; least and most: on "

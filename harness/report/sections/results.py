@@ -25,7 +25,7 @@ def results_section(rows: Sequence[Row]) -> Section:
             f"of fastest: throughput beside the fastest of the same job and number of ranks; n/a for "
             f"a run that left the reference, since it did other work. {WITHIN_NOISE}: "
             f"within the noise of it at {percent(LEVEL)} for all cells together. {NOT_JUDGED}: too few runs "
-            f"to test a difference against noise; of {max(2, cells)} cells each needs "
+            f"to test a difference against noise; with {max(2, cells)} cells to compare each needs "
             f"{runs_to_judge(pairs_among(cells))} runs."
         )
         title = f"Repeats and spread: {runs} run{'s' if runs > 1 else ''} of each cell at most"

@@ -47,13 +47,13 @@ WEAK = (
 STRONG_TEXT = (
     "One job on more ranks. A run's step is the mean of its timed steps, of which its throughput is made, "
     "and T the median over runs; least and most are of the runs. training time: T x the steps of the job, "
-    "set-up and evaluations left out. speed-up, or scale factor: T(N0) / T(N); efficiency: speed-up / "
-    "(N / N0). N0 is the smallest number of ranks of the backend, or the reference on one process where the "
-    "backend was not run on one rank; the column 'of' names it. Where one number of ranks ran on several "
-    "numbers of nodes, each has a curve of its own. On the CPU a curve keeps to one number of threads a "
-    "rank, as more ranks of fewer threads have no more processors; a machine with fewer cores than ranks x "
-    "threads cannot show scaling. Runs that left the reference are left out. No scaling figure is judged "
-    "against noise."
+    "set-up and evaluations left out. speed-up, or scale factor: T(N0) / T(N); efficiency: speed-up / (N / "
+    "N0). N0 is the smallest number of ranks of the backend, or the reference on one process where the "
+    "backend was not run on one rank; the column 'of' names it. One rank has nothing to shard, and FSDP1 "
+    "runs there as NO_SHARD. Where one number of ranks ran on several numbers of nodes, each has a curve "
+    "of its own. On the CPU a curve keeps to one number of threads a rank, as more ranks of fewer threads "
+    "have no more processors; a machine with fewer cores than ranks x threads cannot show scaling. Runs "
+    "that left the reference are left out. No scaling figure is judged against noise."
 )
 WEAK_TEXT = (
     "Jobs that grow with the ranks. efficiency: T(N0) / T(N) of one step, 100 % where N ranks take no longer "

@@ -51,9 +51,9 @@ def states_section(rows: Sequence[Row]) -> Section | None:
         terms += _terms(group.record)
     if not kinds:
         return None
-    totals = [line for line in kinds if line[KIND] == ALL]
-    table = Table(key="model_state_totals", columns=COLUMNS, rows=totals)
-    by_kind = Table(key="model_states", columns=COLUMNS, rows=kinds)
+    totals = [[*line[:KIND], *line[KIND + 1 :]] for line in kinds if line[KIND] == ALL]
+    table = Table(key="model_state_totals", columns=[*COLUMNS[:KIND], *COLUMNS[KIND + 1 :]], rows=totals)
+    by_kind = Table(key="model_states", columns=COLUMNS, rows=[line for line in kinds if line[KIND] != ALL])
     by_term = Table(key="model_state_terms", columns=TERM_COLUMNS, rows=terms)
     blocks: list[Block] = [
         Paragraph(TEXT),

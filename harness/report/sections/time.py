@@ -8,7 +8,8 @@ from statistics import median
 from harness.compare import measures, speed
 from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
-from harness.compare.steady_state import LEAST_STEPS, steady_from
+from harness.compare.statistics import LEAST_FOR_P95
+from harness.compare.steady_state import LEAST_STEPS, SAME_SHARE, steady_from
 from harness.record import Record
 from harness.report.document import Column, Heading, Paragraph, Section, Table
 from harness.report.formats import NOT_AVAILABLE, milliseconds, number
@@ -16,16 +17,17 @@ from harness.report.sections.evaluation import evaluation_blocks
 from harness.report.tables import LABELS
 
 TIME_TEXT = (
-    "Each figure is first taken of a run by itself, then the median over repeats; step ms of the results and "
-    "of the spread is the median of the steps of all repeats together, which differs where repeats do. "
-    "median and p95 are of the timed steps, each as long as on its slowest rank; rank spread is the slowest "
-    "rank's median less the fastest's. Data is fetching the batches; forward, backward and step (clipping "
-    "and update) are medians on the rank where they are largest, waiting for other ranks included. On CUDA "
-    "phases come from events on the stream, read after the step's one synchronisation, on the CPU from the "
-    "monotonic clock. steady from: the first step from which on the duration is steady, by MSER (White 1997) "
-    "on the running median of the step times, those of counted, traced and settling steps left out; the "
-    f"timed steps should not begin before it. n/a: fewer than {LEAST_STEPS} such steps, or none steady in "
-    "the first half."
+    "Each figure is first taken of a run by itself, then the median over repeats; step ms of the results "
+    "and of the spread is the median of the steps of all repeats together, which differs where repeats do. "
+    f"median, and p95 of {LEAST_FOR_P95} steps or more, are of the timed steps, each as long as on its "
+    "slowest rank; rank spread is the slowest rank's median less the fastest's. Data is fetching the "
+    "batches; forward, backward and step (clipping and update) are medians on the rank where they are "
+    "largest, waiting for other ranks included. On CUDA phases come from events on the stream, read after "
+    "the step's one synchronisation, on the CPU from the monotonic clock. steady from: the first step from "
+    "which on the duration is steady, by MSER (White 1997) on the running median of the step times, those "
+    "of counted, traced and settling steps left out; the timed steps should not begin before it; a finding "
+    f"says so where that changes their mean by more than {100 * SAME_SHARE:g} %. n/a: fewer than "
+    f"{LEAST_STEPS} such steps, or none steady in the first half."
 )
 UTILISATION_TEXT = (
     "Model FLOPs per token: 6 N + 12 L H Q T (PaLM, arXiv 2204.02311, appendix B), N being the parameters "
@@ -39,14 +41,16 @@ UTILISATION_TEXT = (
     "figure for is left out."
 )
 PROBE_TEXT = (
-    "What each probe took by its own clock, per step in which it ran, on the rank where it took most; the "
-    "tracer's is starting, stopping and reading the profiler, between steps. The last two columns: how much "
-    "longer the median counted and traced step was than a timed one, which holds also what no clock of a "
-    "probe sees. In a timed step nothing is counted, walked, hashed or copied: beside the training it holds "
-    "readings of the clock (on CUDA, events of the stream), a sum of the losses, and references to batches, "
-    "sample ids and losses, which are read once its clock has stopped. The first two steps of a run are "
-    "looked at more closely; measure.warmup_steps of 2 or more keeps them apart. Steps that settle after the "
-    "probes (measure.settling_steps) are not timed."
+    "What each probe took by its own clock, per step in which it ran, on the rank where it took most: the "
+    "counter of collectives; reading which weights are gathered after each module; walking the live "
+    "tensors at each moment; the tracer, whose time is starting, stopping and reading the profiler, "
+    "between steps. The last two columns: how much longer the median counted and traced step was than a "
+    "timed one, which holds also what no clock of a probe sees. In a timed step nothing is counted, "
+    "walked, hashed or copied: beside the training it holds readings of the clock (on CUDA, events of the "
+    "stream), a sum of the losses, and references to batches, sample ids and losses, which are read once "
+    "its clock has stopped. The first two steps of a run are looked at more closely; measure.warmup_steps "
+    "of 2 or more keeps them apart. Steps that settle after the probes (measure.settling_steps) are not "
+    "timed."
 )
 
 

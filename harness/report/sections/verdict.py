@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from harness.compare.findings.catalogue import find_all
 from harness.compare.findings.finding import Finding
 from harness.compare.findings.groups import statements, together
+from harness.compare.findings.machine import shares_cores
 from harness.compare.repeats import Place, Repeats, group_repeats
 from harness.compare.rows import Row, comparable, set_apart
 from harness.compare.statistics import (
@@ -84,16 +85,19 @@ def _fits(groups: Sequence[Repeats]) -> str:
         return f"The only cell, {groups[0].title}, ended well."
     parts = [f"{len(whole) or 'none'} ended well"] if len(whole) < len(groups) else ["all ended well"]
     kinds = (
-        ("oom", "out of memory"), ("failed", "failed"), ("timeout", "ran out of time"),
-        ("diverged", "lost its numbers"), ("unsupported", "unsupported here"),
+        ("oom", "ran out of memory", "ran out of memory"), ("failed", "failed", "failed"),
+        ("timeout", "ran out of time", "ran out of time"),
+        ("diverged", "lost its numbers", "lost their numbers"),
+        ("unsupported", "is unsupported here", "are unsupported here"),
     )  # fmt: skip
-    for status, words in kinds:
+    for status, of_one, of_several in kinds:
         names = [g.title for g in groups if any(row.record.status == status for row in g.rows)]
         if names:
-            parts.append(f"{words}: {together(names, MOST_NAMES)}")
+            words = of_one if len(names) == 1 else of_several
+            parts.append(f"{len(names)} {words} ({together(names, MOST_NAMES)})")
     if len(groups) == 1:
-        return f"The only cell did not end well: {'; '.join(parts[1:])}."
-    return f"Of {len(groups)} cells of backend and number of ranks, {'; '.join(parts)}."
+        return f"The only cell, {groups[0].title}, did not end well: {groups[0].status}."
+    return f"Of {len(groups)} cells of backend and number of ranks, {', '.join(parts)}."
 
 
 def _place_to_compare(groups: Sequence[Repeats]) -> Place | None:
@@ -113,7 +117,7 @@ def _speed(groups: Sequence[Repeats], size: int, whose: str) -> str:
     text = f"On {ranks(size)} {name} is fastest{whose}, with {number(rate)} tokens/s"
     text += _runs(best.values(key))
     if not others:
-        return f"On {ranks(size)} only {best.label} was timed, with {number(rate)} tokens/s."
+        return f"On {ranks(size)} only {best.label}{whose} was timed, with {number(rate)} tokens/s."
     slowest = others[-1]
     text += f", {slowest.label} slowest with {percent((slowest.median(key) or 0) / (rate or 1))} of that"
     pairs = pairs_among(len(ordered))
@@ -130,6 +134,8 @@ def _speed(groups: Sequence[Repeats], size: int, whose: str) -> str:
         text += f"; {listed(open_)}: too few runs, not judged"
     elif not close:
         text += "; every difference to the fastest is beyond noise"
+    if any(shares_cores(row.record) for group in ordered for row in group.rows):
+        text += "; the ranks take turns on processor cores, so none of this is the strategies' own speed"
     steps = min(len(row.timed_seconds) for group in ordered for row in group.rows)
     if steps < FEW_TIMED_STEPS:
         text += f"; runs of {steps} timed step{'s' if steps > 1 else ''} say little of speed"

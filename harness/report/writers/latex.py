@@ -20,6 +20,7 @@ LONGEST_ON_A_PAGE = 40
 """Lines; a longer table goes on in another one, as each is scaled to the width of a page."""
 LONGEST_LINE = 60
 """Characters; a column with a longer cell breaks its lines, and no title or word is longer."""
+CHARACTERS_OF_A_BREAKING_LINE = 44
 BREAKING = r">{\raggedright\arraybackslash}p{8cm}"
 _SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%",
@@ -74,22 +75,24 @@ def _item(item: str | tuple[str, str]) -> str:
 
 def _table(table: Table) -> str:
     texts = table.texts()
+    breaks = [any(len(line[index]) > LONGEST_LINE for line in texts) for index in range(len(table.columns))]
     sides = "".join(
-        BREAKING if any(len(line[index]) > LONGEST_LINE for line in texts) else column.align[0]
-        for index, column in enumerate(table.columns)
+        BREAKING if of_column else column.align[0]
+        for of_column, column in zip(breaks, table.columns, strict=True)
     )
     head = _row([column.title for column in table.columns])
     caption = f"\n\n{latex_text(table.caption)}" if table.caption else ""
-    pages = [[_row(line) for line in page] for page in _pages(texts)]
+    pages = [[_row(line) for line in page] for page in _pages(texts, breaks)]
     return "\n\n".join(_tabular(sides, head, page) for page in pages) + caption
 
 
-def _pages(texts: list[list[str]]) -> list[list[list[str]]]:
-    """Rows of a table by page, one page at least."""
+def _pages(texts: list[list[str]], breaks: list[bool]) -> list[list[list[str]]]:
+    """Rows of a table by page, one page at least; `breaks` says of each column whether its lines break."""
     pages: list[list[list[str]]] = [[]]
     left = LONGEST_ON_A_PAGE
     for row in texts:
-        lines = max((ceil(len(cell) / LONGEST_LINE) for cell in row), default=1)
+        broken = [cell for cell, of_column in zip(row, breaks, strict=True) if of_column]
+        lines = max((ceil(len(cell) / CHARACTERS_OF_A_BREAKING_LINE) for cell in broken), default=1)
         if lines > left and pages[-1]:
             pages.append([])
             left = LONGEST_ON_A_PAGE

@@ -205,7 +205,7 @@ def test_dropout_is_unjudged(dropout: float | None) -> None:
 
 @pytest.mark.parametrize("status", ["failed", "oom", "timeout", "unsupported"])
 def test_run_without_result_is_unjudged(status: str) -> None:
-    assert unjudged(judged(status=status)) == f"the run is {status}"
+    assert unjudged(judged(status=status)) == f"the run ended as {status}"
 
 
 @pytest.mark.parametrize("other", [None, make_record(status="failed"), make_record(status="diverged")])

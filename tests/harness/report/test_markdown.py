@@ -187,4 +187,4 @@ def test_run_that_ended_early_without_its_ranks_has_a_report(tmp_path: Path) -> 
     )
     late = make_record(label="fsdp", status="oom", error=error, steps=[])
     text = report_of(tmp_path, [make_record(), early, late]).read_text()
-    assert "out of memory: ddp and fsdp on 2 ranks" in text
+    assert "2 ran out of memory (ddp and fsdp on 2 ranks)" in text

@@ -67,6 +67,18 @@ def test_cells_are_told_by_their_number_of_ranks() -> None:
     )
 
 
+def test_every_number_of_ranks_is_told_once_and_in_order() -> None:
+    sizes = [64, 2, 4, 8, 16, 32, 1, 2]
+    cells = [f"ddp on {size} rank{'s' if size > 1 else ''}" for size in sizes]
+    assert together(cells) == "ddp on 1, 2, 4, 8, 16, 32 and 64 ranks"
+    backwards = ["a on 1 rank", "a on 2 ranks", "b on 2 ranks", "b on 1 rank"]
+    assert together(backwards) == "a and b on 1 and 2 ranks"
+
+
+def test_what_is_no_cell_is_not_lost_among_cells() -> None:
+    assert together(["ddp on 1 rank", "ddp"]) == "ddp; ddp on 1 rank"
+
+
 def test_of_many_cells_as_many_are_named_as_asked_for() -> None:
     cells = [f"{name} on 2 ranks" for name in "abcd"]
     assert together(cells, most=3) == "a, b and 2 more on 2 ranks"

@@ -37,8 +37,8 @@ def test_ranks_that_take_turns_on_cores_are_told() -> None:
     records = [make_record(label=label, world_size=16) for label in ("ddp", "fsdp")]
     (told,) = [s for s in statements(find_all(make_rows(records))) if s.id == "cores-shared"]
     assert told.sentence == (
-        "ddp and fsdp on 16 ranks: 16 threads of a node share 8 cores: its speed and scaling are those of "
-        "ranks that take turns"
+        "ddp and fsdp on 16 ranks: 16 threads of a node share 8 cores: speed and scaling are those of ranks "
+        "that take turns"
     )
     assert told.role == "figures"
 

@@ -5,6 +5,34 @@ from harness.report.sections.failures import failures_section
 from tests.records import make_record
 
 
+def test_one_error_of_several_cells_is_told_once_whichever_rank_it_met_first() -> None:
+    records = [
+        make_record(
+            label=label, repeat=repeat, status="oom",
+            error=ErrorPart(kind="OutOfMemoryError", message="no memory", rank=rank),
+        )
+        for rank, label in enumerate(("ddp", "fsdp"))
+        for repeat in range(2)
+    ]  # fmt: skip
+    (items,) = failures_section(make_rows(records)).blocks
+    assert isinstance(items, Items)
+    assert list(items.items) == [
+        "ddp and fsdp on 2 ranks, 2 of 2 runs of each: oom: OutOfMemoryError: no memory"
+    ]
+
+
+def test_cells_of_two_jobs_are_told_apart() -> None:
+    records = [
+        make_record(label="ddp", job_id=job * 12, status="unsupported", reasons=["needs 4 ranks"])
+        for job in "ab"
+    ]
+    (items,) = failures_section(make_rows(records)).blocks
+    assert isinstance(items, Items)
+    assert [str(item).split(": ")[0] for item in items.items] == [
+        f"ddp on 2 ranks, job {job * 12}" for job in "ab"
+    ]
+
+
 def test_repeats_of_a_cell_have_one_line_with_their_number() -> None:
     def failed(repeat: int, kind: str, message: str) -> dict[str, object]:
         error = ErrorPart(kind=kind, message=message, rank=0)

@@ -50,7 +50,7 @@ def test_every_run_has_its_distances_and_why_it_is_unjudged() -> None:
     assert isinstance(table, Table)
     lines = table.texts()
     assert lines[1][:5] == ["ddp", "2", "1", "tight", "5.0e-05"]
-    assert lines[2][-1] == "the run is failed"
+    assert lines[2][-1] == "the run ended as failed"
 
 
 def test_repeats_that_lie_equally_far_are_one_line_with_their_number() -> None:
@@ -68,6 +68,28 @@ def test_repeats_that_lie_equally_far_are_one_line_with_their_number() -> None:
     ]
 
 
+def test_runs_of_two_jobs_are_not_added_up() -> None:
+    jobs = [
+        make_record(label=label, job_id=job * 12, repeat=repeat)
+        for job in "ab"
+        for label, repeat in (("single", 0), ("ddp", 0), ("ddp", 1))
+    ]
+    (folded, *_) = (block for block in section(*jobs).blocks if isinstance(block, Folded))
+    (table,) = folded.blocks
+    assert isinstance(table, Table)
+    lines = {(line[0][0], line[1]): line[3] for line in table.texts()}
+    assert lines == {("a", "single"): "1", ("b", "single"): "1", ("a", "ddp"): "2", ("b", "ddp"): "2"}
+
+
+def test_repeats_without_losses_are_not_called_equal() -> None:
+    lost = [make_record(label="ddp", repeat=n, steps=make_steps([None] * len(LOSSES))) for n in range(2)]
+    last = section(make_record(), *lost).blocks[-1]
+    assert isinstance(last, Folded)
+    (items,) = last.blocks
+    assert isinstance(items, Items)
+    assert items.items == ["ddp on 2: no loss to compare in one of the runs"]
+
+
 def test_repeats_that_agree_bit_for_bit_are_counted() -> None:
     again = make_record(label="ddp", repeat=1, steps=make_steps([loss + 1e-6 for loss in LOSSES]))
     same = [make_record(label="fsdp", repeat=repeat) for repeat in range(2)]
@@ -77,7 +99,7 @@ def test_repeats_that_agree_bit_for_bit_are_counted() -> None:
     assert isinstance(items, Items)
     assert items.items == [
         "ddp on 2: 1.0e-06 nats per token",
-        "1 of 2 cells with repeats: 0, bit for bit",
+        "1 other cell with repeats: losses equal bit for bit",
     ]
 
 

@@ -62,10 +62,23 @@ def test_of_several_causes_that_by_which_a_run_left_the_reference_is_told() -> N
     assert "first cause: zero1 on 2 ranks: all gradients x 2" in sentences(rows, find_all(rows))[-1]
 
 
+def test_ranks_that_take_turns_on_cores_are_said_where_speed_is() -> None:
+    text = verdict(make_record(), *(make_record(label=label, world_size=16) for label in ("ddp", "fsdp")))
+    assert "the ranks take turns on processor cores" in text
+    assert "take turns" not in verdict(make_record(), make_record(label="ddp"), make_record(label="fsdp"))
+
+
+def test_only_the_cell_that_stayed_with_the_reference_is_not_the_only_timed_one() -> None:
+    doubled = make_steps(norms=[norm * 2 for norm in NORMS])
+    wrong = make_record(label="zero1", steps=doubled, final_weights=make_weights("c" * 64))
+    text = verdict(make_record(), make_record(label="ddp"), wrong)
+    assert "On 2 ranks only ddp of the cells that do not leave the reference was timed" in text
+
+
 def test_cells_that_did_not_fit_are_named() -> None:
     error = ErrorPart(kind="OutOfMemoryError", message="no memory", rank=0)
     text = verdict(make_record(), make_record(label="ddp", status="oom", error=error, steps=[], ranks=[]))
-    assert "1 ended well; out of memory: ddp on 2 ranks." in text
+    assert "1 ended well, 1 ran out of memory (ddp on 2 ranks)." in text
 
 
 def test_fastest_is_named_with_its_rival_in_the_noise() -> None:
@@ -128,7 +141,7 @@ def test_a_byte_too_many_is_not_as_expected() -> None:
 def test_nothing_measured_is_not_called_a_result() -> None:
     failed = make_record(label="ddp", status="failed", steps=[], ranks=[], comm=[], windows=None)
     text = verdict(failed)
-    assert "The only cell did not end well: failed: ddp on 2 ranks." in text
+    assert "The only cell, ddp on 2 ranks, did not end well: failed." in text
     assert "fastest" not in text
     assert "No loss could be compared" in text
 
