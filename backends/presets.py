@@ -109,7 +109,9 @@ def fsdp2_changes(precision: Precision, preset: Preset, *, reshard: bool) -> lis
         setting=ROOT_RESHARD,
         value=reshard,
         default=None,
-        reason="the root does as the blocks do; torch would keep it gathered between forward and backward",
+        reason="the root does as the blocks do; torch would keep it gathered between forward and backward"
+        if reshard
+        else "the root stays gathered as the blocks do, which torch's None comes to as well",
     )
     return [root, *reduce_dtype_changes(precision, preset)]
 

@@ -17,6 +17,7 @@ from harness.report.document import (
     Document,
     Folded,
     Heading,
+    Items,
     Paragraph,
     Section,
     Shown,
@@ -37,6 +38,8 @@ from harness.report.sections.machine import machine_section
 from harness.report.tables import LABELS, not_comparable_table, results_table
 
 TITLE = "Comparison with a baseline"
+MOST_OPEN = 3
+"""Of figures that are not tested, told in the verdict."""
 SHOW = {
     "tokens_per_second": ("tokens/s", number),
     "samples_per_second": ("samples/s", number),
@@ -93,15 +96,19 @@ def _verdict(before: Sequence[Row], after: Sequence[Row], found: Sequence[Change
         ]
         if lines:
             told.append(f"Beyond noise, {title} changed for {listed(lines)}.")
-    if not moved and found:
+    open_ = sorted((c for c in found if c.judgement == "not judged"), key=lambda c: -abs(c.relative or 0.0))
+    if not moved and found and not open_:
         told.append("No figure of these cells changed beyond noise.")
-    open_ = [c for c in found if c.judgement == "not judged"]
     if open_:
+        largest = [
+            f"{SHOW[c.measure][0]} of {c.backend} on {c.world_size} by {signed_percent(c.relative)}"
+            for c in open_[:MOST_OPEN]
+        ]
         told.append(
-            f"{len(open_)} of {len(found)} figures differ but have fewer runs on a side than the "
-            f"{runs_to_judge(len(both))} that a test takes: they are not tested against noise."
+            f"{len(open_)} of {len(found)} figures differ and are not tested against noise, which takes "
+            f"{runs_to_judge(len(both))} runs on each side; the largest: {listed(largest)}."
         )
-    return Section("verdict", "Verdict", [Paragraph(" ".join(told))])
+    return Section("verdict", "Verdict", [Items(told)])
 
 
 def _lost_and_new(before: Sequence[Row], after: Sequence[Row]) -> list[str]:

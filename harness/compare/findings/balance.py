@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.compare import measures, speed
-from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.findings.finding import Finding, Kind, of_cells, subject
 from harness.compare.once import once
 from harness.compare.rows import Row
 from harness.record import Record
@@ -52,7 +52,8 @@ KINDS = (
 
 def find(rows: Sequence[Row]) -> list[Finding]:
     """At most one finding of each kind per run."""
-    return [finding for row in rows for finding in (_slow_rank(row), _slow_data(row)) if finding is not None]
+    slow_data = [finding for row in rows if (finding := _slow_data(row)) is not None]
+    return [*of_cells(rows, _slow_rank), *slow_data]
 
 
 @once

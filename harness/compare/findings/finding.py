@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
 
 
@@ -41,6 +44,19 @@ class Kind:
     confirm: str
     fix: str
     """What to change, in terms of DeepSpeed, FSDP, DDP and Accelerate."""
+
+
+def of_cells(rows: Sequence[Row], judge: Callable[[Row], Finding | None]) -> list[Finding]:
+    """What is found of each run by itself; where not all repeats of a cell say it, in how many they do."""
+    found = []
+    for group in group_repeats(rows):
+        of_group = [finding for row in group.rows if (finding := judge(row)) is not None]
+        counts = Counter(finding.message for finding in of_group)
+        for finding in of_group:
+            runs, all_runs = counts[finding.message], len(group.rows)
+            told = finding.message if runs == all_runs else f"{finding.message}; in {runs} of {all_runs} runs"
+            found.append(replace(finding, message=told))
+    return found
 
 
 def subject(row: Row) -> str:

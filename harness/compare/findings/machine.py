@@ -28,7 +28,8 @@ KINDS = (
         title="Ranks take turns on processor cores",
         cause="The ranks of a node compute with more threads than it has cores. Whoever waits for a "
         "collective also waits for a core, so the more often a strategy communicates, the more it loses.",
-        confirm="`world.ranks_per_node` x `world.threads_per_rank` against `environment.cores`.",
+        confirm="`world.ranks_per_node` x `world.threads_per_rank` against `environment.cores`. Nodes that "
+        "share one machine's processors (containers, namespaces) each count all of them; that is not seen.",
         fix="Fewer ranks, or a lower `runtime.threads_per_rank`. Losses, bytes and memory hold all the same.",
     ),
 )

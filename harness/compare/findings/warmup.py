@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from harness.compare import measures
-from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.findings.finding import Finding, Kind, of_cells, subject
 from harness.compare.once import once
 from harness.compare.rows import Row
 from harness.compare.steady_state import LEAST_STEPS, SAME_SHARE, steady_state, uninstrumented_steps
@@ -29,7 +29,7 @@ KINDS = (
 
 def find(rows: Sequence[Row]) -> list[Finding]:
     """One finding per run whose timed steps begin before its steady state."""
-    return [finding for row in rows if (finding := _judge(row)) is not None]
+    return of_cells(rows, _judge)
 
 
 @once

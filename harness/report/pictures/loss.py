@@ -50,7 +50,10 @@ def loss_picture(rows: Sequence[Row]) -> Picture | None:
         "Above: loss over steps, medians over repeats. Below: the difference to the reference of its job."
     )
     if len(drawn) < len(lines):
-        caption += f" Drawn are {len(drawn)} of {len(lines)}: the references, then those furthest from them."
+        caption += (
+            f" Drawn are {len(drawn)} of {len(lines)}: the references and runs that left them, then those "
+            "furthest from them."
+        )
     return Picture(
         key="loss",
         caption=caption,
@@ -73,7 +76,7 @@ def _furthest(lines: Sequence[_Line]) -> list[_Line]:
     """At most `MOST_CURVES`, in their order."""
 
     def importance(line: _Line) -> float:
-        if line.group.is_reference:
+        if line.group.is_reference or line.group.parity == "diverged":
             return float("inf")
         return max((abs(value) for value in line.differences.values()), default=0.0)
 

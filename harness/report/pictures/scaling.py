@@ -21,7 +21,10 @@ Curves = Sequence[Sequence[Point]]
 
 def strong_picture(curves: Curves) -> Picture | None:
     """Speed-up of one job, the fastest curves if there are many."""
-    text = "Strong scaling: speed-up over the smallest number of ranks. Dashed: ideal."
+    text = (
+        "Strong scaling: speed-up over the smallest number of ranks, or over the reference where a backend "
+        "did not run on one. Dashed: ideal."
+    )
     return _picture("strong-scaling", text, curves, strong=True)
 
 

@@ -45,7 +45,14 @@ def findings_section(rows: Sequence[Row]) -> Section:
     """Every finding, what its kind means, and the figures behind it; or that there is none."""
     found = find_all(rows)
     if not found:
-        text = "None: every judged run is the same job as its reference and agrees with it."
+        is_judged = any(
+            row.judgement.parity != "unjudged" and row.reference is not row.record for row in rows
+        )
+        text = (
+            "None: every judged run is the same job as its reference and agrees with it."
+            if is_judged
+            else "None, and no run could be judged by a reference."
+        )
         return Section("findings", "Findings", [Paragraph(text)])
     told = statements(found)
     blocks: list[Block] = []

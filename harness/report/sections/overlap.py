@@ -28,10 +28,11 @@ TEXTS = {
     "waiting for the other ranks included. Idle is the rest: the device waits for the host.",
 }
 SUM_TEXT = (
-    "Each line is one traced step, of all traced steps of all repeats the one of median duration. Exposed is "
-    "communication while nothing computes; compute, exposed and idle add up to the step. Hidden "
-    "is the share of the communication beside which something computes. A wait is a stretch of exposed "
-    "communication, named for the collective that covers most of it."
+    "What is said of cells is of all their traced steps together. Each line of the tables is one traced "
+    "step, of all traced steps of all repeats the one of median duration. Exposed is communication while "
+    "nothing computes; compute, exposed and idle add up to the step. Hidden is the share of the "
+    "communication beside which something computes. A wait is a stretch of exposed communication, named "
+    "for the collective that covers most of it."
 )
 
 OVERLAP_COLUMNS = (

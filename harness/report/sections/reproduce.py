@@ -16,9 +16,10 @@ from harness.report.document import Block, Code, Folded, Paragraph, Section, yam
 WHERE = "In a checkout of the code:"
 INSTALL = "pip install -c constraints.txt -e ."
 CONFIGURATION = (
-    "The jobs and how they were measured, as files for --config. Backends, ranks and repeats stand in the "
-    "commands, threads per rank under 'Layout and measurement' (runtime.threads_per_rank). A file that a "
-    "command names by --site describes a cluster and is not part of a record."
+    "What a file for --config holds, as it follows from the records: the job, how it was measured and, in "
+    "the section 'compare', the cells. What a command gives besides comes before it. Threads per rank that "
+    "differ between cells stand under 'Layout and measurement' only. A file that a command names by --site "
+    "describes a cluster and is not part of a record."
 )
 
 
@@ -26,7 +27,7 @@ def reproduce_section(rows: Sequence[Row]) -> Section:
     """Code, commands, each once and without folders of the machine that ran them, and configurations."""
     records = [row.record for row in rows]
     commands = list(dict.fromkeys(shlex.join(by_name(record.command)) for record in records))
-    files = _configurations(records)
+    files = _configurations(rows)
     blocks: list[Block] = [
         Paragraph(" ".join([*_commits(records), WHERE])),
         Code("sh", "\n".join([INSTALL, *commands])),
@@ -43,14 +44,15 @@ def _commits(records: Sequence[Record]) -> list[str]:
     return [f"The code is that of commit {listed(list(commits))}."] if commits else []
 
 
-def _configurations(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+def _configurations(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """Title and content of a configuration file for each job, cut of its batch and way of measuring.
 
     A reference is added to every comparison, cut in its own way: it counts where nothing else ran.
     """
-    others = {record.job_id for record in records if record.backend.name != REFERENCE}
-    found: list[dict[str, Any]] = []
-    for record in records:
+    others = {row.record.job_id for row in rows if row.record.backend.name != REFERENCE}
+    found: list[tuple[dict[str, Any], list[Row]]] = []
+    for row in rows:
+        record = row.record
         if record.backend.name == REFERENCE and record.job_id in others:
             continue
         world = record.world
@@ -61,9 +63,26 @@ def _configurations(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
         if record.measure:
             settings["measure"] = record.measure
         settings["runtime"] = {"preset": world.preset, "device": world.device}
-        if settings not in found:
-            found.append(settings)
+        known = next((of_settings for other, of_settings in found if other == settings), None)
+        if known is None:
+            found.append((settings, known := []))
+        known.append(row)
     return {
-        f"Configuration{f' {number} of {len(found)}' if len(found) > 1 else ''}": settings
-        for number, settings in enumerate(found, 1)
+        f"Configuration{f' {number} of {len(found)}' if len(found) > 1 else ''}": _with_cells(settings, alike)
+        for number, (settings, alike) in enumerate(found, 1)
     }
+
+
+def _with_cells(settings: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """Settings with the threads that all runs share, and with the cells where one node held them."""
+    worlds = [row.record.world for row in rows]
+    threads = {world.threads_per_rank for world in worlds}
+    runtime = {**settings["runtime"], **({"threads_per_rank": threads.pop()} if len(threads) == 1 else {})}
+    if any(world.nodes > 1 for world in worlds):
+        return {**settings, "runtime": runtime}
+    cells = {
+        "backends": list(dict.fromkeys(row.backend for row in rows)),
+        "world_sizes": sorted({world.world_size for world in worlds}),
+        "repeats": max(row.record.repeat for row in rows) + 1,
+    }
+    return {**settings, "runtime": runtime, "compare": cells}

@@ -24,10 +24,11 @@ TIME_TEXT = (
     "batches; forward, backward and step (clipping and update) are medians on the rank where they are "
     "largest, waiting for other ranks included. On CUDA phases come from events on the stream, read after "
     "the step's one synchronisation, on the CPU from the monotonic clock. steady from: the first step from "
-    "which on the duration is steady, by MSER (White 1997) on the running median of the step times, those "
-    "of counted, traced and settling steps left out; the timed steps should not begin before it; a finding "
-    f"says so where that changes their mean by more than {100 * SAME_SHARE:g} %. n/a: fewer than "
-    f"{LEAST_STEPS} such steps, or none steady in the first half."
+    "which on the duration is steady, the latest of the repeats, by MSER (White 1997) on the running "
+    "median of the step times, those of counted, traced and settling steps left out; the timed steps "
+    "should not begin before it; a finding says so where that changes their mean by more than "
+    f"{100 * SAME_SHARE:g} %. n/a: fewer than {LEAST_STEPS} such steps, or one of the repeats is not steady "
+    "in its first half."
 )
 UTILISATION_TEXT = (
     "Model FLOPs per token: 6 N + 12 L H Q T (PaLM, arXiv 2204.02311, appendix B), N being the parameters "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from harness.compare.findings.catalogue import find_all
@@ -24,6 +25,8 @@ from harness.report.formats import megabytes, number, percent, ranks, scientific
 
 MOST_JOBS = 4
 """Beyond these the verdict would be longer than the tables it sums up."""
+NOTHING_JUDGED = "No finding, and nothing that a reference could judge."
+NO_FINDING = "No finding speaks against the comparison."
 MOST_NAMES = 6
 """Of backends in a list."""
 FEW_TIMED_STEPS = 8
@@ -75,6 +78,8 @@ def sentences(rows: Sequence[Row], found: Sequence[Finding] | None) -> list[str]
     else:
         told.append("No cell that ended well has timed steps, so there is no speed to compare.")
     told += [_losses(groups), "" if found is None else _findings(found)]
+    if not any(g.parity != "unjudged" for g in groups if not g.is_reference):
+        told = [NOTHING_JUDGED if sentence == NO_FINDING else sentence for sentence in told]
     return [sentence for sentence in told if sentence]
 
 
@@ -101,9 +106,20 @@ def _fits(groups: Sequence[Repeats]) -> str:
 
 
 def _place_to_compare(groups: Sequence[Repeats]) -> Place | None:
-    """Where most backends were timed; of equals the largest world size."""
-    places = [g.place for g in groups if g.whole and g.values("tokens_per_second")]
-    return max(places, key=lambda place: (places.count(place), place[1]), default=None)
+    """Where most backends were timed; of equals the largest world size.
+
+    Several ranks come before one, which has nothing to shard, and ranks that have their cores for
+    themselves before those that take turns on them. The reference decides where nothing else was timed.
+    """
+    timed = [g for g in groups if g.whole and g.values("tokens_per_second")]
+    timed = [g for g in timed if not g.is_reference] or timed
+    counts = Counter(g.place for g in timed)
+
+    def worth(group: Repeats) -> tuple[bool, bool, int, int]:
+        size = group.world_size
+        return size > 1, not shares_cores(group.record), counts[group.place], size
+
+    return max(timed, key=worth).place if timed else None
 
 
 def _speed(groups: Sequence[Repeats], size: int, whose: str) -> str:
@@ -192,9 +208,10 @@ def _communication(groups: Sequence[Repeats]) -> str:
     if off:
         tail = f"; not what its implementation should send: {listed(off)}"
     elif len(unknown) < len(sent):
-        tail = "; to the byte as expected" + (" where that is known" if unknown else "")
+        of = f" in the {len(sent) - len(unknown)} of {len(sent)} cells with a closed form" if unknown else ""
+        tail = f"; to the byte as expected{of}"
     if unknown:
-        tail += f"; {len(unknown)} of {len(sent)} have no closed form: {listed(unknown)}"
+        tail += f"; without a closed form: {listed(unknown)}"
     size, extent = groups[0].world_size, _range(sent, groups).removeprefix("is ")
     return f"On {ranks(size)} a rank sends per step {extent}{tail}."
 
@@ -268,7 +285,7 @@ def _findings(found: Sequence[Finding]) -> str:
     told = statements(found)
     names = list(dict.fromkeys(statement.id for statement in told))
     if not names:
-        return "No finding speaks against the comparison."
+        return NO_FINDING
     count = "1 kind of finding" if len(names) == 1 else f"{len(names)} kinds of finding"
     text = f"{count} must be read before these figures are used: {listed(names)}."
     causes = [statement for statement in told if statement.role == "cause"]

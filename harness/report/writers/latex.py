@@ -8,7 +8,8 @@ from math import ceil
 from harness.report.document import Block, Code, Document, Folded, Heading, Items, Paragraph, Picture, Table
 from harness.report.formats import one_line, shortened
 
-PREAMBLE = r"""\documentclass[10pt,a4paper]{article}
+PREAMBLE = r"""% For lualatex or xelatex.
+\documentclass[10pt,a4paper]{article}
 \usepackage{fontspec}
 \usepackage[margin=2cm]{geometry}
 \usepackage{adjustbox,array,booktabs,graphicx}

@@ -29,7 +29,13 @@ def test_configurations_of_a_report_ask_for_the_same_job(rows: list[Row], tmp_pa
     assert isinstance(code, Code)
     path = tmp_path / "job.yaml"
     path.write_text(code.text)
-    cells = plan(load_experiment(path, []), ["ddp"], [2], 1, "cpu")
+    experiment = load_experiment(path, [])
+    others = [row for row in rows if row.record.backend.label != "single"]
+    assert experiment.compare.backends == list(dict.fromkeys(row.record.backend.label for row in others))
+    assert experiment.compare.world_sizes == [2]
+    assert experiment.compare.repeats == 7
+    assert experiment.runtime.threads_per_rank == others[0].record.world.threads_per_rank
+    cells = plan(experiment, ["ddp"], [2], 1, "cpu")
     assert {cell.job_id for cell in cells} == {row.record.job_id for row in rows}
     (record,) = [row.record for row in rows if row.record.backend.label == "ddp" and row.record.repeat == 0]
     assert cells[-1].measure.model_dump(mode="json") == record.measure

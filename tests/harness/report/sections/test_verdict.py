@@ -68,6 +68,24 @@ def test_ranks_that_take_turns_on_cores_are_said_where_speed_is() -> None:
     assert "take turns" not in verdict(make_record(), make_record(label="ddp"), make_record(label="fsdp"))
 
 
+def test_the_reference_does_not_make_one_rank_the_place_to_compare() -> None:
+    alone = [make_record(label=label, world_size=1) for label in ("ddp", "fsdp")]
+    two = [make_record(label=label) for label in ("ddp", "fsdp")]
+    assert "On 2 ranks ddp is fastest" in verdict(make_record(), *alone, *two)
+
+
+def test_ranks_with_cores_of_their_own_are_compared_before_those_that_take_turns() -> None:
+    wide = [make_record(label=label, world_size=16) for label in ("ddp", "fsdp", "zero1")]
+    two = [make_record(label=label) for label in ("ddp", "fsdp")]
+    assert "On 2 ranks ddp is fastest" in verdict(make_record(), *wide, *two)
+
+
+def test_where_nothing_was_judged_no_agreement_is_claimed() -> None:
+    text = verdict(make_record(label="ddp"))
+    assert "No finding, and nothing that a reference could judge." in text
+    assert "speaks against" not in text
+
+
 def test_only_the_cell_that_stayed_with_the_reference_is_not_the_only_timed_one() -> None:
     doubled = make_steps(norms=[norm * 2 for norm in NORMS])
     wrong = make_record(label="zero1", steps=doubled, final_weights=make_weights("c" * 64))
@@ -158,7 +176,7 @@ def test_cells_without_a_closed_form_are_counted_and_not_as_expected() -> None:
     part = own.backend.model_copy(update={"label": "own", "name": "own"})
     text = verdict(own, own.model_copy(update={"backend": part, "run_id": "own"}))
     assert "as expected" not in text
-    assert "of 2 have no closed form: " in text
+    assert "without a closed form: " in text
 
 
 def test_cells_that_were_measured_otherwise_are_not_called_alone() -> None:

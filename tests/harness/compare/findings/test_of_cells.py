@@ -1,0 +1,24 @@
+from harness.compare.findings.finding import Finding, of_cells, subject
+from harness.compare.rows import Row, make_rows
+from tests.records import make_record
+
+
+def judge(row: Row) -> Finding | None:
+    if row.record.repeat > 1:
+        return None
+    return Finding(
+        id="slow-rank", backends=("ddp",), message=f"{subject(row)}: rank {row.record.repeat} waits"
+    )
+
+
+def test_what_not_all_repeats_say_is_told_with_their_number() -> None:
+    rows = make_rows([make_record(label="ddp", repeat=repeat) for repeat in range(3)])
+    assert [finding.message for finding in of_cells(rows, judge)] == [
+        "ddp on 2 ranks: rank 0 waits; in 1 of 3 runs",
+        "ddp on 2 ranks: rank 1 waits; in 1 of 3 runs",
+    ]
+
+
+def test_what_every_repeat_says_is_told_plainly() -> None:
+    rows = make_rows([make_record(label="ddp")])
+    assert [finding.message for finding in of_cells(rows, judge)] == ["ddp on 2 ranks: rank 0 waits"]
