@@ -24,9 +24,11 @@ from torch import Tensor
 
 from backends.base import TensorKind
 
-SETTLED_SECONDS = 0.005
-"""What was served and stays the same for so long is what stays."""
-LONGEST_SETTLING_SECONDS = 0.1
+SETTLING_SECONDS = 0.001
+"""Between two readings of what is served."""
+SETTLED_READINGS = 5
+"""So many alike in a row are what stays."""
+MOST_READINGS = 100
 
 
 class AllocatorProbe(ABC):
@@ -111,12 +113,13 @@ class CpuAllocatorProbe(AllocatorProbe):
 
     def settle(self) -> None:
         # gloo's threads wake whoever waits for a collective before they let go of its buffers.
-        begin = since = time.monotonic()
-        held = self.allocated_bytes()
-        while (now := time.monotonic()) - since < SETTLED_SECONDS and now - begin < LONGEST_SETTLING_SECONDS:
-            time.sleep(SETTLED_SECONDS / 5)
-            if (still := self.allocated_bytes()) != held:
-                held, since = still, time.monotonic()
+        held, alike = self.allocated_bytes(), 0
+        for _ in range(MOST_READINGS):
+            time.sleep(SETTLING_SECONDS)
+            still = self.allocated_bytes()
+            held, alike = still, alike + 1 if still == held else 0
+            if alike == SETTLED_READINGS:
+                break
 
     def serves(self, storage: torch.UntypedStorage) -> bool:
         return bool(self._library.harness_serves(storage.data_ptr()))

@@ -150,6 +150,17 @@ def test_the_rank_that_differs_is_named_among_many() -> None:
     assert "rank 5 has a peak of 24,000 bytes, rank 0 of 20,000: 20 % of the mean" in finding.message
 
 
+def test_a_peak_higher_by_one_buffer_of_the_transport_is_chance() -> None:
+    record = run([steady(), steady(peak_bytes=20_000)])
+    comm = [part.model_copy(update={"largest_bytes": 4000}) for part in record.comm]
+    assert comm
+    assert [finding.id for finding in find(make_rows([record]))] == ["memory-imbalance"]
+    assert find(make_rows([record.model_copy(update={"comm": comm})])) == []
+    on_gpus = record.world.model_copy(update={"collectives": "nccl"})
+    found = find(make_rows([record.model_copy(update={"comm": comm, "world": on_gpus})]))
+    assert [finding.id for finding in found] == ["memory-imbalance"]
+
+
 def test_chance_on_a_cpu_is_among_the_causes() -> None:
     assert "gloo" in kinds()["memory-imbalance"].cause
 
