@@ -158,19 +158,25 @@ def fastest(groups: Sequence[Repeats]) -> dict[Place, Repeats]:
     }
 
 
+def job_marks(groups: Sequence[Repeats]) -> dict[str, str]:
+    """By job what is said of it behind a cell: ', job 0123456789ab', nothing where all are of one."""
+    jobs = {group.record.job_id for group in groups}
+    return {job: f", job {job}" if len(jobs) > 1 else "" for job in jobs}
+
+
 def repeat_spreads(rows: Sequence[Row]) -> dict[str, float | None]:
     """For each cell that ended well more than once: the largest loss difference of its repeats.
 
     None where a loss of one of them is missing.
     """
-    several = len({row.record.job_id for row in rows}) > 1
+    groups = group_repeats(rows)
+    marks = job_marks(groups)
     spreads: dict[str, float | None] = {}
-    for group in group_repeats(rows):
+    for group in groups:
         ended = [row.record for row in group.rows if row.record.status == "ok"]
         if len(ended) > 1:
-            job = f", job {group.record.job_id}" if several else ""
             apart = [distance(ended[0], other).loss for other in ended[1:]]
             known = [value for value in apart if value is not None]
-            cell = f"{group.label} on {group.world_size}{job}"
+            cell = f"{group.label} on {group.world_size}{marks[group.record.job_id]}"
             spreads[cell] = max(known) if len(known) == len(apart) else None
     return spreads

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from harness.compare.findings.groups import together
-from harness.compare.repeats import Repeats, group_repeats
+from harness.compare.repeats import Repeats, group_repeats, job_marks
 from harness.compare.rows import Row, reason
 from harness.report.document import Items, Paragraph, Section
 
@@ -16,10 +16,10 @@ _RANK = re.compile(r" \(rank \d+\)")
 def failures_section(rows: Sequence[Row]) -> Section:
     """Each reason with its cells and their number of runs, or that every cell is whole."""
     groups = group_repeats(rows)
-    several = len({group.record.job_id for group in groups}) > 1
+    marks = job_marks(groups)
     cells: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
     for group in groups:
-        job = f", job {group.record.job_id}" if several else ""
+        job = marks[group.record.job_id]
         for runs, why in _reasons(group):
             # Whichever rank failed first is named; the same error of another rank is the same reason.
             cells.setdefault((job, runs, _RANK.sub("", why)), []).append((group.title, why))

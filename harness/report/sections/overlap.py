@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.compare.findings.groups import together
-from harness.compare.repeats import Repeats, group_repeats
+from harness.compare.repeats import Repeats, group_repeats, job_marks
 from harness.compare.rows import Row
 from harness.compare.speed import median_step
 from harness.record import OverlapPart, Record
@@ -64,12 +64,11 @@ def overlap_section(rows: Sequence[Row]) -> Section | None:
     traced = [row.record for row in rows if any(rank.overlap for rank in row.record.ranks)]
     texts = [TEXTS[device] for device in dict.fromkeys(record.world.device for record in traced)]
     blocks: list[Block] = [Paragraph(text) for text in [*texts, SUM_TEXT]]
-    several = len({group.record.job_id for group in groups}) > 1
+    marks = job_marks(groups)
     said: dict[tuple[str, str], list[str]] = {}
     for group in groups:
         if (sentence := overlap_sentence(group)) is not None:
-            job = f", job {group.record.job_id}" if several else ""
-            said.setdefault((job, sentence), []).append(group.title)
+            said.setdefault((marks[group.record.job_id], sentence), []).append(group.title)
     if said:
         items = [f"{together(titles)}{job}: {sentence}" for (job, sentence), titles in said.items()]
         blocks.append(Items(items))
