@@ -77,9 +77,8 @@ def sentences(rows: Sequence[Row], found: Sequence[Finding] | None) -> list[str]
         told += [speed, _memory(same), _communication(same)]
     else:
         told.append("No cell that ended well has timed steps, so there is no speed to compare.")
-    told += [_losses(groups), "" if found is None else _findings(found)]
-    if not any(g.parity != "unjudged" for g in groups if not g.is_reference):
-        told = [NOTHING_JUDGED if sentence == NO_FINDING else sentence for sentence in told]
+    is_judged = any(g.parity != "unjudged" for g in groups if not g.is_reference)
+    told += [_losses(groups), "" if found is None else _findings(found, is_judged=is_judged)]
     return [sentence for sentence in told if sentence]
 
 
@@ -281,11 +280,12 @@ def _set_apart(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _findings(found: Sequence[Finding]) -> str:
+def _findings(found: Sequence[Finding], *, is_judged: bool = True) -> str:
+    """What was found, the cause by which a run left the reference first."""
     told = statements(found)
     names = list(dict.fromkeys(statement.id for statement in told))
     if not names:
-        return NO_FINDING
+        return NO_FINDING if is_judged else NOTHING_JUDGED
     count = "1 kind of finding" if len(names) == 1 else f"{len(names)} kinds of finding"
     text = f"{count} must be read before these figures are used: {listed(names)}."
     causes = [statement for statement in told if statement.role == "cause"]
