@@ -1,21 +1,24 @@
 """Time and memory of `harness report` over 1,000 records of 500 steps, and over 100 of them.
 
 Processor time is what is judged, the least of several runs: other work on the machine or its host only adds
-to it.
+to it. How fast the host is at the moment shows beside it: what Python's `json` takes to read the same files.
 """
 
 from __future__ import annotations
 
+import json
 import resource
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import measuring
 import report_records
 
 MOST_SECONDS = 10.0
+MOST_OVER_JSON = 2.0
 MOST_BYTES = 2**30
 MOST_GROWTH = 1.15
 """Seconds of 1,000 records over what a line through those of 100 and 550 gives: 1 is linear."""
@@ -40,12 +43,14 @@ def measure(steps: int = STEPS) -> list[measuring.Result]:
             report_records.write_records(runs, count, steps)
             found = [report(runs, Path(folder) / "report.md") for _ in range(RUNS)]
             seconds[count], peak = min(took for took, _ in found), max(most for _, most in found)
+            reading = min(json_seconds(runs) for _ in range(RUNS))
             took = ", ".join(f"{took:.1f}" for took, _ in found)
             measuring.progress(f"report speed: {count} records in {took} s")
     few, middle, many = (seconds[count] for count in COUNTS)
     growth = many / (middle + (middle - few))
     return [
         _result("report seconds", many / MOST_SECONDS, 1.0, f"{many:.1f} s of processor time"),
+        _result("report over json", many / reading, MOST_OVER_JSON, f"{reading:.1f} s to read them by json"),
         _result("report memory", peak / MOST_BYTES, 1.0, f"{peak / 2**20:.0f} MiB"),
         _result("report growth", growth, MOST_GROWTH, f"{few:.1f}, {middle:.1f}, {many:.1f} s for {COUNTS}"),
     ]
@@ -59,6 +64,14 @@ def report(runs: Path, output: Path) -> tuple[float, int]:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return seconds, after.ru_maxrss * 1024
+
+
+def json_seconds(runs: Path) -> float:
+    """Processor seconds of this process to read all records as plain lists and dictionaries."""
+    before = time.process_time()
+    for path in runs.glob("*/record.json"):
+        json.loads(path.read_bytes())
+    return time.process_time() - before
 
 
 def _result(name: str, ratio: float, target: float, detail: str) -> measuring.Result:

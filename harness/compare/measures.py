@@ -30,6 +30,7 @@ def first_timed(record: Record) -> int:
     return next((i for i, step in enumerate(record.steps) if step.window == "timed"), len(record.steps))
 
 
+@once
 def step_seconds(record: Record) -> list[float]:
     """Duration of each timed step, the slowest rank's."""
     return [step.seconds for step in timed_steps(record)]

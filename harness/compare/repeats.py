@@ -89,10 +89,15 @@ class Repeats:
         """The row of `compare --json` of each repeat."""
         return [row.as_json() for row in self.rows]
 
+    @property
+    def timed_steps(self) -> list[list[float]]:
+        """Seconds of the timed steps of each repeat."""
+        return [measures.step_seconds(row.record) for row in self.rows]
+
     @cached_property
     def step_seconds(self) -> list[float]:
         """Every timed step of every repeat."""
-        return [seconds for row in self.rows for seconds in row.timed_seconds]
+        return [seconds for steps in self.timed_steps for seconds in steps]
 
     @cached_property
     def step_median(self) -> float | None:

@@ -51,11 +51,6 @@ class Row:
         return dict(self._figures)
 
     @cached_property
-    def timed_seconds(self) -> list[float]:
-        """Duration of each timed step."""
-        return measures.step_seconds(self.record)
-
-    @cached_property
     def _figures(self) -> dict[str, Any]:
         """Computed once: every section of a report asks for them."""
         record = self.record

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from operator import attrgetter
+from itertools import compress, count
+from operator import attrgetter, itemgetter, ne
 from typing import Any
 
 from harness.record import Record
@@ -100,18 +101,22 @@ def _samples(reference: Record, record: Record) -> Iterator[Difference]:
         return
     fields = ("ledger", "samples", "target_tokens")
     consumed = attrgetter(*fields)
-    for left_step, right_step in zip(reference.steps, record.steps, strict=False):
-        if consumed(left_step) == consumed(right_step):
-            continue
-        for field in fields:
-            if getattr(left_step, field) != getattr(right_step, field):
-                yield Difference(
-                    field=f"{field} of step {left_step.step}",
-                    reference=getattr(left_step, field),
-                    given=getattr(right_step, field),
-                    kind="samples-differ",
-                )
-                return
+    unequal = _first_unequal(map(consumed, reference.steps), map(consumed, record.steps))
+    if unequal is not None:
+        left_step, right_step = reference.steps[unequal], record.steps[unequal]
+        values = zip(fields, consumed(left_step), consumed(right_step), strict=True)
+        field, expected, given = next((name, a, b) for name, a, b in values if a != b)
+        yield Difference(
+            field=f"{field} of step {left_step.step}",
+            reference=expected,
+            given=given,
+            kind="samples-differ",
+        )
+
+
+def _first_unequal(left: Iterable[Any], right: Iterable[Any]) -> int | None:
+    """Index of the first values that differ; None: all do not, as far as the shorter one goes."""
+    return next(compress(count(), map(ne, left, right)), None)
 
 
 def _late_samples(reference: Record, record: Record) -> Difference | None:
@@ -145,18 +150,21 @@ def _fed(record: Record) -> list[Counter[str]]:
 
 
 def _learning_rates(reference: Record, record: Record) -> Iterator[Difference]:
-    for left, right in zip(reference.steps, record.steps, strict=False):
-        asked = left.learning_rate
-        applied = right.learning_rate if right.applied_learning_rate is None else right.applied_learning_rate
-        for given in (right.learning_rate, applied):
-            if given != asked:
-                yield Difference(
-                    field=f"learning rate of step {left.step}",
-                    reference=asked,
-                    given=given,
-                    kind="learning-rate-differs",
-                )
-                return
+    asked = [step.learning_rate for step in reference.steps]
+    told = [step.learning_rate for step in record.steps]
+    held = [step.applied_learning_rate for step in record.steps]
+    applied = [rate if seen is None else seen for rate, seen in zip(told, held, strict=True)]
+    beyond = [
+        (step, rates) for rates in (told, applied) if (step := _first_unequal(asked, rates)) is not None
+    ]
+    if beyond:
+        step, rates = min(beyond, key=itemgetter(0))
+        yield Difference(
+            field=f"learning rate of step {reference.steps[step].step}",
+            reference=asked[step],
+            given=rates[step],
+            kind="learning-rate-differs",
+        )
 
 
 def _steps(reference: Record, record: Record) -> Iterator[Difference]:

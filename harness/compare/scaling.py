@@ -167,7 +167,7 @@ def _step(group: Repeats) -> float:
 
 def run_seconds(group: Repeats) -> list[float]:
     """Mean timed step of each run that has any, in seconds; throughput is made of the same."""
-    return [fmean(row.timed_seconds) for row in group.rows if row.timed_seconds]
+    return [fmean(steps) for steps in group.timed_steps if steps]
 
 
 def _work(group: Repeats) -> float | None:

@@ -6,13 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from harness.compare import measures
-from harness.compare.once import once
 from harness.compare.statistics import percentile_95
-from harness.record import OverlapPart, RankPart, Record
+from harness.compare.timings import DATA, WHOLE, rank_medians
+from harness.record import OverlapPart, Record
 from harness.theory.device_peaks import find_peak
 from harness.theory.flops import (
     ModelGeometry,
@@ -20,8 +17,6 @@ from harness.theory.flops import (
     least_flops_per_token,
     model_flops_per_token,
 )
-
-PHASES = ("forward", "backward", "step")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,51 +28,16 @@ class Peak:
     """A data sheet, or 'measured'."""
 
 
-def timed_indices(record: Record) -> range:
-    """Which of a rank's per-step values belong to timed steps."""
-    return range(measures.first_timed(record), len(record.steps))
-
-
 def p95_step_seconds(record: Record) -> float | None:
     """95th percentile of the timed steps; None without timed steps."""
     seconds = measures.step_seconds(record)
     return percentile_95(seconds) if seconds else None
 
 
-def rank_medians(record: Record, values: Sequence[Sequence[float]]) -> list[float]:
-    """Per rank, the median over timed steps of its per-step values."""
-    indices = timed_indices(record)
-    if not indices or not values:
-        return []
-    timed = [of_rank[indices.start : indices.stop] for of_rank in values]
-    medians: list[float] = np.median(timed, axis=1).tolist()
-    return medians
-
-
-@once
-def step_medians(record: Record) -> list[float]:
-    """Per rank, its median timed step."""
-    return rank_medians(record, [rank.step_seconds for rank in record.ranks])
-
-
-@once
-def data_medians(record: Record) -> list[float]:
-    """Per rank, the median time of fetching a timed step's batches."""
-    return rank_medians(record, [rank.data_seconds for rank in record.ranks])
-
-
 def rank_spread_seconds(record: Record) -> float | None:
     """Slowest rank's median step minus the fastest's; None without timed steps."""
-    medians = step_medians(record)
+    medians = rank_medians(record, WHOLE)
     return max(medians) - min(medians) if medians else None
-
-
-def phase_seconds(record: Record, phase: str) -> float | None:
-    """Median over timed steps, of the rank on which it is largest; None where phases were not timed."""
-    if not record.ranks or any(phase not in rank.phase_seconds for rank in record.ranks):
-        return None
-    medians = rank_medians(record, [rank.phase_seconds[phase] for rank in record.ranks])
-    return max(medians, default=None)
 
 
 def median_step(parts: Sequence[OverlapPart]) -> OverlapPart:
@@ -85,37 +45,14 @@ def median_step(parts: Sequence[OverlapPart]) -> OverlapPart:
     return sorted(parts, key=lambda part: part.seconds)[(len(parts) - 1) // 2]
 
 
-def data_seconds(record: Record) -> float | None:
-    """Median time of fetching a step's batches, of the rank on which it is largest."""
-    return max(data_medians(record), default=None)
-
-
 def data_share(record: Record) -> float | None:
     """Largest over ranks of the share of the median step that goes into fetching batches."""
     shares = [
         fetching / step
-        for fetching, step in zip(data_medians(record), step_medians(record), strict=True)
+        for fetching, step in zip(rank_medians(record, DATA), rank_medians(record, WHOLE), strict=True)
         if step
     ]
     return max(shares, default=None)
-
-
-def phase_sum(rank: RankPart, index: int, *, with_data: bool) -> float | None:
-    """Phases of one step of one rank added up, fetching included if asked; None: not timed."""
-    sums = phase_sums(rank, with_data=with_data)
-    return None if sums is None else float(sums[index])
-
-
-def phase_sums(rank: RankPart, *, with_data: bool) -> npt.NDArray[np.float64] | None:
-    """The same of every step, as an array."""
-    if any(phase not in rank.phase_seconds for phase in PHASES):
-        return None
-    series = [rank.phase_seconds[phase] for phase in PHASES]
-    if with_data:
-        series.append(rank.data_seconds)
-    # Shorter lists than steps are those of a rank that died.
-    steps = min(map(len, series))
-    return np.sum([of_phase[:steps] for of_phase in series], axis=0)
 
 
 def geometry(record: Record) -> ModelGeometry | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, count
 from math import comb
+from statistics import quantiles
 from typing import Literal
 
 import numpy as np
@@ -35,7 +36,7 @@ class Interval:
 
 def percentile_95(values: Sequence[float]) -> float | None:
     """95th percentile, interpolated linearly; None of fewer than `LEAST_FOR_P95` values."""
-    return float(np.percentile(values, 95)) if len(values) >= LEAST_FOR_P95 else None
+    return quantiles(values, n=20, method="inclusive")[-1] if len(values) >= LEAST_FOR_P95 else None
 
 
 def value_range(values: Sequence[float]) -> Interval | None:

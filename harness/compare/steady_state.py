@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -44,12 +43,6 @@ class SteadyState:
 
 def steady_state(seconds: Sequence[float]) -> SteadyState | None:
     """The steady part of a series; None: too short, or still changing after half of it."""
-    return _steady_state(tuple(seconds))
-
-
-@lru_cache(maxsize=4096)
-def _steady_state(seconds: tuple[float, ...]) -> SteadyState | None:
-    """Computed once for a report, where a finding and a table ask for it."""
     if len(seconds) < LEAST_STEPS:
         return None
     smooth = running_median(seconds)
@@ -75,7 +68,9 @@ def noise_seconds(seconds: Sequence[float]) -> float:
 
 def running_median(values: Sequence[float]) -> list[float]:
     """Median of each value and its neighbours; the first stays, since a slow first step is a warm-up."""
-    inner = np.sort(np.lib.stride_tricks.sliding_window_view(values, 3), axis=1)[:, 1]
+    series = np.asarray(values)
+    before, here, after = series[:-2], series[1:-1], series[2:]
+    inner = np.maximum(np.minimum(before, here), np.minimum(np.maximum(before, here), after))
     return [values[0], *inner.tolist(), float(np.median(values[-SETTLED_STEPS:]))]
 
 
@@ -99,6 +94,7 @@ def uninstrumented_steps(record: Record) -> tuple[list[int], list[float]]:
     return [step.step for step in steps], [step.seconds for step in steps]
 
 
+@once
 def steady_from(record: Record) -> int | None:
     """Number of the first steady step of a run; None: it cannot be told, or there is none."""
     numbers, seconds = uninstrumented_steps(record)

@@ -6,8 +6,6 @@ paper (arXiv 1910.02054, section 7) and the FSDP paper (arXiv 2304.11277).
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 RING_PASSES = {
     "all_reduce": 2,
     "all_gather": 1,
@@ -29,7 +27,8 @@ def ring_sent_bytes(op: str, payload_bytes: int, group_size: int) -> float:
     """
     if op in ("send", "recv"):
         return float(payload_bytes) if op == "send" else 0.0
-    return float(RING_PASSES[op] * Fraction(group_size - 1, group_size) * payload_bytes)
+    # Whole numbers up to the division, which rounds once.
+    return RING_PASSES[op] * (group_size - 1) * payload_bytes / group_size
 
 
 def textbook_sent_bytes(

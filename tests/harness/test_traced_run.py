@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.compare import speed
+from harness.compare.timings import timings
 from harness.record import Record
 from tests.harness.commands.command_line import SMALL, harness, records
 
@@ -52,12 +53,12 @@ def test_the_reducer_of_ddp_is_seen_in_the_backward_pass(traced: tuple[Path, Rec
 
 
 def test_phases_and_fetching_fill_the_step(traced: tuple[Path, Record]) -> None:
-    record = traced[1]
-    for rank in record.ranks:
-        for index in speed.timed_indices(record):
-            parts = speed.phase_sum(rank, index, with_data=True)
-            assert parts is not None
-            assert 0.9 * rank.step_seconds[index] < parts <= rank.step_seconds[index]
+    found = timings(traced[1])
+    assert found is not None
+    assert found.phases is not None
+    parts = found.phases + found.data
+    assert (0.9 * found.whole < parts).all()
+    assert (parts <= found.whole).all()
 
 
 def test_the_trace_of_each_rank_opens_and_is_named_in_the_record(traced: tuple[Path, Record]) -> None:

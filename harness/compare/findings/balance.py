@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.compare import measures, speed
 from harness.compare.findings.finding import Finding, Kind, of_cells, subject
 from harness.compare.once import once
 from harness.compare.rows import Row
+from harness.compare.timings import DATA, Seconds, largest_median, timings
 from harness.record import Record
-
-Series: TypeAlias = npt.NDArray[np.float64]
-"""Seconds, a line per rank and a column per step."""
 
 LEAST_STEPS = 5
 """Fewer do not tell a slow rank from a disturbance."""
@@ -73,41 +69,36 @@ def _slow_rank(row: Row) -> Finding | None:
     return None
 
 
-def persistently_slowest(series: Series) -> int | None:
+def persistently_slowest(series: Seconds) -> int | None:
     """Index of the rank that is slowest in most steps and by its median; None: there is none."""
     if series.shape[0] < 2 or series.shape[1] < LEAST_STEPS:
         return None
     counts = np.bincount(series.argmax(axis=0))
     rank = int(counts.argmax())
+    if counts[rank] < PERSISTENT_SHARE * series.shape[1]:
+        return None
     medians = np.median(series, axis=1)
-    persistent = counts[rank] >= PERSISTENT_SHARE * series.shape[1]
-    return rank if persistent and medians[rank] > SLOWER * np.median(np.delete(medians, rank)) else None
+    return rank if medians[rank] > SLOWER * np.median(np.delete(medians, rank)) else None
 
 
-def _is_large(record: Record, series: Series) -> bool:
+def _is_large(record: Record, series: Seconds) -> bool:
     """Whether the difference of the ranks matters beside the whole step."""
     medians = np.median(series, axis=1)
     step = measures.median_step_seconds(record)
     return step is not None and bool(medians.max() - medians.min() > LEAST_SHARE_OF_STEP * step)
 
 
-def _series(record: Record) -> dict[str, Series]:
+def _series(record: Record) -> dict[str, Seconds]:
     """What does not contain waiting for a slower rank, by its name."""
-    timed = speed.timed_indices(record)
-    if not timed or not record.ranks:
+    timed = timings(record)
+    if timed is None:
         return {}
-
-    def of_ranks(values: Sequence[Sequence[float]]) -> Series:
-        return np.array([of_rank[timed.start : timed.stop] for of_rank in values])
-
-    steps = of_ranks([rank.step_seconds for rank in record.ranks])
-    found = {"whole steps": steps}
-    if all("forward" in rank.phase_seconds for rank in record.ranks):
+    found = {"whole steps": timed.whole}
+    if "forward" in timed.seconds:
         # Ranks end a step together and may begin it apart. One that begins early waits in the forward
         # pass for the others, so all are counted from where the first began.
-        fetching = of_ranks([rank.data_seconds for rank in record.ranks])
-        forward = of_ranks([rank.phase_seconds["forward"] for rank in record.ranks])
-        found["fetching and forward pass"] = steps.max(axis=0) - steps + fetching + forward
+        start = timed.whole.max(axis=0) - timed.whole
+        found["fetching and forward pass"] = start + timed.data + timed.seconds["forward"]
     traced = [[part.compute_seconds for part in rank.overlap] for rank in record.ranks]
     if len({len(parts) for parts in traced}) == 1 and traced[0]:
         found["computing (traced steps)"] = np.array(traced)
@@ -123,5 +114,5 @@ def _slow_data(row: Row) -> Finding | None:
         id="slow-data",
         backends=(row.record.backend.label,),
         message=f"{subject(row)}: {share:.0%} of the step goes into fetching batches",
-        values={"data_share": share, "data_seconds": speed.data_seconds(row.record)},
+        values={"data_share": share, "data_seconds": largest_median(row.record, DATA)},
     )

@@ -10,6 +10,7 @@ from harness.compare import measures, speed
 from harness.compare.findings.finding import Finding, Kind, subject
 from harness.compare.once import once
 from harness.compare.rows import Row
+from harness.compare.timings import timings
 
 MEASURED_MARGIN = 1.25
 """A measured peak is what the machine did in one second; another may be better by its clock and load."""
@@ -71,30 +72,21 @@ def _beyond_peak(row: Row) -> list[Finding]:
 @once
 def _shorter_than_parts(row: Row) -> list[Finding]:
     """The worst timed step that does not hold its phases, or whose seconds are none."""
-    record = row.record
-    worst: tuple[float, dict[str, float]] | None = None
-    timed = slice(measures.first_timed(record), len(record.steps))
-    for rank in record.ranks:
-        # On CUDA the host fetches the next batch while the device still works on the last.
-        sums = speed.phase_sums(rank, with_data=record.world.device == "cpu")
-        if sums is None or timed.start == timed.stop:
-            continue
-        parts, seconds = sums[timed], np.asarray(rank.step_seconds[timed])
-        missing = parts - seconds * (1 + CLOCK_SHARE) - CLOCK_SECONDS
-        most = int(missing.argmax())
-        if missing[most] > 0 and (worst is None or missing[most] > worst[0]):
-            worst = (
-                float(missing[most]),
-                {
-                    "rank": rank.rank,
-                    "step": record.steps[timed.start + most].step,
-                    "step_seconds": float(seconds[most]),
-                    "phase_seconds": float(parts[most]),
-                },
-            )
-    if worst is None:
+    record, timed = row.record, timings(row.record)
+    if timed is None or timed.phases is None:
         return []
-    values = worst[1]
+    # On CUDA the host fetches the next batch while the device still works on the last.
+    parts = timed.phases + timed.data if record.world.device == "cpu" else timed.phases
+    missing = parts - timed.whole * (1 + CLOCK_SHARE) - CLOCK_SECONDS
+    rank, step = np.unravel_index(missing.argmax(), missing.shape)
+    if missing[rank, step] <= 0:
+        return []
+    values = {
+        "rank": record.ranks[rank].rank,
+        "step": record.steps[measures.first_timed(record) + int(step)].step,
+        "step_seconds": float(timed.whole[rank, step]),
+        "phase_seconds": float(parts[rank, step]),
+    }
     return [
         Finding(
             id="inconsistent-timing",

@@ -9,7 +9,7 @@ from harness.compare import measures
 from harness.compare.findings.finding import Finding, Kind, of_cells, subject
 from harness.compare.once import once
 from harness.compare.rows import Row
-from harness.compare.steady_state import LEAST_STEPS, SAME_SHARE, steady_state, uninstrumented_steps
+from harness.compare.steady_state import LEAST_STEPS, SAME_SHARE, steady_from, uninstrumented_steps
 from harness.record import Record
 
 KINDS = (
@@ -35,15 +35,13 @@ def find(rows: Sequence[Row]) -> list[Finding]:
 @once
 def _judge(row: Row) -> Finding | None:
     timed = measures.timed_steps(row.record)
-    numbers, seconds = uninstrumented_steps(row.record)
-    if not timed or len(seconds) < LEAST_STEPS:
+    if not timed or len(uninstrumented_steps(row.record)[0]) < LEAST_STEPS:
         return None
-    found = steady_state(seconds)
     first_timed = timed[0].step
-    first_steady = None if found is None else numbers[found.first]
+    first_steady = steady_from(row.record)
     if first_steady is not None:
         steady = [step.seconds for step in timed if step.step >= first_steady]
-        if fmean([step.seconds for step in timed]) <= (1 + SAME_SHARE) * fmean(steady):
+        if fmean(measures.step_seconds(row.record)) <= (1 + SAME_SHARE) * fmean(steady):
             return None
     steady_when = (
         "do not become steady within the first half of the run"

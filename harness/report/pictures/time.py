@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from harness.compare import speed
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
-from harness.record import RankPart, Record
+from harness.compare.timings import DATA, largest_median
+from harness.record import RankPart
 from harness.report.document import Picture
 from harness.report.pictures.bars import (
     caption,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Parts = Mapping[str, float]
-PHASES = {"data": "data", "forward": "forward", "backward": "backward", "step": "clipping and update"}
+PARTS = {DATA: "data", "forward": "forward", "backward": "backward", "step": "clipping and update"}
 ACTIVITIES = ("computing", "exposed communication", "neither")
 PartsOf = Callable[[Repeats], Parts]
 
@@ -60,7 +61,7 @@ def _picture(
 
     def draw(figure: Figure) -> None:
         axis = figure.subplots()
-        stacked(axis, range(len(drawn)), cut, present((*PHASES.values(), *ACTIVITIES), cut))
+        stacked(axis, range(len(drawn)), cut, present((*PARTS.values(), *ACTIVITIES), cut))
         label_bars(axis, drawn, "time of a step (ms)")
         legend_below(figure)
 
@@ -71,16 +72,12 @@ def _picture(
 
 def _phases(group: Repeats) -> Parts:
     found: dict[str, float] = {}
-    for phase, name in PHASES.items():
-        times = [_seconds(row.record, phase) for row in group.rows]
+    for part, name in PARTS.items():
+        times = [largest_median(row.record, part) for row in group.rows]
         known = [seconds for seconds in times if seconds is not None]
         if known:
             found[name] = median(known) * 1e3
     return found
-
-
-def _seconds(record: Record, phase: str) -> float | None:
-    return speed.data_seconds(record) if phase == "data" else speed.phase_seconds(record, phase)
 
 
 def _overlap(group: Repeats) -> Parts:

@@ -10,6 +10,7 @@ from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
 from harness.compare.statistics import LEAST_FOR_P95
 from harness.compare.steady_state import LEAST_STEPS, SAME_SHARE, steady_from
+from harness.compare.timings import DATA, PHASES, largest_median
 from harness.record import Record
 from harness.report.document import Column, Heading, Paragraph, Section, Table
 from harness.report.formats import NOT_AVAILABLE, milliseconds, number
@@ -133,8 +134,8 @@ def _times(records: Sequence[Record]) -> list[object]:
         _middle(records, measures.median_step_seconds),
         _middle(records, speed.p95_step_seconds),
         _middle(records, speed.rank_spread_seconds),
-        _middle(records, speed.data_seconds),
-        *(_middle(records, _phase(phase)) for phase in speed.PHASES),
+        _middle(records, _part(DATA)),
+        *(_middle(records, _part(phase)) for phase in PHASES),
         max(steady) if len(steady) == len(records) else None,
         measures.timed_steps(records[0])[0].step,
     ]
@@ -189,8 +190,8 @@ def _labels(records: Sequence[Record]) -> list[object]:
     return [records[0].backend.label, records[0].world.world_size]
 
 
-def _phase(phase: str) -> Callable[[Record], float | None]:
-    return lambda record: speed.phase_seconds(record, phase)
+def _part(part: str) -> Callable[[Record], float | None]:
+    return lambda record: largest_median(record, part)
 
 
 def _probe(name: str) -> Callable[[Record], float | None]:

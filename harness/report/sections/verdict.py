@@ -151,9 +151,9 @@ def _speed(groups: Sequence[Repeats], size: int, whose: str) -> str:
         text += "; every difference to the fastest is beyond noise"
     if any(shares_cores(row.record) for group in ordered for row in group.rows):
         text += "; the ranks take turns on processor cores, so none of this is the strategies' own speed"
-    steps = min(len(row.timed_seconds) for group in ordered for row in group.rows)
-    if steps < FEW_TIMED_STEPS:
-        text += f"; runs of {steps} timed step{'s' if steps > 1 else ''} say little of speed"
+    fewest = min(len(steps) for group in ordered for steps in group.timed_steps)
+    if fewest < FEW_TIMED_STEPS:
+        text += f"; runs of {fewest} timed step{'s' if fewest > 1 else ''} say little of speed"
     return text + "."
 
 
