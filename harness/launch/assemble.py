@@ -9,7 +9,7 @@ from typing import Any
 from backends import registry
 from harness.launch.local import Outcome, signal_name
 from harness.launch.nodes import run_environment
-from harness.launch.side_files import read_log
+from harness.launch.side_files import log_tail
 from harness.launch.tail import Tail
 from harness.provenance import package_versions
 from harness.record import (
@@ -38,7 +38,6 @@ from harness.request import (
     trace_file,
 )
 
-LOG_TAIL_LINES = 40
 PHASES = ("forward", "backward", "step")
 Events = dict[int, dict[str, list[dict[str, Any]]]]
 
@@ -318,8 +317,3 @@ def _exit_message(code: int | None) -> str:
 
 def _log_tail(run_directory: Path, rank: int) -> str:
     return log_tail(rank_log(run_directory, rank)) or log_tail(launcher_log(run_directory))
-
-
-def log_tail(log: Path) -> str:
-    """The last lines of a log; empty where there is none that can be read."""
-    return "\n".join(read_log(log).splitlines()[-LOG_TAIL_LINES:])

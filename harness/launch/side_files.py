@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import harness
+
+LOG_TAIL_LINES = 40
+_FILE_OF_TRACEBACK = re.compile(r'(?<=\bFile ")[^"\n]+(?=", line \d)')
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
@@ -22,3 +30,26 @@ def read_log(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def log_tail(log: Path) -> str:
+    """The last lines of a log; empty where there is none that can be read.
+
+    Files in a traceback are told from where Python finds them, 'torch/nn/functional.py': a record is read
+    and published where nobody knows the folders of the machine that wrote it.
+    """
+    tail = "\n".join(read_log(log).splitlines()[-LOG_TAIL_LINES:])
+    return _FILE_OF_TRACEBACK.sub(lambda file: _within_root(file[0]), tail)
+
+
+def _within_root(file: str) -> str:
+    root = next((root for root in _import_roots() if file.startswith(root)), "")
+    return file[len(root) :]
+
+
+@lru_cache
+def _import_roots() -> list[str]:
+    """Folders that Python imports from, each with its slash, the innermost first."""
+    checkout = str(Path(harness.__file__).parents[1])
+    folders = {checkout, *(entry for entry in sys.path if entry and Path(entry).is_dir())}
+    return sorted((f"{folder.rstrip('/')}/" for folder in folders), key=len, reverse=True)

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, FabricResult, read_fabric
-from harness.launch.assemble import assemble, log_tail
+from harness.launch.assemble import assemble
 from harness.launch.local import Outcome
-from harness.launch.side_files import read_log, read_object
+from harness.launch.side_files import log_tail, read_log, read_object
 from harness.launch.tail import Tail
 from harness.record import Record
 from harness.request import REQUEST_NAME, RunRequest, launcher_log, rank_exit, rank_file
