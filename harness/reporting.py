@@ -12,6 +12,7 @@ import click
 from harness.cli import EXIT_STRICT
 from harness.compare.conditions import failures, parse_conditions
 from harness.compare.rows import make_rows
+from harness.compare.wording import counted
 from harness.errors import HarnessError
 from harness.report.manifest import Format
 from harness.report.report import Run, format_of, write_report
@@ -70,7 +71,7 @@ def verify_report(report: Path, *, pictures_by_digest: bool, as_json: bool) -> i
         click.echo(str(problem), err=as_json)
     if result.problems:
         count = len(result.problems)
-        click.echo(f"{report}: {count} problem{'s' if count > 1 else ''}", err=True)
+        click.echo(f"{report}: {counted(count, 'problem')}", err=True)
         return 1
     click.echo(f"{report}: holds; {result.summary}", err=as_json)
     return 0

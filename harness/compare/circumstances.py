@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
+from harness.compare.wording import counted
 from harness.record import Record
 
 Facts = Mapping[str, str]
@@ -33,11 +34,6 @@ def facts(record: Record) -> Facts:
             for name, value in (record.measure or {}).items()
         },
     }
-
-
-def counted(count: int, name: str) -> str:
-    """'1 node', '2 nodes'."""
-    return f"{count} {name}{'s' if count > 1 else ''}"
 
 
 def varying(records: Iterable[Record]) -> list[str]:

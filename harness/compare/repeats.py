@@ -13,6 +13,7 @@ from harness.compare import measures
 from harness.compare.distance import distance
 from harness.compare.parity import Parity
 from harness.compare.rows import Row
+from harness.compare.wording import counted
 from harness.record import Record
 
 # Worst first: a row of repeats is as good as its worst one.
@@ -60,7 +61,7 @@ class Repeats:
     @property
     def title(self) -> str:
         """'ddp on 2 ranks'."""
-        return f"{self.label} on {self.world_size} rank{'s' if self.world_size > 1 else ''}"
+        return f"{self.label} on {counted(self.world_size, 'rank')}"
 
     @property
     def is_reference(self) -> bool:

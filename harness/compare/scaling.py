@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from harness.compare.circumstances import counted, labelled, varying, words
+from harness.compare.circumstances import labelled, varying, words
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row, comparable
+from harness.compare.wording import counted
 from harness.record import WorldPart
 
 GROWING = ("job", "nodes", "micro-batch")

@@ -16,6 +16,11 @@ _CONSTANT = re.compile(r"([a-z_]+) (\[[^]]*\]|[^ ,]+)(?:, |$)")
 _HEAD = re.compile(r" (?:of|without|with|that|in|over) ")
 
 
+def counted(count: int, name: str) -> str:
+    """'1 node', '2 nodes'."""
+    return f"{count} {name}{'' if count == 1 else 's'}"
+
+
 def verb(subject: str, singular: str, plural: str) -> str:
     """The form that agrees with a field's name: 'dtype of masters' is one, 'initial weights' are several."""
     head = _HEAD.split(subject, maxsplit=1)[0]

@@ -10,6 +10,7 @@ from harness.cells import canonical_label
 from harness.compare.parity import has_dropout
 from harness.compare.rows import reason
 from harness.compare.same_job import nested_differences
+from harness.compare.wording import counted
 from harness.errors import HarnessError
 from harness.record import Record
 from harness.store import read_record, read_runs
@@ -28,8 +29,7 @@ class Run:
     @property
     def name(self) -> str:
         """'ddp on 2 ranks'."""
-        size = self.record.world.world_size
-        return f"{self.record.backend.label} on {size} rank{'s' if size > 1 else ''}"
+        return f"{self.record.backend.label} on {counted(self.record.world.world_size, 'rank')}"
 
 
 def read_pair(first: Path, second: Path) -> tuple[Run, Run]:

@@ -13,6 +13,7 @@ from tabulate import tabulate
 from backends import registry
 from harness.cells import canonical_label
 from harness.compare.rows import reason
+from harness.compare.wording import counted
 from harness.doctor.check import SelfCheck, document, self_check
 from harness.doctor.coverage import cover
 from harness.doctor.known import traps_of
@@ -50,7 +51,7 @@ def examine(backends: Sequence[str], *, as_json: bool) -> int:
         click.echo(json.dumps(facts | document(check, known), indent=1))
         return 0 if check.trusted else 1
     click.echo(", ".join(f"{name} {version}" for name, version in versions.items()))
-    click.echo(f"on {ranks} rank{'s' if ranks > 1 else ''} of device {device}\n")
+    click.echo(f"on {counted(ranks, 'rank')} of device {device}\n")
     click.echo(_table(check))
     click.echo("\nknown traps of these versions:" if known else "\nno known traps of these versions")
     for trap in known:

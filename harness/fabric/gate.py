@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from harness.compare.wording import counted
 from harness.errors import HarnessError
 from harness.fabric.result import FabricResult
 
@@ -42,7 +43,7 @@ def shortfall(result: FabricResult, required: float) -> str | None:
     nodes = len(set(result.hosts))
     return (
         f"bus bandwidth {measured / 1e9:.3g} GB/s is below the required {required / 1e9:.3g} GB/s "
-        f"({result.transport}, {nodes} node{'s' if nodes > 1 else ''}). "
+        f"({result.transport}, {counted(nodes, 'node')}). "
         f"Usual causes: {'; '.join(usual_causes(result))}"
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tabulate import tabulate
 
+from harness.compare.wording import counted
 from harness.fabric.result import FabricResult
 from harness.report.formats import number
 
@@ -26,7 +27,7 @@ def fabric_table(result: FabricResult, style: str = "simple") -> str:
     ]
     nodes = len(set(result.hosts))
     head = (
-        f"{result.transport} on {result.world_size} ranks, {nodes} node{'s' if nodes > 1 else ''}, "
+        f"{result.transport} on {result.world_size} ranks, {counted(nodes, 'node')}, "
         f"interface {result.interface or 'not chosen'}"
     )
     table = tabulate(

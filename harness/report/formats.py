@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 
+from harness.compare.wording import counted
+
 NOT_AVAILABLE = "n/a"
 # Control, format (which can reverse a line), surrogate and private characters.
 _UNPRINTABLE = ("Cc", "Cf", "Cs", "Co")
@@ -36,7 +38,7 @@ def number(value: float | None) -> str:
 
 def ranks(count: int) -> str:
     """'1 rank', '2 ranks'."""
-    return f"{count} rank" if count == 1 else f"{count} ranks"
+    return counted(count, "rank")
 
 
 def scientific(value: float | None) -> str:

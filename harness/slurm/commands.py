@@ -13,6 +13,7 @@ import click
 
 from harness.cells import canonical_label, reusable
 from harness.commands.arguments import split_backends
+from harness.compare.wording import counted
 from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.slurm import client
@@ -174,7 +175,7 @@ def _submit_some(folder: Path, matrix: Matrix, wait: bool) -> tuple[int, list[Ru
     """Submit what the queue has room for; how many runs are left, and where each is."""
 
     def say(job: str, runs: int) -> None:
-        click.echo(f"job {job}: {runs} run{'s' if runs > 1 else ''}", err=True)
+        click.echo(f"job {job}: {counted(runs, 'run')}", err=True)
 
     with alone(folder):
         runs = unsubmitted(folder, matrix)

@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
+from harness.compare.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ def subject(row: Row) -> str:
 
 def cell(label: str, world_size: int) -> str:
     """'ddp on 2 ranks'."""
-    return f"{label} on {world_size} rank{'s' if world_size > 1 else ''}"
+    return f"{label} on {counted(world_size, 'rank')}"
 
 
 def labels(rows: list[Row]) -> tuple[str, ...]:

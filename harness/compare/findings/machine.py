@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from harness.compare import measures
 from harness.compare.findings.finding import Finding, Kind, subject
 from harness.compare.rows import Row
+from harness.compare.wording import counted
 from harness.record import Record
 
 KINDS = (
@@ -56,7 +57,7 @@ def _shared(row: Row) -> Finding | None:
     return Finding(
         id="cores-shared",
         backends=(record.backend.label,),
-        message=f"{subject(row)}: {threads} threads of a node share {cores} core{'s' if cores > 1 else ''}: "
+        message=f"{subject(row)}: {threads} threads of a node share {counted(cores, 'core')}: "
         "speed and scaling are those of ranks that take turns",
         values={"threads": threads, "cores": cores},
     )

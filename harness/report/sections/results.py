@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from harness.compare.repeats import group_repeats, most_rivals
 from harness.compare.rows import Row
 from harness.compare.statistics import LEVEL, pairs_among, runs_to_judge
+from harness.compare.wording import counted
 from harness.report.document import Block, Folded, Paragraph, Section
 from harness.report.formats import percent
 from harness.report.pictures.trade_off import trade_off_picture
@@ -28,7 +29,7 @@ def results_section(rows: Sequence[Row]) -> Section:
             f"to test a difference against noise; with {max(2, cells)} cells to compare each needs "
             f"{runs_to_judge(pairs_among(cells))} runs."
         )
-        title = f"Repeats and spread: {runs} run{'s' if runs > 1 else ''} of each cell at most"
+        title = f"Repeats and spread: {counted(runs, 'run')} of each cell at most"
         blocks += [Paragraph(text), Folded(title, [spread])]
     picture = trade_off_picture(rows)
     if picture is not None:

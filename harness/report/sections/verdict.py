@@ -19,7 +19,7 @@ from harness.compare.statistics import (
     significance,
     value_range,
 )
-from harness.compare.wording import listed
+from harness.compare.wording import counted, listed
 from harness.report.document import Block, Items, Paragraph, Section
 from harness.report.formats import megabytes, number, percent, ranks, scientific
 
@@ -29,6 +29,8 @@ NOTHING_JUDGED = "No finding, and nothing that a reference could judge."
 NO_FINDING = "No finding speaks against the comparison."
 MOST_NAMES = 6
 """Of backends in a list."""
+ALIKE = 0.99
+"""Throughputs of this share of the fastest and above are not told apart in words."""
 FEW_TIMED_STEPS = 8
 """Fewer of a run say little of its speed."""
 
@@ -134,7 +136,9 @@ def _speed(groups: Sequence[Repeats], size: int, whose: str) -> str:
     if not others:
         return f"On {ranks(size)} only {best.label}{whose} was timed, with {number(rate)} tokens/s."
     slowest = others[-1]
-    text += f", {slowest.label} slowest with {percent((slowest.median(key) or 0) / (rate or 1))} of that"
+    share = (slowest.median(key) or 0) / (rate or 1)
+    told = f"{slowest.label} slowest with {percent(share)} of that"
+    text += f", {told if share < ALIKE else f'no other below {percent(ALIKE)} of that'}"
     pairs = pairs_among(len(ordered))
     judged = {g.label: significance(g.values(key), best.values(key), pairs) for g in others}
     close = [label for label, found in judged.items() if found == "within noise"]
@@ -153,7 +157,7 @@ def _speed(groups: Sequence[Repeats], size: int, whose: str) -> str:
         text += "; the ranks take turns on processor cores, so none of this is the strategies' own speed"
     fewest = min(len(steps) for group in ordered for steps in group.timed_steps)
     if fewest < FEW_TIMED_STEPS:
-        text += f"; runs of {fewest} timed step{'s' if fewest > 1 else ''} say little of speed"
+        text += f"; runs of {counted(fewest, 'timed step')} say little of speed"
     return text + "."
 
 

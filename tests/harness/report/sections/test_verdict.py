@@ -110,6 +110,12 @@ def test_fastest_is_named_with_its_rival_in_the_noise() -> None:
     assert "fsdp is within the noise of the fastest" in text
 
 
+def test_cells_of_nearly_one_speed_have_no_slowest() -> None:
+    text = verdict(*repeats("ddp", 0.5), *repeats("fsdp", 0.501), *repeats("zero3", 0.504))
+    assert "no other below 99 % of that" in text
+    assert "slowest" not in text
+
+
 def test_single_runs_say_that_noise_was_not_measured() -> None:
     assert "no difference is tested against noise" in verdict(*repeats("ddp", 0.5), *repeats("fsdp", 0.9))
 
