@@ -115,7 +115,7 @@ def _samples(reference: Record, record: Record) -> Iterator[Difference]:
 
 
 def _first_unequal(left: Iterable[Any], right: Iterable[Any]) -> int | None:
-    """Index of the first values that differ; None: all do not, as far as the shorter one goes."""
+    """Index of the first pair that differs; None: no pair does, as far as the shorter side goes."""
     return next(compress(count(), map(ne, left, right)), None)
 
 
