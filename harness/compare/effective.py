@@ -187,7 +187,7 @@ SETTINGS = (
     Setting(name="activation checkpointing", effect="cost", read=_seen("activation_checkpointing")),
     Setting(name="offload", effect="cost", read=_told("offload")),
     Setting(name="synchronisation of gradients", effect="cost", read=synchronisation),
-    Setting(name="bytes of a reduction", effect="cost", read=_told("reduce_bucket_bytes")),
+    Setting(name="most bytes of a reduction", effect="cost", read=_told("reduce_bucket_bytes")),
     Setting(name="prefetch", effect="cost", read=_told("prefetch")),
     Setting(name="wrap units", effect="cost", read=lambda r: len(_told("wrap_units")(r) or ()) or None),
 )

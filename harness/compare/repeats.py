@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -13,6 +14,7 @@ from harness.compare import measures
 from harness.compare.distance import distance
 from harness.compare.parity import Parity
 from harness.compare.rows import Row
+from harness.compare.speed import shares_cores
 from harness.compare.wording import counted
 from harness.record import Record
 
@@ -149,6 +151,23 @@ def rivals(groups: Sequence[Repeats]) -> dict[Place, list[Repeats]]:
         if group.whole and group.parity != "diverged" and group.values("tokens_per_second"):
             found.setdefault(group.place, []).append(group)
     return found
+
+
+def place_to_compare(groups: Sequence[Repeats]) -> Place | None:
+    """Where most backends were timed; of equals the largest world size. None where nothing was.
+
+    Several ranks come before one, which has nothing to shard, and ranks that have their cores for
+    themselves before those that take turns on them. The reference decides where nothing else was timed.
+    """
+    timed = [g for g in groups if g.whole and g.values("tokens_per_second")]
+    timed = [g for g in timed if not g.is_reference] or timed
+    counts = Counter(g.place for g in timed)
+
+    def worth(group: Repeats) -> tuple[bool, bool, int, int]:
+        size = group.world_size
+        return size > 1, not shares_cores(group.record), counts[group.place], size
+
+    return max(timed, key=worth).place if timed else None
 
 
 def most_rivals(groups: Sequence[Repeats]) -> int:

@@ -28,6 +28,17 @@ class Peak:
     """A data sheet, or 'measured'."""
 
 
+def node_threads(record: Record) -> int:
+    """That compute on one node; nodes which share a machine's processors count as one."""
+    return record.world.ranks_per_node * record.world.threads_per_rank
+
+
+def shares_cores(record: Record) -> bool:
+    """Whether the ranks of a node compute on the CPU with more threads than it has cores."""
+    cores = record.environment.get("cores") or 0
+    return record.world.device == "cpu" and 0 < cores < node_threads(record)
+
+
 def p95_step_seconds(record: Record) -> float | None:
     """95th percentile of the timed steps; None without timed steps."""
     seconds = measures.step_seconds(record)

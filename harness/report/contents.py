@@ -78,8 +78,10 @@ PICTURES: dict[str, tuple[Callable[[Sequence[Row]], Picture | None], ...]] = {
     "communication_volume": (volume_picture,),
 }
 """Pictures that open a section, by its key."""
-
-
+PICTURE_KEYS = (
+    "loss", "trade-off", "memory", "communication", "time", "overlap", "strong-scaling", "weak-scaling",
+)  # fmt: skip
+"""Of every picture that a report may hold."""
 LONGEST_OPEN_TABLE = 30
 """Lines of a table that stands open; the results always do."""
 

@@ -12,8 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from harness.compare.wording import counted
 from harness.errors import HarnessError
 from harness.record import Record
+from harness.report.contents import PICTURE_KEYS
 from harness.report.document import Document
 from harness.report.line_differences import line_differences
 from harness.report.manifest import Manifest, digest, neighbours, read_manifest
@@ -69,6 +71,10 @@ def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
     manifest, manifest_line = _find_manifest(report, text)
     records = _check_records(report, text, manifest, manifest_line, result)
     _check_neighbours(report, manifest, manifest_line, records, result)
+    _check_pictures_beside(report, manifest, manifest_line, result)
+    if manifest.left_out:
+        count = counted(len(manifest.left_out), "record")
+        result.notes.append(f"{count} in the same folder: not part of the report, as it says")
     if records.keys() < {entry.path for entry in manifest.records}:
         result.notes.append("tables and pictures were not computed again: records are missing or unreadable")
         return result
@@ -234,6 +240,19 @@ def _check_neighbours(
             result.problems.append(Problem(report.name, manifest_line, what))
         else:
             result.notes.append(f"record {path}, of another job, lies beside the records of the report")
+
+
+def _check_pictures_beside(
+    report: Path, manifest: Manifest, manifest_line: int, result: Verification
+) -> None:
+    """Pictures with names of this report's that it does not show: left by an earlier one, or foreign."""
+    if manifest.format not in ("md", "latex"):
+        return
+    possible = picture_names({key: dict.fromkeys(("svg", "png"), b"") for key in PICTURE_KEYS}, report)
+    for name in possible.values():
+        if name not in manifest.pictures and (report.parent / name).exists():
+            what = f"picture {name} is named as one of this report, which does not show it; remove it"
+            result.problems.append(Problem(report.name, manifest_line, what))
 
 
 def _compare_text(name: str, given: str, expected: str, pictures: bool, result: Verification) -> None:

@@ -13,6 +13,7 @@ from types import ModuleType
 from harness.compare.findings import (
     balance,
     communication,
+    completeness,
     divergence,
     impossible,
     instrumentation,
@@ -36,6 +37,7 @@ MODULES: tuple[ModuleType, ...] = (
     divergence,
     communication,
     split,
+    completeness,
     timing,
     impossible,
     warmup,

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.compare.findings import balance, impossible, instrumentation, machine, memory, timing, warmup
+from harness.compare.findings import (
+    balance,
+    completeness,
+    impossible,
+    instrumentation,
+    machine,
+    memory,
+    timing,
+    warmup,
+)
 from harness.compare.findings.finding import Finding
 from harness.compare.wording import listed
 
@@ -22,7 +31,7 @@ CONSEQUENCES = ("lost-updates", "gradient-differs", "update-differs", "diverged"
 """Of several about one run the last is the most general."""
 ABOUT_FIGURES = frozenset(
     kind.id
-    for module in (timing, impossible, warmup, machine, instrumentation, balance, memory)
+    for module in (completeness, timing, impossible, warmup, machine, instrumentation, balance, memory)
     for kind in module.KINDS
 )
 DOCUMENT = "docs/findings.md"

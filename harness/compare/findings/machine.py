@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from harness.compare import measures
 from harness.compare.findings.finding import Finding, Kind, subject
 from harness.compare.rows import Row
+from harness.compare.speed import node_threads, shares_cores
 from harness.compare.wording import counted
-from harness.record import Record
 
 KINDS = (
     Kind(
@@ -38,22 +38,16 @@ KINDS = (
 
 def find(rows: Sequence[Row]) -> list[Finding]:
     """One finding per run that found more load than a run before it can have left, or had too few cores."""
-    left = max((_threads(row.record) for row in rows), default=0)
+    left = max((node_threads(row.record) for row in rows), default=0)
     found = [_busy(row, left) for row in rows] + [_shared(row) for row in rows]
     return [finding for finding in found if finding is not None]
-
-
-def shares_cores(record: Record) -> bool:
-    """Whether the ranks of a node compute on the CPU with more threads than it has cores."""
-    cores = record.environment.get("cores") or 0
-    return record.world.device == "cpu" and 0 < cores < _threads(record)
 
 
 def _shared(row: Row) -> Finding | None:
     record = row.record
     if not shares_cores(record) or not measures.timed_steps(record):
         return None
-    cores, threads = record.environment["cores"], _threads(record)
+    cores, threads = record.environment["cores"], node_threads(record)
     return Finding(
         id="cores-shared",
         backends=(record.backend.label,),
@@ -76,8 +70,3 @@ def _busy(row: Row, left: int) -> Finding | None:
         "the largest run together: other work, or processes of a run before",
         values={"load_average": load, "cores": cores, "threads_of_largest_run": left},
     )
-
-
-def _threads(record: Record) -> int:
-    """That compute on one node; nodes which share a machine's processors count as one."""
-    return record.world.ranks_per_node * record.world.threads_per_rank

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from harness.compare.repeats import Repeats
+from harness.compare.repeats import Repeats, place_to_compare
 from harness.report.drawing import COLOURS, GREY, HATCHES
 from harness.report.formats import shortened
 
@@ -14,16 +14,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_BARS = 24
-"""More would make the picture longer than a screen; then only the largest world size is drawn."""
+"""More would make the picture longer than a screen; then only one world size is drawn."""
 LONGEST_LABEL = 34
 INCHES_PER_BAR = 0.27
 
 
 def drawable(groups: Sequence[Repeats]) -> list[Repeats]:
-    """Those that get a bar: all, or those of the largest world size, or the first of them."""
+    """Those that get a bar: all, or the first of the world size at which the verdict compares."""
     if len(groups) <= MOST_BARS:
         return list(groups)
-    size = max(group.world_size for group in groups)
+    place = place_to_compare(groups)
+    size = place[1] if place else max(group.world_size for group in groups)
     return [group for group in groups if group.world_size == size][:MOST_BARS]
 
 

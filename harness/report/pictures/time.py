@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Parts = Mapping[str, float]
 PARTS = {DATA: "data", "forward": "forward", "backward": "backward", "step": "clipping and update"}
-ACTIVITIES = ("computing", "exposed communication", "neither")
+ACTIVITIES = ("computing", "exposed communication", "idle")
 PartsOf = Callable[[Repeats], Parts]
 
 
@@ -44,8 +44,8 @@ def overlap_picture(rows: Sequence[Row]) -> Picture | None:
     """Traced steps by computing and communicating; None where none was traced."""
     text = (
         "Time of a traced step by what a rank does: computing, exposed communication (nothing computes "
-        "beside it) and neither; of the traced steps of all ranks and repeats the one of median duration. "
-        "Tracing makes a step longer."
+        "beside it) and idle (neither); of the traced steps of all ranks and repeats the one of median "
+        "duration. Tracing makes a step longer."
     )
     return _picture("overlap", text, rows, lambda rank: rank.overlap, _overlap)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from harness.compare.repeats import Repeats, group_repeats
+from harness.compare.repeats import Repeats, group_repeats, place_to_compare
 from harness.compare.rows import Row
 from harness.compare.wording import listed
 from harness.report.document import Picture
@@ -23,7 +23,7 @@ SHIFTS = ((5, 4), (5, -10), (-14, 4), (-14, -10), (5, 14), (5, -20), (-14, 14), 
 
 
 def trade_off_picture(rows: Sequence[Row]) -> Picture | None:
-    """Each backend at the largest world size that most were timed at; None below two of them.
+    """Each backend where the verdict compares them; None below two of them.
 
     What left its reference does other work and is not shown.
     """
@@ -37,18 +37,18 @@ def trade_off_picture(rows: Sequence[Row]) -> Picture | None:
     ]
     if not known:
         return None
-    places = [g.place for g in known]
-    place = max(places, key=lambda place: (places.count(place), place[1]))
-    size, groups = place[1], [g for g in known if g.place == place]
-    if len(groups) < 2:
+    place = place_to_compare(known)
+    groups = [group for group in known if group.place == place]
+    if place is None or len(groups) < 2:
         return None
     best = pareto([_point(group) for group in groups])
     names = listed([groups[index].label for index in best], len(best))
     return Picture(
         key="trade-off",
         caption=(
-            f"Peak memory against throughput on {size} ranks. The line joins those that no other beats in "
-            f"both: {names}. Numbers are lines of the legend, fastest first."
+            f"Peak memory against throughput on {place[1]} ranks. The line joins those whose median "
+            f"throughput and peak no other beats in both, untested against noise: {names}. Numbers are "
+            "lines of the legend, fastest first."
         ),
         draw=lambda figure: _draw(figure, groups, best),
         height_inches=4.2 + 0.17 * ((len(groups) + 2) // 3),

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from harness.compare.rows import Row
 from harness.report.document import Block, Folded, Paragraph, Section, yaml_code
 
+SOURCES = {"prose": "prose, the English help texts of the Python that ran"}
+
 
 def job_section(rows: Sequence[Row]) -> Section:
     """Each job in a sentence, every setting folded."""
@@ -28,11 +30,14 @@ def job_section(rows: Sequence[Row]) -> Section:
         if weights:
             facts.append(f"{weights.parameter_count:,} parameters")
         training = job["training"]
+        data = next((r.data for r in of_job if r.data), None)
+        samples = f", {data['training_samples']:,} samples" if data else ""
+        source = SOURCES.get(job["data"]["source"], job["data"]["source"])
         blocks.append(
             Paragraph(
                 f"Job {', '.join([job_id, *facts])}: global batch {training['global_batch_size']} samples of "
                 f"{job['data']['sequence_length']} tokens, precision {training['precision']}, "
-                f"gradient clipping {training['gradient_clipping'] or 'none'}."
+                f"gradient clipping {training['gradient_clipping'] or 'none'}; data: {source}{samples}."
             )
         )
         blocks.append(Folded(f"Job {job_id}, every setting", [yaml_code(job)]))

@@ -24,7 +24,7 @@ JUDGED = (
 )
 MEANINGS = (
     ("exact", "losses, gradient norms and final weights are equal bit for bit."),
-    ("tight", "no measure lies beyond what another order of summation changes."),
+    ("tight", "no measure lies beyond its limit below: another order of summation explains the difference."),
     ("band", "beyond tight, within what the low precision itself changes; there is none in fp32."),
     ("diverged", "beyond: the run computes something else, or lost its loss or norm."),
     ("unjudged", "no comparison was possible; the reason stands below."),
@@ -32,17 +32,18 @@ MEANINGS = (
 FP32_NORM = " and the gradient norm added in fp32"
 FOUND = (
     "The limits are measured for each job. The reference ran again with the batch in other pieces{norm}, "
-    "which adds the same numbers in another order: what differs then is noise, and 'seen' is the largest of "
-    "it. At "
-    "a low precision it also ran in fp32 and with cast weights, which shows what rounding to that precision "
-    "changes. 'allowed' is the factor times what was seen, at least the factor times one rounding of the "
-    "dtype named below, which 'set by' calls the lower bound. Since an estimate from eight projections may "
-    "be small by chance, 'distance moved' is allowed at least what 'final weights' is, over the root of "
-    "eight; and band is never below tight. The "
-    f"factors are choices, not measurements: {TIGHT_FACTOR:g} for tight, since a few repetitions show a few "
-    f"orders of summation and each backend has its own; {BAND_FACTOR:g} for band, since libraries round at "
-    f"other places than the reference but not at more; {UNMEASURED_FACTOR:g} for tight where the "
-    "reference did not run with another split."
+    "which adds the same numbers in another order: what differs then is noise, and 'seen' is the largest "
+    "of it. At a low precision it also ran in fp32 and with cast weights, which shows what rounding to "
+    "that precision changes. 'allowed' is the factor times what was seen, at least the factor times the "
+    "lower bound, which is one rounding of the dtype named below: of the largest loss; of the gradient "
+    "norm; for 'distance moved' and 'final weights' of the norm of the weights, over how far they moved. "
+    "Each parameter has such a limit of its own, which is at least that of all weights together and is not "
+    "shown. Since an estimate from eight projections may be small by chance, 'distance moved' is allowed "
+    "at least what 'final weights' is, over the root of eight; and band is never below tight. The factors "
+    f"are choices, not measurements: {TIGHT_FACTOR:g} for tight, since a few repetitions show a few orders "
+    f"of summation and each backend has its own; {BAND_FACTOR:g} for band, since libraries round at other "
+    f"places than the reference but not at more; {UNMEASURED_FACTOR:g} for tight where the reference did "
+    "not run with another split."
 )
 MEASURES = (
     ("loss", "loss"), ("norm", "gradient norm"), ("update", "distance moved"), ("weights", "final weights"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.compare.rows import Row
 from harness.compare.wording import listed
+from harness.record import Record
 from harness.report.document import Block, Items, Section
 from harness.report.formats import number
 from harness.report.sections.slurm import slurm_jobs
@@ -14,7 +15,7 @@ from harness.report.sections.slurm import slurm_jobs
 
 def machine_section(rows: Sequence[Row]) -> Section:
     """Each distinct machine once, with the load that its runs found."""
-    seen: dict[tuple[tuple[str, str], ...], list[float]] = {}
+    seen: dict[tuple[tuple[str, str], ...], list[Record]] = {}
     for row in rows:
         e = row.record.environment
         world = row.record.world
@@ -28,19 +29,22 @@ def machine_section(rows: Sequence[Row]) -> Section:
             ("preset", world.preset),
         ]
         facts += _network(e)
-        loads = seen.setdefault(tuple(facts), [])
-        if e.get("load_average") is not None:
-            loads.append(e["load_average"])
-    blocks: list[Block] = [Items([*facts, *_load(loads)]) for facts, loads in seen.items()]
+        seen.setdefault(tuple(facts), []).append(row.record)
+    blocks: list[Block] = [Items([*facts, *_time_and_load(runs)]) for facts, runs in seen.items()]
     jobs = slurm_jobs(rows)
     return Section("machine", "Machine and versions", [*blocks, jobs] if jobs else blocks)
 
 
-def _load(loads: Sequence[float]) -> list[tuple[str, str]]:
-    """Least and most runnable processes of the minute before a run."""
-    if not loads:
-        return []
-    return [("load before the runs", f"from {min(loads):.2f} to {max(loads):.2f} (average of a minute)")]
+def _time_and_load(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """When the runs began, and the runnable processes of the minute before; runs before leave some too."""
+    runs = sorted(records, key=lambda record: record.created_at)
+    first, last = (run.created_at[:16].replace("T", " ") for run in (runs[0], runs[-1]))
+    facts = [("runs began", f"from {first} to {last} UTC")]
+    loads = [load for run in runs if (load := run.environment.get("load_average")) is not None]
+    if loads:
+        extent = f"{loads[0]:.2f} before the first, {min(loads):.2f} to {max(loads):.2f} before all"
+        facts.append(("load before the runs", f"{extent} (average of a minute)"))
+    return facts
 
 
 def _network(environment: dict[str, Any]) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from harness.compare.findings.groups import together
 from harness.compare.repeats import Repeats, group_repeats, job_marks
 from harness.compare.rows import Row
 from harness.compare.speed import median_step
-from harness.record import OverlapPart, Record
+from harness.record import OverlapPart
 from harness.report.document import Block, Column, Folded, Items, Paragraph, Section, Table
 from harness.report.formats import milliseconds, percent
 from harness.report.sections.overlap_words import overlap_words
@@ -47,6 +47,7 @@ OVERLAP_COLUMNS = (
 )
 WAIT_COLUMNS = (
     *LABELS,
+    Column("repeat", "repeat"),
     Column("rank", "rank"),
     Column("step", "step"),
     Column("phase", "phase", align="left"),
@@ -73,10 +74,13 @@ def overlap_section(rows: Sequence[Row]) -> Section | None:
         items = [f"{together(titles)}{job}: {sentence}" for (job, sentence), titles in said.items()]
         blocks.append(Items(items))
     blocks.append(Folded("Each rank", [Table(key="overlap", columns=OVERLAP_COLUMNS, rows=body)]))
-    waits = [line for group in groups if group.world_size > 1 for line in _waits(group.record)]
+    waits = [line for group in groups if group.world_size > 1 for line in _waits(group)]
     if waits:
         table = Table(key="longest_waits", columns=WAIT_COLUMNS, rows=waits)
-        blocks.append(Folded(f"The {LONGEST_WAITS} longest waits of each backend", [table]))
+        title = (
+            f"The {LONGEST_WAITS} longest waits of each cell, over all its repeats, ranks and traced steps"
+        )
+        blocks.append(Folded(title, [table]))
     traces = [
         f"{row.record.run_id}/{name}"
         for row in rows
@@ -127,13 +131,14 @@ def _times(parts: Sequence[OverlapPart], *, alone: bool) -> list[Any]:
     ]
 
 
-def _waits(record: Record) -> list[list[Any]]:
-    """The longest waits of a run over its ranks and traced steps."""
+def _waits(group: Repeats) -> list[list[Any]]:
+    """The longest waits of a cell over its repeats, ranks and traced steps."""
     waits: list[list[Any]] = [
-        [rank.rank, part.step, wait.phase, wait.name, wait.seconds]
-        for rank in record.ranks
+        [row.record.repeat, rank.rank, part.step, wait.phase, wait.name, wait.seconds]
+        for row in group.rows
+        for rank in row.record.ranks
         for part in rank.overlap
         for wait in part.waits
     ]
     waits.sort(key=lambda wait: -wait[-1])
-    return [[record.backend.label, record.world.world_size, *wait] for wait in waits[:LONGEST_WAITS]]
+    return [[group.label, group.world_size, *wait] for wait in waits[:LONGEST_WAITS]]

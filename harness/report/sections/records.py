@@ -32,7 +32,8 @@ def records_section(manifest: Manifest) -> Section:
             f"Written by sharding-harness {manifest.harness}, pictures by matplotlib {manifest.matplotlib}. "
             "harness verify on this file computes it again from these records and names every line that "
             "differs. Paths begin at the folder of this file; its manifest, which harness verify reads, "
-            f"holds them and the digests in full.{where if short else ''}"
+            "holds them and the digests in full. Digests show that these are the records it was computed "
+            f"from; that they are what was measured, only another run can show.{where if short else ''}"
         ),
         Table(key="records", columns=columns, rows=body),
     ]

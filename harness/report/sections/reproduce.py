@@ -29,7 +29,7 @@ def reproduce_section(rows: Sequence[Row]) -> Section:
     commands = list(dict.fromkeys(shlex.join(by_name(record.command)) for record in records))
     files = _configurations(rows)
     blocks: list[Block] = [
-        Paragraph(" ".join([*_commits(records), WHERE])),
+        Paragraph(" ".join([*_commits(records), *_builds(records), WHERE])),
         Code("sh", "\n".join([INSTALL, *commands])),
         Paragraph(CONFIGURATION),
         *(Folded(title, [yaml_code(settings)]) for title, settings in files.items()),
@@ -42,6 +42,15 @@ def _commits(records: Sequence[Record]) -> list[str]:
     states = [record.environment.get("git") for record in records]
     commits = dict.fromkeys(state["commit"] for state in states if state)
     return [f"The code is that of commit {listed(list(commits))}."] if commits else []
+
+
+def _builds(records: Sequence[Record]) -> list[str]:
+    """Of which build torch was, where its version says so: pip takes the one that its index offers."""
+    versions = dict.fromkeys(record.environment["packages"].get("torch", "") for record in records)
+    told = [version for version in versions if "+" in version]
+    return (
+        [f"torch was the build {listed(told)}; pip installs the one that its index offers."] if told else []
+    )
 
 
 def _configurations(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:

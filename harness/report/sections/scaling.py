@@ -17,8 +17,8 @@ HEAD = (
     Column("world_size", "ranks"),
     Column("threads_per_rank", "threads"),
     Column("runs", "runs"),
-    Column("step_seconds_smallest_run", "least step ms", milliseconds),
-    Column("step_seconds_largest_run", "most", milliseconds),
+    Column("step_seconds_smallest_run", "least mean step ms", milliseconds),
+    Column("step_seconds_largest_run", "most mean step ms", milliseconds),
 )
 DETAILS = (
     Column("samples_per_second", "samples/s", number),

@@ -22,12 +22,12 @@ TIME_TEXT = (
     "and of the spread is the median of the steps of all repeats together, which differs where repeats do. "
     f"median, and p95 of {LEAST_FOR_P95} steps or more, are of the timed steps, each as long as on its "
     "slowest rank; rank spread is the slowest rank's median less the fastest's. Data is fetching the "
-    "batches; forward, backward and step (clipping and update) are medians on the rank where they are "
+    "batches; forward, backward and update (clipping included) are medians on the rank where they are "
     "largest, waiting for other ranks included. On CUDA phases come from events on the stream, read after "
-    "the step's one synchronisation, on the CPU from the monotonic clock. steady from: the first step from "
-    "which on the duration is steady, the latest of the repeats, by MSER (White 1997) on the running "
-    "median of the step times, those of counted, traced and settling steps left out; the timed steps "
-    "should not begin before it; a finding says so where that changes their mean by more than "
+    "the step's one synchronisation, on the CPU from the monotonic clock. steady from: the first step, "
+    "counted from 0, from which on the duration is steady, the latest of the repeats, by MSER (White 1997) "
+    "on the running median of the step times, those of counted, traced and settling steps left out; the "
+    "timed steps should not begin before it; a finding says so where that changes their mean by more than "
     f"{100 * SAME_SHARE:g} %. n/a: fewer than {LEAST_STEPS} such steps, or one of the repeats is not steady "
     "in its first half."
 )
@@ -74,7 +74,7 @@ TIME_COLUMNS = (
     Column("data_seconds", "data ms", milliseconds),
     Column("forward_seconds", "forward ms", milliseconds),
     Column("backward_seconds", "backward ms", milliseconds),
-    Column("update_seconds", "step ms", milliseconds),
+    Column("update_seconds", "update ms", milliseconds),
     Column("first_steady_step", "steady from"),
     Column("first_timed_step", "timed from"),
 )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from harness.compare.findings.catalogue import find_all
 from harness.compare.findings.finding import Finding
 from harness.compare.findings.groups import statements, together
-from harness.compare.findings.machine import shares_cores
-from harness.compare.repeats import Place, Repeats, group_repeats
+from harness.compare.repeats import Repeats, group_repeats, place_to_compare
 from harness.compare.rows import Row, comparable, set_apart
+from harness.compare.speed import shares_cores
 from harness.compare.statistics import (
     LEVEL,
     median_interval,
@@ -31,6 +30,8 @@ MOST_NAMES = 6
 """Of backends in a list."""
 ALIKE = 0.99
 """Throughputs of this share of the fastest and above are not told apart in words."""
+PLANTED = "planted-"
+"""Backends that make a mistake, to show that it is found."""
 FEW_TIMED_STEPS = 8
 """Fewer of a run say little of its speed."""
 
@@ -67,7 +68,7 @@ def sentences(rows: Sequence[Row], found: Sequence[Finding] | None) -> list[str]
     """
     groups = group_repeats(rows)
     told = [_fits(groups)]
-    place = _place_to_compare(groups)
+    place = place_to_compare(groups)
     if place is not None:
         size, timed = place[1], [g for g in groups if g.place == place and g.whole]
         same = [g for g in timed if g.parity != "diverged"] or timed
@@ -103,24 +104,9 @@ def _fits(groups: Sequence[Repeats]) -> str:
             parts.append(f"{len(names)} {words} ({together(names, MOST_NAMES)})")
     if len(groups) == 1:
         return f"The only cell, {groups[0].title}, did not end well: {groups[0].status}."
-    return f"Of {len(groups)} cells of backend and number of ranks, {', '.join(parts)}."
-
-
-def _place_to_compare(groups: Sequence[Repeats]) -> Place | None:
-    """Where most backends were timed; of equals the largest world size.
-
-    Several ranks come before one, which has nothing to shard, and ranks that have their cores for
-    themselves before those that take turns on them. The reference decides where nothing else was timed.
-    """
-    timed = [g for g in groups if g.whole and g.values("tokens_per_second")]
-    timed = [g for g in timed if not g.is_reference] or timed
-    counts = Counter(g.place for g in timed)
-
-    def worth(group: Repeats) -> tuple[bool, bool, int, int]:
-        size = group.world_size
-        return size > 1, not shares_cores(group.record), counts[group.place], size
-
-    return max(timed, key=worth).place if timed else None
+    planted = [g.label for g in groups if g.record.backend.name.startswith(PLANTED)]
+    on_purpose = f" {listed(list(dict.fromkeys(planted)))}: wrong on purpose." if planted else ""
+    return f"Of {len(groups)} cells of backend and number of ranks, {', '.join(parts)}.{on_purpose}"
 
 
 def _speed(groups: Sequence[Repeats], size: int, whose: str) -> str:
@@ -131,20 +117,19 @@ def _speed(groups: Sequence[Repeats], size: int, whose: str) -> str:
     best, others = ordered[0], ordered[1:]
     rate = best.median(key)
     name = f"{best.label}, which leaves the reference," if best.parity == "diverged" else best.label
+    presets = {g.record.world.preset for g in ordered}
+    preset = f" under the preset {presets.pop()}" if len(presets) == 1 else ""
     text = f"On {ranks(size)} {name} is fastest{whose}, with {number(rate)} tokens/s"
-    text += _runs(best.values(key))
+    text += _runs(best.values(key)) + preset
     if not others:
         return f"On {ranks(size)} only {best.label}{whose} was timed, with {number(rate)} tokens/s."
-    slowest = others[-1]
-    share = (slowest.median(key) or 0) / (rate or 1)
-    told = f"{slowest.label} slowest with {percent(share)} of that"
-    text += f", {told if share < ALIKE else f'no other below {percent(ALIKE)} of that'}"
     pairs = pairs_among(len(ordered))
+    text += f", {_slowest(best, others, pairs)}"
     judged = {g.label: significance(g.values(key), best.values(key), pairs) for g in others}
     close = [label for label, found in judged.items() if found == "within noise"]
     open_ = [label for label, found in judged.items() if found == "not judged"]
     if close:
-        text += f"; {listed(close)} {'is' if len(close) == 1 else 'are'} within the noise of the fastest"
+        text += f"; these runs do not tell {listed(close)} apart from the fastest"
     if len(open_) == len(others):
         text += (
             f"; with fewer than {runs_to_judge(pairs)} runs of each, no difference is tested against noise"
@@ -161,13 +146,35 @@ def _speed(groups: Sequence[Repeats], size: int, whose: str) -> str:
     return text + "."
 
 
+def _slowest(best: Repeats, others: Sequence[Repeats], pairs: int) -> str:
+    """The last of `others`, which are in falling order, with those that its runs do not tell from it."""
+    key = "tokens_per_second"
+    last = others[-1]
+    level = [g for g in others if g is last or (_alike(g, last, pairs) and not _alike(g, best, pairs))]
+    shares = [(g.median(key) or 0) / (best.median(key) or 1) for g in level]
+    if shares[-1] >= ALIKE:
+        return f"no other below {percent(ALIKE)} of that"
+    least, most = percent(shares[-1]), percent(shares[0])
+    extent = least if least == most else f"{least} to {most}"
+    return f"{listed([g.label for g in level])} slowest with {extent} of that"
+
+
+def _alike(group: Repeats, other: Repeats, pairs: int) -> bool:
+    key = "tokens_per_second"
+    return significance(group.values(key), other.values(key), pairs) == "within noise"
+
+
 def _one_process(groups: Sequence[Repeats], size: int) -> list[str]:
     """What the reference reaches alone; [] where that is already told."""
-    rates = [g.median("tokens_per_second") for g in groups if g.is_reference and g.whole]
-    known = [rate for rate in rates if rate is not None]
-    if len(known) != 1 or size == 1:
+    timed = [g for g in groups if g.is_reference and g.whole and g.values("tokens_per_second")]
+    if len(timed) != 1 or size == 1:
         return []
-    return [f"The reference on one process has {number(known[0])} tokens/s."]
+    threads = timed[0].record.world.threads_per_rank
+    others = {g.record.world.threads_per_rank for g in groups if g.world_size == size}
+    cut = ""
+    if others != {threads}:
+        cut = f" of {counted(threads, 'thread')}, beside ranks of {listed(sorted(map(str, others)))},"
+    return [f"The reference on one process{cut} has {number(timed[0].median('tokens_per_second'))} tokens/s."]
 
 
 def _not_alike(size: int) -> str:
@@ -216,7 +223,18 @@ def _communication(groups: Sequence[Repeats]) -> str:
     if unknown:
         tail += f"; without a closed form: {listed(unknown)}"
     size, extent = groups[0].world_size, _range(sent, groups).removeprefix("is ")
-    return f"On {ranks(size)} a rank sends per step {extent}{tail}."
+    return f"On {ranks(size)} a rank sends per step, counted as on a ring, {extent}{tail}{_emulated(groups)}."
+
+
+def _emulated(groups: Sequence[Repeats]) -> str:
+    """What a transport sends that emulates collectives by others; empty where none does."""
+    pairs = [(g.median("sent_bytes_per_step"), g.median("transport_sent_bytes_per_step"), g) for g in groups]
+    more = [(real, g) for ring, real, g in pairs if ring is not None and real is not None and real != ring]
+    if not more:
+        return ""
+    most, group = max(more, key=lambda pair: pair[0])
+    transport = group.record.world.collectives
+    return f"; {transport} emulates some collectives by others and sends up to {megabytes(most)} MB"
 
 
 def _bytes_off(group: Repeats) -> list[float]:

@@ -62,9 +62,12 @@ def volume_section(rows: Sequence[Row]) -> Section | None:
     blocks: list[Block] = [
         Paragraph(
             "Bytes that a rank sends per step on a ring: as counted, as this implementation is expected to "
-            "send them from the job alone, and by the textbook's closed form. The transport column is what "
-            "really crosses, where the transport emulates a collective by another. A repeat that sent other "
-            "bytes than the first has a line of its own."
+            "send them from the job alone, and by the textbook's closed form. measured: the payload of "
+            "every collective is counted as it is called, and its bytes on a ring follow by formula, which "
+            "makes transports comparable. on the transport: what the transport of this run sends for the "
+            "same calls, by formula too, where it emulates a collective by another; the project's tests "
+            "check these formulae against bytes on a wire. A repeat that sent other bytes than the first "
+            "has a line of its own."
         ),
         Table(key="communication_volume", columns=COLUMNS, rows=[_line(row) for row in firsts]),
     ]

@@ -4,7 +4,7 @@ from harness.compare.effective import SETTINGS
 from harness.compare.wording import both, differs, percent, words
 
 SEVERAL = {
-    "optimizer constants", "parameters without optimizer", "frozen parameters", "bytes of a reduction",
+    "optimizer constants", "parameters without optimizer", "frozen parameters", "most bytes of a reduction",
     "wrap units",
 }  # fmt: skip
 

@@ -155,3 +155,18 @@ def test_converted_line_ends_are_one_problem(copy: Path) -> None:
 def test_a_folder_is_told_from_a_report(copy: Path) -> None:
     with pytest.raises(HarnessError, match=r"is a folder; give the report in it, such as .*report\.md"):
         verify(copy)
+
+
+def test_a_picture_that_the_report_does_not_show_is_named(copy: Path) -> None:
+    shutil.copy(copy / "report.loss.png", copy / "report.weak-scaling.png")
+    (problem,) = verify(copy / "report.md").problems
+    assert "picture report.weak-scaling.png is named as one of this report" in problem.what
+    assert not verify(copy / "report.html").problems
+
+
+def test_records_that_were_left_out_are_told(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path)
+    write_report(runs[:-1], tmp_path / "report.md")
+    result = verify(tmp_path / "report.md")
+    assert not result.problems
+    assert any("1 record in the same folder: not part of the report" in note for note in result.notes)

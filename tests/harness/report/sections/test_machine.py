@@ -17,7 +17,11 @@ def test_the_least_and_the_most_load_of_a_machine_are_shown() -> None:
     ]
     (items,) = machine_section(make_rows(records)).blocks
     assert isinstance(items, Items)
-    assert items.items[-1] == ("load before the runs", "from 0.25 to 1.50 (average of a minute)")
+    facts = dict(item for item in items.items if isinstance(item, tuple))
+    assert facts["load before the runs"] == (
+        "1.50 before the first, 0.25 to 1.50 before all (average of a minute)"
+    )
+    assert facts["runs began"] == "from 2026-01-02 03:04 to 2026-01-02 03:04 UTC"
 
 
 def test_what_slurm_knows_is_a_table_of_what_it_knows() -> None:

@@ -8,7 +8,7 @@ from harness.report.document import Document, Items
 from harness.report.sections.verdict import sentences, verdict_section
 from harness.report.writers.markdown import render_markdown
 from harness.store import read_runs
-from tests.records import NORMS, make_effective, make_record, make_steps, make_weights
+from tests.records import NORMS, make_communication, make_effective, make_record, make_steps, make_weights
 
 REPORTS = Path(__file__).resolve().parents[4] / "reports"
 
@@ -107,13 +107,43 @@ def test_fastest_is_named_with_its_rival_in_the_noise() -> None:
     )
     assert "On 2 ranks ddp is fastest, with 2,008 tokens/s" in text
     assert "zero3 slowest with 46 % of that" in text
-    assert "fsdp is within the noise of the fastest" in text
+    assert "these runs do not tell fsdp apart from the fastest" in text
 
 
 def test_cells_of_nearly_one_speed_have_no_slowest() -> None:
     text = verdict(*repeats("ddp", 0.5), *repeats("fsdp", 0.501), *repeats("zero3", 0.504))
     assert "no other below 99 % of that" in text
     assert "slowest" not in text
+
+
+def test_those_that_runs_do_not_tell_from_the_slowest_are_named_with_it() -> None:
+    text = verdict(
+        *repeats("ddp", 0.5, 0.5, 0.51, 0.52, 0.52),
+        *repeats("fsdp", 0.99, 1.0, 1.08, 1.19, 1.2),
+        *repeats("zero3", 1.0, 1.0, 1.1, 1.2, 1.2),
+    )
+    assert "fsdp and zero3 slowest with 46 % to 47 % of that" in text
+
+
+def test_backends_that_are_wrong_on_purpose_are_named_as_such() -> None:
+    assert "wrong on purpose" not in verdict(make_record(), make_record(label="ddp"))
+    text = verdict(make_record(), make_record(label="planted-wrong-beta2"))
+    assert "planted-wrong-beta2: wrong on purpose." in text
+
+
+def test_a_reference_with_other_threads_says_so() -> None:
+    alone = make_record(steps=make_steps(seconds=0.25))
+    alone = alone.model_copy(update={"world": alone.world.model_copy(update={"threads_per_rank": 2})})
+    text = verdict(alone, *repeats("ddp", 0.5), *repeats("fsdp", 0.9))
+    assert "the reference on one process of 2 threads, beside ranks of 1, has 4,096 tokens/s" in text
+
+
+def test_what_a_transport_sends_that_emulates_a_collective_is_told() -> None:
+    scattered = make_communication(2, op="reduce_scatter", payload_bytes=4_000_000)
+    text = verdict(make_record(), make_record(label="ddp"), make_record(label="fsdp", comm=scattered))
+    assert "a rank sends per step, counted as on a ring, from" in text
+    assert "; gloo emulates some collectives by others and sends up to 4.00 MB." in text
+    assert "emulates" not in verdict(make_record(), make_record(label="ddp"))
 
 
 def test_single_runs_say_that_noise_was_not_measured() -> None:

@@ -1,0 +1,62 @@
+"""Cells of which runs are missing: what is left may be a choice among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from harness.compare.findings.finding import Finding, Kind, cell
+from harness.compare.rows import Row
+from harness.compare.wording import listed, verb
+from harness.record import Record
+
+OPTION = "--repeats"
+
+KINDS = (
+    Kind(
+        id="runs-missing",
+        title="Runs of a cell are not among the records",
+        cause="The comparison was not finished, or records were left out or removed. Whoever chooses which "
+        "runs count chooses the median.",
+        confirm="Runs of a cell are numbered from 0. The values hold the numbers that are missing below the "
+        "highest one, or below the `--repeats` of the recorded command.",
+        fix="Run the same command again, which runs what is missing, or report all records of the folder.",
+    ),
+)
+
+
+def find(rows: Sequence[Row]) -> list[Finding]:
+    """One finding per cell with a gap, wherever its runs were made; unsupported cells do not run."""
+    cells: dict[tuple[str, str, int], list[Record]] = {}
+    for row in rows:
+        record = row.record
+        if record.status != "unsupported":
+            cells.setdefault((record.job_id, row.backend, record.world.world_size), []).append(record)
+    found = [_missing(backend, size, records) for (_, backend, size), records in cells.items()]
+    return [finding for finding in found if finding is not None]
+
+
+def _missing(backend: str, size: int, records: Sequence[Record]) -> Finding | None:
+    seen = {record.repeat for record in records}
+    due = max(max(seen) + 1, *(_asked(record.command) for record in records))
+    missing = sorted(set(range(due)) - seen)
+    if not missing:
+        return None
+    number = "number" if len(missing) == 1 else "numbers"
+    return Finding(
+        id="runs-missing",
+        backends=(backend,),
+        message=f"{cell(backend, size)}: of {due} runs, counted from 0, {number} "
+        f"{listed([str(run) for run in missing])} {verb(number, 'is', 'are')} not among the records",
+        values={"missing": missing, "runs": due},
+    )
+
+
+def _asked(command: Sequence[str]) -> int:
+    """How many runs of each cell a command asked for; 0 where it does not say."""
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        if option == OPTION:
+            with suppress(ValueError):
+                return int(value if equals else following)
+    return 0
