@@ -12,7 +12,7 @@ from harness.record import Record
 from harness.report.contents import comparison
 from harness.report.document import Document
 from harness.report.drawing import draw
-from harness.report.manifest import Format, Manifest, digest, make_manifest
+from harness.report.manifest import Format, Manifest, digest, file_digest, make_manifest, read_manifest
 from harness.report.sections.records import records_section
 from harness.report.writers.csv import render_csv
 from harness.report.writers.html import data_address, render_html
@@ -64,10 +64,23 @@ def write_report(
         update={"pictures": {names[key, f]: digest(b) for key, of in images.items() for f, b in of.items()}}
     )
     rendered = render(document, manifest, images, output)
+    _remove_earlier_pictures(output, manifest)
     for name, data in rendered.beside.items():
         (output.parent / name).write_bytes(data)
     output.write_text(rendered.text, encoding="utf-8", newline="")
     return output
+
+
+def _remove_earlier_pictures(output: Path, manifest: Manifest) -> None:
+    """Delete the pictures of the report that stands there which this one does not have."""
+    try:
+        earlier, _ = read_manifest(output.read_text(encoding="utf-8"), output)
+    except (OSError, UnicodeDecodeError, HarnessError):
+        return
+    for name in earlier.pictures.keys() - manifest.pictures.keys():
+        picture = output.parent / name
+        if Path(name).name == name and picture.is_file() and file_digest(picture) == earlier.pictures[name]:
+            picture.unlink()
 
 
 def format_of(output: Path) -> Format:

@@ -170,3 +170,16 @@ def test_records_that_were_left_out_are_told(tmp_path: Path) -> None:
     result = verify(tmp_path / "report.md")
     assert not result.problems
     assert any("1 record in the same folder: not part of the report" in note for note in result.notes)
+
+
+def test_a_report_that_is_written_again_removes_pictures_that_it_no_longer_shows(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path)
+    report = write_report(runs, tmp_path / "report.md")
+    before = {path.name for path in tmp_path.glob("report.*.png")}
+    shutil.copy(tmp_path / "report.loss.png", tmp_path / "report.notes.png")
+    (tmp_path / "report.time.png").write_bytes(b"mine")
+    write_report(runs[:1], report)
+    after = {path.name for path in tmp_path.glob("report.*.png")}
+    shown = {f"{name}.png" for name in re.findall(r"\((report[^)]*)[.]svg\)", report.read_text())}
+    assert shown < before
+    assert after == shown | {"report.notes.png"} | ({"report.time.png"} - shown)
