@@ -147,10 +147,11 @@ def _speed(groups: Sequence[Repeats], size: int, whose: str) -> str:
 
 
 def _slowest(best: Repeats, others: Sequence[Repeats], pairs: int) -> str:
-    """The last of `others`, which are in falling order, with those that its runs do not tell from it."""
+    """The last of `others`, in falling order, with those next to it that runs do not tell from it."""
     key = "tokens_per_second"
     last = others[-1]
-    level = [g for g in others if g is last or (_alike(g, last, pairs) and not _alike(g, best, pairs))]
+    apart = [n for n, g in enumerate(others[:-1], 1) if not _alike(g, last, pairs) or _alike(g, best, pairs)]
+    level = others[max(apart, default=0) :]
     shares = [(g.median(key) or 0) / (best.median(key) or 1) for g in level]
     if shares[-1] >= ALIKE:
         return f"no other below {percent(ALIKE)} of that"
