@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from harness.compare.changes import MEASURES, Change, Pair, changes, pairs
 from harness.compare.rows import Row
-from harness.compare.wording import counted
+from harness.compare.wording import cell
 from harness.errors import HarnessError, choices
 
 EXAMPLE = "peak_bytes>+5%,tokens_per_second<-3%"
@@ -68,7 +68,7 @@ def failures(conditions: Sequence[Condition], before: Sequence[Row], after: Sequ
         for condition in conditions:
             if condition.measure != change.measure:
                 continue
-            where = f"{change.backend} on {counted(change.world_size, 'rank')}"
+            where = cell(change.backend, change.world_size)
             if condition.met_by(change):
                 doubt = "; too few runs to tell it from noise" if change.judgement == "not judged" else ""
                 told.append(

@@ -15,7 +15,7 @@ from harness.compare.distance import distance
 from harness.compare.parity import Parity
 from harness.compare.rows import Row
 from harness.compare.speed import shares_cores
-from harness.compare.wording import counted
+from harness.compare.wording import cell
 from harness.record import Record
 
 # Worst first: a row of repeats is as good as its worst one.
@@ -63,7 +63,7 @@ class Repeats:
     @property
     def title(self) -> str:
         """'ddp on 2 ranks'."""
-        return f"{self.label} on {counted(self.world_size, 'rank')}"
+        return cell(self.label, self.world_size)
 
     @property
     def is_reference(self) -> bool:
@@ -202,6 +202,6 @@ def repeat_spreads(rows: Sequence[Row]) -> dict[str, float | None]:
         if len(ended) > 1:
             apart = [distance(ended[0], other).loss for other in ended[1:]]
             known = [value for value in apart if value is not None]
-            cell = f"{group.label} on {group.world_size}{marks[group.record.job_id]}"
-            spreads[cell] = max(known) if len(known) == len(apart) else None
+            name = f"{group.label} on {group.world_size}{marks[group.record.job_id]}"
+            spreads[name] = max(known) if len(known) == len(apart) else None
     return spreads

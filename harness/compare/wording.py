@@ -21,6 +21,11 @@ def counted(count: int, name: str) -> str:
     return f"{count} {name}{'' if count == 1 else 's'}"
 
 
+def cell(label: str, world_size: int) -> str:
+    """'ddp on 2 ranks'."""
+    return f"{label} on {counted(world_size, 'rank')}"
+
+
 def verb(subject: str, singular: str, plural: str) -> str:
     """The form that agrees with a field's name: 'dtype of masters' is one, 'initial weights' are several."""
     head = _HEAD.split(subject, maxsplit=1)[0]

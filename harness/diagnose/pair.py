@@ -10,7 +10,7 @@ from harness.cells import canonical_label
 from harness.compare.parity import has_dropout
 from harness.compare.rows import reason
 from harness.compare.same_job import nested_differences
-from harness.compare.wording import counted
+from harness.compare.wording import cell
 from harness.errors import HarnessError
 from harness.record import Record
 from harness.store import read_record, read_runs
@@ -29,7 +29,7 @@ class Run:
     @property
     def name(self) -> str:
         """'ddp on 2 ranks'."""
-        return f"{self.record.backend.label} on {counted(self.record.world.world_size, 'rank')}"
+        return cell(self.record.backend.label, self.record.world.world_size)
 
 
 def read_pair(first: Path, second: Path) -> tuple[Run, Run]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from harness.compare.findings.finding import Finding, Kind, cell
+from harness.compare.findings.finding import Finding, Kind
 from harness.compare.rows import Row
-from harness.compare.wording import listed, verb
+from harness.compare.wording import cell, listed, verb
 from harness.record import Record
 
 OPTION = "--repeats"

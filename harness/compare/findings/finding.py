@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
-from harness.compare.wording import counted
+from harness.compare.wording import cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +63,6 @@ def of_cells(rows: Sequence[Row], judge: Callable[[Row], Finding | None]) -> lis
 def subject(row: Row) -> str:
     """'ddp on 2 ranks': what a message about one run begins with."""
     return cell(row.record.backend.label, row.record.world.world_size)
-
-
-def cell(label: str, world_size: int) -> str:
-    """'ddp on 2 ranks'."""
-    return f"{label} on {counted(world_size, 'rank')}"
 
 
 def labels(rows: list[Row]) -> tuple[str, ...]:

@@ -35,8 +35,6 @@ def trade_off_picture(rows: Sequence[Row]) -> Picture | None:
         and group.rank_peaks
         and group.values("tokens_per_second")
     ]
-    if not known:
-        return None
     place = place_to_compare(known)
     groups = [group for group in known if group.place == place]
     if place is None or len(groups) < 2:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.compare.effective import Effect
-from harness.compare.findings.finding import cell
 from harness.compare.findings.groups import together
 from harness.compare.rows import Row
 from harness.compare.settings_in_force import differing_settings
-from harness.compare.wording import words
+from harness.compare.wording import cell, words
 from harness.report.document import Column, Paragraph, Section, Shown, Table
 
 TITLE = "Settings in force that differ"
