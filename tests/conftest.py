@@ -1,6 +1,10 @@
 """Options of the test suite."""
 
+import os
+
 import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before any library reads it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import traceback
 from pathlib import Path
 
 from harness.launch.local import free_port
+from tests.forkserver import context
 
 JOIN_SECONDS = 300
 
@@ -28,12 +28,11 @@ def on_ranks(what: str, label: str, world_size: int, folder: Path) -> list:
     """
     import torch
 
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["harness.worker.preload", "deepspeed", "accelerate"])
     port = free_port()
     processes = [
-        context.Process(target=_rank, args=(what, label, rank, world_size, port, str(folder)))
+        context().Process(  # type: ignore[attr-defined]
+            target=_rank, args=(what, label, rank, world_size, port, str(folder))
+        )
         for rank in range(world_size)
     ]
     for process in processes:

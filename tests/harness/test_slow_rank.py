@@ -1,11 +1,13 @@
 """A rank that really is slower is found in a real run, by the clock of each rank's phases."""
 
-import os
 from pathlib import Path
+
+import pytest
 
 from harness.compare.findings import balance
 from harness.compare.rows import make_rows
 from tests.harness.commands.command_line import SMALL, harness, records
+from tests.plugins import register
 
 PLUGIN = """
 import time
@@ -30,16 +32,12 @@ class SlowRank(DdpBackend):
 """
 
 
-def test_a_slow_rank_is_named(tmp_path: Path) -> None:
+def test_a_slow_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow_plugin.py").write_text(PLUGIN)
-    info = tmp_path / "slow-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slow\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[harness.backends]\nslow-rank = slow_plugin:SlowRank\n")
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    register(tmp_path, {"slow-rank": "slow_plugin:SlowRank"})
+    monkeypatch.syspath_prepend(tmp_path)
     steps = ["--set", "training.steps=12", "--set", "measure.warmup_steps=1"]
-    command = ["run", "--backend", "slow-rank", "--nproc", "2", *SMALL, *steps]
-    done = harness(*command, cwd=tmp_path, variables={"PYTHONPATH": path})
+    done = harness("run", "--backend", "slow-rank", "--nproc", "2", *SMALL, *steps, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (record,) = records(tmp_path / "runs")
     # The other rank waits in the backward pass, so whole steps last as long on both and tell nothing.

@@ -109,7 +109,7 @@ def tracked_peak(backend: Backend, world: World) -> tuple[int, int]:
     with MemTracker() as tracker:
         engine = _engine(backend, world)
         peaks = []
-        for batch in _batches(world):
+        for batch in _batches(world, passes=3):
             _meet()
             allocator.reset_peak()
             _step(engine, batch)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness.record import Record
 from harness.store import read_runs
+from tests.harness.commands.command_line import harness
+from tests.plugins import register
 
-ROOT = Path(__file__).parents[2]
 BLOOM = "{model_type: bloom, hidden_size: 40, n_layer: 3, n_head: 4}"
 LLAMA = (
     "{hidden_size: 36, intermediate_size: 52, num_hidden_layers: 3, num_attention_heads: 3, "
@@ -23,7 +23,6 @@ SETTINGS = (
     "training.steps=4", "measure.warmup_steps=1", "measure.counted_steps=3", "measure.traced_steps=0",
     "measure.weight_digests=false", "data.sequence_length=16", "training.global_batch_size=8",
 )  # fmt: skip
-LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -41,23 +40,14 @@ def compare(
     folder: Path, backends: str, ranks: int, *settings: str, entry_points: dict[str, str] | None = None
 ) -> Outcome:
     """Run `harness compare --json`; `entry_points` registers further backends for it."""
-    paths = [str(ROOT)]
-    if entry_points:
-        info = folder / "planted-1.0.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n")
-        lines = "".join(f"{name} = {target}\n" for name, target in entry_points.items())
-        (info / "entry_points.txt").write_text(f"[harness.backends]\n{lines}")
-        paths.append(str(folder))
-    variables = {key: value for key, value in os.environ.items() if key not in LAUNCHER}
-    variables |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-m", "harness", "compare", "--json", "--backends", backends]
-    command += ["--nproc", str(ranks), "--runs", str(folder / "runs")]
+    command = ["compare", "--json", "--backends", backends, "--nproc", str(ranks), "--runs", "runs"]
     for setting in (*SETTINGS, *settings):
         command += ["--set", setting]
-    done = subprocess.run(
-        command, cwd=folder, env=variables, capture_output=True, text=True, timeout=580, check=False
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        if entry_points:
+            register(folder, entry_points)
+            patch.syspath_prepend(folder)
+        done = harness(*command, cwd=folder)
     assert done.returncode == 0, done.stderr
     runs, problems = read_runs([folder / "runs"])
     assert problems == []

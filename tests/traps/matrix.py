@@ -10,15 +10,16 @@ from pathlib import Path
 from backends import registry
 from backends.base import World
 from harness.batch import batch_layout, reference_layout
-from harness.cells import canonical_label, floor_labels, make_cell, modules_to_preload, run_cell
+from harness.cells import canonical_label, floor_labels, make_cell, run_cell
 from harness.compare.findings.catalogue import find_all
 from harness.compare.findings.finding import Finding
 from harness.compare.rows import Row, make_rows
 from harness.config import load_experiment
 from harness.doctor.check import ABOUT_TIME
-from harness.launch.local import LocalLauncher
 from harness.record import Record
 from harness.store import Store
+from tests.forkserver import launcher
+from tests.plugins import register
 
 from . import adapters, late, unseen
 
@@ -55,7 +56,6 @@ class Matrix:
         self.store = Store(folder / "runs")
         self.store.prepare()
         self._records: dict[tuple[str, int, tuple[str, ...]], Record] = {}
-        self._launcher: LocalLauncher | None = None
 
     def record(self, label: str, world_size: int, settings: Sequence[str]) -> Record:
         key = (label, world_size, tuple(settings))
@@ -91,27 +91,21 @@ class Matrix:
         if registry.parse(label)[0].name == registry.REFERENCE:
             world_size, layout = 1, reference_layout(layout, experiment.training)
         cell = make_cell(experiment, canonical_label(label), world_size, layout, 0, "cpu")
-        if self._launcher is None:
-            every = ["zero1", "accelerate-ddp", "fsdp"]
-            self._launcher = LocalLauncher("cpu", modules_to_preload(experiment, every))
         return run_cell(
-            cell, experiment, self.store, self._launcher, command=["make", "gallery"], on_event=lambda _: None
+            cell, experiment, self.store, launcher(), command=["make", "gallery"], on_event=lambda _: None
         )
 
 
 def install(folder: Path) -> None:
     """Make the broken adapters known as a third party's distribution would."""
-    information = folder / "planted-1.0.dist-info"
-    information.mkdir(parents=True)
-    information.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n")
     planted = [
         value for module in (adapters, unseen, late) for value in vars(module).values()
         if isinstance(value, type) and value.__module__ == module.__name__
         and value not in (adapters.Defect, unseen.OwnOptimizer, late.Late)
     ]  # fmt: skip
-    lines = [f"planted-{value.__name__} = {value.__module__}:{value.__name__}" for value in planted]
-    text = "\n".join([f"[{registry.ENTRY_POINT_GROUP}]", *lines]) + "\n"
-    information.joinpath("entry_points.txt").write_text(text)
+    register(
+        folder, {f"planted-{value.__name__}": f"{value.__module__}:{value.__name__}" for value in planted}
+    )
     sys.path.insert(0, str(folder))
 
 

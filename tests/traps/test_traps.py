@@ -10,7 +10,7 @@ from harness.compare.rows import make_rows
 from harness.record import Record
 from tests.records import make_ranks, make_record, make_steps
 
-from .matrix import CLEAN_SIZES, Matrix, clean_labels, padded_documents
+from .matrix import Matrix, padded_documents
 from .planted import ACCUMULATED, TRAPS, Trap
 
 
@@ -106,21 +106,3 @@ def test_T25_steps_that_a_loss_scaler_skipped_are_counted(tally) -> None:
     (found,) = [f for f in find_all(rows) if f.id == "skipped-steps"]
     assert found.values == {"skipped": 2, "steps": 4}
     tally["planted"][0] += 1
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
-@pytest.mark.parametrize("world_size", CLEAN_SIZES)
-def test_a_clean_matrix_has_no_finding(
-    world_size: int, precision: str, accumulation: int, matrix: Matrix, tally
-) -> None:
-    settings = (f"training.precision={precision}", f"training.accumulation_steps={accumulation}")
-    labels = clean_labels(world_size)
-    found = matrix.findings(labels, world_size, (*settings, "training.global_batch_size=16"))
-    tally["clean"][0] += len(found)
-    tally["clean"][1] += len(labels)
-    assert [(f.id, f.message) for f in found] == []
-    rows = matrix.rows(labels, world_size, (*settings, "training.global_batch_size=16"))
-    wanted = {"exact", "tight"} if precision == "fp32" else {"exact", "tight", "band"}
-    assert {row.judgement.parity for row in rows} <= wanted

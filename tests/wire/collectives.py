@@ -6,7 +6,6 @@ Run in a namespace of its own as `python -m tests.wire.collectives RANKS`; print
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 from statistics import median
@@ -25,7 +24,7 @@ def measure(rank: int, world_size: int, answers: Any) -> None:
     import torch
     import torch.distributed as dist
 
-    from tests.wire.namespace import traffic
+    from tests.wire.namespace import payload_of_calls
 
     dist.init_process_group("gloo")
     whole = torch.ones(PAYLOAD_BYTES // 4)
@@ -41,31 +40,22 @@ def measure(rank: int, world_size: int, answers: Any) -> None:
     found = {}
     for name, call in calls.items():
         call()
-        clean = []
-        for _ in range(BLOCKS):
-            dist.barrier()
-            before = traffic()
-            dist.barrier()
-            call()
-            dist.barrier()
-            moved = traffic() - before
-            dist.barrier()
-            # A busy machine sends segments twice that were not lost; the kernel counts those too.
-            if not moved.retransmissions:
-                clean.append(moved.payload_bytes / world_size / PAYLOAD_BYTES)
-        found[name] = median(clean) if clean else None
+        factors = [moved / world_size / PAYLOAD_BYTES for moved in payload_of_calls(call, BLOCKS)]
+        found[name] = median(factors) if factors else None
     if rank == 0:
         answers.put(found)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
+    from tests.forkserver import context
+
     size = int(sys.argv[1])
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    ranks = [context.Process(target=measure, args=(rank, size, queue)) for rank in range(size)]
+    server: Any = context()
+    queue = server.Queue()
+    ranks = [server.Process(target=measure, args=(rank, size, queue)) for rank in range(size)]
     for process in ranks:
         process.start()
-    print(json.dumps(queue.get(timeout=60)))  # noqa: T201
+    print(json.dumps(queue.get(timeout=280)))  # noqa: T201
     for process in ranks:
         process.join()

@@ -1,15 +1,17 @@
-"""Runs one backend through the command line and then prints what crossed `lo`, as JSON.
+"""Runs one backend twice through the command line and prints what counted steps moved on `lo`, as JSON.
 
-In a namespace of its own: `python -m tests.wire.job RUNS BACKEND RANKS STEPS COUNTED`.
+In a namespace of its own: `python -m tests.wire.job FOLDER BACKEND RANKS COUNTED`. The second run has the
+counted steps and the first has not; else both are alike.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from pathlib import Path
 
-from tests.wire.namespace import traffic
+from tests.harness.commands.command_line import harness
+from tests.wire.namespace import Traffic, traffic
 
 MODEL = "{hidden_size: 256, intermediate_size: 512, num_hidden_layers: 4, max_position_embeddings: 16}"
 WARMUP_STEPS = 3
@@ -24,10 +26,19 @@ def settings(steps: int, counted: int) -> list[str]:
     ]  # fmt: skip
 
 
-if __name__ == "__main__":
-    runs, backend, ranks, steps, counted = sys.argv[1:]
-    command = [sys.executable, "-m", "harness", "run", "--backend", backend, "--nproc", ranks, "--runs", runs]
-    for setting in settings(int(steps), int(counted)):
+def moved_by(folder: Path, backend: str, ranks: int, counted: int) -> Traffic:
+    """What a run with so many counted steps sends, from its first word to its last."""
+    command = ["run", "--backend", backend, "--nproc", str(ranks), "--runs", "runs"]
+    for setting in settings(WARMUP_STEPS + counted, counted):
         command += ["--set", setting]
-    subprocess.run(command, check=True, stdout=sys.stderr)
-    print(json.dumps(vars(traffic())))  # noqa: T201
+    folder.mkdir()
+    before = traffic()
+    done = harness(*command, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return traffic() - before
+
+
+if __name__ == "__main__":
+    root, backend, ranks, counted = sys.argv[1:]
+    without = moved_by(Path(root) / "without", backend, int(ranks), 0)
+    print(json.dumps(vars(moved_by(Path(root) / "with", backend, int(ranks), int(counted)) - without)))  # noqa: T201

@@ -1,13 +1,12 @@
 """Measures what a step of each backend sends: bytes on `lo` per rank, beside what its collectives derive.
 
 Run in a namespace of its own as `python -m tests.wire.strategies RANKS PRECISION BACKEND...`; prints JSON:
-of each backend the derived bytes, and those of every step in which no segment was sent twice.
+of each backend the derived bytes, and those of the steps in which no segment was sent twice.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 from typing import Any
@@ -41,33 +40,22 @@ def measure(rank: int, world_size: int, precision: str, labels: list[str], answe
 
 def measure_backend(backend: Any, world: Any, precision: str) -> dict[str, Any]:
     """Bytes per rank of one step, derived from counted collectives and measured."""
-    import torch.distributed as dist
-
     from harness.worker.communication import CommunicationCounter
     from tests.contract.cases import global_batches
     from tests.contract.communication import VolumeCase, prepare, take_step
-    from tests.wire.namespace import traffic
+    from tests.wire.namespace import payload_of_calls
 
     case = VolumeCase(1, precision, "like-for-like", tied=False, clipping=None, family="wide")
     engine, _, _ = prepare(backend, world, case)
     batch = next(global_batches())
     for _ in range(WARMUP_STEPS):
         take_step(engine, batch, world, case, None)
-    measured = []
-    for _ in range(MEASURED_STEPS):
-        dist.barrier()
-        before = traffic()
-        dist.barrier()
-        take_step(engine, batch, world, case, None)
-        dist.barrier()
-        moved = traffic() - before
-        dist.barrier()
-        if not moved.retransmissions:
-            measured.append(moved.payload_bytes / world.world_size)
+    measured = payload_of_calls(lambda: take_step(engine, batch, world, case, None), MEASURED_STEPS)
     counter = CommunicationCounter()
     take_step(engine, batch, world, case, counter)
     engine.close()
-    return {"derived": derived_bytes(counter.rows()), "measured": measured}
+    per_rank = [moved / world.world_size for moved in measured]
+    return {"derived": derived_bytes(counter.rows()), "measured": per_rank}
 
 
 def derived_bytes(rows: list[dict[str, Any]]) -> float:
@@ -80,11 +68,13 @@ def derived_bytes(rows: list[dict[str, Any]]) -> float:
 
 
 if __name__ == "__main__":
+    from tests.forkserver import context
+
     size, dtype, *backends = sys.argv[1:]
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
+    server: Any = context()
+    queue = server.Queue()
     ranks = [
-        context.Process(target=measure, args=(rank, int(size), dtype, backends, queue))
+        server.Process(target=measure, args=(rank, int(size), dtype, backends, queue))
         for rank in range(int(size))
     ]
     for process in ranks:

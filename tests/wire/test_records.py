@@ -1,6 +1,6 @@
 """Bytes that a record derives against the kernel's byte counter of the loopback interface.
 
-Two runs in fresh namespaces are alike but for the counted steps, which the second has and the first has
+Two runs in a fresh namespace are alike but for the counted steps, which the second has and the first has
 not: the difference of their counters is what those steps moved. The headers of the packets are taken off
 (66 bytes each); nothing else is, and both figures must agree within 1 %.
 """
@@ -15,7 +15,6 @@ import pytest
 
 from harness.compare.measures import sent_bytes_per_step, transport_bytes_per_step
 from harness.store import read_runs
-from tests.wire.job import WARMUP_STEPS
 from tests.wire.namespace import Traffic, require_namespace, run_in_namespace
 
 COUNTED = 10
@@ -26,9 +25,9 @@ RANKS = 2
 @pytest.mark.parametrize("backend", ["ddp", "fsdp", "zero3"])
 def test_counted_steps_move_what_the_record_says(backend: str, tmp_path: Path) -> None:
     require_namespace()
-    without = _run(backend, tmp_path / "without", WARMUP_STEPS, 0)
-    moved = _run(backend, tmp_path / "with", WARMUP_STEPS + COUNTED, COUNTED) - without
-    ((_, record),), _ = read_runs([tmp_path / "with"])
+    command = [sys.executable, "-m", "tests.wire.job", str(tmp_path), backend, str(RANKS), str(COUNTED)]
+    moved = Traffic(**json.loads(run_in_namespace(command).splitlines()[-1]))
+    ((_, record),), _ = read_runs([tmp_path / "with" / "runs"])
     derived = transport_bytes_per_step(record)
     assert derived is not None
     measured = moved.payload_bytes / COUNTED / RANKS
@@ -36,10 +35,3 @@ def test_counted_steps_move_what_the_record_says(backend: str, tmp_path: Path) -
     assert measured == pytest.approx(derived, rel=0.01)
     if backend != "ddp":  # what tells gloo's reduce-scatter from a ring's
         assert measured != pytest.approx(sent_bytes_per_step(record), rel=0.1)
-
-
-def _run(backend: str, folder: Path, steps: int, counted: int) -> Traffic:
-    command = [
-        sys.executable, "-m", "tests.wire.job", str(folder), backend, str(RANKS), str(steps), str(counted),
-    ]  # fmt: skip
-    return Traffic(**json.loads(run_in_namespace(command).splitlines()[-1]))

@@ -1,12 +1,18 @@
-"""Real processes of the command, and jobs that are over in seconds."""
+"""The command, in this process or in one of its own, and jobs that are over in seconds."""
 
 import os
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
+from unittest.mock import patch
 
+from click.testing import CliRunner
+
+from harness import cli
 from harness.record import Record
 from harness.store import read_record
+from tests.forkserver import launcher
 
 HARNESS = [sys.executable, "-m", "harness"]
 SMALL_MODEL = (
@@ -30,10 +36,23 @@ def environment(**changes: str) -> dict[str, str]:
 def harness(
     *arguments: str | Path, cwd: Path, variables: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
+    """In this process, whose fork server has all imports behind it; with `variables` in one of its own."""
+    words = [*map(str, arguments)]
+    if variables is None:
+        return _in_this_process(words, cwd)
     return subprocess.run(
-        [*HARNESS, *map(str, arguments)], cwd=cwd, env=environment(**(variables or {})),
-        capture_output=True, text=True, timeout=240, check=False,
+        [*HARNESS, *words], cwd=cwd, env=environment(**variables), capture_output=True, text=True,
+        timeout=240, check=False,
     )  # fmt: skip
+
+
+def _in_this_process(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    launcher()
+    with chdir(cwd), patch.dict(os.environ), patch.object(sys, "argv", ["harness", *words]):
+        done = CliRunner().invoke(cli.harness, words, prog_name="harness")
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
 
 
 def records(runs: Path) -> list[Record]:
@@ -42,7 +61,7 @@ def records(runs: Path) -> list[Record]:
 
 
 def refused(folder: Path, *arguments: str | Path, **variables: str) -> str:
-    done = harness(*arguments, cwd=folder, variables=variables)
+    done = harness(*arguments, cwd=folder, variables=variables or None)
     lines = done.stderr.splitlines()
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("harness: ")

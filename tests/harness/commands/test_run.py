@@ -11,7 +11,8 @@ from .command_line import SHORT, harness, records, refused
 
 
 def test_run_prints_its_record(tmp_path: Path) -> None:
-    done = harness("run", "--backend", "ddp", "--nproc", "2", *SHORT, "--json", cwd=tmp_path)
+    command = ["run", "--backend", "ddp", "--nproc", "2", *SHORT, "--json"]
+    done = harness(*command, cwd=tmp_path, variables={})
     assert done.returncode == 0, done.stderr
     printed = Record.model_validate_json(done.stdout)
     assert [printed] == records(tmp_path / "runs")

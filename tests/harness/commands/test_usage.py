@@ -29,7 +29,7 @@ def test_runs_folder_below_a_file(tmp_path: Path, command: str) -> None:
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    done = harness("run", "--backend", "zerro3", "--debug", cwd=tmp_path)
+    done = harness("run", "--backend", "zerro3", "--debug", cwd=tmp_path, variables={})
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "backend 'zerro3' is unknown" in done.stderr
