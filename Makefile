@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 # Ranks of a test wait for each other much of their time, so three tests share two cores. All tests of a module
-# run in one process, whose fork server imports the libraries once.
-SIDE_BY_SIDE := --numprocesses 3 --dist loadscope
+# run in one process, whose fork server imports the libraries once. Long modules come first (tests/conftest.py).
+WORKERS ?= 3
+SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 .PHONY: compare test test-cluster traps gallery lint bench publish clean
 
@@ -24,7 +25,7 @@ test-cluster: $(READY)
 
 # Every known trap is planted and must be named; a clean matrix must raise nothing. A few minutes.
 traps: $(READY)
-	$(BIN)/pytest -m "" tests/traps
+	$(BIN)/pytest tests/traps
 
 # The same traps, as the folder of records and reports that is published.
 gallery: $(READY)

@@ -1,7 +1,8 @@
 """The one fork server of a test process.
 
 Whoever starts it first decides what every rank inherits, so it is given all that any test's ranks import:
-without, each rank of DeepSpeed would import torch's compiler again, more than half of its time.
+without, each rank of DeepSpeed would import torch's compiler again, more than half of its time. Python 3.11
+looks for the tests' own modules in the current directory only: elsewhere ranks import those themselves.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ def _do(what: str, label: str, rank: int, world_size: int, port: int, folder: Pa
 
     torch.set_num_threads(1)
     world = World(rank=rank, world_size=world_size, local_rank=rank, ranks_per_node=world_size, device="cpu")
-    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    # A file, since a port that was free may be another test's by now.
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world_size)
     if label.startswith("tests."):
         module, _, name = label.partition(":")
         backend = getattr(import_module(module), name)(NoOptions())

@@ -9,6 +9,8 @@ from backends.base import World
 from tests.contract.cases import CASES, Case
 from tests.contract.ranks import traces
 
+pytestmark = pytest.mark.long
+
 HYBRID = {"fsdp-hybrid", "fsdp1-hybrid"}
 LOSS_TOLERANCE = 5e-6
 """Nats per token. 5e-5 would be fair where a library clips by an fp32 norm; none needs it here."""

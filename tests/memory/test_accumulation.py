@@ -8,6 +8,8 @@ from harness.compare.states import rank_states
 from harness.record import Record
 from tests.memory.runs import LLAMA, Outcome, compare
 
+pytestmark = pytest.mark.long
+
 MICRO_STEPS = 4
 UNNAMED_BYTES = 4096
 """The loss, a batch of 16 tokens, and counters of the libraries."""

@@ -9,6 +9,8 @@ import pytest
 from tests.memory.defects import HOARDED_BYTES, LEAKED_BYTES
 from tests.memory.runs import LLAMA, Outcome, compare
 
+pytestmark = pytest.mark.long
+
 MEMORY = {"memory-differs", "memory-grows", "memory-imbalance", "one-wrap-unit"}
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from tests.contract.ranks import on_ranks
 
+pytestmark = pytest.mark.long
+
 TOLERANCE = 0.02
 
 

@@ -26,7 +26,7 @@ SHARDED = {
     scope="module",
     params=[
         ("bloom", 2),
-        *(pytest.param(case, marks=pytest.mark.long) for case in (("bloom", 4), ("llama", 1), ("llama", 2))),
+        *(pytest.param(case, marks=pytest.mark.long) for case in (("bloom", 4), ("llama", 1), ("llama", 4))),
     ],
     ids=lambda param: f"{param[0]}-{param[1]}",
 )

@@ -1,4 +1,4 @@
-"""The broken adapters are installed once; the counts of the suite are printed at its end."""
+"""The broken adapters are installed while these tests run; the counts of the suite are printed at its end."""
 
 import sys
 
@@ -9,7 +9,7 @@ from .matrix import ABOUT_TIME, Matrix, install
 TALLY: dict[str, list[int]] = {"planted": [0, 0], "clean": [0, 0]}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def matrix(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("traps")
     install(folder / "site")

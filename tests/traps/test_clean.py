@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 
 from .matrix import CLEAN_SIZES, Matrix, clean_labels
 
-ALWAYS = {(1, "fp32", 4), (1, "bf16-mixed", 1), (2, "fp32", 1), (2, "bf16-mixed", 4),
-          (4, "fp32", 4), (4, "bf16-mixed", 1)}  # fmt: skip
-"""Every two of the values together; all three of them only where exhaustive tests are asked for."""
-SETTINGS = [
-    pytest.param(*setting, marks=() if setting in ALWAYS else pytest.mark.exhaustive)
-    for setting in product(CLEAN_SIZES, ("fp32", "bf16-mixed"), (1, 4))
-]
-
 
 @pytest.mark.long
-@pytest.mark.parametrize(("world_size", "precision", "accumulation"), SETTINGS)
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+@pytest.mark.parametrize("world_size", CLEAN_SIZES)
 def test_a_clean_matrix_has_no_finding(
     world_size: int, precision: str, accumulation: int, matrix: Matrix, tally
 ) -> None:

@@ -17,7 +17,7 @@ MEASURED_STEPS = 8
 
 
 def measure(rank: int, world_size: int, precision: str, labels: list[str], answers: Any) -> None:
-    """All backends one after the other on one process group; rank 0 reads the counters between barriers."""
+    """All backends one after the other on one process group; the counters are read between barriers."""
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size),
         MASTER_ADDR="127.0.0.1", MASTER_PORT="29512", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",

@@ -1,6 +1,7 @@
 """The command, in this process or in one of its own, and jobs that are over in seconds."""
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import chdir
@@ -14,6 +15,7 @@ from harness.record import Record
 from harness.store import read_record
 from tests.forkserver import launcher
 
+INTERRUPTED = 130
 HARNESS = [sys.executable, "-m", "harness"]
 SMALL_MODEL = (
     "model.config={hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, "
@@ -28,8 +30,8 @@ LONG = [*SMALL, "--set", "training.steps=1000000"]
 
 
 def environment(**changes: str) -> dict[str, str]:
-    launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    kept = {name: value for name, value in os.environ.items() if name not in launcher}
+    set_by_launchers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    kept = {name: value for name, value in os.environ.items() if name not in set_by_launchers}
     return kept | {"HF_HUB_OFFLINE": "1"} | changes
 
 
@@ -48,8 +50,16 @@ def harness(
 
 def _in_this_process(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     launcher()
-    with chdir(cwd), patch.dict(os.environ), patch.object(sys, "argv", ["harness", *words]):
-        done = CliRunner().invoke(cli.harness, words, prog_name="harness")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    variables = patch.dict(os.environ, environment(), clear=True)
+    try:
+        with chdir(cwd), variables, patch.object(sys, "argv", ["harness", *words]):
+            done = CliRunner().invoke(cli.harness, words, prog_name="harness")
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if done.exit_code == INTERRUPTED:  # who waits for the tests meant them all
+        raise KeyboardInterrupt
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
@@ -61,6 +71,7 @@ def records(runs: Path) -> list[Record]:
 
 
 def refused(folder: Path, *arguments: str | Path, **variables: str) -> str:
+    """The one line on standard error; with `variables` whatever a real process writes there."""
     done = harness(*arguments, cwd=folder, variables=variables or None)
     lines = done.stderr.splitlines()
     assert len(lines) == 1, done.stderr

@@ -9,6 +9,8 @@ from harness.record import Record
 
 from .command_line import SHORT, harness, records, refused
 
+pytestmark = pytest.mark.long
+
 
 def test_run_prints_its_record(tmp_path: Path) -> None:
     command = ["run", "--backend", "ddp", "--nproc", "2", *SHORT, "--json"]

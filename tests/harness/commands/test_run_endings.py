@@ -18,6 +18,8 @@ from harness.store import read_record
 
 from .command_line import HARNESS, LONG, SHORT, environment, harness, records
 
+pytestmark = pytest.mark.long
+
 
 @dataclass
 class Running:

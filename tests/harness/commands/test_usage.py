@@ -1,5 +1,6 @@
 """What the commands have in common: usage errors, tracebacks, the folder of runs."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,20 @@ def test_runs_folder_below_a_file(tmp_path: Path, command: str) -> None:
     what = ["--backend", "ddp"] if command == "run" else ["--backends", "ddp"]
     line = refused(tmp_path, command, *what, "--runs", "file/runs")
     assert "runs folder 'file/runs' cannot be written" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("run --backend ddp --set data.source=text --set data.path=none.txt", "cannot be read"),
+        ("compare --backends ddp,zero1 --nproc 2 --set 'model.config={model_type: bert}'", "not a causal"),
+        ("report none -o report.md", "holds no record"),
+    ],
+)
+def test_a_process_of_its_own_writes_one_line_too(tmp_path: Path, arguments: str, said: str) -> None:
+    """Whatever its fork server and its libraries would write beside it."""
+    words = shlex.split(arguments)
+    assert said in refused(tmp_path, *words, HF_HUB_OFFLINE="1")
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from harness.doctor.check import SelfCheck, conclude, document
 from harness.doctor.coverage import BETWEEN_RANKS
 from harness.doctor.known import traps_of
 from harness.record import ErrorPart, Record
+from tests.forkserver import launcher
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
 
 PLANTED = [defect.backend for defect in BETWEEN_RANKS]
@@ -68,6 +69,7 @@ def test_older_versions_have_no_known_traps() -> None:
 
 
 def doctor(*options: str) -> tuple[int, str]:
+    launcher()
     done = CliRunner().invoke(harness, ["doctor", *options])
     return done.exit_code, done.stdout or done.stderr
 

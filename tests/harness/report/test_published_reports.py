@@ -8,6 +8,8 @@ import pytest
 from tests.harness.commands.command_line import harness
 from tests.traps.gallery import page
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = sorted(path.parent for path in (ROOT / "reports").rglob("report.md"))
 

@@ -14,6 +14,8 @@ from tests.records import make_record
 
 from .published import edit, found, line_of_picture, write_runs
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("name", ["report.md", "report.html", "report.csv", "report.json", "report.tex"])
 def test_untouched_report_holds(published: Path, name: str) -> None:
