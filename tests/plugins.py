@@ -6,11 +6,17 @@ from pathlib import Path
 from backends import registry
 
 
-def register(folder: Path, entry_points: Mapping[str, str]) -> None:
-    """Make backends known, by name and 'module:Class', to whoever has this folder on its path."""
-    information = folder / "planted-1.0.dist-info"
+def register(
+    folder: Path, entry_points: Mapping[str, str], name: str = "planted", version: str = "1.0"
+) -> Path:
+    """Make backends known, by name and 'module:Class', to whoever has this folder on its path.
+
+    Returns the file that lists them.
+    """
+    information = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     information.mkdir(parents=True)
-    information.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n")
-    lines = [f"{name} = {target}" for name, target in entry_points.items()]
-    text = "\n".join([f"[{registry.ENTRY_POINT_GROUP}]", *lines]) + "\n"
-    information.joinpath("entry_points.txt").write_text(text)
+    information.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = [f"{backend} = {target}" for backend, target in entry_points.items()]
+    listed = information / "entry_points.txt"
+    listed.write_text("\n".join([f"[{registry.ENTRY_POINT_GROUP}]", *lines]) + "\n")
+    return listed

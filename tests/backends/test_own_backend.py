@@ -12,7 +12,8 @@ from harness.cells import plan
 from harness.config import load_experiment
 from harness.doctor.check import ABOUT_TIME
 from harness.provenance import module_fingerprint
-from tests.harness.commands.command_line import SMALL, harness, records
+from tests.harness.commands.command_line import SMALL, harness_process, records
+from tests.plugins import register
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "own-backend"
 
@@ -21,18 +22,12 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "own-backend"
 def compared(tmp_path_factory: pytest.TempPathFactory) -> dict:
     folder = tmp_path_factory.mktemp("own-backend")
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
-    info = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-    )
-    entries = "".join(f"{n} = {t}\n" for n, t in project["entry-points"]["harness.backends"].items())
-    (info / "entry_points.txt").write_text(f"[harness.backends]\n{entries}")
+    register(folder, project["entry-points"]["harness.backends"], project["name"], project["version"])
     settings = ("training.steps=8", "training.gradient_clipping=0.5")
-    done = harness(
+    done = harness_process(
         "compare", "--json", *SMALL, "--backends", "ddp,all-reduce,all-reduce:order=backward", "--nproc", "2",
         *(part for setting in settings for part in ("--set", setting)),
-        cwd=folder, variables={"PYTHONPATH": f"{folder}:{EXAMPLE}"},
+        cwd=folder, PYTHONPATH=f"{folder}:{EXAMPLE}",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout) | {"runs": folder / "runs"}

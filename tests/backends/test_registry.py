@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from backends.registry import UnknownBackend, canonical_label, create, entries, parse
+from tests.plugins import register
 
 BUILT_IN = [
     "single", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp-hybrid", "fsdp1",
@@ -39,13 +40,10 @@ def not_a_backend():
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An installed distribution with entry points of every sort; the folder that holds it."""
     (tmp_path / "mine_plugin.py").write_text(PLUGIN)
-    info = tmp_path / "mine_backends-1.5.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine-backends\nVersion: 1.5\n")
-    (info / "entry_points.txt").write_text(
-        "[harness.backends]\nmine = mine_plugin:Mine\nddp = mine_plugin:Mine\n"
-        "not-one = mine_plugin:not_a_backend\n"
-    )
+    entry_points = {
+        "mine": "mine_plugin:Mine", "ddp": "mine_plugin:Mine", "not-one": "mine_plugin:not_a_backend",
+    }  # fmt: skip
+    register(tmp_path, entry_points, "mine-backends", "1.5")
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     return tmp_path

@@ -18,6 +18,7 @@ def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SlurmCluster]:
     if not request.config.getoption("--cluster"):
+        # Root, Debian's packages and a quarter of an hour are not every machine's; CI asks for it.
         pytest.skip("starts a Slurm cluster of its own: give --cluster, or run `make test-cluster`")
     prefix = Path(os.environ.get("SLURM_PREFIX", ROOT / ".cluster" / "slurm"))
     why_not = unmet(prefix)

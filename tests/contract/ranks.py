@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from pathlib import Path
+from typing import Any
 
 from harness.launch.local import free_port
 from tests.forkserver import context
@@ -29,10 +30,9 @@ def on_ranks(what: str, label: str, world_size: int, folder: Path) -> list:
     import torch
 
     port = free_port()
+    server: Any = context()
     processes = [
-        context().Process(  # type: ignore[attr-defined]
-            target=_rank, args=(what, label, rank, world_size, port, str(folder))
-        )
+        server.Process(target=_rank, args=(what, label, rank, world_size, port, str(folder)))
         for rank in range(world_size)
     ]
     for process in processes:

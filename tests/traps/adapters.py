@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -29,8 +30,9 @@ class Defect(DdpBackend):
         self.spoil(engine, context)
         return engine
 
+    @abstractmethod
     def spoil(self, engine: Any, context: SetupContext) -> None:
-        raise NotImplementedError  # each defect spoils in its own way
+        """Plant the defect."""
 
 
 class Bf16Reduction(Defect):

@@ -1,20 +1,16 @@
 """The broken adapters are installed while these tests run; the counts of the suite are printed at its end."""
 
-import sys
-
 import pytest
 
-from .matrix import ABOUT_TIME, Matrix, install
+from .matrix import ABOUT_TIME, planted_matrix
 
 TALLY: dict[str, list[int]] = {"planted": [0, 0], "clean": [0, 0]}
 
 
 @pytest.fixture(scope="package")
 def matrix(tmp_path_factory: pytest.TempPathFactory):
-    folder = tmp_path_factory.mktemp("traps")
-    install(folder / "site")
-    yield Matrix(folder)
-    sys.path.remove(str(folder / "site"))
+    with planted_matrix(tmp_path_factory.mktemp("traps")) as matrix:
+        yield matrix
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -30,8 +31,9 @@ class Late(Defect):
 
         engine.step = step
 
+    @abstractmethod
     def spoil_late(self, engine: Any, context: SetupContext) -> None:
-        raise NotImplementedError  # each defect has its own
+        """Plant the defect."""
 
 
 def _late(defect: type[Defect]) -> Callable[[Late, Any, SetupContext], None]:

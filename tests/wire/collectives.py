@@ -48,14 +48,6 @@ def measure(rank: int, world_size: int, answers: Any) -> None:
 
 
 if __name__ == "__main__":
-    from tests.forkserver import context
+    from tests.wire.namespace import answer_of_ranks
 
-    size = int(sys.argv[1])
-    server: Any = context()
-    queue = server.Queue()
-    ranks = [server.Process(target=measure, args=(rank, size, queue)) for rank in range(size)]
-    for process in ranks:
-        process.start()
-    print(json.dumps(queue.get(timeout=120)))  # noqa: T201
-    for process in ranks:
-        process.join()
+    print(json.dumps(answer_of_ranks(measure, int(sys.argv[1]), seconds=120)))  # noqa: T201

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,6 +83,24 @@ def payload_of_calls(call: Callable[[], object], times: int) -> list[int]:
     return clean
 
 
+def answer_of_ranks(measure: Callable[..., None], world_size: int, *arguments: object, seconds: float) -> Any:
+    """What rank 0 puts into the queue that `measure(rank, world_size, *arguments, queue)` is given last."""
+    from tests.forkserver import context
+
+    server: Any = context()
+    queue = server.Queue()
+    ranks = [
+        server.Process(target=measure, args=(rank, world_size, *arguments, queue))
+        for rank in range(world_size)
+    ]
+    for process in ranks:
+        process.start()
+    answer = queue.get(timeout=seconds)
+    for process in ranks:
+        process.join()
+    return answer
+
+
 @cache
 def why_not() -> str | None:
     """Why no namespace can be had here; None if one can."""
@@ -98,6 +117,7 @@ def require_namespace() -> None:
     """Skip the test, with the system's own words, where namespaces are not permitted."""
     reason = why_not()
     if reason:
+        # Many containers forbid it, and nothing else here can count what one job alone sends.
         pytest.skip(f"no network namespace here: {reason}")
 
 
@@ -105,7 +125,6 @@ def run_in_namespace(command: Sequence[str], seconds: float = 300) -> str:
     """Run a command in a fresh namespace whose loopback interface is up; its standard output."""
     environment = os.environ | {
         "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1",
-        "DS_ACCELERATOR": "cpu",
     }  # fmt: skip
     done = subprocess.run(
         _in_namespace(command), env=environment, cwd=ROOT, capture_output=True, text=True, timeout=seconds,

@@ -68,17 +68,7 @@ def derived_bytes(rows: list[dict[str, Any]]) -> float:
 
 
 if __name__ == "__main__":
-    from tests.forkserver import context
+    from tests.wire.namespace import answer_of_ranks
 
     size, dtype, *backends = sys.argv[1:]
-    server: Any = context()
-    queue = server.Queue()
-    ranks = [
-        server.Process(target=measure, args=(rank, int(size), dtype, backends, queue))
-        for rank in range(int(size))
-    ]
-    for process in ranks:
-        process.start()
-    print(json.dumps(queue.get(timeout=280)))  # noqa: T201
-    for process in ranks:
-        process.join()
+    print(json.dumps(answer_of_ranks(measure, int(size), dtype, backends, seconds=280)))  # noqa: T201

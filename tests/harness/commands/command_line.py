@@ -32,23 +32,12 @@ LONG = [*SMALL, "--set", "training.steps=1000000"]
 def environment(**changes: str) -> dict[str, str]:
     set_by_launchers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     kept = {name: value for name, value in os.environ.items() if name not in set_by_launchers}
-    return kept | {"HF_HUB_OFFLINE": "1"} | changes
+    return kept | changes
 
 
-def harness(
-    *arguments: str | Path, cwd: Path, variables: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """In this process, whose fork server has all imports behind it; with `variables` in one of its own."""
+def harness(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """In this process, whose fork server has all imports behind it."""
     words = [*map(str, arguments)]
-    if variables is None:
-        return _in_this_process(words, cwd)
-    return subprocess.run(
-        [*HARNESS, *words], cwd=cwd, env=environment(**variables), capture_output=True, text=True,
-        timeout=240, check=False,
-    )  # fmt: skip
-
-
-def _in_this_process(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     launcher()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     variables = patch.dict(os.environ, environment(), clear=True)
@@ -65,6 +54,14 @@ def _in_this_process(words: list[str], cwd: Path) -> subprocess.CompletedProcess
     return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
 
 
+def harness_process(*arguments: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, with these environment variables."""
+    return subprocess.run(
+        [*HARNESS, *map(str, arguments)], cwd=cwd, env=environment(**variables), capture_output=True,
+        text=True, timeout=240, check=False,
+    )  # fmt: skip
+
+
 def records(runs: Path) -> list[Record]:
     """The records of a folder; every run folder must have a whole one."""
     return [read_record(folder / "record.json") for folder in sorted(runs.glob("*")) if folder.is_dir()]
@@ -72,7 +69,8 @@ def records(runs: Path) -> list[Record]:
 
 def refused(folder: Path, *arguments: str | Path, **variables: str) -> str:
     """The one line on standard error; with `variables` whatever a real process writes there."""
-    done = harness(*arguments, cwd=folder, variables=variables or None)
+    run = harness_process if variables else harness
+    done = run(*arguments, cwd=folder, **variables)
     lines = done.stderr.splitlines()
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("harness: ")

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from .command_line import harness
+from tests.plugins import register
+
+from .command_line import harness, harness_process
 
 
 def test_backends_are_listed_as_one_document(tmp_path: Path) -> None:
@@ -17,11 +19,8 @@ def test_backends_are_listed_as_one_document(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["no_such_module:Mine", "json:dumps"])
 def test_a_broken_third_party_does_not_hide_the_others(tmp_path: Path, target: str) -> None:
-    info = tmp_path / "broken-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[harness.backends]\nbroken = {target}\n")
-    done = harness("backends", cwd=tmp_path, variables={"PYTHONPATH": str(tmp_path)})
+    register(tmp_path, {"broken": target})
+    done = harness_process("backends", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "zero3" in done.stdout
     assert "broken" in done.stdout + done.stderr

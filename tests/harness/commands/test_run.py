@@ -7,14 +7,14 @@ import pytest
 
 from harness.record import Record
 
-from .command_line import SHORT, harness, records, refused
+from .command_line import SHORT, harness, harness_process, records, refused
 
 pytestmark = pytest.mark.long
 
 
 def test_run_prints_its_record(tmp_path: Path) -> None:
     command = ["run", "--backend", "ddp", "--nproc", "2", *SHORT, "--json"]
-    done = harness(*command, cwd=tmp_path, variables={})
+    done = harness_process(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     printed = Record.model_validate_json(done.stdout)
     assert [printed] == records(tmp_path / "runs")

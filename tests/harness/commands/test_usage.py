@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .command_line import harness, refused
+from .command_line import harness, harness_process, refused
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_process_of_its_own_writes_one_line_too(tmp_path: Path, arguments: str
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    done = harness("run", "--backend", "zerro3", "--debug", cwd=tmp_path, variables={})
+    done = harness_process("run", "--backend", "zerro3", "--debug", cwd=tmp_path)
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "backend 'zerro3' is unknown" in done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from click.testing import CliRunner
 
 from harness.cli import harness
 from harness.record import Record
-from tests.traps.matrix import Matrix, install
+from tests.traps.matrix import Matrix, planted_matrix
 
 ACCUMULATED = ("training.accumulation_steps=4",)
 BF16 = ("training.precision=bf16-mixed",)
@@ -23,10 +22,8 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory: pytest.TempPathFactory):
-    folder = tmp_path_factory.mktemp("diagnose")
-    install(folder / "site")
-    yield Matrix(folder)
-    sys.path.remove(str(folder / "site"))
+    with planted_matrix(tmp_path_factory.mktemp("diagnose")) as matrix:
+        yield matrix
 
 
 def diagnose(first: Path, second: Path, *options: str) -> tuple[int, dict[str, Any]]:

@@ -1,15 +1,14 @@
 import json
+from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from harness.cli import harness
 from harness.doctor import check, command, coverage
 from harness.doctor.check import SelfCheck, conclude, document
 from harness.doctor.coverage import BETWEEN_RANKS
 from harness.doctor.known import traps_of
 from harness.record import ErrorPart, Record
-from tests.forkserver import launcher
+from tests.harness.commands.command_line import harness
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
 
 PLANTED = [defect.backend for defect in BETWEEN_RANKS]
@@ -69,9 +68,8 @@ def test_older_versions_have_no_known_traps() -> None:
 
 
 def doctor(*options: str) -> tuple[int, str]:
-    launcher()
-    done = CliRunner().invoke(harness, ["doctor", *options])
-    return done.exit_code, done.stdout or done.stderr
+    done = harness("doctor", *options, cwd=Path.cwd())
+    return done.returncode, done.stdout or done.stderr
 
 
 def test_without_torch_nothing_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,8 +133,8 @@ def test_what_two_minutes_do_not_hold_is_not_tried(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.long
 def test_this_installation_can_be_trusted() -> None:
-    done = CliRunner().invoke(harness, ["doctor", "--json"])
-    said = json.loads(done.stdout)
+    code, text = doctor("--json")
+    said = json.loads(text)
     assert said["trusted"], said["self_check"]
-    assert done.exit_code == 0
+    assert code == 0
     assert {b["name"] for b in said["backends"] if b["status"] == "ok"} >= {"ddp", "zero3", "fsdp"}
