@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.base import (
+from harness.backends.base import (
     Backend,
     BackendOptions,
     BuildModel,
@@ -19,23 +19,23 @@ from backends.base import (
     Unsupported,
     World,
 )
-from backends.blocks import parameter_count, transformer_blocks
-from backends.ddp import DdpEngine
-from backends.fsdp1 import Fsdp1Engine, fsdp1_full_parameters, fsdp1_mixed_precision, fsdp1_unit_names
-from backends.fsdp2 import fsdp2_full_parameters, fsdp2_unit_names, mixed_precision, synchronise
-from backends.fsdp2_engine import Fsdp2Engine
-from backends.options import NoOptions, ShardedOptions, ZeroOptions
-from backends.precision import autocast_dtype, scaler_arguments
-from backends.presets import (
+from harness.backends.blocks import parameter_count, transformer_blocks
+from harness.backends.ddp import DdpEngine
+from harness.backends.fsdp1 import Fsdp1Engine, fsdp1_full_parameters, fsdp1_mixed_precision, fsdp1_unit_names
+from harness.backends.fsdp2 import fsdp2_full_parameters, fsdp2_unit_names, mixed_precision, synchronise
+from harness.backends.fsdp2_engine import Fsdp2Engine
+from harness.backends.options import NoOptions, ShardedOptions, ZeroOptions
+from harness.backends.precision import autocast_dtype, scaler_arguments
+from harness.backends.presets import (
     ACCELERATOR_PRECISION,
     accelerate_fsdp_changes,
     ddp_changes,
     reduce_dtype_changes,
 )
-from backends.torch_engine import Strategy
-from backends.zero import import_deepspeed
-from backends.zero_config import zero_config
-from backends.zero_engine import ZeroEngine, forget_dummy_step
+from harness.backends.torch_engine import Strategy
+from harness.backends.zero import import_deepspeed
+from harness.backends.zero_config import zero_config
+from harness.backends.zero_engine import ZeroEngine, forget_dummy_step
 
 _MIXED_PRECISION = {"fp32": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16", "bf16": "no"}
 

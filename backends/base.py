@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from backends.values import TypedValues
+from harness.backends.values import TypedValues
 
 if TYPE_CHECKING:
     import torch

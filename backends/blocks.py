@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from backends.base import Unsupported
+from harness.backends.base import Unsupported
 
 
 def transformer_blocks(model: nn.Module) -> dict[str, nn.Module]:

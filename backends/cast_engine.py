@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.base import Batch, TensorKind
-from backends.precision import cast_parameters, compute_dtype
-from backends.torch_engine import TorchEngine
+from harness.backends.base import Batch, TensorKind
+from harness.backends.precision import cast_parameters, compute_dtype
+from harness.backends.torch_engine import TorchEngine
 
 
 class CastEngine(TorchEngine):

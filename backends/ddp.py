@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from backends.base import Backend, BuildModel, BuildOptimizer, Engine, SetupContext, TensorKind
-from backends.blocks import parameter_count
-from backends.options import NoOptions
-from backends.presets import ddp_changes
-from backends.single import grad_scaler
-from backends.torch_engine import Strategy, TorchEngine
+from harness.backends.base import Backend, BuildModel, BuildOptimizer, Engine, SetupContext, TensorKind
+from harness.backends.blocks import parameter_count
+from harness.backends.options import NoOptions
+from harness.backends.presets import ddp_changes
+from harness.backends.single import grad_scaler
+from harness.backends.torch_engine import Strategy, TorchEngine
 
 
 class DdpBackend(Backend):

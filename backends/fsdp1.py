@@ -19,7 +19,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from backends.base import (
+from harness.backends.base import (
     Backend,
     BackendOptions,
     BuildModel,
@@ -30,13 +30,13 @@ from backends.base import (
     Unsupported,
     World,
 )
-from backends.blocks import parameter_count, transformer_blocks
-from backends.hybrid import shard_size, unmet_hybrid
-from backends.options import Fsdp1HybridOptions, Fsdp1Options, HybridOptions
-from backends.precision import compute_dtype, dtype_name, scaler_arguments
-from backends.prefetch import describe_fsdp1_prefetch, fsdp1_prefetch_arguments
-from backends.presets import reduce_dtype_changes
-from backends.torch_engine import Strategy, TorchEngine, whole_tensor
+from harness.backends.blocks import parameter_count, transformer_blocks
+from harness.backends.hybrid import shard_size, unmet_hybrid
+from harness.backends.options import Fsdp1HybridOptions, Fsdp1Options, HybridOptions
+from harness.backends.precision import compute_dtype, dtype_name, scaler_arguments
+from harness.backends.prefetch import describe_fsdp1_prefetch, fsdp1_prefetch_arguments
+from harness.backends.presets import reduce_dtype_changes
+from harness.backends.torch_engine import Strategy, TorchEngine, whole_tensor
 
 
 class Fsdp1Backend(Backend):

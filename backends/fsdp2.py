@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from backends.base import (
+from harness.backends.base import (
     Backend,
     BackendOptions,
     BuildModel,
@@ -22,15 +22,15 @@ from backends.base import (
     Unsupported,
     World,
 )
-from backends.blocks import parameter_count, transformer_blocks
-from backends.fsdp2_engine import Fsdp2Engine
-from backends.hybrid import shard_size, unmet_hybrid
-from backends.options import Fsdp2HybridOptions, Fsdp2Options, HybridOptions
-from backends.precision import cast_parameters, compute_dtype, dtype_name
-from backends.prefetch import describe_fsdp2_prefetch, set_fsdp2_prefetch
-from backends.presets import ROOT_RESHARD, fsdp2_changes, reduce_dtype_changes
-from backends.single import grad_scaler
-from backends.torch_engine import Strategy
+from harness.backends.blocks import parameter_count, transformer_blocks
+from harness.backends.fsdp2_engine import Fsdp2Engine
+from harness.backends.hybrid import shard_size, unmet_hybrid
+from harness.backends.options import Fsdp2HybridOptions, Fsdp2Options, HybridOptions
+from harness.backends.precision import cast_parameters, compute_dtype, dtype_name
+from harness.backends.prefetch import describe_fsdp2_prefetch, set_fsdp2_prefetch
+from harness.backends.presets import ROOT_RESHARD, fsdp2_changes, reduce_dtype_changes
+from harness.backends.single import grad_scaler
+from harness.backends.torch_engine import Strategy
 
 
 class Fsdp2Backend(Backend):

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from backends.base import TensorKind
-from backends.gradients import local_shard
-from backends.torch_engine import TorchEngine
+from harness.backends.base import TensorKind
+from harness.backends.gradients import local_shard
+from harness.backends.torch_engine import TorchEngine
 
 
 class Fsdp2Engine(TorchEngine):

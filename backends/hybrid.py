@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backends.base import World
+from harness.backends.base import World
 
 
 def shard_size(world: World, requested: int | None) -> int:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from backends.base import BackendOptions
+from harness.backends.base import BackendOptions
 
 
 class NoOptions(BackendOptions):

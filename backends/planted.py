@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.base import BuildModel, BuildOptimizer, Engine, SetupContext
-from backends.ddp import DdpBackend
+from harness.backends.base import BuildModel, BuildOptimizer, Engine, SetupContext
+from harness.backends.ddp import DdpBackend
 
 
 class GradientsSummed(DdpBackend):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from backends.base import LossScale, Precision
+from harness.backends.base import LossScale, Precision
 
 COMPUTE_DTYPES: dict[str, torch.dtype] = {
     "fp32": torch.float32,

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 from torch.distributed.fsdp import BackwardPrefetch, FSDPModule, FullyShardedDataParallel
 
-from backends.base import BackendOptions
-from backends.options import Fsdp1Options, Fsdp2Options
+from harness.backends.base import BackendOptions
+from harness.backends.options import Fsdp1Options, Fsdp2Options
 
 _BACKWARD = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
 

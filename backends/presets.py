@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from backends.base import Precision, Preset
+from harness.backends.base import Precision, Preset
 
 # 25 MiB of fp32, the bucket of DDP, so that buffers do not decide a comparison of memory.
 BUCKET_ELEMENTS = 25 * 2**20 // 4

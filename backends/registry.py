@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from backends.base import Backend, BackendOptions
-from backends.values import parse_value
+from harness.backends.base import Backend, BackendOptions
+from harness.backends.values import parse_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,7 +62,7 @@ class Entry:
         if not (isinstance(loaded, type) and issubclass(loaded, Backend)):
             raise UnknownBackend(
                 f"entry point '{self.name}' of group '{ENTRY_POINT_GROUP}' gives {loaded!r}; "
-                "it must name a subclass of backends.base.Backend"
+                "it must name a subclass of harness.backends.base.Backend"
             )
         return loaded
 
@@ -70,8 +70,8 @@ class Entry:
 def _entry(name: str, target: str, options: str, summary: str, *packages: str, **parameters: Any) -> Entry:
     return Entry(
         name=name,
-        target=f"backends.{target}",
-        options=f"backends.options:{options}",
+        target=f"harness.backends.{target}",
+        options=f"harness.backends.options:{options}",
         summary=summary,
         packages=("torch", *packages),
         parameters=parameters,
@@ -173,7 +173,9 @@ BUILT_IN = tuple(entry.name for entry in _BUILT_IN)
 """Names of the built-in backends, in the order in which they are listed."""
 
 PLANTED = {
-    name: Entry(name=name, target=f"backends.planted:{target}", options="backends.options:NoOptions")
+    name: Entry(
+        name=name, target=f"harness.backends.planted:{target}", options="harness.backends.options:NoOptions"
+    )
     for name, target in (
         ("planted-gradients-summed", "GradientsSummed"),
         ("planted-out-of-memory", "OutOfMemory"),

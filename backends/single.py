@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from backends.base import (
+from harness.backends.base import (
     Backend,
     BackendOptions,
     BuildModel,
@@ -15,11 +15,11 @@ from backends.base import (
     SetupContext,
     World,
 )
-from backends.blocks import parameter_count
-from backends.cast_engine import CastEngine
-from backends.options import SingleOptions
-from backends.precision import compute_dtype, scaler_arguments
-from backends.torch_engine import Strategy, TorchEngine
+from harness.backends.blocks import parameter_count
+from harness.backends.cast_engine import CastEngine
+from harness.backends.options import SingleOptions
+from harness.backends.precision import compute_dtype, scaler_arguments
+from harness.backends.torch_engine import Strategy, TorchEngine
 
 
 class SingleBackend(Backend):

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from backends.base import Batch, Effective, Engine, SetupContext, TensorKind
-from backends.gradients import clip, fp32_norm, global_norm, local_shard
-from backends.precision import autocast_dtype, dtype_name
+from harness.backends.base import Batch, Effective, Engine, SetupContext, TensorKind
+from harness.backends.gradients import clip, fp32_norm, global_norm, local_shard
+from harness.backends.precision import autocast_dtype, dtype_name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from backends.base import (
+from harness.backends.base import (
     Backend,
     BackendOptions,
     BuildModel,
@@ -19,10 +19,10 @@ from backends.base import (
     Unsupported,
     World,
 )
-from backends.blocks import parameter_count
-from backends.options import ZeroOptions
-from backends.zero_config import zero_config
-from backends.zero_engine import ZeroEngine, forget_dummy_step
+from harness.backends.blocks import parameter_count
+from harness.backends.options import ZeroOptions
+from harness.backends.zero_config import zero_config
+from harness.backends.zero_engine import ZeroEngine, forget_dummy_step
 
 if TYPE_CHECKING:
     from types import ModuleType

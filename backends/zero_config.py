@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from backends.base import SetupContext, Unsupported
-from backends.options import ZeroOptions
-from backends.presets import COMMUNICATION_DTYPE, DATA_TYPES, zero_changes
+from harness.backends.base import SetupContext, Unsupported
+from harness.backends.options import ZeroOptions
+from harness.backends.presets import COMMUNICATION_DTYPE, DATA_TYPES, zero_changes
 
 
 def zero_config(

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.base import Batch, Effective, Engine, SetupContext, TensorKind
-from backends.gradients import global_norm
-from backends.precision import dtype_name
-from backends.torch_engine import describe_groups, whole_tensor
+from harness.backends.base import Batch, Effective, Engine, SetupContext, TensorKind
+from harness.backends.gradients import global_norm
+from harness.backends.precision import dtype_name
+from harness.backends.torch_engine import describe_groups, whole_tensor
 
 
 class ZeroEngine(Engine):

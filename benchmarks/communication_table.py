@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from backends import registry
+from harness.backends import registry
 from harness.compare.measures import sent_bytes_per_step, textbook_bytes_per_step
 from harness.compare.rows import reason
 from harness.compare.volume import (

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from backends import registry
-from backends.options import SingleOptions
+from harness.backends import registry
+from harness.backends.options import SingleOptions
 from harness.batch import (
     BatchLayout,
     another_split,
@@ -250,7 +250,7 @@ def modules_to_preload(experiment: Experiment, backends: Iterable[str]) -> list[
     needed = {package for label in backends for package in registry.parse(label)[0].packages}
     modules = [*sorted(needed & {"deepspeed", "accelerate"}), "torch.profiler._cupti_monitor"]
     if "deepspeed" in needed:
-        modules.append("backends.zero_preload")
+        modules.append("harness.backends.zero_preload")
     if experiment.model.name is None:
         model_type = experiment.model.config_values()["model_type"]
         modules.append(f"transformers.models.{model_type}.modeling_{model_type}")

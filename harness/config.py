@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from backends.values import parse_value
+from harness.backends.values import parse_value
 from harness.errors import HarnessError, choices
 from harness.spec import Experiment
 

@@ -29,7 +29,7 @@ VARIABLES = (
 )  # fmt: skip
 # What decides a measurement. Reports and tables may change without making records stale.
 MEASURING_SOURCES = (
-    "backends", "harness/worker", "harness/launch", "harness/batch.py", "harness/spec.py",
+    "harness/backends", "harness/worker", "harness/launch", "harness/batch.py", "harness/spec.py",
     "harness/record.py", "harness/request.py",
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from backends.values import TypedValues
+from harness.backends.values import TypedValues
 
 DEFAULT_MODEL_CONFIG: dict[str, Any] = {
     "model_type": "llama",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from backends import registry
+from harness.backends import registry
 
 
 def register(

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from backends.base import (
+from harness.backends.base import (
     Backend,
     BackendOptions,
     Batch,

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from backends import registry
+from harness.backends import registry
 
 
 def list_backends(as_json: bool) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from backends import registry
+from harness.backends import registry
 from harness.batch import batch_layout
 from harness.cells import canonical_label, make_cell, make_request, modules_to_preload, run_cell
 from harness.commands.arguments import command_line, require_gpus

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from backends.registry import REFERENCE
+from harness.backends.registry import REFERENCE
 from harness.compare.distance import Distance, distance, movement
 from harness.compare.wording import percent
 from harness.record import Record

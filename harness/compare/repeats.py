@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 from statistics import median
 from typing import Any
 
-from backends.registry import REFERENCE
+from harness.backends.registry import REFERENCE
 from harness.compare import measures
 from harness.compare.distance import distance
 from harness.compare.parity import Parity

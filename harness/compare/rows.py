@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from backends.registry import BUILT_IN, REFERENCE
+from harness.backends.registry import BUILT_IN, REFERENCE
 from harness.compare import measures
 from harness.compare.circumstances import labelled, varying, words
 from harness.compare.noise import Noise, is_repetition, is_variant, measure_noise

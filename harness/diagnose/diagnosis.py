@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from backends.registry import REFERENCE
+from harness.backends.registry import REFERENCE
 from harness.cells import modules_to_preload
 from harness.compare.distance import Distance, distance
 from harness.compare.effective import SettingDifference, setting_differences

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from backends.registry import REFERENCE
+from harness.backends.registry import REFERENCE
 from harness.compare.noise import Limits, Noise, measure_noise
 from harness.compare.parity import judge
 from harness.diagnose.pair import Run

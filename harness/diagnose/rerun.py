@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends import registry
-from backends.registry import REFERENCE
+from harness.backends import registry
+from harness.backends.registry import REFERENCE
 from harness.batch import BatchLayout, reference_layout
 from harness.cells import floor_labels, make_cell, run_cell
 from harness.compare.rows import reason

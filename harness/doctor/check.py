@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends import registry
+from harness.backends import registry
 from harness.cells import modules_to_preload, plan, run_cell
 from harness.compare.findings.catalogue import find_all
 from harness.compare.findings.finding import Finding

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 from tabulate import tabulate
 
-from backends import registry
+from harness.backends import registry
 from harness.cells import canonical_label
 from harness.compare.rows import reason
 from harness.compare.wording import counted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from backends import registry
+from harness.backends import registry
 
 FAMILIES = ("ddp", "zero3", "fsdp")
 """One of each library and strategy, tried whatever the time; then the planted defects, then the rest."""
@@ -53,7 +53,7 @@ def cover(names: Sequence[str], ranks: int, installed: Collection[str]) -> Cover
     known = names or [
         name
         for name, entry in registry.entries().items()
-        if entry.target.startswith("backends.") and name != registry.REFERENCE
+        if entry.target.startswith("harness.backends.") and name != registry.REFERENCE
     ]
     left_out = {name: why for name in known if (why := _obstacle(name, ranks, installed)) is not None}
     wanted = [name for name in known if name not in left_out]

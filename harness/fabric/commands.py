@@ -168,7 +168,7 @@ def _measure(
     import torch
     import torch.distributed as dist
 
-    from backends.base import World
+    from harness.backends.base import World
     from harness.worker.environment import join_process_group
     from harness.worker.fabric import FabricTest
 

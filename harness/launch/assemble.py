@@ -6,7 +6,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from backends import registry
+from harness.backends import registry
 from harness.launch.local import Outcome, signal_name
 from harness.launch.nodes import run_environment
 from harness.launch.side_files import log_tail

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from backends.values import parse_value
+from harness.backends.values import parse_value
 from harness.errors import HarnessError, choices
 from harness.fabric.gate import parse_rate
 

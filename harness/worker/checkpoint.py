@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from backends.base import Engine, World
+from harness.backends.base import Engine, World
 from harness.worker.probes import Probes
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from backends.precision import dtype_name
+from harness.backends.precision import dtype_name
 
 # Operator -> (collective, index of the argument that holds the whole tensor; this rank's piece of it for
 # gather and scatter).

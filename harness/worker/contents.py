@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from backends.base import Batch
+from harness.backends.base import Batch
 
 # Odd constants that spread bits over 64 (Steele, Lea, Flood, 'Fast splittable pseudorandom number
 # generators', 2014), as signed integers.

@@ -11,7 +11,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from backends.base import World
+from harness.backends.base import World
 from harness.request import RunRequest
 
 # Parameters of glibc's mallopt(3), and the largest MMAP_THRESHOLD that it takes on 64 bits.

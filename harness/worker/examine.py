@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.base import Engine
+from harness.backends.base import Engine
 from harness.worker.sketch import sketch
 
 Sketches = dict[str, list[float]]

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from backends.base import World
+from harness.backends.base import World
 from harness.launch.assemble import assemble
 from harness.launch.local import Outcome
 from harness.launch.nodes import node_file, write_node

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from backends.base import Batch, Engine, World
+from harness.backends.base import Batch, Engine, World
 from harness.batch import BatchLayout
 from harness.spec import Job, MeasureSection
 from harness.worker.checkpoint import CheckpointProbe

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from backends.precision import dtype_name
+from harness.backends.precision import dtype_name
 
 SIZES = {"cpu": (256, 512, 1024), "cuda": (4096, 8192)}
 """Square products; the best of all sizes counts, since the largest need not be the fastest."""

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from backends.base import TensorKind
+from harness.backends.base import TensorKind
 
 SETTLING_SECONDS = 0.001
 """Between two readings of what is served."""

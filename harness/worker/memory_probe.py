@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from backends.base import Engine
+from harness.backends.base import Engine
 from harness.record import Moment
 from harness.worker.memory import AllocatorProbe, LiveBytes, live_bytes_by_kind
 from harness.worker.process_memory import process_memory

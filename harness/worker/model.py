@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from backends.base import Unsupported
-from backends.blocks import transformer_blocks
-from backends.precision import COMPUTE_DTYPES, dtype_name
+from harness.backends.base import Unsupported
+from harness.backends.blocks import transformer_blocks
+from harness.backends.precision import COMPUTE_DTYPES, dtype_name
 from harness.errors import JobError, choices
 from harness.spec import Job, ModelSection
 from harness.worker.samples import IGNORED

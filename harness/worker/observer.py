@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.base import Batch, Engine
-from backends.precision import dtype_name
+from harness.backends.base import Batch, Engine
+from harness.backends.precision import dtype_name
 from harness.spec import OptimizerSection
 from harness.worker.contents import FedBatch, content_digests, fed_sum
 from harness.worker.model import summed_cross_entropy

@@ -19,10 +19,10 @@ import torch.distributed.tensor  # noqa: E402
 import transformers  # noqa: E402
 import transformers.modeling_utils  # noqa: E402, F401
 
-import backends.ddp  # noqa: E402
-import backends.fsdp1  # noqa: E402
-import backends.fsdp2  # noqa: E402
-import backends.zero  # noqa: E402, F401
+import harness.backends.ddp  # noqa: E402
+import harness.backends.fsdp1  # noqa: E402
+import harness.backends.fsdp2  # noqa: E402
+import harness.backends.zero  # noqa: E402
 import harness.cli  # noqa: E402 - each new process imports the main module of the launcher
 import harness.worker.check  # noqa: E402
 import harness.worker.rank  # noqa: E402, F401

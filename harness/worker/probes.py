@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from backends.base import Engine
+from harness.backends.base import Engine
 from harness.record import Moment, Window
 from harness.worker.communication import CommunicationCounter
 from harness.worker.memory import AllocatorProbe

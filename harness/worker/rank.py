@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from backends import registry
-from backends.base import Backend, Engine, LossScale, SetupContext, Unsupported, World
-from backends.precision import compute_dtype
+from harness.backends import registry
+from harness.backends.base import Backend, Engine, LossScale, SetupContext, Unsupported, World
+from harness.backends.precision import compute_dtype
 from harness.batch import BatchLayout
 from harness.errors import HarnessError
 from harness.request import RunRequest, checkpoint_folder, rank_file, snapshot_file, trace_file

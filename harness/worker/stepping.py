@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from backends.gradients import global_norm, local_shard
+from harness.backends.gradients import global_norm, local_shard
 
 
 class OptimizerWatch:

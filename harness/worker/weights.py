@@ -6,7 +6,7 @@ import hashlib
 import math
 from typing import Any
 
-from backends.base import Engine
+from harness.backends.base import Engine
 from harness.worker.sketch import sketch
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backends import registry
-from backends.registry import Entry
+from harness.backends import registry
+from harness.backends.registry import Entry
 from harness.cells import plan
 from harness.config import load_experiment
 from harness.doctor.check import ABOUT_TIME

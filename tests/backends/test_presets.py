@@ -1,9 +1,9 @@
 import pytest
 
-from backends import registry
-from backends.presets import BUCKET_ELEMENTS, preset_changes
+from harness.backends import registry
+from harness.backends.presets import BUCKET_ELEMENTS, preset_changes
 
-OWN = [entry.name for entry in registry.entries().values() if entry.target.startswith("backends.")]
+OWN = [entry.name for entry in registry.entries().values() if entry.target.startswith("harness.backends.")]
 
 
 def settings(backend: str, precision: str = "bf16-mixed", parameters: int = 10**9) -> dict[str, object]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.registry import UnknownBackend, canonical_label, create, entries, parse
+from harness.backends.registry import UnknownBackend, canonical_label, create, entries, parse
 from tests.plugins import register
 
 BUILT_IN = [
@@ -16,7 +16,7 @@ BUILT_IN = [
 PLUGIN = """
 from typing import Literal
 
-from backends.base import Backend, BackendOptions
+from harness.backends.base import Backend, BackendOptions
 
 
 class MineOptions(BackendOptions):
@@ -161,12 +161,12 @@ def test_options_of_a_third_party_are_checked(plugin: Path) -> None:
 
 
 def test_third_party_cannot_take_a_built_in_name(plugin: Path) -> None:
-    assert entries()["ddp"].target == "backends.ddp:DdpBackend"
+    assert entries()["ddp"].target == "harness.backends.ddp:DdpBackend"
     assert type(create("ddp")).__name__ == "DdpBackend"
 
 
 def test_entry_point_that_is_no_backend_is_refused(plugin: Path) -> None:
-    assert "must name a subclass of backends.base.Backend" in refused("not-one")
+    assert "must name a subclass of harness.backends.base.Backend" in refused("not-one")
 
 
 @pytest.mark.parametrize("target", ["no_such_module:Mine", "mine_plugin:NoSuchClass"])
@@ -179,7 +179,7 @@ def test_entry_point_that_cannot_be_loaded_is_refused(plugin: Path, target: str)
 
 def test_entries_know_their_names_without_torch() -> None:
     script = (
-        "import sys; from backends import registry; registry.canonical_label('zero3:offload=cpu'); "
+        "import sys; from harness.backends import registry; registry.canonical_label('zero3:offload=cpu'); "
         "[e.options_class() for e in registry.entries().values()]; "
         "sys.exit('torch' in sys.modules)"
     )

@@ -8,7 +8,7 @@ from itertools import product
 
 import torch
 
-from backends.base import Backend, Engine, SetupContext, World
+from harness.backends.base import Backend, Engine, SetupContext, World
 from harness.spec import Job
 from harness.worker.model import build_model, model_config, summed_cross_entropy
 from harness.worker.optimizer import build_adamw, decaying_names

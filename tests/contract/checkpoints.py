@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from backends.base import Backend, Engine, SetupContext, World
+from harness.backends.base import Backend, Engine, SetupContext, World
 from harness.worker.model import build_model, model_config, summed_cross_entropy
 from harness.worker.optimizer import build_adamw, decaying_names
 from tests.contract.cases import (

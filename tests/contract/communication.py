@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from backends.base import Backend, Engine, SetupContext, World
+from harness.backends.base import Backend, Engine, SetupContext, World
 from harness.spec import Job
 from harness.worker.communication import CommunicationCounter
 from harness.worker.model import (

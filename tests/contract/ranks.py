@@ -80,9 +80,9 @@ def _do(what: str, label: str, rank: int, world_size: int, port: int, folder: Pa
     import torch
     import torch.distributed as dist
 
-    from backends import registry
-    from backends.base import World
-    from backends.options import NoOptions
+    from harness.backends import registry
+    from harness.backends.base import World
+    from harness.backends.options import NoOptions
     from tests.contract.cases import CASES, train
     from tests.contract.checkpoints import evaluation_difference, resumed_difference
     from tests.contract.communication import count_cases, count_twice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from backends.base import Backend, Unsupported, World
+from harness.backends.base import Backend, Unsupported, World
 from harness.worker.memory import NoAllocatorProbe, live_bytes_by_kind
 from tests.contract.cases import global_batches
 from tests.contract.communication import VolumeCase, prepare, run_micro_steps, take_step

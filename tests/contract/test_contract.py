@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backends import registry
-from backends.base import World
+from harness.backends import registry
+from harness.backends.base import World
 from tests.contract.cases import CASES, Case
 from tests.contract.ranks import traces
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backends import registry
+from harness.backends import registry
 from harness.record import LayoutPart
 from harness.theory.memory import Setting, expected_states
 from tests.contract.communication import VolumeCase

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from backends.base import (
+from harness.backends.base import (
     BackendOptions,
     BuildModel,
     BuildOptimizer,
@@ -15,8 +15,8 @@ from backends.base import (
     SetupContext,
     World,
 )
-from backends.ddp import DdpBackend
-from backends.fsdp2 import Fsdp2Backend, Fsdp2HybridBackend, synchronise
+from harness.backends.ddp import DdpBackend
+from harness.backends.fsdp2 import Fsdp2Backend, Fsdp2HybridBackend, synchronise
 
 
 class LossScaledTwice(DdpBackend):

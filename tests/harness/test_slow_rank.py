@@ -12,7 +12,7 @@ from tests.plugins import register
 PLUGIN = """
 import time
 
-from backends.ddp import DdpBackend
+from harness.backends.ddp import DdpBackend
 
 
 class SlowRank(DdpBackend):

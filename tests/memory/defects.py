@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from backends import fsdp2
-from backends.base import BuildModel, BuildOptimizer, Engine, SetupContext
-from backends.blocks import transformer_blocks
-from backends.ddp import DdpBackend
-from backends.fsdp2 import Fsdp2Backend
+from harness.backends import fsdp2
+from harness.backends.base import BuildModel, BuildOptimizer, Engine, SetupContext
+from harness.backends.blocks import transformer_blocks
+from harness.backends.ddp import DdpBackend
+from harness.backends.fsdp2 import Fsdp2Backend
 
 LEAKED_BYTES = 40_000
 HOARDED_BYTES = 4_000_000

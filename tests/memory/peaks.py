@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.base import Backend, Engine, SetupContext, World
+from harness.backends.base import Backend, Engine, SetupContext, World
 from harness.worker.memory import allocator_probe, live_bytes_by_kind
 from harness.worker.memory_probe import MemoryProbe
 from harness.worker.model import build_model, model_config, summed_cross_entropy

@@ -12,9 +12,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from backends.base import BackendOptions, Batch, BuildModel, BuildOptimizer, Engine, SetupContext, World
-from backends.ddp import DdpBackend
-from backends.fsdp2 import Fsdp2Backend, Fsdp2HybridBackend
+from harness.backends.base import (
+    BackendOptions,
+    Batch,
+    BuildModel,
+    BuildOptimizer,
+    Engine,
+    SetupContext,
+    World,
+)
+from harness.backends.ddp import DdpBackend
+from harness.backends.fsdp2 import Fsdp2Backend, Fsdp2HybridBackend
 from tests.memory import defects
 
 IGNORED = -100

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from backends.base import SetupContext
+from harness.backends.base import SetupContext
 
 from .adapters import Defect, SameBatchOnEveryRank
 from .unseen import GradientsOfOneRankDropped, LossOfRankZero

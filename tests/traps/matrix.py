@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from inspect import isabstract
 from pathlib import Path
 
-from backends import registry
-from backends.base import World
+from harness.backends import registry
+from harness.backends.base import World
 from harness.batch import batch_layout, reference_layout
 from harness.cells import canonical_label, floor_labels, make_cell, run_cell
 from harness.compare.findings.catalogue import find_all
@@ -45,7 +45,7 @@ def clean_labels(world_size: int) -> list[str]:
         name
         for name, entry in registry.entries().items()
         if name != registry.REFERENCE
-        and entry.target.startswith("backends.")
+        and entry.target.startswith("harness.backends.")
         and not registry.create(name).unmet_requirements(world)
         and not (world_size == 1 and name in ("fsdp1", "fsdp1-grad-op"))
     ]

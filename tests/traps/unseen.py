@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from backends.base import Batch, SetupContext
+from harness.backends.base import Batch, SetupContext
 
 from .adapters import Defect
 

@@ -25,8 +25,8 @@ def measure(rank: int, world_size: int, precision: str, labels: list[str], answe
     import torch
     import torch.distributed as dist
 
-    from backends import registry
-    from backends.base import World
+    from harness.backends import registry
+    from harness.backends.base import World
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=world_size)

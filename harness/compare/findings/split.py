@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backends.registry import REFERENCE
+from harness.backends.registry import REFERENCE
 from harness.compare.findings.finding import Finding, Kind, subject
 from harness.compare.rows import Row
 

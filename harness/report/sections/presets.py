@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backends.presets import preset_changes
+from harness.backends.presets import preset_changes
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
 from harness.report.document import Column, Paragraph, Section, Table

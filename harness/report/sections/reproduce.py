@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from backends.registry import REFERENCE
+from harness.backends.registry import REFERENCE
 from harness.command_lines import by_name
 from harness.compare.rows import Row
 from harness.compare.wording import listed

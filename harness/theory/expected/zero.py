@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backends.presets import BUCKET_ELEMENTS, ZERO_BUCKET_DEFAULT
+from harness.backends.presets import BUCKET_ELEMENTS, ZERO_BUCKET_DEFAULT
 from harness.theory.expected.setting import (
     COMPUTE,
     DTYPE_BYTES,

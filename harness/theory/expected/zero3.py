@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from backends.presets import ZERO3_DEFAULTS
+from harness.backends.presets import ZERO3_DEFAULTS
 from harness.theory.expected.setting import (
     BACKWARD,
     FORWARD,

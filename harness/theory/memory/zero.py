@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backends.presets import DATA_TYPES, zero_changes
+from harness.backends.presets import DATA_TYPES, zero_changes
 from harness.record import TensorPart
 from harness.theory.memory.terms import (
     ADAM_MOMENTS,

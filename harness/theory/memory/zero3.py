@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.presets import COMMUNICATION_DTYPE, ZERO3_DEFAULTS, ZERO_BUCKET_DEFAULT, zero_changes
+from harness.backends.presets import COMMUNICATION_DTYPE, ZERO3_DEFAULTS, ZERO_BUCKET_DEFAULT, zero_changes
 from harness.theory.memory.terms import (
     ADAM_MOMENTS,
     ModelStates,

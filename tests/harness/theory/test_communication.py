@@ -1,6 +1,6 @@
 import pytest
 
-from backends.registry import entries
+from harness.backends.registry import entries
 from harness.theory.communication import ring_sent_bytes, textbook_sent_bytes
 from harness.theory.strategies import TEXTBOOK
 
@@ -82,5 +82,5 @@ def test_unknown_strategy_has_no_closed_form() -> None:
 
 
 def test_every_built_in_backend_has_a_textbook_strategy() -> None:
-    built_in = [entry.name for entry in entries().values() if entry.target.startswith("backends.")]
+    built_in = [entry.name for entry in entries().values() if entry.target.startswith("harness.backends.")]
     assert sorted(built_in) == sorted(TEXTBOOK)
