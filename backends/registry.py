@@ -174,7 +174,7 @@ BUILT_IN = tuple(entry.name for entry in _BUILT_IN)
 
 PLANTED = {
     name: Entry(
-        name=name, target=f"harness.backends.planted:{target}", options="harness.backends.options:NoOptions"
+        name=name, target=f"harness.backends.faulty:{target}", options="harness.backends.options:NoOptions"
     )
     for name, target in (
         ("planted-gradients-summed", "GradientsSummed"),

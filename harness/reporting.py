@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from harness.cli import EXIT_STRICT
-from harness.compare.conditions import failures, parse_conditions
+from harness.compare.fail_on import failures, parse_conditions
 from harness.compare.rows import make_rows
 from harness.compare.wording import counted
 from harness.errors import HarnessError

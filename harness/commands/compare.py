@@ -124,7 +124,7 @@ def _takeable_records(store: Store, fresh: bool, requeued: str | None) -> list[R
 def _present_comparison(rows: Sequence[Row], report: Path | None, as_json: bool) -> None:
     from harness.compare.document import compare_document
     from harness.report.tables import main_table
-    from harness.report.told import finding_lines, where_to_read
+    from harness.report.terminal import finding_lines, where_to_read
 
     table = "\n".join([main_table(rows), *finding_lines(rows)])
     # With --json the table is for the person who watches, the document for the program that reads.

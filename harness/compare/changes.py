@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-from harness.compare.circumstances import labelled, varying, words
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
+from harness.compare.run_conditions import labelled, varying, words
 from harness.compare.statistics import Interval, significance, value_range
 from harness.record import Record
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from harness.compare.distance import estimate, movement, relative
 from harness.compare.effective import master_dtypes, optimizer_groups, reduce_dtypes
+from harness.compare.gradient_scale import name_scale
 from harness.compare.noise import Limits
 from harness.compare.reported_loss import altered_step, of_one_rank, sums_of_step, whole_loss
-from harness.compare.scales import name_scale
 from harness.compare.wording import percent
 from harness.record import Record
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from harness.compare.distance import Distance, distance, traces
 from harness.compare.effective import SettingDifference, setting_differences
+from harness.compare.job_equivalence import Difference, job_differences
 from harness.compare.noise import Limits, Noise, measure_noise
-from harness.compare.same_job import Difference, job_differences
 from harness.compare.wording import verb
 from harness.record import Record
 

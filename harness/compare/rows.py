@@ -9,10 +9,10 @@ from typing import Any
 
 from harness.backends.registry import BUILT_IN, REFERENCE
 from harness.compare import measures
-from harness.compare.circumstances import labelled, varying, words
+from harness.compare.job_equivalence import job_differences
 from harness.compare.noise import Noise, is_repetition, is_variant, measure_noise
 from harness.compare.parity import Judgement, judge
-from harness.compare.same_job import job_differences
+from harness.compare.run_conditions import labelled, varying, words
 from harness.compare.states import expected_model_state_bytes
 from harness.compare.volume import expected_sent_bytes_per_step
 from harness.record import Record

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from harness.compare.circumstances import labelled, varying, words
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row, comparable
+from harness.compare.run_conditions import labelled, varying, words
 from harness.compare.wording import counted
 from harness.record import WorldPart
 

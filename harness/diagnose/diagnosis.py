@@ -10,9 +10,9 @@ from harness.backends.registry import REFERENCE
 from harness.cells import modules_to_preload
 from harness.compare.distance import Distance, distance
 from harness.compare.effective import SettingDifference, setting_differences
+from harness.compare.job_equivalence import Difference, job_differences
 from harness.compare.noise import Limits
 from harness.compare.parity import first_divergent_step
-from harness.compare.same_job import Difference, job_differences
 from harness.diagnose import records as told
 from harness.diagnose.floor import Floor, find_floor
 from harness.diagnose.pair import Run

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.cells import canonical_label
+from harness.compare.job_equivalence import nested_differences
 from harness.compare.parity import has_dropout
 from harness.compare.rows import reason
-from harness.compare.same_job import nested_differences
 from harness.compare.wording import cell
 from harness.errors import HarnessError
 from harness.record import Record

@@ -9,8 +9,8 @@ from typing import Any
 from harness.compare.distance import Distance
 from harness.compare.effective import SettingDifference
 from harness.compare.explain import explain
+from harness.compare.job_equivalence import Difference
 from harness.compare.noise import Limits
-from harness.compare.same_job import Difference
 from harness.compare.wording import percent
 from harness.diagnose.pair import Run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.compare.scales import name_scale
+from harness.compare.gradient_scale import name_scale
 from harness.compare.wording import percent
 from harness.diagnose.tensors import Comparison, Examined, TensorDifference, TensorNoise, compare_tensors
 from harness.record import WorldPart

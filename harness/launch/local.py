@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.errors import HarnessError, JobError
-from harness.launch.entry import enter_check, enter_rank
+from harness.launch.rank_main import enter_check, enter_rank
 from harness.launch.tail import Tail
 from harness.record import Status
 from harness.request import RunRequest, rank_file, rank_log

@@ -9,10 +9,10 @@ from pathlib import Path
 from harness.compare.rows import Row, make_rows
 from harness.errors import HarnessError
 from harness.record import Record
-from harness.report.contents import comparison
 from harness.report.document import Document
 from harness.report.drawing import draw
 from harness.report.manifest import Format, Manifest, digest, file_digest, make_manifest, read_manifest
+from harness.report.outline import comparison
 from harness.report.sections.records import records_section
 from harness.report.writers.csv import render_csv
 from harness.report.writers.html import data_address, render_html

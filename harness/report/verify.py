@@ -15,10 +15,10 @@ from typing import Any
 from harness.compare.wording import counted
 from harness.errors import HarnessError
 from harness.record import Record
-from harness.report.contents import PICTURE_KEYS
 from harness.report.document import Document
 from harness.report.line_differences import line_differences
 from harness.report.manifest import Manifest, digest, neighbours, read_manifest
+from harness.report.outline import PICTURE_KEYS
 from harness.report.report import IMAGE_FORMATS, Images, draw_all, make_document, picture_names, render
 from harness.report.same_picture import same_picture
 from harness.report.writers.csv import MANIFEST

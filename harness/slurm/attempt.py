@@ -19,7 +19,7 @@ from harness.launch.tail import Tail
 from harness.record import Record
 from harness.request import REQUEST_NAME, RunRequest, launcher_log, rank_exit, rank_file
 from harness.slurm.client import JobFacts
-from harness.slurm.ending import ScriptEnd, out_of_memory_notice, verdict
+from harness.slurm.exit_reason import ScriptEnd, out_of_memory_notice, verdict
 from harness.slurm.matrix import write_atomically
 from harness.store import write_record
 

@@ -19,7 +19,7 @@ from harness.errors import HarnessError
 from harness.slurm import client
 from harness.slurm.attempt import begin, finish
 from harness.slurm.collection import RunState, collect, look
-from harness.slurm.ending import Noticed, ScriptEnd
+from harness.slurm.exit_reason import Noticed, ScriptEnd
 from harness.slurm.matrix import Matrix, plan_nodes, read_matrix, render_matrix, write_matrix
 from harness.slurm.site import Site, load_site, with_time_limit
 from harness.slurm.submission import AnotherSubmission, alone, read_jobs, submit_runs, unsubmitted

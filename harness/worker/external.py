@@ -23,7 +23,7 @@ from harness.record import Record
 from harness.request import REQUEST_NAME, RunRequest, rank_file
 from harness.store import write_record
 from harness.worker.environment import join_process_group, prepare_process, world_of
-from harness.worker.gathering import fetch, hand_over
+from harness.worker.file_transfer import fetch, hand_over
 from harness.worker.rank import COLLECTIVE_TIMEOUT_SECONDS, run_rank
 
 SHARED_FOLDER_PATIENCE_SECONDS = 5.0

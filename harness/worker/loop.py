@@ -16,13 +16,13 @@ from harness.backends.base import Batch, Engine, World
 from harness.batch import BatchLayout
 from harness.spec import Job, MeasureSection
 from harness.worker.checkpoint import CheckpointProbe
-from harness.worker.consumed import Consumed
 from harness.worker.events import EventWriter
 from harness.worker.examine import Examination
 from harness.worker.observer import Observer
 from harness.worker.optimizer import learning_rate
 from harness.worker.phases import PhaseTimer
 from harness.worker.probes import Probes
+from harness.worker.sample_hashes import Consumed
 from harness.worker.samples import IGNORED, Sampler, Samples
 from harness.worker.tracer import Tracer
 

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from harness.backends.base import Batch, Engine
 from harness.backends.precision import dtype_name
 from harness.spec import OptimizerSection
-from harness.worker.contents import FedBatch, content_digests, fed_sum
+from harness.worker.batch_digest import FedBatch, content_digests, fed_sum
 from harness.worker.model import summed_cross_entropy
 from harness.worker.optimizer import build_adamw
-from harness.worker.stepping import OptimizerWatch
+from harness.worker.optimizer_watch import OptimizerWatch
 
 FED_STEPS = 2
 """First steps, looked at more closely: each sample and the optimizer's gradients are recorded, inside the

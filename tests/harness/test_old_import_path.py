@@ -1,4 +1,4 @@
-"""Where the adapters are imported from: `harness.backends`, whatever folder of a user's is called `backends`."""
+"""Where the adapters are imported from: `harness.backends`, whatever the working directory holds."""
 
 import subprocess
 import sys

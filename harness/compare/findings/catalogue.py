@@ -12,31 +12,31 @@ from types import ModuleType
 
 from harness.compare.findings import (
     balance,
+    batch_split,
     communication,
     completeness,
     divergence,
     impossible,
     instrumentation,
+    job_equivalence,
     machine,
     memory,
     precision,
-    same_job,
     settings,
-    split,
     timing,
-    units,
     warmup,
+    wrap_units,
 )
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.rows import Row
 
 MODULES: tuple[ModuleType, ...] = (
-    same_job,
+    job_equivalence,
     settings,
     precision,
     divergence,
     communication,
-    split,
+    batch_split,
     completeness,
     timing,
     impossible,
@@ -45,7 +45,7 @@ MODULES: tuple[ModuleType, ...] = (
     instrumentation,
     balance,
     memory,
-    units,
+    wrap_units,
 )
 """In the order in which a reader is told."""
 

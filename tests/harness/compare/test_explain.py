@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from harness.compare.explain import Explanation, explain
+from harness.compare.gradient_scale import name_scale
 from harness.compare.noise import Limits
-from harness.compare.scales import name_scale
 from harness.record import RankPart
 from tests.records import LOSSES, NORMS, make_ranks, make_record, make_steps, make_weights
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from harness.compare.explain import Explanation, explain
+from harness.compare.job_equivalence import job_differences
 from harness.compare.noise import measure_noise
-from harness.compare.same_job import job_differences
 from harness.record import ObservedPart, RankPart, Record
 from tests.records import LOSSES, NORMS, make_ranks, make_record, make_steps, make_weights
 

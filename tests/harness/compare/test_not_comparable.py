@@ -6,7 +6,7 @@ from harness.compare.rows import comparable, make_rows, set_apart
 from harness.compare.scaling import strong_scaling, weak_scaling
 from harness.record import Record
 from harness.report.before_after import before_after
-from harness.report.contents import comparison
+from harness.report.outline import comparison
 from harness.report.tables import main_table, not_comparable_table
 from harness.report.writers.markdown import render_markdown
 from tests.records import make_record, make_steps, make_weights

@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
+from harness.compare.job_equivalence import job_differences
 from harness.compare.noise import measure_noise
 from harness.compare.parity import Judgement, judge
-from harness.compare.same_job import job_differences
 from harness.record import Record
 from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps, make_weights
 

@@ -4,7 +4,7 @@ from harness.compare.rows import make_rows
 from harness.compare.settings_in_force import DifferingSetting, differing_settings
 from harness.record import BackendPart, Record
 from harness.report.sections.settings import settings_section
-from harness.report.told import where_to_read
+from harness.report.terminal import where_to_read
 from tests.records import make_effective, make_record, make_weights
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from harness.compare.distance import distance
 from harness.compare.effective import SettingDifference
+from harness.compare.job_equivalence import Difference
 from harness.compare.noise import Limits
-from harness.compare.same_job import Difference
 from harness.diagnose.pair import Run
 from harness.diagnose.records import about_job, about_replicas, about_settings, how_far, steps_to_examine
 from tests.records import LOSSES, NORMS, make_record, make_steps

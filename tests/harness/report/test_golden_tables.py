@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.compare.rows import make_rows
-from harness.report.contents import comparison
 from harness.report.document import Document
+from harness.report.outline import comparison
 from harness.report.writers.csv import MANIFEST, render_csv
 from harness.report.writers.html import render_html
 from harness.report.writers.latex import render_latex

@@ -13,9 +13,9 @@ import pytest
 
 from harness.compare.rows import make_rows
 from harness.report.before_after import before_after
-from harness.report.contents import SECTIONS, comparison
 from harness.report.document import Document
 from harness.report.drawing import draw
+from harness.report.outline import SECTIONS, comparison
 from harness.report.report import write_report
 from harness.report.verify import verify
 from harness.report.writers.csv import render_csv

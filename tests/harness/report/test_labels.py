@@ -6,7 +6,7 @@ import pytest
 
 from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row, make_rows
-from harness.report.contents import comparison
+from harness.report.outline import comparison
 from harness.store import read_runs
 
 REPORTS = Path(__file__).parents[3] / "reports"

@@ -14,7 +14,7 @@ from harness.slurm.attempt import begin, finish
 from harness.slurm.client import SlurmUnavailable
 from harness.slurm.collection import collect, look
 from harness.slurm.commands import status, submit
-from harness.slurm.ending import ScriptEnd
+from harness.slurm.exit_reason import ScriptEnd
 from harness.slurm.matrix import Matrix, PlannedRun, plan_nodes, render_matrix, write_matrix
 from harness.slurm.site import Site
 from harness.slurm.submission import alone, ranges, submit_runs, unsubmitted

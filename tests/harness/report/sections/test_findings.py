@@ -1,7 +1,7 @@
 from harness.compare.findings.groups import ROLES, role_of
 from harness.compare.rows import make_rows
-from harness.report.contents import comparison
 from harness.report.document import Folded, Items, Table
+from harness.report.outline import comparison
 from harness.report.sections.findings import MOST_OF_A_KIND, findings_section, flat
 from harness.report.writers.markdown import render_markdown
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from harness.worker import gathering
-from harness.worker.gathering import fetch, hand_over
+from harness.worker import file_transfer
+from harness.worker.file_transfer import fetch, hand_over
 
 
 def test_files_arrive_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "PIECE_BYTES", 16)  # several pieces
+    monkeypatch.setattr(file_transfer, "PIECE_BYTES", 16)  # several pieces
     store = dist.HashStore()
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()

@@ -1,6 +1,6 @@
 import pytest
 
-from harness.compare.conditions import failures, parse_conditions
+from harness.compare.fail_on import failures, parse_conditions
 from harness.compare.rows import Row, make_rows
 from harness.errors import HarnessError
 from tests.records import make_ranks, make_record, make_steps, make_weights

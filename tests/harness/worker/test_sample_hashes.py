@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import torch
 
-from harness.worker.consumed import Consumed, ledger_entry
+from harness.worker.sample_hashes import Consumed, ledger_entry
 from harness.worker.samples import IGNORED, Samples
 
 TOKENS = torch.tensor([[1, 2, 3], [4, 5, 6]])

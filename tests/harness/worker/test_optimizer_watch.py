@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from harness.worker.contents import FedBatch, content_digests, content_sum, fed_sum
-from harness.worker.stepping import OptimizerWatch
+from harness.worker.batch_digest import FedBatch, content_digests, content_sum, fed_sum
+from harness.worker.optimizer_watch import OptimizerWatch
 
 
 def stepped(optimizer: torch.optim.Optimizer, gradient: float) -> None:

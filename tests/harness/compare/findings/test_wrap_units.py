@@ -1,7 +1,7 @@
 import pytest
 
 from harness.compare.findings.finding import Finding
-from harness.compare.findings.units import find
+from harness.compare.findings.wrap_units import find
 from harness.compare.rows import make_rows
 from harness.record import BackendPart, LayoutPart, MemoryPart, TensorPart
 from tests.records import make_effective, make_ranks, make_record

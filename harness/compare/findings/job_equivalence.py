@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.job_equivalence import nested_differences
 from harness.compare.parity import has_dropout
 from harness.compare.rows import Row
-from harness.compare.same_job import nested_differences
 from harness.compare.wording import both, differs
 from harness.record import Record
 

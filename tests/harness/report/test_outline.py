@@ -1,6 +1,6 @@
 from harness.compare.rows import make_rows
-from harness.report.contents import LONGEST_OPEN_TABLE, comparison
 from harness.report.document import Document, Folded, Table
+from harness.report.outline import LONGEST_OPEN_TABLE, comparison
 from harness.report.writers.html import render_html
 from tests.records import make_record
 
