@@ -5,18 +5,17 @@ Third parties register a `Backend` subclass under the entry-point group 'harness
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from pydantic import ValidationError
 
 from harness.backends.base import Backend, BackendOptions
-from harness.backends.values import parse_value
+from harness.backends.explain import choices, explain
+from harness.backends.values import InvalidYaml, parse_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -219,7 +218,7 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
     elif name not in known:
         known = entries()  # reads the metadata of every installed distribution: some milliseconds
     if name not in known:
-        raise UnknownBackend(f"backend '{name}' is unknown. Available: {_choices(name, known)}")
+        raise UnknownBackend(f"backend '{name}' is unknown. Available: {choices(name, known)}")
     entry = known[name]
     values: dict[str, Any] = {}
     for item in filter(None, given.split(",")):
@@ -230,26 +229,16 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
             raise UnknownBackend(f"option '{key}' of backend '{name}' has no value; write {key}=VALUE")
         try:
             values[key.strip()] = parse_value(value)
-        except yaml.YAMLError as error:
+        except InvalidYaml as error:
             raise UnknownBackend(
                 f"option '{key}' of backend '{name}' was given {value!r}, which is no YAML value"
             ) from error
     options_class = entry.options_class()
-    for key in values:
-        if key not in options_class.model_fields:
-            raise UnknownBackend(
-                f"option '{key}' of backend '{name}' is unknown. "
-                f"Available: {_choices(key, options_class.model_fields)}"
-            )
     try:
         return entry, options_class.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise UnknownBackend(
-            f"option '{place}' of backend '{name}' was given {first['input']!r}: "
-            + first["msg"].removeprefix("Value error, ")
-        ) from error
+        place = f"option '{{}}' of backend '{name}'"
+        raise UnknownBackend(explain(error, options_class, place)) from error
 
 
 def create(label: str) -> Backend:
@@ -273,10 +262,3 @@ def _third_parties() -> Iterable[EntryPoint]:
 def _load(target: str) -> Any:
     module, _, attribute = target.partition(":")
     return getattr(import_module(module), attribute)
-
-
-def _choices(given: str, allowed: Iterable[str]) -> str:
-    names = list(allowed)
-    close = difflib.get_close_matches(given, names, n=1)
-    listed = ", ".join(names) or "none"
-    return f"{listed}. Did you mean '{close[0]}'?" if close else listed

@@ -1,12 +1,9 @@
-"""Values that a person types: read as YAML with the numbers of YAML 1.2, and never bent into another type."""
+"""Values that a person types: read as YAML 1.2, and never bent into another type."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Hashable
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
@@ -26,30 +23,23 @@ class TypedValues(BaseModel):
         return value
 
 
-class ValueLoader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-3 as text; a person means a number. A key that stands twice is refused."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"key '{key.value}' stands twice", problem_mark=key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-ValueLoader.yaml_implicit_resolvers = {
-    first: list(resolvers) for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-ValueLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
+class InvalidYaml(ValueError):
+    """Says in one line where a text stops being YAML, and why."""
 
 
 def parse_value(text: str) -> Any:
-    """The value that `text` spells. Raises yaml.YAMLError."""
-    return yaml.load(text, Loader=ValueLoader)
+    """The value that `text` spells in YAML 1.2: `1e-3` is a number, `no` a text. Raises InvalidYaml.
+
+    Tags that would build objects and keys that stand twice are refused.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
+        # Of a duplicate key ruamel.yaml also shows both values, before it has read them.
+        raise InvalidYaml(f"is not valid YAML{line}: {problem.partition(' with value ')[0]}") from error

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from harness.backends.values import parse_value
-from harness.errors import HarnessError, choices
+from harness.backends.explain import choices, explain
+from harness.backends.values import InvalidYaml, parse_value
+from harness.errors import HarnessError
 from harness.spec import Experiment
 
 
@@ -29,7 +29,7 @@ def load_experiment(path: Path | None, assignments: Sequence[str] = ()) -> Exper
     try:
         return Experiment.model_validate(document)
     except ValidationError as error:
-        raise HarnessError(_explain(error)) from error
+        raise HarnessError(explain(error, Experiment)) from error
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -67,34 +67,5 @@ def _assign(document: dict[str, Any], assignment: str) -> None:
 def _parse(text: str, where: str) -> Any:
     try:
         return parse_value(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "unreadable"
-        raise HarnessError(f"{where} is not valid YAML{line}: {problem}") from error
-
-
-def _explain(error: ValidationError) -> str:
-    first = error.errors()[0]
-    location = [str(part) for part in first["loc"]]
-    place = ".".join(location) or "the configuration"
-    if first["type"] == "extra_forbidden":
-        allowed = _fields_at(location[:-1])
-        section = ".".join(location[:-1]) or "a configuration"
-        return f"'{place}' is unknown. Allowed in {section}: {choices(location[-1], allowed)}"
-    given = f"'{place}' was given {first['input']!r}"
-    if first["type"] == "model_type":
-        return f"{given}; it is a section with {choices('', _fields_at(location))}"
-    message = first["msg"].removeprefix("Value error, ")
-    contradiction = first["type"] == "value_error" and isinstance(first["input"], dict)
-    return f"'{place}': {message}" if contradiction else f"{given}: {message}"
-
-
-def _fields_at(location: Sequence[str]) -> list[str]:
-    model: type[BaseModel] = Experiment
-    for part in location:
-        annotation = model.model_fields[part].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        model = annotation
-    return list(model.model_fields)
+    except InvalidYaml as error:
+        raise HarnessError(f"{where} {error}") from error

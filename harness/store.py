@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from harness.backends.explain import explain
 from harness.errors import HarnessError
 from harness.record import SCHEMA_VERSION, Record
 
@@ -99,9 +100,7 @@ def _unreadable(path: Path, error: ValidationError) -> HarnessError:
         return HarnessError(
             f"record {path} has schema version {version}; this harness reads {SCHEMA_VERSION}"
         )
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    return HarnessError(f"record {path} is not valid at '{place}': {first['msg']}")
+    return HarnessError(f"record {path} is not valid: {explain(error, Record)}")
 
 
 def read_runs(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[str]]:

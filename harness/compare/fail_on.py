@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.backends.explain import choices
 from harness.compare.changes import MEASURES, Change, Pair, changes, pairs
 from harness.compare.rows import Row
 from harness.compare.wording import cell
-from harness.errors import HarnessError, choices
+from harness.errors import HarnessError
 
 EXAMPLE = "peak_bytes>+5%,tokens_per_second<-3%"
 _CONDITION = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.backends.explain import suggestion
 from harness.cells import canonical_label
 from harness.compare.job_equivalence import nested_differences
 from harness.compare.parity import has_dropout
@@ -68,9 +68,8 @@ def read_pair(first: Path, second: Path) -> tuple[Run, Run]:
 def _read(path: Path) -> Run:
     if not path.exists():
         siblings = [sibling.name for sibling in path.parent.glob("*") if sibling.is_dir()]
-        close = difflib.get_close_matches(path.name, siblings, n=1)
-        hint = f"did you mean '{close[0]}'?" if close else "give the folder of a run or its record.json"
-        raise HarnessError(f"there is no '{path}'; {hint}")
+        hint = suggestion(path.name, siblings) or "Give the folder of a run or its record.json"
+        raise HarnessError(f"there is no '{path}'. {hint}")
     if path.is_file():
         return Run(path=path.resolve(), record=read_record(path))
     found, unreadable = read_runs([path])

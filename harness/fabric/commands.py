@@ -16,7 +16,8 @@ from pathlib import Path
 import click
 import psutil
 
-from harness.errors import HarnessError, choices
+from harness.backends.explain import choices
+from harness.errors import HarnessError
 from harness.fabric.gate import parse_rate, parse_size, shortfall
 from harness.fabric.result import FABRIC_NAME, OPERATIONS, FabricResult, read_fabric, whole_elements
 from harness.launch.external import external_rank, started_as_rank

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-
-import yaml
 
 from harness.report.formats import NOT_AVAILABLE
 
@@ -112,8 +111,19 @@ class Code:
 
 
 def yaml_code(values: dict[str, Any]) -> Code:
-    """Settings as lines of YAML, in their own order."""
-    return Code("yaml", yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
+    """Settings as lines of YAML, in their own order.
+
+    Quoted as YAML 1.1 needs it, so that readers of either version understand them: Accelerate reads 1.1.
+    """
+    from ruamel.yaml import YAML
+
+    yaml = YAML(typ="safe", pure=True)
+    yaml.version = (1, 1)  # type: ignore[assignment]
+    yaml.default_flow_style, yaml.allow_unicode, yaml.width = False, True, 100
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    text = StringIO()
+    yaml.dump(values, text)
+    return Code("yaml", text.getvalue().removeprefix("%YAML 1.1\n---\n"))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from harness.backends.explain import explain
 from harness.cells import Cell, make_request, plan
 from harness.errors import HarnessError
 from harness.request import RunRequest
@@ -151,8 +152,10 @@ def read_matrix(folder: Path) -> Matrix:
         raise HarnessError(
             f"'{folder}' holds no matrix ({error.strerror}); give a folder that `harness slurm render` wrote"
         ) from error
-    except (UnicodeDecodeError, ValidationError) as error:
-        raise HarnessError(f"{path} is not a matrix of this version: {error}") from error
+    except UnicodeDecodeError as error:
+        raise HarnessError(f"{path} is not UTF-8 text") from error
+    except ValidationError as error:
+        raise HarnessError(f"{path} is not a matrix of this version: {explain(error, Matrix)}") from error
 
 
 def write_atomically(path: Path, text: str) -> None:

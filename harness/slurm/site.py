@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -17,8 +16,9 @@ from pydantic import (
     model_validator,
 )
 
-from harness.backends.values import parse_value
-from harness.errors import HarnessError, choices
+from harness.backends.explain import choices, explain
+from harness.backends.values import InvalidYaml, parse_value
+from harness.errors import HarnessError
 from harness.fabric.gate import parse_rate
 
 TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-5]?[0-9]))?(?::([0-5]?[0-9]))?")
@@ -177,14 +177,16 @@ def load_site(path: Path) -> Site:
         document = parse_value(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise HarnessError(f"site file {path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise HarnessError(f"site file {path} is not valid YAML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise HarnessError(f"site file {path} is not UTF-8 text") from error
+    except InvalidYaml as error:
+        raise HarnessError(f"site file {path} {error}") from error
     if not isinstance(document, dict):
         raise HarnessError(f"site file {path} must be a mapping of {choices('', Site.model_fields)}")
     try:
         return Site.model_validate(document)
     except ValidationError as error:
-        raise HarnessError(f"site file {path}: {_explain(error)}") from error
+        raise HarnessError(f"site file {path}: {explain(error, Site)}") from error
 
 
 def with_time_limit(site: Site, time_limit: str) -> Site:
@@ -192,16 +194,4 @@ def with_time_limit(site: Site, time_limit: str) -> Site:
     try:
         return Site.model_validate(site.model_dump() | {"time_limit": time_limit})
     except ValidationError as error:
-        raise HarnessError(f"--time {time_limit}: {_explain(error)}") from error
-
-
-def _explain(error: ValidationError) -> str:
-    first: Any = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return f"'{place}' is unknown. Allowed: {choices(place, Site.model_fields)}"
-    message = first["msg"].removeprefix("Value error, ")
-    if not place:
-        return message
-    given = "" if first["type"] == "missing" else f" was given {first['input']!r}"
-    return f"'{place}'{given}: {message}"
+        raise HarnessError(f"--time {time_limit}: {explain(error, Site)}") from error

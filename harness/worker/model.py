@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from harness.backends.base import Unsupported
 from harness.backends.blocks import transformer_blocks
+from harness.backends.explain import choices, suggestion
 from harness.backends.precision import COMPUTE_DTYPES, dtype_name
-from harness.errors import JobError, choices
+from harness.errors import JobError
 from harness.spec import Job, ModelSection
 from harness.worker.samples import IGNORED
 
@@ -187,7 +188,7 @@ def _given_config(model: ModelSection, vocabulary_size: int) -> PreTrainedConfig
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise JobError(
             f"model.config.model_type '{model_type}' is unknown to transformers. "
-            f"{_closest(str(model_type), list(CONFIG_MAPPING.keys()))}"
+            f"{suggestion(str(model_type), list(CONFIG_MAPPING.keys()), most=3) or 'See its list of models'}"
         )
     config_class = CONFIG_MAPPING[model_type]
     default = config_class()
@@ -196,7 +197,7 @@ def _given_config(model: ModelSection, vocabulary_size: int) -> PreTrainedConfig
     for key in values:
         if key not in known:
             raise JobError(
-                f"model.config.{key} is no setting of {model_type}. Allowed: {choices(key, known)}"
+                f"model.config.{key} is no setting of {model_type}. Allowed: {choices(key, sorted(known))}"
             )
     try:
         return config_class(**values)
@@ -244,13 +245,6 @@ def _set_dropout(config: PreTrainedConfig, probability: float) -> None:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             if "dropout" in key or key.endswith("pdrop"):
                 setattr(config, key, probability)
-
-
-def _closest(given: str, allowed: list[str]) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(given, allowed, n=3)
-    return f"Did you mean {' or '.join(map(repr, close))}?" if close else "See its list of models"
 
 
 def _first_line(error: Exception) -> str:

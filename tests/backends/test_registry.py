@@ -83,7 +83,7 @@ def test_unknown_option_is_refused_with_suggestion() -> None:
 
 
 def test_backend_without_options_says_so() -> None:
-    assert "Available: none" in refused("ddp:offload=cpu")
+    assert "Allowed: none" in refused("ddp:offload=cpu")
 
 
 @pytest.mark.parametrize("label", ["zero3:offload", "zero3:offload=", "zero3:offload= "])

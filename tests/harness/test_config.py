@@ -117,12 +117,17 @@ def test_set_below_a_value_is_refused(tmp_path: Path) -> None:
 
 def test_value_for_a_section_is_refused_with_its_settings() -> None:
     message = refused("schedule=3")
-    assert "'schedule' was given 3; it is a section with final_fraction, kind, warmup_steps" in message
+    assert "'schedule' was given 3; it is a section with kind, warmup_steps, final_fraction" in message
 
 
-@pytest.mark.parametrize("assignment", ["training.steps=true", "training.seed=off", "data.path=yes"])
+@pytest.mark.parametrize("assignment", ["training.steps=true", "training.seed=false", "data.path=true"])
 def test_truth_is_taken_for_no_number_and_no_text(assignment: str) -> None:
     assert "this setting is neither true nor false" in refused(assignment)
+
+
+@pytest.mark.parametrize("text", ["yes", "no", "on", "off", "12:30"])
+def test_set_reads_text_that_only_yaml_1_1_takes_for_a_truth_or_a_number(text: str) -> None:
+    assert load_experiment(None, [f"data.path={text}", "data.source=text"]).data.path == text
 
 
 def test_number_that_is_not_finite_is_refused() -> None:
@@ -133,7 +138,7 @@ def test_number_that_is_not_finite_is_refused() -> None:
 
 def test_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path) -> None:
     message = refused_file(tmp_path, "training:\n  steps: 5\n  seed: 1\n  steps: 6\n")
-    assert "line 4: key 'steps' stands twice" in message
+    assert 'line 4: found duplicate key "steps"' in message
 
 
 def test_set_with_bad_yaml_is_refused() -> None:

@@ -47,7 +47,7 @@ def test_another_schema_version_is_refused(tmp_path: Path, version: object) -> N
 
 
 def test_unknown_key_is_refused_with_its_place(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match="not valid at 'no_such_key'"):
+    with pytest.raises(HarnessError, match="not valid: 'no_such_key' is unknown"):
         read_record(edited(tmp_path, no_such_key=1))
 
 

@@ -36,8 +36,8 @@ def refusal(*arguments: Path) -> str:
 
 def test_a_run_that_is_not_there(sound: Path) -> None:
     line = refusal(sound, sound.parent / "soumd")
-    assert line == f"harness: there is no '{sound.parent}/soumd'; did you mean 'sound'?"
-    assert "give the folder of a run" in refusal(sound, Path("nowhere/at-all"))
+    assert line == f"harness: there is no '{sound.parent}/soumd'. Did you mean 'sound'?"
+    assert "Give the folder of a run" in refusal(sound, Path("nowhere/at-all"))
 
 
 def test_a_folder_without_a_record(sound: Path, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_record_with_a_wrong_field(sound: Path, tmp_path: Path) -> None:
     document = json.loads((sound / "record.json").read_text()) | {"steps": "many"}
     (tmp_path / "wrong").mkdir()
     (tmp_path / "wrong" / "record.json").write_text(json.dumps(document))
-    assert "is not valid at 'steps'" in refusal(sound, tmp_path / "wrong")
+    assert "is not valid: 'steps'" in refusal(sound, tmp_path / "wrong")
 
 
 def test_a_cell_that_failed_or_is_unsupported(sound: Path, tmp_path: Path) -> None:
