@@ -52,7 +52,7 @@ def test_unknown_key_is_refused_with_its_place(tmp_path: Path) -> None:
 
 
 def test_wrong_value_is_refused_with_its_place(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match="not valid at 'status'"):
+    with pytest.raises(HarnessError, match="not valid: 'status' was given 'splendid'"):
         read_record(edited(tmp_path, status="splendid"))
 
 
