@@ -53,7 +53,7 @@ class DdpBackend(Backend):
 
 
 class DdpEngine(TorchEngine):
-    """Knows of the buckets that DDP's reducer, which is C++, holds beside the gradients."""
+    """Accounts for the buckets that DDP's reducer (C++) holds in addition to the gradients."""
 
     def hidden_bytes(self) -> dict[TensorKind, int]:
         """Bytes of the buckets, unless the gradients are views of them just now.

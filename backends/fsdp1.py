@@ -36,7 +36,7 @@ from harness.backends.options import Fsdp1HybridOptions, Fsdp1Options, HybridOpt
 from harness.backends.precision import compute_dtype, dtype_name, scaler_arguments
 from harness.backends.prefetch import describe_fsdp1_prefetch, fsdp1_prefetch_arguments
 from harness.backends.presets import reduce_dtype_changes
-from harness.backends.torch_engine import Strategy, TorchEngine, whole_tensor
+from harness.backends.torch_engine import Strategy, TorchEngine, full_tensor
 
 
 class Fsdp1Backend(Backend):
@@ -146,11 +146,11 @@ class Fsdp1HybridBackend(Fsdp1Backend):
 class Fsdp1Engine(TorchEngine):
     """Counts the flat parameters of FSDP1 rather than the views that stand for the originals."""
 
-    def _whole_gradients(self) -> Iterator[tuple[str, Tensor]]:
+    def _unsharded_gradients(self) -> Iterator[tuple[str, Tensor]]:
         with FullyShardedDataParallel.summon_full_params(self.module, writeback=False, with_grads=True):
             for name, parameter in self.module.named_parameters():
                 if parameter.grad is not None:
-                    yield _bare_name(name), whole_tensor(parameter.grad)
+                    yield _bare_name(name), full_tensor(parameter.grad)
 
     def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
         for kind, tensor in super().state_tensors():

@@ -1,4 +1,4 @@
-"""What FSDP2 keeps beside its sharded parameters."""
+"""The engine of FSDP2: what it keeps in addition to its sharded parameters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Fsdp2Engine(TorchEngine):
             yield "weights", local_shard(sharded.detach())
             if sharded.grad is not None:
                 yield "gradients", local_shard(sharded.grad)
-            # Micro-steps without reduction add up whole gradients, in the compute or the reduction dtype.
+            # Micro-steps without reduction add up unsharded gradients, in the compute or the reduction dtype.
             unsharded = getattr(parameter, "_unsharded_param", None)
             for gradient in (getattr(unsharded, "grad", None), parameter.unsharded_accumulated_grad):
                 if gradient is not None:

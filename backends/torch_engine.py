@@ -46,7 +46,7 @@ class Strategy:
     set_synchronisation: Callable[[bool], None] | None = None
     """Alternative to the context: called with whether this micro-step is the last."""
     named_full_parameters: Callable[[], Iterator[tuple[str, Tensor]]] | None = None
-    """Gathers whole parameters; None: they are whole already."""
+    """Gathers full parameters; None: they are not sharded."""
 
 
 class TorchEngine(Engine):
@@ -109,12 +109,12 @@ class TorchEngine(Engine):
     def full_gradients(self) -> Iterator[tuple[str, Tensor]] | None:
         if self.scaler is not None:
             return None  # scaled until the step
-        return self._whole_gradients()
+        return self._unsharded_gradients()
 
-    def _whole_gradients(self) -> Iterator[tuple[str, Tensor]]:
+    def _unsharded_gradients(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._bare_module().named_parameters():
             if parameter.grad is not None:
-                yield name, whole_tensor(parameter.grad)
+                yield name, full_tensor(parameter.grad)
 
     def effective(self) -> Effective:
         parameter = next(self.module.parameters())
@@ -229,7 +229,7 @@ class TorchEngine(Engine):
         return wrapped if isinstance(wrapped, nn.Module) else self.module
 
 
-def whole_tensor(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """A DTensor gathered, any other tensor as it is; fp32 on the CPU. A collective for DTensors."""
     gather = getattr(tensor, "full_tensor", None)
     return (gather() if gather else tensor).detach().to(device="cpu", dtype=torch.float32, copy=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from harness.backends.base import Batch, Effective, Engine, SetupContext, TensorKind
 from harness.backends.gradients import global_norm
 from harness.backends.precision import dtype_name
-from harness.backends.torch_engine import describe_groups, whole_tensor
+from harness.backends.torch_engine import describe_groups, full_tensor
 
 
 class ZeroEngine(Engine):
@@ -46,7 +46,7 @@ class ZeroEngine(Engine):
             group["lr"] = lr
         # Stage 0 in fp32 has a bare optimizer behind it and reports no norm.
         own_norm = hasattr(self.engine.optimizer, "_global_grad_norm")
-        norm = 0.0 if own_norm else self._whole_gradient_norm()
+        norm = 0.0 if own_norm else self._unsharded_gradient_norm()
         # The optimizer of stage 0 in fp16 reports the norm of the gradients before unscaling.
         scale = (self._loss_scale() or 1.0) if self.stage == 0 else 1.0
         self.engine.step()
@@ -69,15 +69,15 @@ class ZeroEngine(Engine):
             yield name, full.detach().to(device="cpu", dtype=torch.float32, copy=True)
 
     def full_gradients(self) -> Iterator[tuple[str, Tensor]] | None:
-        return None if self._loss_scale() is not None else self._whole_gradients()
+        return None if self._loss_scale() is not None else self._unsharded_gradients()
 
-    def _whole_gradients(self) -> Iterator[tuple[str, Tensor]]:
+    def _unsharded_gradients(self) -> Iterator[tuple[str, Tensor]]:
         from deepspeed.utils import safe_get_full_grad
 
         for name, parameter in self.engine.module.named_parameters():
             gradient = parameter.grad if self.stage == 0 else safe_get_full_grad(parameter)
             if gradient is not None:
-                yield name, whole_tensor(gradient)
+                yield name, full_tensor(gradient)
 
     def effective(self) -> Effective:
         optimizer = self._basic_optimizer()
@@ -186,7 +186,7 @@ class ZeroEngine(Engine):
     def _basic_optimizer(self) -> torch.optim.Optimizer:
         return self.engine.basic_optimizer
 
-    def _whole_gradient_norm(self) -> float:
+    def _unsharded_gradient_norm(self) -> float:
         gradients = (p.grad for p in self.engine.module.parameters() if p.grad is not None)
         return global_norm(gradients, None)
 

@@ -68,7 +68,7 @@ class SelfCheck:
 
 
 def self_check(
-    folder: Path, device: str, ranks: int, coverage: Coverage, said: Callable[[str], None]
+    folder: Path, device: str, ranks: int, coverage: Coverage, report: Callable[[str], None]
 ) -> SelfCheck:
     """Run the clean matrix and the planted defects on `ranks` ranks; records go to `folder`."""
     ends = time.monotonic() + BUDGET_SECONDS
@@ -84,7 +84,7 @@ def self_check(
         if cell.backend in coverage.rest and time.monotonic() > ends:
             not_covered[cell.backend] = OUT_OF_TIME
             continue
-        said(f"{cell.backend} on {cell.world_size}")
+        report(f"{cell.backend} on {cell.world_size}")
         record = run_cell(
             cell, experiment, store, launcher, command=["harness", "doctor"], on_event=lambda _: None
         )
@@ -114,10 +114,10 @@ def _missed(records: Sequence[Record], defects: Sequence[Defect]) -> dict[str, s
     missed = {}
     for defect in defects:
         own = [r for r in records if r.backend.name in (defect.backend, registry.REFERENCE)]
-        said = [f.id for f in find_all(make_rows(own)) if f.backends == (defect.backend,)]
-        if defect.finding not in said:
+        named = [f.id for f in find_all(make_rows(own)) if f.backends == (defect.backend,)]
+        if defect.finding not in named:
             missed[defect.backend] = (
-                f"it was not named as {defect.finding}: found {', '.join(said) or 'nothing'}"
+                f"it was not named as {defect.finding}: found {', '.join(named) or 'nothing'}"
             )
     return missed
 

@@ -84,8 +84,8 @@ def _conclusion(check: SelfCheck) -> int:
         click.echo(f"- {name} did not finish: {why}")
     for finding in check.false:
         click.echo(f"- {finding.id}: {finding.message}")
-    for name, said in check.missed.items():
-        click.echo(f"- {name}: {said}")
+    for name, found in check.missed.items():
+        click.echo(f"- {name}: {found}")
     if not check.tried:
         click.echo("- no backend ran that could be judged")
     click.echo("this installation cannot be trusted until these are resolved")

@@ -28,7 +28,7 @@ class FabricRow(_Part):
     ranks: Annotated[list[int], Field(min_length=1)]
     """Who took part."""
     size_bytes: int
-    """The whole tensor: what each rank holds after an all-gather and before a reduce-scatter."""
+    """The complete tensor: what each rank holds after an all-gather and before a reduce-scatter."""
     repeats: int
     """Operations of each of the timed batches."""
     seconds: Annotated[list[PositiveFloat], Field(min_length=1)]
@@ -68,17 +68,17 @@ class FabricResult(_Part):
         return len(self.hosts)
 
     def of_all(self, op: str) -> list[FabricRow]:
-        """Rows of an operation over the whole group, smallest first."""
+        """Rows of an operation over all ranks, smallest first."""
         rows = [row for row in self.rows if row.op == op and len(row.ranks) == self.world_size]
         return sorted(rows, key=lambda row: row.size_bytes)
 
     def bus_bandwidth(self, op: str = "all_reduce") -> float | None:
-        """Of the whole group at the largest size, bytes per second; None if it was not measured."""
+        """All ranks at the largest size, bytes per second; None if it was not measured."""
         rows = self.of_all(op)
         return rows[-1].bus_bandwidth if rows else None
 
     def latency_seconds(self, op: str = "all_reduce") -> float | None:
-        """Of the whole group at the smallest size; None if it was not measured."""
+        """All ranks at the smallest size; None if it was not measured."""
         rows = self.of_all(op)
         return rows[0].best_seconds if rows else None
 
@@ -124,8 +124,8 @@ def pairs_to_test(hosts: Sequence[str], every: int = 8) -> list[tuple[int, int]]
         return [(a, b) for a in range(count) for b in range(a + 1, count)]
     first = [hosts.index(host) for host in dict.fromkeys(hosts)]
     across = [(a, b) for index, a in enumerate(first) for b in first[index + 1 :]]
-    beside = [(0, 1)] if hosts[0] == hosts[1] else []
-    return beside + across
+    same_node = [(0, 1)] if hosts[0] == hosts[1] else []
+    return same_node + across
 
 
 def read_fabric(path: Path) -> FabricResult:

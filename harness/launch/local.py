@@ -90,7 +90,7 @@ class LocalLauncher:
             process.start()
             theirs.close()
             try:
-                said: dict[str, Any] = ours.recv()
+                answer: dict[str, Any] = ours.recv()
             except EOFError as error:
                 process.join()
                 tail = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
@@ -101,9 +101,9 @@ class LocalLauncher:
                 process.kill()
                 raise
         process.join()
-        if "error" in said:
-            raise JobError(said["error"])
-        facts: dict[str, Any] = said["facts"]
+        if "error" in answer:
+            raise JobError(answer["error"])
+        facts: dict[str, Any] = answer["facts"]
         return facts
 
     def run(

@@ -32,9 +32,9 @@ def write_node(run_directory: Path, node: int) -> None:
 
 
 def read_nodes(run_directory: Path) -> list[dict[str, Any]]:
-    """What the nodes said, in their order; empty where the launcher knows its only node itself."""
-    said = (read_object(path) for path in sorted(run_directory.glob("node-*.json")))
-    return [node for node in said if node is not None and {"environment", "topology"} <= node.keys()]
+    """What the nodes reported, in order; empty if the launcher knows its only node itself."""
+    reports = (read_object(path) for path in sorted(run_directory.glob("node-*.json")))
+    return [node for node in reports if node is not None and {"environment", "topology"} <= node.keys()]
 
 
 def run_environment(run_directory: Path) -> dict[str, Any]:

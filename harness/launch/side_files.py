@@ -1,4 +1,4 @@
-"""Reads the small files that a run leaves beside its events, as far as a pulled plug left them whole."""
+"""Reads the small files that a run leaves next to its events, as far as a power loss left them readable."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_log(path: Path) -> str:
 def log_tail(log: Path) -> str:
     """The last lines of a log; empty where there is none that can be read.
 
-    Files in a traceback are told from where Python finds them, 'torch/nn/functional.py': a record is read
+    Files in a traceback are named from where Python finds them, 'torch/nn/functional.py': a record is read
     and published where nobody knows the folders of the machine that wrote it.
     """
     tail = "\n".join(read_log(log).splitlines()[-LOG_TAIL_LINES:])

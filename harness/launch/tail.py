@@ -1,4 +1,4 @@
-"""Reads the lines that a rank appends to its event file, whole lines only; skips and counts broken ones."""
+"""Reads the complete lines that a rank appended to its event file; skips and counts broken ones."""
 
 from __future__ import annotations
 

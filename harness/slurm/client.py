@@ -65,13 +65,13 @@ def submit(script: Path, *, array: str | None = None) -> str:
             f"{error}; look with squeue whether the job of {script.name} is there before you submit it again"
         ) from error
     # Sites put words of their own before sbatch's answer.
-    said = (answer.splitlines() or [""])[-1].strip()
-    if not JOB_NUMBER.fullmatch(said):
+    output = (answer.splitlines() or [""])[-1].strip()
+    if not JOB_NUMBER.fullmatch(output):
         raise HarnessError(
-            f"'sbatch' gave no number of a job for {script.name} but {said!r}; look with squeue whether the "
+            f"'sbatch' printed no job number for {script.name} but {output!r}; look with squeue whether the "
             "job is there before you submit it again"
         )
-    return said.split(";")[0]
+    return output.split(";")[0]
 
 
 def queued_jobs() -> int:
@@ -153,12 +153,12 @@ def read_accounting(text: str) -> dict[str, JobFacts]:
                 energy_joules=joules,
             )
         elif job in found:
-            whole = found[job]
-            resident = [b for b in (whole.max_resident_bytes, _bytes(memory)) if b is not None]
-            energies = [e for e in (whole.energy_joules, joules) if e is not None]
+            total = found[job]
+            resident = [b for b in (total.max_resident_bytes, _bytes(memory)) if b is not None]
+            energies = [e for e in (total.energy_joules, joules) if e is not None]
             found[job] = JobFacts(
                 **(
-                    vars(whole)
+                    vars(total)
                     | {
                         "max_resident_bytes": max(resident, default=None),
                         "energy_joules": max(energies, default=None),
@@ -183,9 +183,9 @@ def _run(command: Sequence[str], cwd: Path | None = None) -> str:
     except subprocess.TimeoutExpired as error:
         raise SlurmUnavailable(f"'{command[0]}' did not answer within 120 s; try again later") from error
     if done.returncode != 0:
-        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        kind = SlurmUnavailable if NO_ANSWER.search(said) else HarnessError
-        raise kind(f"'{command[0]}' refused: {said}")
+        output = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        kind = SlurmUnavailable if NO_ANSWER.search(output) else HarnessError
+        raise kind(f"'{command[0]}' refused: {output}")
     return done.stdout
 
 
@@ -200,7 +200,7 @@ def _accounting(jobs: Sequence[str]) -> str:
 def _queue(jobs: Sequence[str]) -> str:
     """squeue's lines; nothing where the controller has forgotten the jobs.
 
-    A list is refused for one job that is forgotten: the others are then asked for alone, arrays as a whole.
+    A list is refused for one job that is forgotten: the others are then queried one by one, arrays as a unit.
     """
     try:
         return _run([*_QUEUE_COMMAND, f"--jobs={','.join(jobs)}"])

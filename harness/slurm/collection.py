@@ -97,8 +97,8 @@ def _recorded(folder: Path, matrix: Matrix, state: RunState) -> RunState:
     except HarnessError as error:
         return replace(state, problem=str(error))
     except Exception as error:  # what a pulled plug leaves in the files of a run fails in any way
-        said = f"{type(error).__name__}: {error}".splitlines()[0]
-        return replace(state, problem=f"run folder '{directory}' gives no record: {said}")
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        return replace(state, problem=f"run folder '{directory}' gives no record: {problem}")
     return replace(state, record=record)
 
 

@@ -38,7 +38,7 @@ OUT_OF_MEMORY = re.compile(
 
 
 def out_of_memory_notice(output: str) -> str | None:
-    """What Slurm said in the output of a step that it, or the kernel, ended for its memory; None: nothing.
+    """What Slurm printed about a step that it, or the kernel, ended for its memory; None: nothing.
 
     slurmstepd writes of limits that it watches itself (OverMemoryKill) and of kills in its cgroup, srun of
     tasks that ended so.
@@ -56,7 +56,7 @@ def verdict(
 ) -> Verdict | None:
     """What ended the job from outside; None: look at what its ranks say.
 
-    `silent_hosts` are nodes of which no rank said how it ended, `memory_notice` is what Slurm said of a
+    `silent_hosts` are nodes of which no rank reported how it ended, `memory_notice` is what Slurm said of a
     step that was out of memory, `fabric` what the self-test of the network measured.
     """
     state = facts.state if facts is not None else None

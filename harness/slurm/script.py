@@ -115,9 +115,9 @@ def _environment(site: Site) -> list[str]:
         lines += ["module purge", *(f"module load {shlex.quote(name)} || exit" for name in site.modules)]
     if site.virtual_environment is not None:
         activate = f"{site.virtual_environment}/bin/activate"
-        said = shlex.quote(f"virtual environment {site.virtual_environment} cannot be activated")
+        message = shlex.quote(f"virtual environment {site.virtual_environment} cannot be activated")
         lines += ["# shellcheck disable=SC1091"]
-        lines += [f"source {shlex.quote(activate)} || {{ echo {said} >&2; exit 1; }}"]
+        lines += [f"source {shlex.quote(activate)} || {{ echo {message} >&2; exit 1; }}"]
     variables = {"OMP_NUM_THREADS": str(site.cpus_per_rank)}
     if site.interface is not None:
         variables |= {"GLOO_SOCKET_IFNAME": site.interface, "NCCL_SOCKET_IFNAME": site.interface}

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from harness.backends.precision import dtype_name
 
-# Operator -> (collective, index of the argument that holds the whole tensor; this rank's piece of it for
+# Operator -> (collective, index of the argument that holds the complete tensor; this rank's piece of it for
 # gather and scatter).
 OPERATORS: dict[str, tuple[str, int]] = {
     "allreduce_": ("all_reduce", 0),
@@ -48,7 +48,7 @@ REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 
 @dataclass(frozen=True)
 class CollectiveKey:
-    """What is counted apart."""
+    """Key of a separate count."""
 
     phase: str
     op: str
@@ -58,7 +58,7 @@ class CollectiveKey:
 
 @dataclass
 class Count:
-    """What was counted of one kind."""
+    """Count of one key."""
 
     calls: int = 0
     payload_bytes: int = 0
@@ -118,10 +118,10 @@ class CommunicationCounter:
         """Put the kernels in place, between two steps. Nothing of them is left after `stop`."""
         after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)  # type: ignore[attr-defined]
         self._library = torch.library.Library("c10d", "IMPL")
-        for name, (op, whole) in OPERATORS.items():
+        for name, (op, tensors_at) in OPERATORS.items():
             overload = getattr(torch.ops.c10d, name).default
             self._library.impl(
-                name, self._kernel(overload, op, whole, after), "BackendSelect", with_keyset=True
+                name, self._kernel(overload, op, tensors_at, after), "BackendSelect", with_keyset=True
             )
 
     def stop(self) -> None:
@@ -146,20 +146,20 @@ class CommunicationCounter:
             for key, count in self.counts.items()
         ]
 
-    def _kernel(self, overload: Any, op: str, whole: int, after: Any) -> Callable[..., Any]:
+    def _kernel(self, overload: Any, op: str, tensors_at: int, after: Any) -> Callable[..., Any]:
         def count_and_redispatch(keyset: Any, *arguments: Any) -> Any:
             begin = time.perf_counter()
-            self._count(op, arguments, whole)
+            self._count(op, arguments, tensors_at)
             self.seconds += time.perf_counter() - begin
             return overload.redispatch(keyset & after, *arguments)
 
         return count_and_redispatch
 
-    def _count(self, op: str, arguments: tuple[Any, ...], whole: int) -> None:
+    def _count(self, op: str, arguments: tuple[Any, ...], tensors_at: int) -> None:
         boxed = next(a for a in arguments if isinstance(a, torch.ScriptObject))
         group = dist.ProcessGroup.unbox(boxed)
-        tensors = [] if op == "barrier" else _tensors(arguments[whole])
-        # Only the root of these two has the whole, every rank has its piece.
+        tensors = [] if op == "barrier" else _tensors(arguments[tensors_at])
+        # Only the root of these two holds the complete tensor; every rank has its piece.
         pieces = group.size() if op in ("gather", "scatter") else 1
         with self._lock:
             if group.group_name not in self.groups:
@@ -181,7 +181,7 @@ def payload_by_dtype(tensors: Iterable[torch.Tensor]) -> dict[str, int]:
 
 
 def group_role(ranks: list[int], world_size: int) -> Literal["world", "shard", "replica"]:
-    """What a group is for: neighbours share one copy of the weights, ranks apart hold the same shard.
+    """Role of a group: neighbours share one copy of the weights; otherwise its ranks hold the same shard.
 
     So the meshes of hybrid sharding are laid out: shard groups are rows, replica groups columns.
     """

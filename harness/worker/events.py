@@ -1,4 +1,4 @@
-"""What a rank tells the launcher: one JSON object a line, appended as it happens, never lost."""
+"""Events from a rank to the launcher: one JSON object per line, appended as it happens."""
 
 from __future__ import annotations
 

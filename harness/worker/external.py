@@ -61,7 +61,7 @@ class _ExternalRun:
     directory: Path
     request: RunRequest
     world: World
-    apart: tuple[int, ...] = ()
+    without_runs_folder: tuple[int, ...] = ()
     """Ranks that do not see rank 0's folder."""
 
     def settle(self) -> None:
@@ -73,7 +73,7 @@ class _ExternalRun:
         seen = self._sees_folder()
         everyone: list[Any] = [None] * self.world.world_size
         dist.all_gather_object(everyone, seen)
-        self.apart = tuple(rank for rank, sees in enumerate(everyone) if not sees)
+        self.without_runs_folder = tuple(rank for rank, sees in enumerate(everyone) if not sees)
         first = self.world.local_rank == 0
         if not seen and first:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ class _ExternalRun:
 
     def give(self) -> None:
         """Hand over this rank's files, if rank 0 cannot see them."""
-        if self.world.rank in self.apart:
+        if self.world.rank in self.without_runs_folder:
             mine = [rank_file(self.directory, self.world.rank)]
             if self.world.local_rank == 0:
                 mine.append(node_file(self.directory, self._node))
@@ -92,7 +92,7 @@ class _ExternalRun:
 
     def record(self, outcome: Outcome) -> Record:
         """Gather what is elsewhere, and write the record."""
-        for rank in self.apart:
+        for rank in self.without_runs_folder:
             fetch(_get_default_store(), rank, self.directory)
         record = assemble(self.directory, self.request, outcome)
         write_record(self.directory, record)

@@ -42,13 +42,13 @@ class FabricTest:
         copies = max(COPIES.get(op, COPIES_IN_PLACE) for op in operations)
         largest = self._agreed_largest(largest_bytes, hosts, copies)
         rows = []
-        whole = torch.ones(whole_elements(largest, self.world_size), device=self.device)
+        tensor = torch.ones(whole_elements(largest, self.world_size), device=self.device)
         for op in operations:
             if op == "point_to_point":
                 for pair in pairs_to_test(hosts):
-                    rows += self._sizes(op, list(pair), whole, largest)
+                    rows += self._sizes(op, list(pair), tensor, largest)
             else:
-                rows += self._sizes(op, list(range(self.world_size)), whole, largest)
+                rows += self._sizes(op, list(range(self.world_size)), tensor, largest)
         variable = "NCCL_SOCKET_IFNAME" if self.device.type == "cuda" else "GLOO_SOCKET_IFNAME"
         return FabricResult(
             created_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -59,17 +59,17 @@ class FabricTest:
             rows=rows,
         )
 
-    def _sizes(self, op: str, ranks: list[int], whole: torch.Tensor, largest: int) -> list[FabricRow]:
+    def _sizes(self, op: str, ranks: list[int], tensor: torch.Tensor, largest: int) -> list[FabricRow]:
         rows: list[FabricRow] = []
         for size in sizes_to_test(largest):
             expected = rows[-1].best_seconds * 4 if rows else 0.0
             elements = whole_elements(size, self.world_size)
-            rows.append(self._row(op, ranks, whole[:elements], expected))
+            rows.append(self._row(op, ranks, tensor[:elements], expected))
         return rows
 
-    def _row(self, op: str, ranks: list[int], whole: torch.Tensor, expected_seconds: float) -> FabricRow:
+    def _row(self, op: str, ranks: list[int], tensor: torch.Tensor, expected_seconds: float) -> FabricRow:
         """One size; fewer repeats where they would take longer than a row may."""
-        action, per_call = self._action(op, ranks, whole)
+        action, per_call = self._action(op, ranks, tensor)
         repeats = self.repeats
         if expected_seconds:
             repeats = max(1, min(repeats, int(self.seconds_per_row / expected_seconds / BATCHES)))
@@ -78,7 +78,7 @@ class FabricTest:
         return FabricRow(
             op=op,
             ranks=ranks,
-            size_bytes=whole.numel() * whole.element_size(),
+            size_bytes=tensor.numel() * tensor.element_size(),
             repeats=repeats,
             seconds=seconds,
         )
@@ -97,35 +97,35 @@ class FabricTest:
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
         return float(seconds)
 
-    def _action(self, op: str, ranks: list[int], whole: torch.Tensor) -> tuple[Callable[[], None], int]:
+    def _action(self, op: str, ranks: list[int], tensor: torch.Tensor) -> tuple[Callable[[], None], int]:
         """What to repeat, and how many passages of the tensor one call makes in sequence."""
-        shard = whole[: whole.numel() // self.world_size]
+        shard = tensor[: tensor.numel() // self.world_size]
         part = shard.clone() if op in COPIES else shard
         match op:
             case "all_reduce":
                 # In place, sums would grow without end.
-                return lambda: _ignore(dist.all_reduce(whole, dist.ReduceOp.MAX)), 1
+                return lambda: _ignore(dist.all_reduce(tensor, dist.ReduceOp.MAX)), 1
             case "all_gather":
-                return lambda: _ignore(dist.all_gather_into_tensor(whole, part)), 1
+                return lambda: _ignore(dist.all_gather_into_tensor(tensor, part)), 1
             case "reduce_scatter":
-                return lambda: _ignore(dist.reduce_scatter_tensor(part, whole)), 1
+                return lambda: _ignore(dist.reduce_scatter_tensor(part, tensor)), 1
             case "broadcast":
-                return lambda: _ignore(dist.broadcast(whole, 0)), 1
+                return lambda: _ignore(dist.broadcast(tensor, 0)), 1
             case "point_to_point":
-                return self._ping_pong(ranks, whole), 2
+                return self._ping_pong(ranks, tensor), 2
             case _:
                 raise ValueError(op)
 
-    def _ping_pong(self, ranks: list[int], whole: torch.Tensor) -> Callable[[], None]:
+    def _ping_pong(self, ranks: list[int], tensor: torch.Tensor) -> Callable[[], None]:
         first, second = ranks
 
         def there_and_back() -> None:
             if self.rank == first:
-                dist.send(whole, second)
-                dist.recv(whole, second)
+                dist.send(tensor, second)
+                dist.recv(tensor, second)
             elif self.rank == second:
-                dist.recv(whole, first)
-                dist.send(whole, first)
+                dist.recv(tensor, first)
+                dist.send(tensor, first)
 
         return there_and_back
 

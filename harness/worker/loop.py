@@ -50,7 +50,7 @@ class Loop:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the whole training."""
+        """Optimizer steps of the training."""
         return training_steps(self.job, self.sampler)
 
     def run(self) -> None:
@@ -221,8 +221,8 @@ def training_steps(job: Job, sampler: Sampler) -> int:
 
     if job.training.epochs is None:
         return job.training.steps or DEFAULT_STEPS
-    whole = job.training.epochs * sampler.training_count / sampler.global_batch_size
-    return max(1, math.floor(whole))
+    steps = job.training.epochs * sampler.training_count / sampler.global_batch_size
+    return max(1, math.floor(steps))
 
 
 def describe_data(samples: Samples, sampler: Sampler) -> dict[str, Any]:

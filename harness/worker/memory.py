@@ -49,7 +49,7 @@ class AllocatorProbe(ABC):
         return False
 
     def settle(self) -> None:  # noqa: B027 - only where threads free memory in their own time
-        """Wait until threads that work beside this one have given back what they no longer need."""
+        """Wait until other threads have freed what they no longer need."""
 
     @abstractmethod
     def serves(self, storage: torch.UntypedStorage) -> bool:
@@ -189,7 +189,7 @@ class LiveBytes:
     inside: dict[str, int] | None
     """What the allocator serves."""
     outside: dict[str, int] | None
-    """What it does not: on the host beside a CUDA device, mapped from a file, allocated before."""
+    """What it does not: on the host of a CUDA device, mapped from a file, allocated before."""
 
     def with_inside(self, further: Mapping[TensorKind, int]) -> LiveBytes:
         """The same with further bytes by kind that the allocator serves."""

@@ -22,7 +22,7 @@ NO_BACKWARD = -1
 
 
 class MemoryProbe:
-    """Kinds are walked over the engine's tensors; what the allocator serves beside them is 'other'."""
+    """Kinds are walked over the engine's tensors; the rest that the allocator serves is 'other'."""
 
     def __init__(
         self, allocator: AllocatorProbe, engine: Engine, data: Callable[[], Iterable[Tensor]] = tuple
@@ -50,7 +50,7 @@ class MemoryProbe:
         return spent
 
     def before_forward(self) -> None:
-        """Remember what is there before a forward pass, so that its activations can be told."""
+        """Remember what is there before a forward pass, so that its activations can be identified."""
         self.allocator.settle()
         live = self._live()
         self._rest_before_forward = _rest(self.allocator.allocated_bytes(), live)

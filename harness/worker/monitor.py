@@ -1,4 +1,4 @@
-"""Keeps beside a rank a small process that notes how it ended, whatever launcher started it."""
+"""Runs a small process next to a rank that notes how the rank ended, whatever launcher started it."""
 
 from __future__ import annotations
 

@@ -40,5 +40,5 @@ for name in os.environ.get("HARNESS_PRELOAD", "").split(","):
 # What was imported lives as long as the server: keep the collectors of its children away from it.
 gc.enable()
 gc.freeze()
-# Nothing is left to write when the server ends: taking the interpreter apart would only cost time.
+# Nothing is left to write when the server ends: finalising the interpreter would only cost time.
 atexit.register(os._exit, 0)

@@ -100,7 +100,7 @@ class Probes:
         return self.counter.counting(phase)
 
     def before_forward(self) -> None:
-        """In a counted step, tell the forward pass that follows from what is there already."""
+        """In a counted step, separate the coming forward pass from what is already there."""
         if self._step is not None and self._memory is not None:
             with self._costing("memory_walk"):
                 self._memory.before_forward()

@@ -50,7 +50,8 @@ def run_rank(run_directory: Path, on_termination: Callable[[], None] | None = No
     """Run this rank's part and write its events; return the exit code.
 
     0 also when the backend is unsupported; 1 when it failed or ran out of memory. The events say which.
-    `on_termination` is called when the rank is told to end while it trains, after it said what it measured.
+    `on_termination` is called when the rank is asked to terminate while it trains, after it wrote its
+    measurements.
     """
     started = time.perf_counter()
     request = RunRequest.read(run_directory)
@@ -171,7 +172,7 @@ def _train(
         )
 
     def stopped() -> None:
-        # A step counted in part would be taken for a whole one.
+        # A step that was counted in part would pass for a complete one.
         if probes.memory and not probes.within_counted_step:
             measured()
         events.write("stopped", at=time.time())

@@ -1,4 +1,4 @@
-"""A rank that is told to end says what it has measured before it does."""
+"""Makes a rank that is asked to terminate write what it measured first."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ def digest_weights(engine: Engine) -> dict[str, Any]:
         digests.append(f"{name} {tuple(tensor.shape)} {content}")
         sketches[name] = sketch(name, contiguous)
         count += tensor.numel()
-    whole = hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
     norm = sum(values[0] ** 2 for values in sketches.values()) ** 0.5
     finite = all(math.isfinite(value) for values in sketches.values() for value in values)
     return {
-        "digest": whole,
+        "digest": digest,
         "l2_norm": norm,
         "parameter_count": count,
         "sketch": sketches if finite else None,
