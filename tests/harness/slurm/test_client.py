@@ -79,7 +79,7 @@ def test_sbatch_answers_in_its_last_line(
         assert client.submit(tmp_path / "a.sbatch") == job
     else:
         with pytest.raises(
-            HarnessError, match=f"no number of a job for a.sbatch but '{printed.strip()}'; look"
+            HarnessError, match=f"no job number for a.sbatch but '{printed.strip()}'; look"
         ):
             client.submit(tmp_path / "a.sbatch")
 
