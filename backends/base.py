@@ -214,6 +214,11 @@ class Backend(ABC):
     Options: ClassVar[type[BackendOptions]] = BackendOptions
     packages: ClassVar[tuple[str, ...]] = ("torch",)
     """Distributions whose versions belong to a record of this backend."""
+    claims: str | None = None
+    """For a third party: the built-in backend that it is another implementation of, such as 'ddp'. The
+    closed forms of that one then hold for it: model states by kind, memory that no tensor of
+    `state_tensors` accounts for, and the payload of gradients and weights. None: nothing is claimed and
+    nothing of this is judged."""
 
     def __init__(self, options: BackendOptions) -> None:
         self.options = options
@@ -221,6 +226,15 @@ class Backend(ABC):
     def unmet_requirements(self, world: World) -> list[str]:
         """Why this backend cannot run in `world`, one sentence each; empty: it can."""
         return []
+
+    def closed_form(self) -> Any | None:
+        """For a third party: closed forms of its own, which its runs are then held to byte by byte.
+
+        A module or object with `model_states(workload) -> ModelStates` and
+        `collectives(workload) -> Volume`, as `harness/theory/ddp.py` is one (`harness.theory.families`).
+        They are evaluated in the ranks and kept in the record. None: there are none.
+        """
+        return None
 
     @abstractmethod
     def prepare(

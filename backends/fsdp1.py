@@ -36,7 +36,15 @@ from harness.backends.options import Fsdp1HybridOptions, Fsdp1Options, HybridOpt
 from harness.backends.precision import compute_dtype, dtype_name, scaler_arguments
 from harness.backends.prefetch import describe_fsdp1_prefetch, fsdp1_prefetch_arguments
 from harness.backends.presets import reduce_dtype_changes
+from harness.backends.strategy import Sharding
 from harness.backends.torch_engine import Strategy, TorchEngine, full_tensor
+
+STRATEGIES: dict[Sharding, ShardingStrategy] = {
+    "none": ShardingStrategy.NO_SHARD,
+    "grad-op": ShardingStrategy.SHARD_GRAD_OP,
+    "full-shard": ShardingStrategy.FULL_SHARD,
+    "hybrid": ShardingStrategy.HYBRID_SHARD,
+}
 
 
 class Fsdp1Backend(Backend):
@@ -44,9 +52,9 @@ class Fsdp1Backend(Backend):
 
     Options: ClassVar[type[BackendOptions]] = Fsdp1Options
 
-    def __init__(self, options: BackendOptions, *, strategy: str = "FULL_SHARD") -> None:
+    def __init__(self, options: BackendOptions, *, sharding: Sharding = "full-shard") -> None:
         super().__init__(options)
-        self.strategy = ShardingStrategy[strategy]
+        self.strategy = STRATEGIES[sharding]
 
     @property
     def _hybrid(self) -> bool:
@@ -139,8 +147,8 @@ class Fsdp1HybridBackend(Fsdp1Backend):
 
     Options = Fsdp1HybridOptions
 
-    def __init__(self, options: BackendOptions) -> None:
-        super().__init__(options, strategy="HYBRID_SHARD")
+    def __init__(self, options: BackendOptions, *, sharding: Sharding = "hybrid") -> None:
+        super().__init__(options, sharding=sharding)
 
 
 class Fsdp1Engine(TorchEngine):

@@ -30,18 +30,19 @@ from harness.backends.precision import cast_parameters, compute_dtype, dtype_nam
 from harness.backends.prefetch import describe_fsdp2_prefetch, set_fsdp2_prefetch
 from harness.backends.presets import ROOT_RESHARD, fsdp2_changes, reduce_dtype_changes
 from harness.backends.single import grad_scaler
+from harness.backends.strategy import Sharding
 from harness.backends.torch_engine import Strategy
 
 
 class Fsdp2Backend(Backend):
-    """`fully_shard`; `reshard` tells whether a block gives its gathered weights back after forward."""
+    """`fully_shard`; with `grad-op` blocks keep their gathered weights for the backward pass."""
 
     Options: ClassVar[type[BackendOptions]] = Fsdp2Options
 
-    def __init__(self, options: BackendOptions, *, reshard: bool = True, hybrid: bool = False) -> None:
+    def __init__(self, options: BackendOptions, *, sharding: Sharding = "full-shard") -> None:
         super().__init__(options)
-        self.reshard = reshard
-        self.hybrid = hybrid
+        self.reshard = sharding != "grad-op"
+        self.hybrid = sharding == "hybrid"
 
     def unmet_requirements(self, world: World) -> list[str]:
         return unmet_hybrid(world, self._requested_shard_size()) if self.hybrid else []
@@ -121,6 +122,9 @@ class Fsdp2HybridBackend(Fsdp2Backend):
     """The same on a 2-D mesh: sharded inside a group of ranks, replicated across the groups."""
 
     Options = Fsdp2HybridOptions
+
+    def __init__(self, options: BackendOptions, *, sharding: Sharding = "hybrid") -> None:
+        super().__init__(options, sharding=sharding)
 
 
 def mixed_precision(context: SetupContext) -> MixedPrecisionPolicy:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.backends.base import Precision, Preset
+from harness.backends.strategy import StrategyKind
 
 # 25 MiB of fp32, the bucket of DDP, so that buffers do not decide a comparison of memory.
 BUCKET_ELEMENTS = 25 * 2**20 // 4
@@ -146,23 +147,19 @@ def accelerate_fsdp_changes(precision: Precision, preset: Preset) -> list[Change
 
 
 def preset_changes(
-    backend: str, precision: Precision, preset: Preset, parameter_count: int
-) -> list[Change] | None:
-    """Everything that a preset changes for one backend; None for a third party's."""
-    name = backend.removeprefix("accelerate-")
-    through_accelerate = name != backend
-    match name:
-        case "single":
-            return []
+    strategy: StrategyKind, precision: Precision, preset: Preset, parameter_count: int
+) -> list[Change]:
+    """Everything that a preset changes for a built-in backend of this strategy."""
+    if strategy.zero_stage is not None:
+        return zero_changes(strategy.zero_stage, precision, preset, parameter_count)
+    match strategy.family:
         case "ddp":
             return ddp_changes(preset)
-        case "zero0" | "zero1" | "zero2" | "zero3":
-            return zero_changes(int(name[-1]), precision, preset, parameter_count)
-        case "fsdp" | "fsdp1" if through_accelerate:
+        case "fsdp1" | "fsdp2" if strategy.route == "accelerate":
             return accelerate_fsdp_changes(precision, preset)
-        case "fsdp" | "fsdp-hybrid" | "fsdp-grad-op":
-            return fsdp2_changes(precision, preset, reshard=name != "fsdp-grad-op")
-        case "fsdp1" | "fsdp1-grad-op" | "fsdp1-no-shard" | "fsdp1-hybrid":
+        case "fsdp2":
+            return fsdp2_changes(precision, preset, reshard=strategy.sharding != "grad-op")
+        case "fsdp1":
             return reduce_dtype_changes(precision, preset)
         case _:
-            return None
+            return []

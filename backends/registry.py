@@ -5,171 +5,32 @@ Third parties register a `Backend` subclass under the entry-point group 'harness
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from harness.backends.base import Backend, BackendOptions
+from harness.backends.built_in import ENTRIES
+from harness.backends.entry import ENTRY_POINT_GROUP, Entry, UnknownBackend
 from harness.backends.explain import choices, explain
+from harness.backends.strategy import StrategyKind
 from harness.backends.values import InvalidYaml, parse_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-ENTRY_POINT_GROUP = "harness.backends"
+__all__ = [
+    "BUILT_IN", "ENTRY_POINT_GROUP", "IN_DEFAULT_COMPARISON", "PLANTED", "REFERENCE", "Entry",
+    "UnknownBackend", "canonical_label", "claimed_strategy", "create", "entries", "parse", "strategy_of",
+]  # fmt: skip
+
 REFERENCE = "single"
 
 
-class UnknownBackend(ValueError):
-    """A name or option that no backend has; the message says what was given and what is allowed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One name: where its class is, with which parameters, and what to tell about it."""
-
-    name: str
-    target: str
-    """'module:Class', for a third party as its entry point says."""
-    options: str | None
-    """'module:Class' of the options; None: ask the backend class."""
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    summary: str = ""
-    packages: tuple[str, ...] = ("torch",)
-
-    @property
-    def is_third_party(self) -> bool:
-        """Whether another distribution brought it: its code is no part of the harness's own."""
-        return self.options is None
-
-    def options_class(self) -> type[BackendOptions]:
-        if self.options:
-            return _load(self.options)  # type: ignore[no-any-return]
-        return self.backend_class().Options
-
-    def backend_class(self) -> type[Backend]:
-        try:
-            loaded = _load(self.target)
-        except Exception as error:  # a third party's module may raise anything when it is imported
-            raise UnknownBackend(
-                f"backend '{self.name}' ({self.target}) cannot be loaded: {type(error).__name__}: {error}"
-            ) from error
-        if not (isinstance(loaded, type) and issubclass(loaded, Backend)):
-            raise UnknownBackend(
-                f"entry point '{self.name}' of group '{ENTRY_POINT_GROUP}' gives {loaded!r}; "
-                "it must name a subclass of harness.backends.base.Backend"
-            )
-        return loaded
-
-
-def _entry(name: str, target: str, options: str, summary: str, *packages: str, **parameters: Any) -> Entry:
-    return Entry(
-        name=name,
-        target=f"harness.backends.{target}",
-        options=f"harness.backends.options:{options}",
-        summary=summary,
-        packages=("torch", *packages),
-        parameters=parameters,
-    )
-
-
-_BUILT_IN = [
-    _entry(
-        "single", "single:SingleBackend", "SingleOptions", "one process, whole global batch: the reference"
-    ),
-    _entry("ddp", "ddp:DdpBackend", "NoOptions", "DistributedDataParallel: nothing sharded"),
-    *(
-        _entry(
-            f"zero{stage}",
-            "zero:ZeroBackend",
-            "ZeroOptions",
-            f"DeepSpeed ZeRO stage {stage}: {sharded} sharded",
-            "deepspeed",
-            stage=stage,
-        )
-        for stage, sharded in enumerate(
-            (
-                "nothing",
-                "optimizer states",
-                "optimizer states and gradients",
-                "optimizer states, gradients and weights",
-            )
-        )
-    ),
-    _entry(
-        "fsdp",
-        "fsdp2:Fsdp2Backend",
-        "Fsdp2Options",
-        "fully_shard (FSDP2), weights gathered for forward and again for backward",
-    ),
-    _entry(
-        "fsdp-grad-op",
-        "fsdp2:Fsdp2Backend",
-        "Fsdp2Options",
-        "fully_shard (FSDP2), weights kept gathered between forward and backward",
-        reshard=False,
-    ),
-    _entry(
-        "fsdp-hybrid",
-        "fsdp2:Fsdp2HybridBackend",
-        "Fsdp2HybridOptions",
-        "fully_shard (FSDP2) on a 2-D mesh: sharded within, replicated across groups",
-        hybrid=True,
-    ),
-    _entry("fsdp1", "fsdp1:Fsdp1Backend", "Fsdp1Options", "FSDP1 FULL_SHARD", strategy="FULL_SHARD"),
-    _entry(
-        "fsdp1-grad-op",
-        "fsdp1:Fsdp1Backend",
-        "Fsdp1Options",
-        "FSDP1 SHARD_GRAD_OP",
-        strategy="SHARD_GRAD_OP",
-    ),
-    _entry("fsdp1-no-shard", "fsdp1:Fsdp1Backend", "Fsdp1Options", "FSDP1 NO_SHARD", strategy="NO_SHARD"),
-    _entry("fsdp1-hybrid", "fsdp1:Fsdp1HybridBackend", "Fsdp1HybridOptions", "FSDP1 HYBRID_SHARD"),
-    _entry(
-        "accelerate-ddp",
-        "accelerate:AccelerateDdpBackend",
-        "NoOptions",
-        "DDP through Accelerate",
-        "accelerate",
-    ),
-    *(
-        _entry(
-            f"accelerate-zero{stage}",
-            "accelerate:AccelerateZeroBackend",
-            "ZeroOptions",
-            f"DeepSpeed ZeRO stage {stage} through Accelerate",
-            "accelerate",
-            "deepspeed",
-            stage=stage,
-        )
-        for stage in (1, 2, 3)
-    ),
-    _entry(
-        "accelerate-fsdp",
-        "accelerate:AccelerateFsdpBackend",
-        "ShardedOptions",
-        "FSDP2 through Accelerate",
-        "accelerate",
-        version=2,
-    ),
-    _entry(
-        "accelerate-fsdp1",
-        "accelerate:AccelerateFsdpBackend",
-        "ShardedOptions",
-        "FSDP1 FULL_SHARD through Accelerate",
-        "accelerate",
-        version=1,
-    ),
-]
-
-
-BUILT_IN = tuple(entry.name for entry in _BUILT_IN)
-"""Names of the built-in backends, in the order in which they are listed."""
+BUILT_IN = {entry.name: entry for entry in ENTRIES}
+"""The built-in backends by name, in the order in which they are listed."""
+IN_DEFAULT_COMPARISON = tuple(entry.name for entry in ENTRIES if entry.in_default_comparison)
 
 PLANTED = {
     name: Entry(
@@ -192,7 +53,7 @@ def entries() -> dict[str, Entry]:
 
     A third party cannot take the name of a built-in backend.
     """
-    known = {entry.name: entry for entry in _BUILT_IN}
+    known = dict(BUILT_IN)
     for point in sorted(_third_parties(), key=lambda p: p.name):
         if point.name not in known:
             distribution = (point.dist.name,) if point.dist else ()
@@ -212,7 +73,7 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
     Raises UnknownBackend, naming the alternatives and the closest one.
     """
     name, _, given = label.strip().partition(":")
-    known = {entry.name: entry for entry in _BUILT_IN}
+    known = dict(BUILT_IN)
     if name in PLANTED:
         known = PLANTED
     elif name not in known:
@@ -244,7 +105,9 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
 def create(label: str) -> Backend:
     """Build the backend that `label` names; imports its library."""
     entry, options = parse(label)
-    return entry.backend_class()(options, **entry.parameters)
+    backend = entry.backend_class()(options, **entry.parameters)
+    claimed_strategy(backend)  # a claim that nothing is known of is refused before anything runs
+    return backend
 
 
 def canonical_label(label: str) -> str:
@@ -255,10 +118,27 @@ def canonical_label(label: str) -> str:
     return f"{entry.name}:{text}" if text else entry.name
 
 
+def strategy_of(name: str) -> StrategyKind | None:
+    """What a built-in backend's name stands for; None: a third party's."""
+    entry = BUILT_IN.get(name)
+    return None if entry is None else entry.strategy
+
+
+def claimed_strategy(backend: Backend) -> StrategyKind | None:
+    """What a backend claims to be (`Backend.claims`); None: nothing.
+
+    Raises UnknownBackend for a claim that names no built-in backend.
+    """
+    if backend.claims is None:
+        return None
+    strategy = strategy_of(backend.claims)
+    if strategy is None:
+        raise UnknownBackend(
+            f"{type(backend).__name__} claims to be '{backend.claims}', which is no built-in backend. "
+            f"Available: {choices(backend.claims, BUILT_IN)}"
+        )
+    return strategy
+
+
 def _third_parties() -> Iterable[EntryPoint]:
     return entry_points(group=ENTRY_POINT_GROUP)
-
-
-def _load(target: str) -> Any:
-    module, _, attribute = target.partition(":")
-    return getattr(import_module(module), attribute)

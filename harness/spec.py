@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from harness.backends.registry import IN_DEFAULT_COMPARISON
 from harness.backends.values import TypedValues
 
 DEFAULT_MODEL_CONFIG: dict[str, Any] = {
@@ -335,13 +336,10 @@ class CompareSection(Section):
     """The matrix that `compare` runs."""
 
     backends: list[str] = Field(
-        [
-            "single", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op",
-            "fsdp1", "accelerate-ddp", "accelerate-zero3",
-        ],
+        list(IN_DEFAULT_COMPARISON),
         min_length=1,
         description="backends, with options after a colon; [all] for every registered one",
-    )  # fmt: skip
+    )
     world_sizes: list[PositiveInt] = Field([2], min_length=1, description="numbers of ranks")
     repeats: PositiveInt = Field(1, description="runs of each cell")
     floor: bool = Field(

@@ -1,20 +1,25 @@
 import pytest
 
 from harness.backends import registry
-from harness.backends.presets import BUCKET_ELEMENTS, preset_changes
+from harness.backends.presets import BUCKET_ELEMENTS, Change, preset_changes
 
-OWN = [entry.name for entry in registry.entries().values() if entry.target.startswith("harness.backends.")]
+OWN = list(registry.BUILT_IN)
+
+
+def changes_of(backend: str, precision: str, preset: str, parameters: int) -> list[Change]:
+    strategy = registry.strategy_of(backend)
+    assert strategy is not None
+    return preset_changes(strategy, precision, preset, parameters)
 
 
 def settings(backend: str, precision: str = "bf16-mixed", parameters: int = 10**9) -> dict[str, object]:
-    changes = preset_changes(backend, precision, "like-for-like", parameters)
-    assert changes is not None
+    changes = changes_of(backend, precision, "like-for-like", parameters)
     return {change.setting: change.value for change in changes}
 
 
 @pytest.mark.parametrize("backend", OWN)
 def test_library_defaults_change_nothing(backend: str) -> None:
-    assert preset_changes(backend, "bf16-mixed", "library-defaults", 1000) == []
+    assert changes_of(backend, "bf16-mixed", "library-defaults", 1000) == []
 
 
 @pytest.mark.parametrize("backend", [name for name in OWN if name not in ("single", "ddp", "accelerate-ddp")])
@@ -38,4 +43,4 @@ def test_buckets_are_no_larger_than_the_model_and_even() -> None:
 
 
 def test_a_third_party_is_unknown() -> None:
-    assert preset_changes("mine", "fp32", "like-for-like", 1000) is None
+    assert registry.strategy_of("mine") is None

@@ -8,7 +8,6 @@ from dataclasses import replace
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.backends.base import (
-    BackendOptions,
     BuildModel,
     BuildOptimizer,
     Engine,
@@ -118,9 +117,6 @@ class WideReduction(Fsdp2Backend):
 class ReplicasApart(Fsdp2HybridBackend):
     """Hybrid sharding that never reduces across replicas."""
 
-    def __init__(self, options: BackendOptions) -> None:
-        super().__init__(options, hybrid=True)
-
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
@@ -136,9 +132,6 @@ class ReplicasApart(Fsdp2HybridBackend):
 
 class OtherReplicas(Fsdp2HybridBackend):
     """Hybrid sharding whose second row of ranks is turned round: each rank reduces with another replica."""
-
-    def __init__(self, options: BackendOptions) -> None:
-        super().__init__(options, hybrid=True)
 
     def _mesh(self, world: World) -> DeviceMesh:
         return DeviceMesh(world.device, [[0, 1], [3, 2]], mesh_dim_names=("replicate", "shard"))

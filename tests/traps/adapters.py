@@ -13,7 +13,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from harness.backends.base import (
-    BackendOptions,
     Batch,
     BuildModel,
     BuildOptimizer,
@@ -164,9 +163,6 @@ class NeverReduced(Defect):
 
 class ReplicasNeverReduced(Fsdp2HybridBackend):
     """Hybrid sharding whose mesh lacks the dimension of the replicas."""
-
-    def __init__(self, options: BackendOptions) -> None:
-        super().__init__(options, hybrid=True)
 
     def _mesh(self, world: World) -> DeviceMesh:
         return super()._mesh(world)["shard"]

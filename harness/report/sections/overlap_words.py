@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness.backends.registry import strategy_of
 from harness.record import Record
 from harness.report.formats import percent
 
@@ -31,23 +32,25 @@ def overlap_words(share: float, record: Record) -> str:
 
 def _prefetch(share: float, record: Record) -> str | None:
     """What can be said of prefetch; None where a backend gathers nothing ahead of its use."""
-    name = record.backend.name.removeprefix("accelerate-")
+    strategy = strategy_of(record.backend.name)
     effective = record.backend.effective or {}
-    if name == "zero3":
+    if strategy is None:
+        return None
+    if strategy.family == "zero3":
         if record.world.preset == "like-for-like":
             return (
                 "Nothing is gathered ahead: like for like max_live_parameters is 0, which leaves ZeRO-3 no "
                 "room for it."
             )
         return f"{_judge(share)} (in force: up to {effective.get('prefetch')} ahead)."
-    if not name.startswith("fsdp"):
+    if strategy.family not in ("fsdp1", "fsdp2"):
         return None
     if record.world.device == "cpu":
         return (
             "What overlap or prefetch could hide cannot be told on this machine: FSDP overlaps on streams of "
             f"a device, and the CPU has none{_settings(effective)}."
         )
-    if name == "fsdp1-no-shard":
+    if strategy.sharding == "none":
         return None
     details = effective.get("details", {})
     if all(details.get(setting) in values for setting, values in OFF.items()):

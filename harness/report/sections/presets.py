@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.backends import registry
 from harness.backends.presets import preset_changes
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
@@ -41,17 +42,17 @@ def presets_section(rows: Sequence[Row]) -> Section | None:
 def _changes(group: Repeats) -> list[tuple[str, ...]]:
     """Setting, value, the library's default and the reason of each."""
     record = group.record
-    effective = record.backend.effective
-    if effective is None:
+    effective, strategy = record.backend.effective, registry.strategy_of(record.backend.name)
+    if effective is None or strategy is None:
         return []
     changes = preset_changes(
-        record.backend.name,
+        strategy,
         record.job["training"]["precision"],
         record.world.preset,  # type: ignore[arg-type]
         effective["parameter_count"],
     )
     return [
         (change.setting, str(change.value), str(change.default), change.reason)
-        for change in changes or []
+        for change in changes
         if record.backend.options.get(change.setting) is None  # an option given by hand wins
     ]

@@ -1,0 +1,97 @@
+"""The built-in backends: one entry each, from which their closed forms, presets and defaults follow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.backends.entry import Entry
+from harness.backends.strategy import Route, Sharding, StrategyKind
+
+
+def _entry(
+    name: str, target: str, options: str, summary: str, strategy: StrategyKind, *, default: bool = False,
+    **parameters: Any,
+) -> Entry:  # fmt: skip
+    """A built-in backend; its packages follow from the strategy."""
+    through = ("accelerate",) if strategy.route == "accelerate" else ()
+    engine = () if strategy.zero_stage is None else ("deepspeed",)
+    return Entry(
+        name=name,
+        target=f"harness.backends.{target}",
+        options=f"harness.backends.options:{options}",
+        summary=summary,
+        packages=("torch", *through, *engine),
+        parameters=parameters,
+        strategy=strategy,
+        in_default_comparison=default,
+    )
+
+
+def _zero(stage: int, sharded: str, route: Route = "native", *, default: bool = False) -> Entry:
+    families: tuple[tuple[str, Sharding], ...] = (
+        ("zero0", "none"), ("zero12", "grad-op"), ("zero12", "grad-op"), ("zero3", "full-shard"),
+    )  # fmt: skip
+    family, sharding = families[stage]
+    strategy = StrategyKind(family=family, sharding=sharding, zero_stage=stage, route=route)
+    if route == "accelerate":
+        name, target = f"accelerate-zero{stage}", "accelerate:AccelerateZeroBackend"
+        summary = f"DeepSpeed ZeRO stage {stage} through Accelerate"
+    else:
+        name, target = f"zero{stage}", "zero:ZeroBackend"
+        summary = f"DeepSpeed ZeRO stage {stage}: {sharded} sharded"
+    return _entry(name, target, "ZeroOptions", summary, strategy, default=default, stage=stage)
+
+
+def _fsdp2(name: str, sharding: Sharding, summary: str, *, default: bool = False) -> Entry:
+    hybrid = "Hybrid" if sharding == "hybrid" else ""
+    return _entry(
+        name, f"fsdp2:Fsdp2{hybrid}Backend", f"Fsdp2{hybrid}Options", f"fully_shard (FSDP2){summary}",
+        StrategyKind(family="fsdp2", sharding=sharding), default=default, sharding=sharding,
+    )  # fmt: skip
+
+
+def _fsdp1(name: str, sharding: Sharding, summary: str, *, default: bool = False) -> Entry:
+    hybrid = "Hybrid" if sharding == "hybrid" else ""
+    return _entry(
+        name, f"fsdp1:Fsdp1{hybrid}Backend", f"Fsdp1{hybrid}Options", summary,
+        StrategyKind(family="fsdp1", sharding=sharding), default=default, sharding=sharding,
+    )  # fmt: skip
+
+
+def _accelerate_fsdp(name: str, version: int, summary: str) -> Entry:
+    strategy = StrategyKind(family=f"fsdp{version}", sharding="full-shard", route="accelerate")
+    return _entry(
+        name, "accelerate:AccelerateFsdpBackend", "ShardedOptions", summary, strategy, version=version
+    )
+
+
+ENTRIES = [
+    _entry(
+        "single", "single:SingleBackend", "SingleOptions", "one process, whole global batch: the reference",
+        StrategyKind(family="single"), default=True,
+    ),
+    _entry(
+        "ddp", "ddp:DdpBackend", "NoOptions", "DistributedDataParallel: nothing sharded",
+        StrategyKind(family="ddp"), default=True,
+    ),
+    _zero(0, "nothing", default=True),
+    _zero(1, "optimizer states", default=True),
+    _zero(2, "optimizer states and gradients", default=True),
+    _zero(3, "optimizer states, gradients and weights", default=True),
+    _fsdp2("fsdp", "full-shard", ", weights gathered for forward and again for backward", default=True),
+    _fsdp2("fsdp-grad-op", "grad-op", ", weights kept gathered between forward and backward", default=True),
+    _fsdp2("fsdp-hybrid", "hybrid", " on a 2-D mesh: sharded within, replicated across groups"),
+    _fsdp1("fsdp1", "full-shard", "FSDP1 FULL_SHARD", default=True),
+    _fsdp1("fsdp1-grad-op", "grad-op", "FSDP1 SHARD_GRAD_OP"),
+    _fsdp1("fsdp1-no-shard", "none", "FSDP1 NO_SHARD"),
+    _fsdp1("fsdp1-hybrid", "hybrid", "FSDP1 HYBRID_SHARD"),
+    _entry(
+        "accelerate-ddp", "accelerate:AccelerateDdpBackend", "NoOptions", "DDP through Accelerate",
+        StrategyKind(family="ddp", route="accelerate"), default=True,
+    ),
+    _zero(1, "optimizer states", "accelerate"),
+    _zero(2, "optimizer states and gradients", "accelerate"),
+    _zero(3, "optimizer states, gradients and weights", "accelerate", default=True),
+    _accelerate_fsdp("accelerate-fsdp", 2, "FSDP2 through Accelerate"),
+    _accelerate_fsdp("accelerate-fsdp1", 1, "FSDP1 FULL_SHARD through Accelerate"),
+]  # fmt: skip
