@@ -18,9 +18,8 @@ def unmet_hybrid(world: World, requested: int | None) -> list[str]:
     if world.world_size % size:
         return [f"shard_size {size} does not divide the world size {world.world_size}; choose a divisor"]
     if size < 2 or world.world_size // size < 2:
-        ranks = f"{world.world_size} rank{'s' if world.world_size > 1 else ''}"
         return [
-            f"hybrid sharding needs at least 2 replicas of at least 2 shards; {ranks} "
-            f"with shard_size {size} give {world.world_size // size} x {size}"
+            f"hybrid sharding needs at least 2 replicas of at least 2 shards; world size {world.world_size} "
+            f"with shard_size {size} gives {world.world_size // size} x {size}"
         ]
     return []

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.backends.explain import choices
+from harness.compare.cell import Cell
 from harness.compare.changes import MEASURES, Change, Pair, changes, pairs
 from harness.compare.rows import Row
-from harness.compare.wording import cell
 from harness.errors import HarnessError
 
 EXAMPLE = "peak_bytes>+5%,tokens_per_second<-3%"
@@ -69,7 +69,7 @@ def failures(conditions: Sequence[Condition], before: Sequence[Row], after: Sequ
         for condition in conditions:
             if condition.measure != change.measure:
                 continue
-            where = cell(change.backend, change.world_size)
+            where = Cell(change.backend, change.world_size)
             if condition.met_by(change):
                 doubt = "; too few runs to tell it from noise" if change.judgement == "not judged" else ""
                 told.append(
@@ -90,7 +90,7 @@ def _lost(pair: Pair) -> str | None:
     """A cell that had a whole result before and has none now."""
     if pair.before is None or not pair.before.whole:
         return None
-    title = pair.before.title
+    title = pair.before.cell
     if pair.after is None:
         return f"{title}: is in the baseline and not in the other records"
     if not pair.after.whole:

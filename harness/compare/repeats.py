@@ -11,11 +11,11 @@ from typing import Any
 
 from harness.backends.registry import REFERENCE
 from harness.compare import measures
+from harness.compare.cell import Cell
 from harness.compare.distance import distance
 from harness.compare.parity import Parity
 from harness.compare.rows import Row
 from harness.compare.speed import shares_cores
-from harness.compare.wording import cell
 from harness.record import Record
 
 # Worst first: a row of repeats is as good as its worst one.
@@ -61,9 +61,9 @@ class Repeats:
         return self.record.job_id, self.world_size, self.rows[0].apart
 
     @property
-    def title(self) -> str:
-        """'ddp on 2 ranks'."""
-        return cell(self.label, self.world_size)
+    def cell(self) -> Cell:
+        """The label and the number of ranks."""
+        return Cell(self.label, self.world_size)
 
     @property
     def is_reference(self) -> bool:
@@ -202,6 +202,6 @@ def repeat_spreads(rows: Sequence[Row]) -> dict[str, float | None]:
         if len(ended) > 1:
             apart = [distance(ended[0], other).loss for other in ended[1:]]
             known = [value for value in apart if value is not None]
-            name = f"{group.label} on {group.world_size}{marks[group.record.job_id]}"
+            name = f"{group.cell.key}{marks[group.record.job_id]}"
             spreads[name] = max(known) if len(known) == len(apart) else None
     return spreads

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.compare.cell import Cell
 from harness.compare.effective import SETTINGS, Effect, Setting
 from harness.compare.rows import Row, comparable
-from harness.record import Record
 
 NAMES = frozenset(setting.name for setting in SETTINGS)
 
@@ -18,8 +18,8 @@ class SettingValue:
     """One value of a setting and the cells in which it is in force."""
 
     value: Any
-    cells: tuple[tuple[str, int], ...]
-    """Label and number of ranks, each once, in the order of the rows."""
+    cells: tuple[Cell, ...]
+    """Each once, in the order of the rows."""
     is_of_reference: bool
 
 
@@ -41,7 +41,7 @@ class DifferingSetting:
             "values": [
                 {
                     "value": value.value,
-                    "cells": [{"backend": label, "world_size": size} for label, size in value.cells],
+                    "cells": [{"backend": cell.label, "world_size": cell.world_size} for cell in value.cells],
                     "is_of_reference": value.is_of_reference,
                 }
                 for value in self.values
@@ -74,18 +74,14 @@ def _beside_reference(row: Row) -> list[DifferingSetting]:
             job_id=row.record.job_id,
             setting=difference.setting,
             effect=difference.effect,
-            values=(
-                SettingValue(value=difference.reference, cells=(_cell(row.reference),), is_of_reference=True),
-                SettingValue(value=difference.given, cells=(_cell(row.record),), is_of_reference=False),
+            values=tuple(
+                SettingValue(value=value, cells=(Cell.of(record),), is_of_reference=record is row.reference)
+                for value, record in ((difference.reference, row.reference), (difference.given, row.record))
             ),
         )
         for difference in row.judgement.settings
         if difference.setting not in NAMES
     ]
-
-
-def _cell(record: Record) -> tuple[str, int]:
-    return record.backend.label, record.world.world_size
 
 
 def _values(setting: Setting, runs: Sequence[Row]) -> tuple[SettingValue, ...]:
@@ -97,7 +93,7 @@ def _values(setting: Setting, runs: Sequence[Row]) -> tuple[SettingValue, ...]:
     values = [
         SettingValue(
             value=value,
-            cells=tuple(dict.fromkeys(_cell(row.record) for row in of_value)),
+            cells=tuple(dict.fromkeys(Cell.of(row.record) for row in of_value)),
             is_of_reference=any(row.reference is row.record for row in of_value),
         )
         for value, of_value in known.values()

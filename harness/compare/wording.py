@@ -21,9 +21,10 @@ def counted(count: int, name: str) -> str:
     return f"{count} {name}{'' if count == 1 else 's'}"
 
 
-def cell(label: str, world_size: int) -> str:
-    """'ddp on 2 ranks'."""
-    return f"{label} on {counted(world_size, 'rank')}"
+def ranks(*counts: int) -> str:
+    """'1 rank', '2 ranks', '2 and 4 ranks'."""
+    numbers = listed([str(count) for count in counts], len(counts))
+    return f"{numbers} rank{'' if counts == (1,) else 's'}"
 
 
 def verb(subject: str, singular: str, plural: str) -> str:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from harness.backends.explain import suggestion
 from harness.cells import canonical_label
+from harness.compare.cell import Cell
 from harness.compare.job_equivalence import nested_differences
 from harness.compare.parity import has_dropout
 from harness.compare.rows import reason
-from harness.compare.wording import cell
 from harness.errors import HarnessError
 from harness.record import Record
 from harness.store import read_record, read_runs
@@ -29,7 +29,7 @@ class Run:
     @property
     def name(self) -> str:
         """'ddp on 2 ranks'."""
-        return cell(self.record.backend.label, self.record.world.world_size)
+        return str(Cell.of(self.record))
 
 
 def read_pair(first: Path, second: Path) -> tuple[Run, Run]:

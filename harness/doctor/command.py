@@ -13,7 +13,7 @@ from tabulate import tabulate
 from harness.backends import registry
 from harness.cells import canonical_label
 from harness.compare.rows import reason
-from harness.compare.wording import counted
+from harness.compare.wording import ranks
 from harness.doctor.check import SelfCheck, document, self_check
 from harness.doctor.coverage import cover
 from harness.doctor.known import traps_of
@@ -39,19 +39,19 @@ def examine(backends: Sequence[str], *, as_json: bool) -> int:
             f"{' and '.join(missing)} not installed, so nothing can run here: pip install {' '.join(missing)}"
         )
     device = resolve_device("auto")
-    ranks = min(RANKS, gpu_count()) if device == "cuda" else RANKS
+    size = min(RANKS, gpu_count()) if device == "cuda" else RANKS
     needed = {package for entry in registry.entries().values() for package in entry.packages}
     installed = package_versions(tuple(needed))
-    coverage = cover([canonical_label(name) for name in backends], ranks, installed)
+    coverage = cover([canonical_label(name) for name in backends], size, installed)
     known = traps_of(versions)
     with tempfile.TemporaryDirectory(prefix="harness-doctor-") as folder:
-        check = self_check(Path(folder), device, ranks, coverage, lambda text: click.echo(text, err=True))
+        check = self_check(Path(folder), device, size, coverage, lambda text: click.echo(text, err=True))
     if as_json:
-        facts = {"versions": versions, "device": device, "ranks": ranks}
+        facts = {"versions": versions, "device": device, "ranks": size}
         click.echo(json.dumps(facts | document(check, known), indent=1))
         return 0 if check.trusted else 1
     click.echo(", ".join(f"{name} {version}" for name, version in versions.items()))
-    click.echo(f"on {counted(ranks, 'rank')} of device {device}\n")
+    click.echo(f"on {ranks(size)} of device {device}\n")
     click.echo(_table(check))
     click.echo("\nknown traps of these versions:" if known else "\nno known traps of these versions")
     for trap in known:

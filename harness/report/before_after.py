@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from harness.compare.cell import Cell
 from harness.compare.changes import Change, changes, pairs, settings
 from harness.compare.rows import Row, comparable
 from harness.compare.statistics import LEVEL, runs_to_judge
@@ -29,7 +30,6 @@ from harness.report.formats import (
     milliseconds,
     number,
     percent,
-    ranks,
     scientific,
     signed_percent,
 )
@@ -116,7 +116,7 @@ def _lost_and_new(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
     lost, new = [], []
     for pair in pairs(before, after):
         well = [side is not None and side.whole for side in (pair.before, pair.after)]
-        title = f"{pair.backend} on {ranks(pair.world_size)}"
+        title = str(Cell(pair.backend, pair.world_size))
         if well == [True, False]:
             lost.append(f"{title} ({pair.after.status if pair.after else 'not comparable, or absent'})")
         elif well == [False, True]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import unicodedata
 
-from harness.compare.wording import counted
-
 NOT_AVAILABLE = "n/a"
 # Control, format (which can reverse a line), surrogate and private characters.
 _UNPRINTABLE = ("Cc", "Cf", "Cs", "Co")
@@ -34,11 +32,6 @@ def number(value: float | None) -> str:
     if abs(value) >= 10:
         return f"{value:.1f}"
     return f"{value:.2f}" if abs(value) >= 1 else f"{value:.3g}"
-
-
-def ranks(count: int) -> str:
-    """'1 rank', '2 ranks'."""
-    return counted(count, "rank")
 
 
 def scientific(value: float | None) -> str:

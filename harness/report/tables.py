@@ -7,6 +7,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from harness.compare.cell import Cell
 from harness.compare.repeats import Repeats, fastest, group_repeats, rivals
 from harness.compare.rows import Row, comparable, reason, set_apart
 from harness.compare.statistics import (
@@ -23,7 +24,6 @@ from harness.report.formats import (
     milliseconds,
     number,
     percent,
-    ranks,
     scientific,
 )
 
@@ -154,7 +154,7 @@ def spread_table(rows: Sequence[Row]) -> Table | None:
 def cell_line(row: Row) -> str:
     """One finished cell in one line, for a person who waits."""
     record = row.record
-    head = f"{record.backend.label} on {ranks(record.world.world_size)}: {record.status}"
+    head = f"{Cell.of(record)}: {record.status}"
     why = reason(record)
     if why:
         return f"{head}: {why}"

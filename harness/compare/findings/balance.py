@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from harness.compare import measures, speed
-from harness.compare.findings.finding import Finding, Kind, of_cells, subject
+from harness.compare.cell import Cell
+from harness.compare.findings.finding import Finding, Kind, of_cells
 from harness.compare.once import once
 from harness.compare.rows import Row
 from harness.compare.timings import DATA, Seconds, largest_median, timings
@@ -62,8 +63,8 @@ def _slow_rank(row: Row) -> Finding | None:
             medians = {str(r.rank): m for r, m in zip(row.record.ranks, middle, strict=True)}
             return Finding(
                 id="slow-rank",
-                backends=(row.record.backend.label,),
-                message=f"{subject(row)}: rank {rank} is persistently slower in {what}; the others wait",
+                about=Cell.of(row.record),
+                text=f"rank {rank} is persistently slower in {what}; the others wait",
                 values={"rank": rank, "what": what, "median_seconds": medians},
             )
     return None
@@ -112,7 +113,7 @@ def _slow_data(row: Row) -> Finding | None:
         return None
     return Finding(
         id="slow-data",
-        backends=(row.record.backend.label,),
-        message=f"{subject(row)}: {share:.0%} of the step goes into fetching batches",
+        about=Cell.of(row.record),
+        text=f"{share:.0%} of the step goes into fetching batches",
         values={"data_share": share, "data_seconds": largest_median(row.record, DATA)},
     )

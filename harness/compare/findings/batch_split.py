@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.backends.registry import REFERENCE
-from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.cell import Cell
+from harness.compare.findings.finding import Finding, Kind
 from harness.compare.rows import Row
+from harness.compare.wording import ranks
 
 KINDS = (
     Kind(
@@ -47,8 +49,8 @@ def _accumulation(row: Row) -> Finding | None:
         return None
     return Finding(
         id="accumulation-differs",
-        backends=(row.record.backend.label,),
-        message=f"{subject(row)}: the library accumulates over {given} micro-steps, the loop over {asked}",
+        about=Cell.of(row.record),
+        text=f"the library accumulates over {given} micro-steps, the loop over {asked}",
         values={"asked": asked, "given": given},
     )
 
@@ -57,8 +59,8 @@ def _cuts(layouts: dict[int, dict[str, list[str]]]) -> list[Finding]:
     return [
         Finding(
             id="micro-batch-differs",
-            backends=tuple(sorted({label for labels in cuts.values() for label in labels})),
-            message=f"on {size} ranks micro-batch x accumulation differs: " + ", ".join(sorted(cuts)),
+            about=tuple(sorted({label for labels in cuts.values() for label in labels})),
+            text=f"on {ranks(size)} micro-batch x accumulation differs: " + ", ".join(sorted(cuts)),
             values=cuts,
         )
         for size, cuts in layouts.items()

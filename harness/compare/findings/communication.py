@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.compare.cell import Cell
 from harness.compare.effective import EVERY_MICRO_STEP, counted_synchronisation
-from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.findings.finding import Finding, Kind
 from harness.compare.measures import reduced_bytes
 from harness.compare.rows import Row
 from harness.compare.volume import ELSEWHERE, VolumeDifference, volume_differences, volume_of
@@ -53,8 +54,8 @@ def _differs(row: Row) -> Finding | None:
     messages = _messages(differences, row.record.world.accumulation_steps)
     return Finding(
         id="communication-differs",
-        backends=(row.record.backend.label,),
-        message=f"{subject(row)}: {'; '.join(messages)}",
+        about=Cell.of(row.record),
+        text=f"{'; '.join(messages)}",
         values={"differences": [vars(difference) for difference in differences]},
     )
 
@@ -72,8 +73,8 @@ def _early(row: Row) -> Finding | None:
     early = max(rank.early_reduced_bytes or 0 for rank in record.ranks)
     return Finding(
         id="synchronised-early",
-        backends=(record.backend.label,),
-        message=f"{subject(row)}: gradients are reduced in every micro-step: {early} of "
+        about=Cell.of(record),
+        text=f"gradients are reduced in every micro-step: {early} of "
         f"{reduced_bytes(record)} reduced bytes cross the wire before the last of "
         f"{record.world.accumulation_steps} micro-steps" + (f", it says: {told}" if told else ""),
         values={"early_reduced_bytes": early, "reduced_bytes": reduced_bytes(record), "told": told},

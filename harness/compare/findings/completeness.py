@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+from harness.compare.cell import Cell
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.rows import Row
-from harness.compare.wording import cell, listed, verb
+from harness.compare.wording import listed, verb
 from harness.record import Record
 
 OPTION = "--repeats"
@@ -45,8 +46,8 @@ def _missing(backend: str, size: int, records: Sequence[Record]) -> Finding | No
     number = "number" if len(missing) == 1 else "numbers"
     return Finding(
         id="runs-missing",
-        backends=(backend,),
-        message=f"{cell(backend, size)}: of {due} runs, counted from 0, {number} "
+        about=Cell(backend, size),
+        text=f"of {due} runs, counted from 0, {number} "
         f"{listed([str(run) for run in missing])} {verb(number, 'is', 'are')} not among the records",
         values={"missing": missing, "runs": due},
     )

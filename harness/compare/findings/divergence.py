@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from harness.compare.cell import Cell
 from harness.compare.explain import explain
-from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.findings.finding import Finding, Kind
 from harness.compare.reported_loss import altered_step, of_one_rank, sums_of_step
 from harness.compare.rows import Row
 from harness.compare.wording import percent
@@ -119,6 +120,8 @@ MEASURES = {
 }
 """What a run is judged by, in words, and what its percent are of, unless of itself. The loss has a unit, and
 anything else is a parameter's name."""
+ONE_RANK = "the loss is that of rank 0 only"
+OTHER_LOSS = "ranks report another loss than they compute"
 MOST_MEASURES = 3
 """So many are told; the values hold all."""
 LOST_SHARE = 0.5
@@ -131,7 +134,6 @@ def find(rows: Sequence[Row]) -> list[Finding]:
     for row in rows:
         if row.judgement.parity != "diverged" or row.reference is None or row.noise is None:
             continue
-        label = (row.record.backend.label,)
         values = row.as_json()
         limits = row.noise.band or row.noise.tight
         settings = [s.setting for s in row.judgement.settings if s.effect == "mathematics"]
@@ -141,8 +143,8 @@ def find(rows: Sequence[Row]) -> list[Finding]:
         found.append(
             Finding(
                 id="diverged",
-                backends=label,
-                message=f"{subject(row)}: leaves the reference ({beyond or 'a loss or norm is missing'}); "
+                about=Cell.of(row.record),
+                text=f"leaves the reference ({beyond or 'a loss or norm is missing'}); "
                 f"{why}" + ("" if cause.kind == "update-differs" else _named(settings)),
                 values={
                     key: values[key]
@@ -161,8 +163,8 @@ def find(rows: Sequence[Row]) -> list[Finding]:
             found.append(
                 Finding(
                     id=cause.kind,
-                    backends=label,
-                    message=f"{subject(row)}: {cause.message}",
+                    about=Cell.of(row.record),
+                    text=cause.message,
                     values=cause.values,
                 )
             )
@@ -211,9 +213,8 @@ def _altered_losses(rows: Sequence[Row]) -> list[Finding]:
         found.append(
             Finding(
                 id="loss-of-one-rank" if one else "loss-altered",
-                backends=(row.record.backend.label,),
-                message=f"{subject(row)}: "
-                + (
+                about=Cell.of(row.record),
+                text=(
                     "the loss is that of rank 0 only"
                     if one
                     else "ranks report another loss than they compute"
@@ -240,8 +241,8 @@ def _lost_updates(rows: Sequence[Row]) -> list[Finding]:
             found.append(
                 Finding(
                     id="lost-updates",
-                    backends=(row.record.backend.label,),
-                    message=f"{subject(row)}: weights moved {moved / expected:.0%} of the reference's "
+                    about=Cell.of(row.record),
+                    text=f"weights moved {moved / expected:.0%} of the reference's "
                     f"distance, and {len(still)} of {len(movement(row.record))} parameters not at all: "
                     f"updates vanish in {', '.join(masters)} weights",
                     values={"moved": moved, "reference": expected, "parameters_that_stood_still": still},

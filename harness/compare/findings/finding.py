@@ -1,4 +1,4 @@
-"""What a reader must be told, and what each kind of it means."""
+"""A finding of a comparison as data, and what its kind means."""
 
 from __future__ import annotations
 
@@ -7,23 +7,45 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from harness.compare.cell import Backends, Cell
 from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
-from harness.compare.wording import cell
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing a reader must be told about a comparison."""
+    """One thing that a reader of a comparison must know."""
 
     id: str
     """Stable; one of the kinds in the catalogue."""
-    backends: tuple[str, ...]
-    """Labels of the backends that it is about."""
-    message: str
-    """One sentence that names the cause."""
+    about: Cell | Backends
+    """The cell that it is about, or the labels of the backends whose runs it compares."""
+    text: str
+    """What was found, without the cell and the number of runs."""
+    runs: tuple[int, int] | None = None
+    """In how many of how many repeats of the cell, where it is not all of them."""
     values: dict[str, Any] = field(default_factory=dict)
-    """The figures behind the message; JSON-serialisable."""
+    """The figures behind the text; JSON-serialisable."""
+
+    @property
+    def cell(self) -> Cell | None:
+        """None for a finding about several backends."""
+        return self.about if isinstance(self.about, Cell) else None
+
+    @property
+    def backends(self) -> Backends:
+        """Labels of the backends that it is about."""
+        return (self.about.label,) if isinstance(self.about, Cell) else self.about
+
+    @property
+    def clause(self) -> str:
+        """The text with its number of runs: 'rank 1 is slower; in 1 of 7 runs'."""
+        return self.text if self.runs is None else f"{self.text}; in {self.runs[0]} of {self.runs[1]} runs"
+
+    @property
+    def message(self) -> str:
+        """One sentence: 'ddp on 2 ranks: rank 1 is slower; in 1 of 7 runs'."""
+        return self.clause if self.cell is None else f"{self.cell}: {self.clause}"
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -40,7 +62,7 @@ class Kind:
 
     id: str
     title: str
-    """What a reader is told, in a few words."""
+    """What was found, in a few words."""
     cause: str
     confirm: str
     fix: str
@@ -48,23 +70,17 @@ class Kind:
 
 
 def of_cells(rows: Sequence[Row], judge: Callable[[Row], Finding | None]) -> list[Finding]:
-    """What is found of each run by itself; where not all repeats of a cell say it, in how many they do."""
+    """Findings about single runs, each with the number of repeats of its cell that have the same one."""
     found = []
     for group in group_repeats(rows):
         of_group = [finding for row in group.rows if (finding := judge(row)) is not None]
-        counts = Counter(finding.message for finding in of_group)
+        counts = Counter(finding.text for finding in of_group)
         for finding in of_group:
-            runs, all_runs = counts[finding.message], len(group.rows)
-            told = finding.message if runs == all_runs else f"{finding.message}; in {runs} of {all_runs} runs"
-            found.append(replace(finding, message=told))
+            runs = counts[finding.text], len(group.rows)
+            found.append(finding if runs[0] == runs[1] else replace(finding, runs=runs))
     return found
 
 
-def subject(row: Row) -> str:
-    """'ddp on 2 ranks': what a message about one run begins with."""
-    return cell(row.record.backend.label, row.record.world.world_size)
-
-
-def labels(rows: list[Row]) -> tuple[str, ...]:
+def labels(rows: list[Row]) -> Backends:
     """The backends of rows, each once, sorted."""
     return tuple(sorted({row.record.backend.label for row in rows}))

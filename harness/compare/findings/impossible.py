@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from harness.compare import measures, speed
-from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.cell import Cell
+from harness.compare.findings.finding import Finding, Kind
 from harness.compare.once import once
 from harness.compare.rows import Row
 from harness.compare.timings import timings
@@ -56,8 +57,8 @@ def _beyond_peak(row: Row) -> list[Finding]:
             return [
                 Finding(
                     id="faster-than-possible",
-                    backends=(record.backend.label,),
-                    message=f"{subject(row)}: needs {achieved / 1e12:.3g} TFLOP/s where the devices reach "
+                    about=Cell.of(record),
+                    text=f"needs {achieved / 1e12:.3g} TFLOP/s where the devices reach "
                     f"{peak.flops_per_second / 1e12:.3g} ({peak.source}): timing is not synchronised",
                     values={
                         "least_flops_per_second": achieved,
@@ -90,8 +91,8 @@ def _shorter_than_parts(row: Row) -> list[Finding]:
     return [
         Finding(
             id="inconsistent-timing",
-            backends=(record.backend.label,),
-            message=f"{subject(row)}: step {values['step']:g} of rank {values['rank']:g} took "
+            about=Cell.of(record),
+            text=f"step {values['step']:g} of rank {values['rank']:g} took "
             f"{values['step_seconds']:.4g} s, its phases {values['phase_seconds']:.4g} s: the step's timer "
             "stopped too early",
             values=values,

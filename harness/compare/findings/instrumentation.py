@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.compare import measures
+from harness.compare.cell import Cell
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.rows import Row
 from harness.record import Record
@@ -29,23 +30,23 @@ KINDS = (
 
 def find(rows: Sequence[Row]) -> list[Finding]:
     """One finding per job whose timed windows differ in instrumentation."""
-    jobs: dict[str, dict[str, tuple[str, ...]]] = {}
+    jobs: dict[str, dict[Cell, tuple[str, ...]]] = {}
     for row in rows:
         if measures.timed_steps(row.record):
-            label = f"{row.record.backend.label} on {row.record.world.world_size}"
+            cell = Cell.of(row.record)
             found = jobs.setdefault(row.record.job_id, {})
-            # Of repeats, the one with the most is told.
-            found[label] = max(found.get(label, ()), instrumentation(row.record), key=len)
+            # Of repeats, the one with the most counts.
+            found[cell] = max(found.get(cell, ()), instrumentation(row.record), key=len)
     return [
         Finding(
             id="instrumented-timing",
-            backends=tuple(sorted({label.rpartition(" on ")[0] for label, used in labels.items() if used})),
-            message="the timed steps were instrumented differently: "
-            + "; ".join(f"{label}: {', '.join(used)}" for label, used in labels.items() if used),
-            values={label: list(used) for label, used in labels.items()},
+            about=tuple(sorted({cell.label for cell, used in cells.items() if used})),
+            text="the timed steps were instrumented differently: "
+            + "; ".join(f"{cell.key}: {', '.join(used)}" for cell, used in cells.items() if used),
+            values={cell.key: list(used) for cell, used in cells.items()},
         )
-        for labels in jobs.values()
-        if len(set(labels.values())) > 1
+        for cells in jobs.values()
+        if len(set(cells.values())) > 1
     ]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.cell import Cell
+from harness.compare.findings.finding import Finding, Kind
 from harness.compare.job_equivalence import nested_differences
 from harness.compare.parity import has_dropout
 from harness.compare.rows import Row
@@ -101,7 +102,6 @@ def find(rows: Sequence[Row]) -> list[Finding]:
     """Jobs side by side, then for each run everything in which it is another job."""
     found = _several_jobs(rows)
     for row in rows:
-        label = (row.record.backend.label,)
         # That a table holds several jobs is told once, by `_several_jobs`.
         for difference in () if row.is_of_another_job else row.judgement.not_same_job:
             given, other = both(difference.given, difference.reference)
@@ -109,9 +109,8 @@ def find(rows: Sequence[Row]) -> list[Finding]:
             found.append(
                 Finding(
                     id=difference.kind,
-                    backends=label,
-                    message=f"{subject(row)}: {differs(difference.field)} from {whose}: {given} against "
-                    f"{other}",
+                    about=Cell.of(row.record),
+                    text=f"{differs(difference.field)} from {whose}: {given} against {other}",
                     values={"reference": difference.reference, "given": difference.given},
                 )
             )
@@ -120,9 +119,8 @@ def find(rows: Sequence[Row]) -> list[Finding]:
             found.append(
                 Finding(
                     id="not-deterministic",
-                    backends=label,
-                    message=f"{subject(row)}: dropout is active, so runs differ by chance and parity cannot "
-                    "be judged",
+                    about=Cell.of(row.record),
+                    text="dropout is active, so runs differ by chance and parity cannot be judged",
                     values={"job": row.record.job["model"]["dropout"], "live": live},
                 )
             )
@@ -140,8 +138,8 @@ def _several_jobs(rows: Sequence[Row]) -> list[Finding]:
     return [
         Finding(
             id="several-jobs",
-            backends=tuple(sorted({row.record.backend.label for row in rows})),
-            message=f"not the same job: these rows belong to {len(jobs)} jobs, each compared with its own "
+            about=tuple(sorted({row.record.backend.label for row in rows})),
+            text=f"not the same job: these rows belong to {len(jobs)} jobs, each compared with its own "
             f"reference only ({named or 'the contents of their files differ'})",
             values=values,
         )

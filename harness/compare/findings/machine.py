@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.compare import measures
-from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.cell import Cell
+from harness.compare.findings.finding import Finding, Kind
 from harness.compare.rows import Row
 from harness.compare.speed import node_threads, shares_cores
 from harness.compare.wording import counted
@@ -50,8 +51,8 @@ def _shared(row: Row) -> Finding | None:
     cores, threads = record.environment["cores"], node_threads(record)
     return Finding(
         id="cores-shared",
-        backends=(record.backend.label,),
-        message=f"{subject(row)}: {threads} threads of a node share {counted(cores, 'core')}: "
+        about=Cell.of(record),
+        text=f"{threads} threads of a node share {counted(cores, 'core')}: "
         "speed and scaling are those of ranks that take turns",
         values={"threads": threads, "cores": cores},
     )
@@ -64,9 +65,9 @@ def _busy(row: Row, left: int) -> Finding | None:
         return None
     return Finding(
         id="busy-machine",
-        backends=(row.record.backend.label,),
+        about=Cell.of(row.record),
         # Without figures, so that cells which say the same are told together; the values hold them.
-        message=f"{subject(row)}: the load average when the run began was above the cores and the threads of "
+        text="the load average when the run began was above the cores and the threads of "
         "the largest run together: other work, or processes of a run before",
         values={"load_average": load, "cores": cores, "threads_of_largest_run": left},
     )

@@ -8,7 +8,8 @@ from itertools import combinations, pairwise
 from statistics import fmean, median
 
 from harness.compare import measures
-from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.cell import Cell
+from harness.compare.findings.finding import Finding, Kind
 from harness.compare.rows import Row
 from harness.compare.states import rank_states
 from harness.compare.wording import percent
@@ -82,8 +83,8 @@ def _differs(row: Row) -> Finding | None:
     first = max(found, key=lambda f: abs(f["measured_bytes"] - f["expected_bytes"]))  # type: ignore[operator]
     return Finding(
         id="memory-differs",
-        backends=(row.record.backend.label,),
-        message=f"{subject(row)}: rank {first['rank']} holds {first['measured_bytes']} bytes of "
+        about=Cell.of(row.record),
+        text=f"rank {first['rank']} holds {first['measured_bytes']} bytes of "
         f"{first['kind']} where the closed form has {first['expected_bytes']}",
         values={"differences": found},
     )
@@ -95,8 +96,8 @@ def _grows(row: Row) -> Finding | None:
         return None
     return Finding(
         id="memory-grows",
-        backends=(row.record.backend.label,),
-        message=f"{subject(row)}: allocated memory grows by {max(growth.values())} bytes per step",
+        about=Cell.of(row.record),
+        text=f"allocated memory grows by {max(growth.values())} bytes per step",
         values={"bytes_per_step_by_rank": {str(rank): grown for rank, grown in growth.items()}},
     )
 
@@ -149,8 +150,8 @@ def _imbalance(row: Row) -> Finding | None:
         return None
     return Finding(
         id="memory-imbalance",
-        backends=(row.record.backend.label,),
-        message=f"{subject(row)}: {max(wide, key=lambda gap: gap.share).sentence}",
+        about=Cell.of(row.record),
+        text=max(wide, key=lambda gap: gap.share).sentence,
         values={
             "peak_bytes_by_rank": list(peaks.values()),
             "model_state_bytes_by_rank": list(held.values()),

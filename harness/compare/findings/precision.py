@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from harness.compare.cell import Cell
 from harness.compare.effective import SettingDifference
-from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.findings.finding import Finding, Kind
 from harness.compare.noise import is_repetition
 from harness.compare.rows import Row
 from harness.compare.wording import differs, words
@@ -52,8 +53,8 @@ def find(rows: Sequence[Row]) -> list[Finding]:
     return [
         Finding(
             id=kind,
-            backends=(row.record.backend.label,),
-            message=f"{subject(row)}: {differs(difference.setting)}: {words(difference.given)} against "
+            about=Cell.of(row.record),
+            text=f"{differs(difference.setting)}: {words(difference.given)} against "
             f"{words(difference.reference)} in the reference",
             values={"reference": difference.reference, "given": difference.given},
         )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from harness.compare.cell import Cell
 from harness.compare.effective import GROUPS, SettingDifference, reduce_dtypes
-from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.findings.finding import Finding, Kind
 from harness.compare.noise import is_repetition
 from harness.compare.rows import Row
 from harness.compare.wording import both, differs
@@ -218,10 +219,10 @@ def _replicas(row: Row) -> list[Finding]:
     return []
 
 
-def _about(row: Row, kind: str, message: str, values: dict[str, Any]) -> Finding:
+def _about(row: Row, kind: str, text: str, values: dict[str, Any]) -> Finding:
     return Finding(
         id=kind,
-        backends=(row.record.backend.label,),
-        message=f"{subject(row)}: {message}",
+        about=Cell.of(row.record),
+        text=text,
         values=values,
     )

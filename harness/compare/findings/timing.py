@@ -29,8 +29,8 @@ def find(rows: Sequence[Row]) -> list[Finding]:
     return [
         Finding(
             id="nothing-timed",
-            backends=labels(short),
-            message=f"{steps} steps leave none to time after those of measure.warmup_steps, "
+            about=labels(short),
+            text=f"{steps} steps leave none to time after those of measure.warmup_steps, "
             "measure.counted_steps and measure.traced_steps: speed is n/a",
             values={"steps": steps},
         )

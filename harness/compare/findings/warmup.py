@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from harness.compare import measures
-from harness.compare.findings.finding import Finding, Kind, of_cells, subject
+from harness.compare.cell import Cell
+from harness.compare.findings.finding import Finding, Kind, of_cells
 from harness.compare.once import once
 from harness.compare.rows import Row
 from harness.compare.steady_state import LEAST_STEPS, SAME_SHARE, steady_from, uninstrumented_steps
@@ -50,8 +51,8 @@ def _judge(row: Row) -> Finding | None:
     )
     return Finding(
         id="warmup-too-short",
-        backends=(row.record.backend.label,),
-        message=f"{subject(row)}: timing begins at step {first_timed}, steps {steady_when}",
+        about=Cell.of(row.record),
+        text=f"timing begins at step {first_timed}, steps {steady_when}",
         values={
             "first_timed_step": first_timed,
             "first_steady_step": first_steady,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.compare.findings.finding import Finding, Kind, subject
+from harness.compare.cell import Cell
+from harness.compare.findings.finding import Finding, Kind
 from harness.compare.rows import Row
 from harness.compare.states import all_kinds, setting_for_rank
 from harness.record import MemoryPart, Record
@@ -114,8 +115,8 @@ def _finding(row: Row, message: str) -> Finding:
     least = [m.gathered_least_bytes for m in _forward(record) if m.gathered_least_bytes is not None]
     return Finding(
         id="one-wrap-unit",
-        backends=(record.backend.label,),
-        message=f"{subject(row)}: {message}",
+        about=Cell.of(record),
+        text=f"{message}",
         values={
             "wrap_units": len(_units(record.backend.effective)),
             "blocks": len(record.layout.blocks),

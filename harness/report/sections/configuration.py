@@ -7,9 +7,9 @@ from typing import Any
 
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
+from harness.compare.wording import ranks
 from harness.record import Record
 from harness.report.document import Block, Folded, Paragraph, Section, yaml_code
-from harness.report.formats import ranks
 
 OBSERVED_SETTINGS = (
     "attention", "activation_checkpointing", "compiled", "dropout", "tf32", "deterministic",
@@ -34,7 +34,7 @@ def _folded(groups: Sequence[Repeats]) -> Folded:
     blocks: list[Block] = [yaml_code(whole)]
     for group in others:
         changed = difference(_in_force(group.record), whole)
-        same = f"{group.title}: as {first.title}"
+        same = f"{group.cell}: as {first.cell}"
         blocks += [Paragraph(f"{same}, but for"), yaml_code(changed)] if changed else [Paragraph(f"{same}.")]
     sizes = dict.fromkeys(ranks(group.world_size) for group in groups)
     return Folded(f"{first.label}, {', '.join(sizes)}", blocks)

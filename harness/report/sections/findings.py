@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from harness.compare.cell import Backends, Cell, name_cells
 from harness.compare.findings.catalogue import find_all, kinds
 from harness.compare.findings.finding import Finding
 from harness.compare.findings.groups import (
     DOCUMENT,
     ROLES,
     Statement,
-    divide,
     role_of,
     statements,
-    together,
 )
 from harness.compare.rows import Row
-from harness.compare.wording import listed, words
+from harness.compare.wording import words
 from harness.report.document import Block, Column, Folded, Heading, Items, Paragraph, Section, Table
 from harness.report.formats import milliseconds, percent
 
@@ -100,17 +99,16 @@ def _sentences(told: Sequence[Statement]) -> list[Block]:
 def _figures(found: Sequence[Finding]) -> list[list[str]]:
     """What is behind the findings, causes first; cells whose figures read alike are in one line."""
     order = list(ROLES)
-    values: dict[tuple[str, str, str], list[str]] = {}
+    values: dict[tuple[str, Cell | Backends, str], list[str]] = {}
     for finding in sorted(found, key=lambda finding: order.index(role_of(finding.id))):
-        cell = divide(finding)[0] or listed(finding.backends)
         for figure, value in _first_figures(finding):
-            of_repeats = values.setdefault((finding.id, cell, figure), [])
+            of_repeats = values.setdefault((finding.id, finding.about, figure), [])
             if value not in of_repeats:
                 of_repeats.append(value)
-    cells: dict[tuple[str, str, str], list[str]] = {}
-    for (name, cell, figure), of_repeats in values.items():
-        cells.setdefault((name, figure, _joined(of_repeats)), []).append(cell)
-    return [[name, together(alike), figure, value] for (name, figure, value), alike in cells.items()]
+    alike: dict[tuple[str, str, str], list[Cell | Backends]] = {}
+    for (name, about, figure), of_repeats in values.items():
+        alike.setdefault((name, figure, _joined(of_repeats)), []).append(about)
+    return [[name, name_cells(abouts), figure, value] for (name, figure, value), abouts in alike.items()]
 
 
 def _first_figures(finding: Finding) -> list[tuple[str, str]]:

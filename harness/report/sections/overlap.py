@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.compare.findings.groups import together
+from harness.compare.cell import Cell, name_cells
 from harness.compare.repeats import Repeats, group_repeats, job_marks
 from harness.compare.rows import Row
 from harness.compare.speed import median_step
@@ -66,12 +66,12 @@ def overlap_section(rows: Sequence[Row]) -> Section | None:
     texts = [TEXTS[device] for device in dict.fromkeys(record.world.device for record in traced)]
     blocks: list[Block] = [Paragraph(text) for text in [*texts, SUM_TEXT]]
     marks = job_marks(groups)
-    said: dict[tuple[str, str], list[str]] = {}
+    said: dict[tuple[str, str], list[Cell]] = {}
     for group in groups:
         if (sentence := overlap_sentence(group)) is not None:
-            said.setdefault((marks[group.record.job_id], sentence), []).append(group.title)
+            said.setdefault((marks[group.record.job_id], sentence), []).append(group.cell)
     if said:
-        items = [f"{together(titles)}{job}: {sentence}" for (job, sentence), titles in said.items()]
+        items = [f"{name_cells(cells)}{job}: {sentence}" for (job, sentence), cells in said.items()]
         blocks.append(Items(items))
     blocks.append(Folded("Each rank", [Table(key="overlap", columns=OVERLAP_COLUMNS, rows=body)]))
     waits = [line for group in groups if group.world_size > 1 for line in _waits(group)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.compare.cell import name_cells
 from harness.compare.effective import Effect
-from harness.compare.findings.groups import together
 from harness.compare.rows import Row
 from harness.compare.settings_in_force import differing_settings
-from harness.compare.wording import cell, words
+from harness.compare.wording import words
 from harness.report.document import Column, Paragraph, Section, Shown, Table
 
 TITLE = "Settings in force that differ"
@@ -41,7 +41,7 @@ def settings_section(rows: Sequence[Row]) -> Section | None:
             Shown(differing.effect, CHANGES[differing.effect]),
             Shown(value.value if isinstance(value.value, int | float | str) else words(value.value),
                   words(value.value)),
-            together([cell(label, size) for label, size in value.cells]),
+            name_cells(value.cells),
         ]
         for differing in found
         for value in differing.values

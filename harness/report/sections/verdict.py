@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from harness.compare.cell import name_cells
 from harness.compare.findings.catalogue import find_all
 from harness.compare.findings.finding import Finding
-from harness.compare.findings.groups import statements, together
+from harness.compare.findings.groups import statements
 from harness.compare.repeats import Repeats, group_repeats, place_to_compare
 from harness.compare.rows import Row, comparable, set_apart
 from harness.compare.speed import shares_cores
@@ -18,9 +19,9 @@ from harness.compare.statistics import (
     significance,
     value_range,
 )
-from harness.compare.wording import counted, listed
+from harness.compare.wording import counted, listed, ranks
 from harness.report.document import Block, Items, Paragraph, Section
-from harness.report.formats import megabytes, number, percent, ranks, scientific
+from harness.report.formats import megabytes, number, percent, scientific
 
 MOST_JOBS = 4
 """Beyond these the verdict would be longer than the tables it sums up."""
@@ -89,7 +90,7 @@ def _fits(groups: Sequence[Repeats]) -> str:
     """How many cells ended how."""
     whole = [group for group in groups if group.whole]
     if len(groups) == len(whole) == 1:
-        return f"The only cell, {groups[0].title}, ended well."
+        return f"The only cell, {groups[0].cell}, ended well."
     parts = [f"{len(whole) or 'none'} ended well"] if len(whole) < len(groups) else ["all ended well"]
     kinds = (
         ("oom", "ran out of memory", "ran out of memory"), ("failed", "failed", "failed"),
@@ -98,12 +99,12 @@ def _fits(groups: Sequence[Repeats]) -> str:
         ("unsupported", "is unsupported here", "are unsupported here"),
     )  # fmt: skip
     for status, of_one, of_several in kinds:
-        names = [g.title for g in groups if any(row.record.status == status for row in g.rows)]
+        names = [g.cell for g in groups if any(row.record.status == status for row in g.rows)]
         if names:
             words = of_one if len(names) == 1 else of_several
-            parts.append(f"{len(names)} {words} ({together(names, MOST_NAMES)})")
+            parts.append(f"{len(names)} {words} ({name_cells(names, MOST_NAMES)})")
     if len(groups) == 1:
-        return f"The only cell, {groups[0].title}, did not end well: {groups[0].status}."
+        return f"The only cell, {groups[0].cell}, did not end well: {groups[0].status}."
     planted = [g.label for g in groups if g.record.backend.name.startswith(PLANTED)]
     on_purpose = f" {listed(list(dict.fromkeys(planted)))}: wrong on purpose." if planted else ""
     return f"Of {len(groups)} cells of backend and number of ranks, {', '.join(parts)}.{on_purpose}"
@@ -272,21 +273,19 @@ def _losses(groups: Sequence[Repeats]) -> str:
     judged = [g for g in others if g.parity != "unjudged"]
     if not judged:
         return "No loss could be compared with a reference." if others else ""
-    off = [g.title for g in judged if g.parity == "diverged"]
+    off = [g.cell for g in judged if g.parity == "diverged"]
     agree = len(judged) - len(off)
-    largest = max(
-        (g.largest("max_loss_difference") or 0.0 for g in judged if g.title not in off), default=0.0
-    )
+    largest = max((g.largest("max_loss_difference") or 0.0 for g in judged if g.cell not in off), default=0.0)
     text = (
         f"{agree} of {len(judged)} judged cells agree with the reference in loss, gradient norm and weights"
     )
     if agree:
         text += f", losses to {scientific(largest)} nats per token" if largest else ", losses bit for bit"
     if off:
-        text += f"; {together(off, MOST_NAMES)} {'leaves' if len(off) == 1 else 'leave'} it"
-    unjudged = [g.title for g in others if g.parity == "unjudged" and g.whole]
+        text += f"; {name_cells(off, MOST_NAMES)} {'leaves' if len(off) == 1 else 'leave'} it"
+    unjudged = [g.cell for g in others if g.parity == "unjudged" and g.whole]
     if unjudged:
-        text += f"; {together(unjudged, MOST_NAMES)} could not be judged"
+        text += f"; {name_cells(unjudged, MOST_NAMES)} could not be judged"
     return text + "."
 
 
@@ -297,7 +296,7 @@ def _set_apart(rows: Sequence[Row]) -> list[str]:
         return []
     one = len(groups) == 1
     return [
-        f"Left out: {together([g.title for g in groups], MOST_NAMES)} {'is' if one else 'are'} not the same "
+        f"Left out: {name_cells([g.cell for g in groups], MOST_NAMES)} {'is' if one else 'are'} not the same "
         "job as the others and can be compared with none of them; "
         f"{'it stands' if one else 'they stand'} apart below, with the fields that differ."
     ]
@@ -312,9 +311,9 @@ def _findings(found: Sequence[Finding], *, is_judged: bool = True) -> str:
     count = "1 kind of finding" if len(names) == 1 else f"{len(names)} kinds of finding"
     text = f"{count} must be read before these figures are used: {listed(names)}."
     causes = [statement for statement in told if statement.role == "cause"]
-    left = {subject for statement in told if statement.id == "diverged" for subject in statement.subjects}
+    left = {cell for statement in told if statement.id == "diverged" for cell in statement.cells}
     # Of several causes that by which a run left the reference is told.
-    causes.sort(key=lambda cause: left.isdisjoint(cause.subjects))
+    causes.sort(key=lambda cause: left.isdisjoint(cause.cells))
     return _joined([text, *(f"The first cause: {cause.sentence}." for cause in causes[:1])])
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.compare.cell import Cell
 from harness.compare.findings.catalogue import find_all
 from harness.compare.findings.groups import Statement, statements
 from harness.compare.rows import Row, make_rows
@@ -36,7 +37,7 @@ def test_a_default_clipping_is_named_before_what_follows_from_it() -> None:
         "update-differs": "consequence",
         "diverged": "consequence",
     }
-    assert {subject for statement in others for subject in statement.subjects} == set(first.subjects)
+    assert {cell for statement in others for cell in statement.cells} == set(first.cells)
 
 
 def test_missing_masters_are_named_before_the_updates_that_vanish() -> None:
@@ -52,7 +53,7 @@ def test_missing_masters_are_named_before_the_updates_that_vanish() -> None:
         "dtype of masters differs: bfloat16 against float32 in the reference",
         "dtype of optimizer states differs: bfloat16 against float32 in the reference",
     ]
-    assert {statement.subjects for statement in told} == {("fsdp:masters=compute on 2 ranks",)}
+    assert {statement.cells for statement in told} == {(Cell("fsdp:masters=compute", 2),)}
 
 
 def test_states_without_masters_are_their_closed_form_to_the_byte() -> None:
@@ -69,7 +70,7 @@ def test_states_without_masters_are_their_closed_form_to_the_byte() -> None:
 
 @pytest.mark.parametrize("name", ["explain-clipping", "explain-master-weights"])
 def test_the_other_backends_of_the_job_agree(name: str) -> None:
-    blamed = {label for statement in said(name) for label in statement.subjects}
-    sound = [row for row in published(name) if f"{row.record.backend.label} on 2 ranks" not in blamed]
+    blamed = {cell for statement in said(name) for cell in statement.cells}
+    sound = [row for row in published(name) if Cell.of(row.record) not in blamed]
     assert {row.judgement.parity for row in sound} <= {"exact", "tight", "band"}
     assert {"ddp", "zero1", "zero3", "fsdp"} & {row.record.backend.label for row in sound}

@@ -1,12 +1,13 @@
+from harness.compare.cell import Cell, name_cells
 from harness.compare.findings.catalogue import find_all, kinds
 from harness.compare.findings.finding import Finding
-from harness.compare.findings.groups import ABOUT_FIGURES, CONSEQUENCES, statements, together
+from harness.compare.findings.groups import ABOUT_FIGURES, CONSEQUENCES, statements
 from harness.compare.rows import make_rows
 from tests.records import NORMS, make_record, make_steps, make_weights
 
 
 def finding(kind: str, label: str, text: str, size: int = 2) -> Finding:
-    return Finding(id=kind, backends=(label,), message=f"{label} on {size} ranks: {text}")
+    return Finding(id=kind, about=Cell(label, size), text=text)
 
 
 def test_what_is_said_alike_of_several_cells_is_said_once() -> None:
@@ -24,7 +25,7 @@ def test_what_is_said_alike_of_several_cells_is_said_once() -> None:
 
 def test_repeats_of_a_cell_are_one_subject() -> None:
     found = [finding("clipping-differs", "zero1", "clips")] * 3
-    assert [statement.subjects for statement in statements(found)] == [("zero1 on 2 ranks",)]
+    assert [statement.cells for statement in statements(found)] == [(Cell("zero1", 2),)]
 
 
 def test_causes_come_before_what_follows_and_figures_last() -> None:
@@ -52,37 +53,35 @@ def test_divergence_names_its_cause_first() -> None:
 
 
 def test_a_message_about_the_whole_table_keeps_its_colons() -> None:
-    several = Finding(id="several-jobs", backends=("ddp",), message="not the same job: a: 1 / 2")
+    several = Finding(id="several-jobs", about=("ddp",), text="not the same job: a: 1 / 2")
     (statement,) = statements([several])
-    assert (statement.subjects, statement.sentence) == ((), "not the same job: a: 1 / 2")
+    assert (statement.cells, statement.sentence) == ((), "not the same job: a: 1 / 2")
     assert statement.reference == "docs/findings.md#several-jobs"
 
 
 def test_cells_are_told_by_their_number_of_ranks() -> None:
-    assert together(["single on 1 rank", "a on 2 ranks", "b on 2 ranks"]) == (
+    assert name_cells([Cell("single", 1), Cell("a", 2), Cell("b", 2)]) == (
         "single on 1 rank; a and b on 2 ranks"
     )
-    assert (
-        together(["a on 1 rank", "b on 1 rank", "a on 4 ranks", "b on 4 ranks"]) == "a and b on 1 and 4 ranks"
-    )
+    assert name_cells([Cell("a", 1), Cell("b", 1), Cell("a", 4), Cell("b", 4)]) == "a and b on 1 and 4 ranks"
 
 
 def test_every_number_of_ranks_is_told_once_and_in_order() -> None:
     sizes = [64, 2, 4, 8, 16, 32, 1, 2]
-    cells = [f"ddp on {size} rank{'s' if size > 1 else ''}" for size in sizes]
-    assert together(cells) == "ddp on 1, 2, 4, 8, 16, 32 and 64 ranks"
-    backwards = ["a on 1 rank", "a on 2 ranks", "b on 2 ranks", "b on 1 rank"]
-    assert together(backwards) == "a and b on 1 and 2 ranks"
+    cells = [Cell("ddp", size) for size in sizes]
+    assert name_cells(cells) == "ddp on 1, 2, 4, 8, 16, 32 and 64 ranks"
+    backwards = [Cell("a", 1), Cell("a", 2), Cell("b", 2), Cell("b", 1)]
+    assert name_cells(backwards) == "a and b on 1 and 2 ranks"
 
 
 def test_what_is_no_cell_is_not_lost_among_cells() -> None:
-    assert together(["ddp on 1 rank", "ddp"]) == "ddp; ddp on 1 rank"
+    assert name_cells([Cell("ddp", 1), ("ddp",)]) == "ddp; ddp on 1 rank"
 
 
 def test_of_many_cells_as_many_are_named_as_asked_for() -> None:
-    cells = [f"{name} on 2 ranks" for name in "abcd"]
-    assert together(cells, most=3) == "a, b and 2 more on 2 ranks"
-    assert together(cells) == "a, b, c and d on 2 ranks"
+    cells = [Cell(name, 2) for name in "abcd"]
+    assert name_cells(cells, most=3) == "a, b and 2 more on 2 ranks"
+    assert name_cells(cells) == "a, b, c and d on 2 ranks"
 
 
 def test_every_id_that_has_a_place_of_its_own_exists() -> None:

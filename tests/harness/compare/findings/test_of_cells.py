@@ -1,4 +1,5 @@
-from harness.compare.findings.finding import Finding, of_cells, subject
+from harness.compare.cell import Cell
+from harness.compare.findings.finding import Finding, of_cells
 from harness.compare.rows import Row, make_rows
 from tests.records import make_record
 
@@ -6,9 +7,7 @@ from tests.records import make_record
 def judge(row: Row) -> Finding | None:
     if row.record.repeat > 1:
         return None
-    return Finding(
-        id="slow-rank", backends=("ddp",), message=f"{subject(row)}: rank {row.record.repeat} waits"
-    )
+    return Finding(id="slow-rank", about=Cell.of(row.record), text=f"rank {row.record.repeat} waits")
 
 
 def test_what_not_all_repeats_say_is_told_with_their_number() -> None:
