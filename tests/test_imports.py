@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 WITHOUT_TORCH = [
-    "harness.batch", "harness.cells", "harness.cli", "harness.commands.backends", "harness.commands.compare",
-    "harness.commands.run", "harness.compare.document",
+    "harness.batch", "harness.cells", "harness.cli", "harness.cli.backends", "harness.cli.compare",
+    "harness.cli.run", "harness.cli.report", "harness.cli.verify", "harness.compare.document",
     "harness.compare.findings.catalogue", "harness.compare.measures", "harness.compare.parity",
     "harness.compare.rows", "harness.config", "harness.launch.assemble", "harness.launch.local",
     "harness.provenance", "harness.record", "harness.report.report", "harness.report.drawing",

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from harness.cells import canonical_label, reusable
-from harness.commands.arguments import split_backends
+from harness.cli.arguments import split_backends
 from harness.compare.wording import counted
 from harness.config import load_experiment
 from harness.errors import HarnessError

@@ -13,6 +13,7 @@ import sys
 os.dup2(2, 1)
 gc.disable()
 
+import click  # noqa: E402, F401 - each new process imports the main module of the launcher
 import torch  # noqa: E402
 import torch.distributed.fsdp  # noqa: E402
 import torch.distributed.tensor  # noqa: E402
@@ -23,7 +24,6 @@ import harness.backends.ddp  # noqa: E402
 import harness.backends.fsdp1  # noqa: E402
 import harness.backends.fsdp2  # noqa: E402
 import harness.backends.zero  # noqa: E402
-import harness.cli  # noqa: E402 - each new process imports the main module of the launcher
 import harness.worker.check  # noqa: E402
 import harness.worker.rank  # noqa: E402, F401
 

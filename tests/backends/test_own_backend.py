@@ -12,7 +12,7 @@ from harness.cells import plan
 from harness.config import load_experiment
 from harness.doctor.check import ABOUT_TIME
 from harness.provenance import module_fingerprint
-from tests.harness.commands.command_line import SMALL, harness_process, records
+from tests.harness.cli.command_line import SMALL, harness_process, records
 from tests.plugins import register
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "own-backend"

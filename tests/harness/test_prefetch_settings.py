@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.commands.command_line import SHORT, harness
+from tests.harness.cli.command_line import SHORT, harness
 
 DEFAULT_FSDP1 = {
     "forward_prefetch": False, "backward_prefetch": "BACKWARD_PRE", "limit_all_gathers": True,

@@ -6,7 +6,7 @@ import pytest
 
 from harness.compare.findings import balance
 from harness.compare.rows import make_rows
-from tests.harness.commands.command_line import SMALL, harness, records
+from tests.harness.cli.command_line import SMALL, harness, records
 from tests.plugins import register
 
 PLUGIN = """

@@ -9,7 +9,7 @@ import pytest
 from harness.compare import speed
 from harness.compare.timings import timings
 from harness.record import Record
-from tests.harness.commands.command_line import SMALL, harness, records
+from tests.harness.cli.command_line import SMALL, harness, records
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 
 from harness.record import Record
 from harness.store import read_runs
-from tests.harness.commands.command_line import harness
+from tests.harness.cli.command_line import harness
 from tests.plugins import register
 
 BLOOM = "{model_type: bloom, hidden_size: 40, n_layer: 3, n_head: 4}"

@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from tests.harness.commands.command_line import harness
+from tests.harness.cli.command_line import harness
 from tests.wire.namespace import Traffic, traffic
 
 MODEL = "{hidden_size: 256, intermediate_size: 512, num_hidden_layers: 4, max_position_embeddings: 16}"

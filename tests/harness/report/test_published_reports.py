@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.commands.command_line import harness
+from tests.harness.cli.command_line import harness
 from tests.traps.gallery import page
 
 pytestmark = pytest.mark.long

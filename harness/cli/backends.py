@@ -8,12 +8,15 @@ from typing import Any
 import click
 
 from harness.backends import registry
+from harness.cli.options import common, json_option
+from harness.provenance import package_versions
 
 
-def list_backends(as_json: bool) -> int:
-    """`harness backends`."""
-    from harness.provenance import package_versions
-
+@click.command()
+@json_option
+@common
+def backends(as_json: bool) -> int:
+    """List the backends with their options and library versions."""
     documents: list[dict[str, Any]] = []
     for entry in registry.entries().values():
         versions = package_versions(entry.packages)

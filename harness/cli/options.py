@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 EXIT_ERROR = 1
+EXIT_STRICT = 3
 
 
 def common(command: Callable[..., int]) -> Callable[..., None]:
@@ -68,3 +69,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="One JSON doc
 port_option = click.option(
     "--port", type=click.IntRange(1, 65535), help="Rendezvous port; without one a free port."
 )
+trace_option = click.option(
+    "--trace", is_flag=True, help="Keep each rank's profiler trace (measure.trace=true)."
+)
+
+
+def with_trace(assignments: tuple[str, ...], trace: bool) -> tuple[str, ...]:
+    """The settings given with --set, and the one that --trace stands for."""
+    return (*assignments, "measure.trace=true") if trace else assignments

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,10 +11,20 @@ import click
 from harness.backends import registry
 from harness.batch import batch_layout
 from harness.cells import canonical_label, make_cell, make_request, modules_to_preload, run_cell
-from harness.commands.arguments import command_line, require_gpus
+from harness.cli.arguments import command_line, require_gpus
+from harness.cli.options import (
+    common,
+    config_option,
+    json_option,
+    port_option,
+    runs_option,
+    set_option,
+    trace_option,
+    with_trace,
+)
+from harness.cli.progress import Progress
 from harness.compare.rows import make_rows, reason
 from harness.config import load_experiment
-from harness.display import Progress
 from harness.errors import HarnessError
 from harness.launch.external import (
     external_rank,
@@ -33,19 +42,33 @@ from harness.store import Store
 DEFAULT_CPU_RANKS = 2
 
 
-def run_once(
-    *,
+@click.command()
+@click.option("--backend", required=True, help="Name, with options after a colon: zero3:offload=cpu.")
+@config_option
+@click.option("--nproc", type=click.IntRange(1), help="Ranks on this machine.")
+@click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Machines.")
+@set_option
+@runs_option
+@port_option
+@trace_option
+@json_option
+@common
+def run(
     backend: str,
     config: Path | None,
     nproc: int | None,
     nodes: int,
-    assignments: Sequence[str],
+    assignments: tuple[str, ...],
     runs: Path,
     port: int | None,
+    trace: bool,
     as_json: bool,
 ) -> int:
-    """`harness run`."""
-    experiment = load_experiment(config, assignments)
+    """Run one job under one backend and record it.
+
+    Starts the ranks itself, or becomes one of them under torchrun or accelerate launch.
+    """
+    experiment = load_experiment(config, with_trace(assignments, trace))
     label = canonical_label(backend)
     device = resolve_device(experiment.runtime.device)
     store = Store(runs)

@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cells import Cell, modules_to_preload, plan, reusable, run_cell
-from harness.cli import EXIT_STRICT
-from harness.commands.arguments import command_line, numbers_of_ranks, require_gpus, split_backends
+from harness.cli.arguments import command_line, numbers_of_ranks, require_gpus, split_backends
+from harness.cli.options import (
+    EXIT_STRICT,
+    common,
+    config_option,
+    json_option,
+    runs_option,
+    set_option,
+    trace_option,
+    with_trace,
+)
+from harness.cli.progress import Progress
 from harness.config import load_experiment
-from harness.display import Progress
 from harness.errors import HarnessError
 from harness.launch.external import started_as_rank
 from harness.launch.local import LocalLauncher, resolve_device
@@ -29,26 +38,41 @@ if TYPE_CHECKING:
 # What makes tables is imported where it is used: the ranks' imports, which take longer, start before.
 
 
-def compare_matrix(
-    *,
+@click.command()
+@config_option
+@click.option("--backends", help="Comma-separated names with their options, or all.")
+@click.option("--nproc", help="Numbers of ranks, comma-separated: 2,4.")
+@click.option("--repeats", type=click.IntRange(1), help="Runs of each cell.")
+@set_option
+@runs_option
+@click.option(
+    "--report", type=click.Path(path_type=Path), help="Write a report here; its ending tells the format."
+)
+@click.option("--fresh", is_flag=True, help="Run every cell, also those that have a record.")
+@click.option("--strict", is_flag=True, help="Exit with 3 if a cell failed or parity failed.")
+@trace_option
+@json_option
+@common
+def compare(
     config: Path | None,
     backends: str | None,
     nproc: str | None,
     repeats: int | None,
-    assignments: Sequence[str],
+    assignments: tuple[str, ...],
     runs: Path,
     report: Path | None,
     fresh: bool,
     strict: bool,
+    trace: bool,
     as_json: bool,
 ) -> int:
-    """`harness compare`."""
+    """Run the missing cells of backends x world sizes x repeats and compare them all."""
     if started_as_rank():
         raise HarnessError(
             "compare starts its own ranks and cannot be one of a launcher's: run it without torchrun, or "
             "start `harness run` under torchrun for each backend"
         )
-    experiment = load_experiment(config, assignments)
+    experiment = load_experiment(config, with_trace(assignments, trace))
     device = resolve_device(experiment.runtime.device)
     names = split_backends(backends) if backends is not None else experiment.compare.backends
     sizes = numbers_of_ranks(nproc) if nproc is not None else experiment.compare.world_sizes
@@ -58,7 +82,7 @@ def compare_matrix(
     store = Store(runs)
     store.prepare()
     if report is not None:
-        from harness.reporting import require_writable
+        from harness.cli.report import require_writable
 
         require_writable(report)
     wanted = {cell.key for cell in cells}

@@ -1,4 +1,4 @@
-"""`harness doctor`: runs the self-check and prints what it saw; printing through click, like cli.py."""
+"""`harness doctor`: runs the self-check and prints what it saw."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tabulate import tabulate
 
 from harness.backends import registry
 from harness.cells import canonical_label
+from harness.cli.arguments import split_backends
+from harness.cli.options import common, json_option
 from harness.compare.rows import reason
 from harness.compare.wording import ranks
 from harness.doctor.check import SelfCheck, document, self_check
@@ -24,6 +26,22 @@ from harness.provenance import gpu_count, package_versions
 RANKS = 2
 NEEDED = ("torch", "transformers")
 """Without these nothing runs."""
+
+
+@click.command()
+@click.option(
+    "--backends", help="Comma-separated names to try, also of third parties; else all built-in ones."
+)
+@json_option
+@common
+def doctor(backends: str | None, as_json: bool) -> int:
+    """Show what this machine can run, known traps of its versions, and whether to trust results.
+
+    Runs a tiny job under every backend that fits this machine and two minutes, and three planted defects;
+    says what was not tried. Exits with 1 if something is off.
+    """
+    named = split_backends(backends) if backends is not None else []
+    return examine([] if named == ["all"] else named, as_json=as_json)
 
 
 def examine(backends: Sequence[str], *, as_json: bool) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from harness.cli_options import common, config_option, json_option, runs_option, set_option
+from harness.cli.options import common, config_option, json_option, runs_option, set_option
 
 _folder = click.argument("folder", type=click.Path(path_type=Path))
 

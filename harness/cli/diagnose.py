@@ -7,19 +7,28 @@ from pathlib import Path
 
 import click
 
-from harness.cli import EXIT_STRICT
-from harness.diagnose.diagnosis import CLEAN, Diagnosis, diagnose
+from harness.cli.options import EXIT_STRICT, common, json_option
+from harness.diagnose import diagnosis as diagnosing
+from harness.diagnose.diagnosis import CLEAN, Diagnosis
 from harness.diagnose.pair import read_pair
 from harness.worker.events import finite
 
 
-def diagnose_runs(first: Path, second: Path, *, strict: bool, as_json: bool) -> int:
-    """Say whether two runs differ by more than noise and, if so, in which step, tensors and ratio, and why.
+@click.command()
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("second", type=click.Path(path_type=Path))
+@click.option("--strict", is_flag=True, help="Exit with 3 if the runs differ by more than noise.")
+@json_option
+@common
+def diagnose(first: Path, second: Path, strict: bool, as_json: bool) -> int:
+    """Say why two runs of one job differ: give the folders of both.
 
-    0, or with `strict` EXIT_STRICT if they differ.
+    Names the settings in which they differ, the first step, the tensors and the ratio in which they part,
+    or says that there is no difference beyond noise. Reruns both, and the reference where noise was not
+    measured, on this machine.
     """
     pair = read_pair(first, second)
-    diagnosis = diagnose(pair, lambda text: click.echo(text, err=True))
+    diagnosis = diagnosing.diagnose(pair, lambda text: click.echo(text, err=True))
     if as_json:
         runs = {"runs": [run.record.run_id for run in pair]}
         click.echo(json.dumps(finite(runs | diagnosis.as_json()), indent=1))

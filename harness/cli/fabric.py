@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from harness.cli_options import common, json_option
+from harness.cli.options import common, json_option
 
 _path = click.Path(path_type=Path)
 

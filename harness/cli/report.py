@@ -1,18 +1,17 @@
-"""What `report` and `verify` do; printing through click, like cli.py."""
+"""`harness report`: of records, or of those before and after a change."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from harness.cli import EXIT_STRICT
+from harness.cli.options import EXIT_STRICT, common
 from harness.compare.fail_on import failures, parse_conditions
 from harness.compare.rows import make_rows
-from harness.compare.wording import counted
 from harness.errors import HarnessError
 from harness.report.manifest import Format
 from harness.report.report import Run, format_of, write_report
@@ -21,6 +20,29 @@ from harness.store import RECORD_NAME, read_runs, try_writing, without_collectio
 LONGEST_NAME = 200
 """Bytes of a report's file name; file systems allow 255, of which names of tables and pictures need some."""
 NOT_IN_TEX = '{}%#\\"\n'
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="File to write.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["md", "html", "csv", "json", "latex"]),
+    help="Without it the name of the file tells.",
+)
+@click.option("--baseline", is_flag=True, help="RUNS are two: the same job before and after a change.")
+@click.option(
+    "--fail-on",
+    metavar="CONDITIONS",
+    help='With --baseline, exit with 3 if one is met: "peak_bytes>+5%,tokens_per_second<-3%".',
+)
+@common
+def report(runs: tuple[Path, ...], output: Path, form: Any, baseline: bool, fail_on: str | None) -> int:
+    """Write a report of records: files, run folders or folders of runs."""
+    if baseline:
+        return report_baseline(runs, output, form=form, fail_on=fail_on)
+    return report_runs(runs, output, form=form, fail_on=fail_on)
 
 
 @without_collection()
@@ -55,26 +77,6 @@ def report_baseline(runs: Sequence[Path], output: Path, *, form: Format | None, 
     for line in failed:
         click.echo(f"fail-on: {line}", err=True)
     return EXIT_STRICT if failed else 0
-
-
-@without_collection()
-def verify_report(report: Path, *, pictures_by_digest: bool, as_json: bool) -> int:
-    """`harness verify`: 0 if everything in the report follows from its records, else 1."""
-    from harness.report.verify import verify
-
-    result = verify(report, pictures_by_digest=pictures_by_digest)
-    if as_json:
-        click.echo(json.dumps(result.as_json(), indent=1, ensure_ascii=False))
-    for note in result.notes:
-        click.echo(f"note: {note}", err=True)
-    for problem in result.problems:
-        click.echo(str(problem), err=as_json)
-    if result.problems:
-        count = len(result.problems)
-        click.echo(f"{report}: {counted(count, 'problem')}", err=True)
-        return 1
-    click.echo(f"{report}: holds; {result.summary}", err=as_json)
-    return 0
 
 
 def require_writable(report: Path, form: Format | None = None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from harness.cli_options import common
+from harness.cli.options import common
 
 
 @click.group()

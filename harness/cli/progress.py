@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TextIO
 
+import click
 from tqdm import tqdm
 
 PLAIN_LINES = 5
@@ -52,8 +53,7 @@ class Progress:
             done = event["step"] + 1
             every = max(1, self._steps // PLAIN_LINES)
             if done % every == 0 or done == self._steps:
-                print(
+                click.echo(
                     f"{self._label}: step {done}/{self._steps}, loss {loss} (rank 0), {speed:,.0f} tokens/s",
                     file=self._stream,
-                    flush=True,
                 )

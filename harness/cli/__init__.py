@@ -1,0 +1,42 @@
+"""The command line, the only place that prints. Results go to standard output, the rest to standard error."""
+
+from __future__ import annotations
+
+import signal
+
+import click
+
+from harness.cli.lazy_group import LazyGroup
+
+COMMANDS = {
+    "backends": "List the backends with their options and library versions.",
+    "compare": "Run the missing cells of backends x world sizes x repeats and compare them all.",
+    "diagnose": "Say why two runs of one job differ: give the folders of both.",
+    "doctor": "Show what this machine can run, known traps of its versions, and whether to trust results.",
+    "export": "Hand records over to other tools.",
+    "fabric": "Measure the network under the collectives, and gate on its bus bandwidth.",
+    "report": "Write a report of records: files, run folders or folders of runs.",
+    "run": "Run one job under one backend and record it.",
+    "slurm": "Run a matrix of cells as Slurm jobs.",
+    "verify": "Compute a report again from the records beside it; name every line that differs.",
+}
+"""Each command, which is in the module of its name, with the first sentence of its help."""
+
+
+def main() -> None:
+    """Entry point of the `harness` command."""
+    # A launcher that is told to end must stop its ranks and write their record, as for Ctrl-C.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    harness(prog_name="harness")
+
+
+@click.group(
+    cls=LazyGroup,
+    package=__name__,
+    summaries=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(package_name="sharding-harness")
+def harness() -> None:
+    """Run one fine-tuning job under every data-parallel sharding strategy and compare what happened."""

@@ -1,0 +1,43 @@
+"""`harness verify`: whether everything in a report follows from its records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from harness.cli.options import common, json_option
+from harness.compare.wording import counted
+from harness.report.verify import verify as verify_report
+from harness.store import without_collection
+
+
+@click.command()
+@click.argument("report", type=click.Path(path_type=Path))
+@click.option(
+    "--pictures-by-digest",
+    is_flag=True,
+    help="Where another matplotlib drew the pictures, accept those whose digest the report lists.",
+)
+@json_option
+@common
+def verify(report: Path, pictures_by_digest: bool, as_json: bool) -> int:
+    """Compute a report again from the records beside it; name every line that differs.
+
+    Exit code 0 only if every table, sentence and picture follows from unchanged records.
+    """
+    with without_collection():
+        result = verify_report(report, pictures_by_digest=pictures_by_digest)
+    if as_json:
+        click.echo(json.dumps(result.as_json(), indent=1, ensure_ascii=False))
+    for note in result.notes:
+        click.echo(f"note: {note}", err=True)
+    for problem in result.problems:
+        click.echo(str(problem), err=as_json)
+    if result.problems:
+        count = len(result.problems)
+        click.echo(f"{report}: {counted(count, 'problem')}", err=True)
+        return 1
+    click.echo(f"{report}: holds; {result.summary}", err=as_json)
+    return 0

@@ -1,0 +1,37 @@
+"""Help: what it loads, and that every command is listed with the first sentence of its own help."""
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from harness.cli import COMMANDS, harness
+
+HEAVY = {"numpy", "pydantic", "psutil", "tabulate", "torch", "tqdm", "transformers", "yaml"}
+HELP = """
+import sys, harness.cli
+try:
+    harness.cli.harness(["--help"])
+except SystemExit:
+    print("loaded:", *sys.modules)
+"""
+MOST_MODULES_OF_THE_HARNESS = 3
+"""The package, its command line, the group that imports commands."""
+
+
+def test_help_loads_no_command_and_no_library_but_click() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
+    text, _, modules = done.stdout.partition("loaded: ")
+    assert all(f"\n  {name} " in text for name in COMMANDS)
+    loaded = modules.split()
+    assert not HEAVY & set(loaded)
+    assert len([name for name in loaded if name.split(".")[0] == "harness"]) <= MOST_MODULES_OF_THE_HARNESS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_is_listed_with_the_first_sentence_of_its_help(name: str) -> None:
+    command = harness.get_command(click.Context(harness), name)
+    assert command is not None
+    assert command.name == name
+    assert command.get_short_help_str(limit=200) == COMMANDS[name]
