@@ -78,9 +78,7 @@ def test_sbatch_answers_in_its_last_line(
     if job is not None:
         assert client.submit(tmp_path / "a.sbatch") == job
     else:
-        with pytest.raises(
-            HarnessError, match=f"no job number for a.sbatch but '{printed.strip()}'; look"
-        ):
+        with pytest.raises(HarnessError, match=f"no job number for a.sbatch but '{printed.strip()}'; look"):
             client.submit(tmp_path / "a.sbatch")
 
 
