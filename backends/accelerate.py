@@ -1,4 +1,4 @@
-"""The same strategies through Hugging Face Accelerate: its `Accelerator`, its plugins, its backward."""
+"""DDP and ZeRO through Hugging Face Accelerate: its `Accelerator`, its plugins, its backward."""
 
 from __future__ import annotations
 
@@ -17,20 +17,15 @@ from harness.backends.base import (
     Engine,
     SetupContext,
     Unsupported,
-    World,
 )
-from harness.backends.blocks import parameter_count, transformer_blocks
+from harness.backends.blocks import parameter_count
 from harness.backends.ddp import DdpEngine
-from harness.backends.fsdp1 import Fsdp1Engine, fsdp1_full_parameters, fsdp1_mixed_precision, fsdp1_unit_names
-from harness.backends.fsdp2 import fsdp2_full_parameters, fsdp2_unit_names, mixed_precision, synchronise
-from harness.backends.fsdp2_engine import Fsdp2Engine
-from harness.backends.options import NoOptions, ShardedOptions, ZeroOptions
+from harness.backends.options import NoOptions, ZeroOptions
 from harness.backends.precision import autocast_dtype, scaler_arguments
 from harness.backends.presets import (
     ACCELERATOR_PRECISION,
     accelerate_fsdp_changes,
     ddp_changes,
-    reduce_dtype_changes,
 )
 from harness.backends.torch_engine import Strategy
 from harness.backends.zero import import_deepspeed
@@ -56,19 +51,11 @@ class AccelerateEngineMixin:
         self.optimizer.step()
 
     def close(self) -> None:
-        forget_accelerator()
+        forgetmake_accelerator()
 
 
 class AccelerateDdpEngine(AccelerateEngineMixin, DdpEngine):
     """DDP as Accelerate prepares it."""
-
-
-class AccelerateFsdp2Engine(AccelerateEngineMixin, Fsdp2Engine):
-    """fully_shard as Accelerate prepares it."""
-
-
-class AccelerateFsdp1Engine(AccelerateEngineMixin, Fsdp1Engine):
-    """FSDP1 as Accelerate prepares it."""
 
 
 class AccelerateZeroEngine(ZeroEngine):
@@ -93,7 +80,7 @@ class AccelerateZeroEngine(ZeroEngine):
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
         unset_hf_deepspeed_config()
-        forget_accelerator()
+        forgetmake_accelerator()
 
 
 class AccelerateDdpBackend(Backend):
@@ -108,7 +95,7 @@ class AccelerateDdpBackend(Backend):
         from accelerate.utils import DistributedDataParallelKwargs
 
         arguments: dict[str, Any] = {c.setting: c.value for c in ddp_changes(context.preset)}
-        accelerator = _accelerator(
+        accelerator = make_accelerator(
             context,
             cpu=context.world.device == "cpu",
             handlers=[DistributedDataParallelKwargs(**arguments)],
@@ -123,29 +110,39 @@ class AccelerateDdpBackend(Backend):
             raise Unsupported(
                 f"accelerate {version('accelerate')} prepared {type(prepared).__name__}, not DDP"
             )
-        distributed = context.world.world_size > 1
-        is_ddp = isinstance(prepared, nn.parallel.DistributedDataParallel)  # on one rank too, on the CPU
-        dtype = next(model.parameters()).dtype
-        strategy = Strategy(
-            name=f"{type(prepared).__name__} through Accelerate",
-            native_config={
-                "mixed_precision": accelerator.mixed_precision,
-                "distributed_type": str(accelerator.distributed_type.value),
-                "ddp_kwargs": arguments,
-            },
-            wrap_units=[""],
-            reduce_dtype=dtype if distributed else None,
-            parameter_count=count,
-            compute_dtype=dtype,
-            autocast=False,  # Accelerate puts the autocast into the model's forward
-            offload=[],
-            library_autocast=autocast_dtype(context.precision),
-            details={"autocast": "inside the prepared forward"},
-            **({"skip_synchronisation": prepared.no_sync} if is_ddp else {}),
-        )
+        strategy = _ddp_strategy(prepared, accelerator, context, count, arguments)
         engine = AccelerateDdpEngine(prepared, optimizer, context, strategy, accelerator.scaler)
         engine.accelerator = accelerator
         return engine
+
+
+def _ddp_strategy(
+    prepared: Any,
+    accelerator: Any,
+    context: SetupContext,
+    count: int,
+    arguments: dict[str, Any],
+) -> Strategy:
+    # On one rank Accelerate wraps in DDP too, on the CPU.
+    is_ddp = isinstance(prepared, nn.parallel.DistributedDataParallel)
+    dtype = next(prepared.parameters()).dtype
+    return Strategy(
+        name=f"{type(prepared).__name__} through Accelerate",
+        native_config={
+            "mixed_precision": accelerator.mixed_precision,
+            "distributed_type": str(accelerator.distributed_type.value),
+            "ddp_kwargs": arguments,
+        },
+        wrap_units=[""],
+        reduce_dtype=dtype if context.world.world_size > 1 else None,
+        parameter_count=count,
+        compute_dtype=dtype,
+        autocast=False,  # Accelerate puts the autocast into the model's forward
+        offload=[],
+        library_autocast=autocast_dtype(context.precision),
+        details={"autocast": "inside the prepared forward"},
+        **({"skip_synchronisation": prepared.no_sync} if is_ddp else {}),
+    )
 
 
 class AccelerateZeroBackend(Backend):
@@ -176,7 +173,7 @@ class AccelerateZeroBackend(Backend):
         config = zero_config(self.stage, self.zero_options, context, count)
         plugin = DeepSpeedPlugin(hf_ds_config=dict(config), zero3_init_flag=False)
         # With cpu=True Accelerate 1.15 drops the plugin and runs DDP.
-        accelerator = _accelerator(context, cpu=False, deepspeed_plugin=plugin)
+        accelerator = make_accelerator(context, cpu=False, deepspeed_plugin=plugin)
         optimizer = build_optimizer(model.named_parameters())
         for group in optimizer.param_groups:
             group["lr"] = 0.0
@@ -190,96 +187,7 @@ class AccelerateZeroBackend(Backend):
         return AccelerateZeroEngine(accelerator, engine, context, handed_over, self.stage, count)
 
 
-class AccelerateFsdpBackend(Backend):
-    """`Accelerator` with a FullyShardedDataParallelPlugin, version 1 or 2."""
-
-    Options = ShardedOptions
-    packages = ("torch", "accelerate")
-
-    def __init__(self, options: BackendOptions, *, version: int) -> None:
-        super().__init__(options)
-        self.version = version
-
-    def unmet_requirements(self, world: World) -> list[str]:
-        if world.device == "cpu":
-            return [
-                f"accelerate {version('accelerate')} ignores an FSDP plugin without an accelerator: it "
-                "would run DDP (cpu=True) or unsynchronised processes under the name of FSDP"
-            ]
-        return []
-
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
-
-        offload = getattr(self.options, "offload", "none") == "cpu"
-        model = build_model()
-        count = parameter_count(model)
-        blocks = transformer_blocks(model)
-        settings = {
-            "fsdp_version": self.version,
-            "reshard_after_forward": True if self.version == 2 else "FULL_SHARD",
-            "auto_wrap_policy": "transformer_based_wrap",
-            "transformer_cls_names_to_wrap": sorted({type(b).__name__ for b in blocks.values()}),
-            "cpu_offload": offload,
-            "cpu_ram_efficient_loading": False,
-            "state_dict_type": "SHARDED_STATE_DICT",
-        }
-        policy = mixed_precision(context) if self.version == 2 else fsdp1_mixed_precision(context)
-        if reduce_dtype_changes(context.precision, context.preset):
-            settings["mixed_precision_policy"] = policy
-        if self.version == 1:
-            settings |= {"use_orig_params": True, "sync_module_states": False}
-        accelerator = _accelerator(context, cpu=False, fsdp_plugin=FullyShardedDataParallelPlugin(**settings))
-        if accelerator.distributed_type is not DistributedType.FSDP:
-            raise Unsupported(
-                f"accelerate {version('accelerate')} chose {accelerator.distributed_type.value} "
-                "although it was given an FSDP plugin"
-            )
-        optimizer = build_optimizer(model.named_parameters())
-        prepared, optimizer = accelerator.prepare(model, optimizer)
-        fsdp2 = self.version == 2
-        in_force = accelerator.state.fsdp_plugin.mixed_precision_policy
-        dtype = next(prepared.parameters()).dtype
-        strategy = Strategy(
-            name=f"{'fully_shard' if fsdp2 else prepared.sharding_strategy.name} through Accelerate",
-            native_config={
-                "mixed_precision": accelerator.mixed_precision,
-                "fsdp_plugin": {
-                    key: value if isinstance(value, (bool, int, str, list)) else str(value)
-                    for key, value in settings.items()
-                },
-            },
-            library_autocast=autocast_dtype(context.precision) if accelerator.native_amp else None,
-            wrap_units=fsdp2_unit_names(prepared) if fsdp2 else fsdp1_unit_names(prepared),
-            reduce_dtype=getattr(in_force, "reduce_dtype", None) or dtype,
-            parameter_count=count,
-            compute_dtype=getattr(in_force, "param_dtype", None) or dtype,
-            autocast=False,
-            offload=["weights", "gradients", "optimizer"] if offload else [],
-            gather_dtype=getattr(in_force, "param_dtype", None) or dtype,
-            details={"mixed_precision_policy": str(in_force)},
-            norm_group=torch.distributed.group.WORLD,
-            **(
-                {
-                    "set_synchronisation": lambda last: synchronise(prepared, last),
-                    "named_full_parameters": lambda: fsdp2_full_parameters(prepared, "cuda"),
-                }
-                if fsdp2
-                else {
-                    "skip_synchronisation": prepared.no_sync,
-                    "named_full_parameters": lambda: fsdp1_full_parameters(prepared),
-                }
-            ),
-        )
-        engine_class = AccelerateFsdp2Engine if fsdp2 else AccelerateFsdp1Engine
-        engine = engine_class(prepared, optimizer, context, strategy, accelerator.scaler)
-        engine.accelerator = accelerator
-        return engine
-
-
-def forget_accelerator() -> None:
+def forgetmake_accelerator() -> None:
     """Drop Accelerate's process-wide state, so that another engine may be built in this process."""
     from accelerate.state import AcceleratorState
 
@@ -287,7 +195,7 @@ def forget_accelerator() -> None:
     os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)
 
 
-def _accelerator(
+def make_accelerator(
     context: SetupContext, *, cpu: bool, handlers: list[Any] | None = None, **plugins: Any
 ) -> Any:
     """Build the Accelerator; its own accumulation stays at 1, since the loop normalises."""

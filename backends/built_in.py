@@ -61,7 +61,7 @@ def _fsdp1(name: str, sharding: Sharding, summary: str, *, default: bool = False
 def _accelerate_fsdp(name: str, version: int, summary: str) -> Entry:
     strategy = StrategyKind(family=f"fsdp{version}", sharding="full-shard", route="accelerate")
     return _entry(
-        name, "accelerate:AccelerateFsdpBackend", "ShardedOptions", summary, strategy, version=version
+        name, "accelerate_fsdp:AccelerateFsdpBackend", "ShardedOptions", summary, strategy, version=version
     )
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     BackwardPrefetch,
@@ -76,9 +76,27 @@ class Fsdp1Backend(Backend):
         model = build_model()
         count = parameter_count(model)
         tied = len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
+        precision = fsdp1_mixed_precision(context)
+        arguments = self._arguments(model, precision, context.world)
+        fsdp = FullyShardedDataParallel(model, **arguments)
+        is_sharded = fsdp.sharding_strategy is not ShardingStrategy.NO_SHARD
+        if tied and not is_sharded and precision is not None and context.accumulation_steps > 1:
+            raise Unsupported(
+                f"torch {torch.__version__}: FSDP1 NO_SHARD at mixed precision cannot accumulate gradients "
+                "of tied parameters; under no_sync it shares a low-precision gradient with an fp32 parameter"
+            )
+        strategy = self._strategy(fsdp, precision, count, arguments)
+        optimizer = build_optimizer(
+            (_bare_name(name), parameter) for name, parameter in fsdp.named_parameters()
+        )
+        scaler = None
+        if context.precision == "fp16-mixed":
+            scaler = ShardedGradScaler(context.world.device, **scaler_arguments(context.loss_scale))  # type: ignore[arg-type]
+        return Fsdp1Engine(fsdp, optimizer, context, strategy, scaler)
+
+    def _arguments(self, model: nn.Module, precision: MixedPrecision | None, world: World) -> dict[str, Any]:
+        """Arguments of FullyShardedDataParallel."""
         blocks = transformer_blocks(model)
-        dtype = next(model.parameters()).dtype
-        world = context.world
         device = torch.device(world.device, world.local_rank if world.device == "cuda" else 0)
         arguments: dict[str, Any] = {
             "sharding_strategy": self.strategy,
@@ -94,45 +112,43 @@ class Fsdp1Backend(Backend):
                 (world.world_size // size, size),
                 mesh_dim_names=("replicate", "shard"),
             )
-        precision = fsdp1_mixed_precision(context)
         if precision is not None:
             arguments["mixed_precision"] = precision
         if self._offload:
             arguments["cpu_offload"] = CPUOffload(offload_params=True)
-        fsdp = FullyShardedDataParallel(model, **arguments)
+        return arguments
+
+    def _strategy(
+        self,
+        fsdp: FullyShardedDataParallel,
+        precision: MixedPrecision | None,
+        count: int,
+        arguments: dict[str, Any],
+    ) -> Strategy:
+        """What runs, as the live model says."""
         in_force = fsdp.sharding_strategy
-        sharded = in_force is not ShardingStrategy.NO_SHARD
-        if tied and not sharded and precision is not None and context.accumulation_steps > 1:
-            raise Unsupported(
-                f"torch {torch.__version__}: FSDP1 NO_SHARD at mixed precision cannot accumulate gradients "
-                "of tied parameters; under no_sync it shares a low-precision gradient with an fp32 parameter"
-            )
-        strategy = Strategy(
+        is_sharded = in_force is not ShardingStrategy.NO_SHARD
+        dtype = next(fsdp.parameters()).dtype
+        compute = (precision.param_dtype if precision else None) or dtype
+        return Strategy(
             name=in_force.name,
             native_config={key: _plain(value) for key, value in arguments.items()},
             wrap_units=fsdp1_unit_names(fsdp),
             reduce_dtype=(precision.reduce_dtype if precision else None) or dtype,
             parameter_count=count,
-            compute_dtype=(precision.param_dtype if precision else None) or dtype,
+            compute_dtype=compute,
             autocast=False,
             offload=["weights", "gradients", "optimizer"] if self._offload else [],
             requested_name=self.strategy.name,
-            gather_dtype=((precision.param_dtype if precision else None) or dtype) if sharded else None,
+            gather_dtype=compute if is_sharded else None,
             details={
-                "shard_size": torch.distributed.get_world_size(fsdp.process_group) if sharded else 1,
+                "shard_size": torch.distributed.get_world_size(fsdp.process_group) if is_sharded else 1,
                 **describe_fsdp1_prefetch(fsdp),
             },
-            norm_group=fsdp.process_group if sharded else None,
+            norm_group=fsdp.process_group if is_sharded else None,
             skip_synchronisation=fsdp.no_sync,
             named_full_parameters=partial(fsdp1_full_parameters, fsdp),
         )
-        optimizer = build_optimizer(
-            (_bare_name(name), parameter) for name, parameter in fsdp.named_parameters()
-        )
-        scaler = None
-        if context.precision == "fp16-mixed":
-            scaler = ShardedGradScaler(world.device, **scaler_arguments(context.loss_scale))  # type: ignore[arg-type]
-        return Fsdp1Engine(fsdp, optimizer, context, strategy, scaler)
 
     @property
     def _offload(self) -> bool:

@@ -57,8 +57,7 @@ class Fsdp2Backend(Backend):
         blocks = transformer_blocks(model)
         mesh = self._mesh(context.world)
         policy = mixed_precision(context)
-        offload = getattr(self.options, "offload", "none") == "cpu"
-        if offload and context.precision == "fp16-mixed" and context.world.device == "cuda":
+        if self._offload and context.precision == "fp16-mixed" and context.world.device == "cuda":
             raise Unsupported(
                 f"torch {torch.__version__}: GradScaler reduces its overflow flag where the gradients "
                 "are; offloaded ones lie on the CPU, which NCCL cannot reach"
@@ -68,7 +67,7 @@ class Fsdp2Backend(Backend):
             "reshard_after_forward": self.reshard,
             "mp_policy": policy,
         }
-        if offload:
+        if self._offload:
             arguments["offload_policy"] = CPUOffloadPolicy(pin_memory=context.world.device == "cuda")
         for block in blocks.values():
             fully_shard(block, **arguments)
@@ -76,7 +75,26 @@ class Fsdp2Backend(Backend):
         root_reshard = next((c.value for c in changes if c.setting == ROOT_RESHARD), None)
         fully_shard(model, **(arguments | {"reshard_after_forward": root_reshard}))
         set_fsdp2_prefetch(model, list(blocks.values()), self.options)
-        strategy = Strategy(
+        strategy = self._strategy(model, list(blocks.values()), mesh, policy, count, root_reshard)
+        optimizer = build_optimizer(model.named_parameters())
+        return Fsdp2Engine(model, optimizer, context, strategy, grad_scaler(context))
+
+    @property
+    def _offload(self) -> bool:
+        return getattr(self.options, "offload", "none") == "cpu"
+
+    def _strategy(
+        self,
+        model: nn.Module,
+        blocks: list[nn.Module],
+        mesh: DeviceMesh,
+        policy: MixedPrecisionPolicy,
+        count: int,
+        root_reshard: bool | None,
+    ) -> Strategy:
+        """What runs, as the live model says."""
+        dtype = next(model.parameters()).dtype
+        return Strategy(
             name="fully_shard" + (" on a 2-D mesh" if self.hybrid else ""),
             native_config={
                 "reshard_after_forward": self.reshard,
@@ -86,26 +104,24 @@ class Fsdp2Backend(Backend):
                     key: dtype_name(value) if isinstance(value, torch.dtype) else value
                     for key, value in vars(policy).items()
                 },
-                "offload_policy": "CPUOffloadPolicy" if offload else None,
+                "offload_policy": "CPUOffloadPolicy" if self._offload else None,
             },
             wrap_units=fsdp2_unit_names(model),
-            reduce_dtype=policy.reduce_dtype or next(model.parameters()).dtype,
+            reduce_dtype=policy.reduce_dtype or dtype,
             parameter_count=count,
-            compute_dtype=policy.param_dtype or next(model.parameters()).dtype,
+            compute_dtype=policy.param_dtype or dtype,
             autocast=False,
-            offload=["weights", "gradients", "optimizer"] if offload else [],
-            gather_dtype=policy.param_dtype or next(model.parameters()).dtype,
+            offload=["weights", "gradients", "optimizer"] if self._offload else [],
+            gather_dtype=policy.param_dtype or dtype,
             details={
                 "shard_size": mesh.shape[-1],
                 "replicas": mesh.size() // mesh.shape[-1],
-                **describe_fsdp2_prefetch(list(blocks.values())),
+                **describe_fsdp2_prefetch(blocks),
             },
             norm_group=mesh.get_group(mesh.ndim - 1),
             set_synchronisation=partial(synchronise, model),
-            named_full_parameters=partial(fsdp2_full_parameters, model, context.world.device),
+            named_full_parameters=partial(fsdp2_full_parameters, model, mesh.device_type),
         )
-        optimizer = build_optimizer(model.named_parameters())
-        return Fsdp2Engine(model, optimizer, context, strategy, grad_scaler(context))
 
     def _requested_shard_size(self) -> int | None:
         return self.options.shard_size if isinstance(self.options, HybridOptions) else None

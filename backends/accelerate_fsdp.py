@@ -1,0 +1,148 @@
+"""FSDP2 and FSDP1 through Hugging Face Accelerate's FullyShardedDataParallelPlugin."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import nn
+
+from harness.backends.accelerate import AccelerateEngineMixin, make_accelerator
+from harness.backends.base import (
+    Backend,
+    BackendOptions,
+    BuildModel,
+    BuildOptimizer,
+    Engine,
+    SetupContext,
+    Unsupported,
+    World,
+)
+from harness.backends.blocks import parameter_count, transformer_blocks
+from harness.backends.fsdp1 import Fsdp1Engine, fsdp1_full_parameters, fsdp1_mixed_precision, fsdp1_unit_names
+from harness.backends.fsdp2 import fsdp2_full_parameters, fsdp2_unit_names, mixed_precision, synchronise
+from harness.backends.fsdp2_engine import Fsdp2Engine
+from harness.backends.options import ShardedOptions
+from harness.backends.precision import autocast_dtype
+from harness.backends.presets import reduce_dtype_changes
+from harness.backends.torch_engine import Strategy
+
+
+class AccelerateFsdp2Engine(AccelerateEngineMixin, Fsdp2Engine):
+    """fully_shard as Accelerate prepares it."""
+
+
+class AccelerateFsdp1Engine(AccelerateEngineMixin, Fsdp1Engine):
+    """FSDP1 as Accelerate prepares it."""
+
+
+class AccelerateFsdpBackend(Backend):
+    """`Accelerator` with a FullyShardedDataParallelPlugin, version 1 or 2."""
+
+    Options = ShardedOptions
+    packages = ("torch", "accelerate")
+
+    def __init__(self, options: BackendOptions, *, version: int) -> None:
+        super().__init__(options)
+        self.version = version
+
+    def unmet_requirements(self, world: World) -> list[str]:
+        if world.device == "cpu":
+            return [
+                f"accelerate {version('accelerate')} ignores an FSDP plugin without an accelerator: it "
+                "would run DDP (cpu=True) or unsynchronised processes under the name of FSDP"
+            ]
+        return []
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+
+        model = build_model()
+        count = parameter_count(model)
+        settings = self._plugin_settings(model, context)
+        accelerator = make_accelerator(
+            context, cpu=False, fsdp_plugin=FullyShardedDataParallelPlugin(**settings)
+        )
+        if accelerator.distributed_type is not DistributedType.FSDP:
+            raise Unsupported(
+                f"accelerate {version('accelerate')} chose {accelerator.distributed_type.value} "
+                "although it was given an FSDP plugin"
+            )
+        optimizer = build_optimizer(model.named_parameters())
+        prepared, optimizer = accelerator.prepare(model, optimizer)
+        strategy = self._strategy(prepared, accelerator, context, count, settings)
+        engine_class = AccelerateFsdp2Engine if self.version == 2 else AccelerateFsdp1Engine
+        engine = engine_class(prepared, optimizer, context, strategy, accelerator.scaler)
+        engine.accelerator = accelerator
+        return engine
+
+    @property
+    def _offload(self) -> bool:
+        return getattr(self.options, "offload", "none") == "cpu"
+
+    def _plugin_settings(self, model: nn.Module, context: SetupContext) -> dict[str, Any]:
+        """Arguments of the plugin."""
+        blocks = transformer_blocks(model)
+        settings: dict[str, Any] = {
+            "fsdp_version": self.version,
+            "reshard_after_forward": True if self.version == 2 else "FULL_SHARD",
+            "auto_wrap_policy": "transformer_based_wrap",
+            "transformer_cls_names_to_wrap": sorted({type(b).__name__ for b in blocks.values()}),
+            "cpu_offload": self._offload,
+            "cpu_ram_efficient_loading": False,
+            "state_dict_type": "SHARDED_STATE_DICT",
+        }
+        policy = mixed_precision(context) if self.version == 2 else fsdp1_mixed_precision(context)
+        if reduce_dtype_changes(context.precision, context.preset):
+            settings["mixed_precision_policy"] = policy
+        if self.version == 1:
+            settings |= {"use_orig_params": True, "sync_module_states": False}
+        return settings
+
+    def _strategy(
+        self,
+        prepared: Any,
+        accelerator: Any,
+        context: SetupContext,
+        count: int,
+        settings: dict[str, Any],
+    ) -> Strategy:
+        in_force = accelerator.state.fsdp_plugin.mixed_precision_policy
+        dtype = next(prepared.parameters()).dtype
+        if self.version == 2:
+            name, units = "fully_shard", fsdp2_unit_names(prepared)
+            of_version: dict[str, Any] = {
+                "set_synchronisation": partial(synchronise, prepared),
+                "named_full_parameters": partial(fsdp2_full_parameters, prepared, "cuda"),
+            }
+        else:
+            name, units = prepared.sharding_strategy.name, fsdp1_unit_names(prepared)
+            of_version = {
+                "skip_synchronisation": prepared.no_sync,
+                "named_full_parameters": partial(fsdp1_full_parameters, prepared),
+            }
+        return Strategy(
+            name=f"{name} through Accelerate",
+            native_config={
+                "mixed_precision": accelerator.mixed_precision,
+                "fsdp_plugin": {
+                    key: value if isinstance(value, (bool, int, str, list)) else str(value)
+                    for key, value in settings.items()
+                },
+            },
+            library_autocast=autocast_dtype(context.precision) if accelerator.native_amp else None,
+            wrap_units=units,
+            reduce_dtype=getattr(in_force, "reduce_dtype", None) or dtype,
+            parameter_count=count,
+            compute_dtype=getattr(in_force, "param_dtype", None) or dtype,
+            autocast=False,
+            offload=["weights", "gradients", "optimizer"] if self._offload else [],
+            gather_dtype=getattr(in_force, "param_dtype", None) or dtype,
+            details={"mixed_precision_policy": str(in_force)},
+            norm_group=torch.distributed.group.WORLD,
+            **of_version,
+        )
