@@ -36,5 +36,5 @@ def _set_apart(row: Row) -> dict[str, Any]:
         "repeat": record.repeat,
         "run_id": record.run_id,
         "beside": other.run_id if other is not None else None,
-        "differences": [vars(difference) for difference in row.judgement.not_same_job],
+        "differences": [difference.as_json() for difference in row.judgement.not_same_job],
     }

@@ -7,6 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from harness.compare.measures import reduced_bytes, reduced_dtypes
+from harness.compare.optimizer_constants import (
+    Constants,
+    constants_by_name,
+    optimizer_constants,
+    optimizer_groups,
+)
+from harness.compare.wording import both, differs
 from harness.record import Record
 
 Effect = Literal["mathematics", "cost"]
@@ -28,6 +35,10 @@ class Setting:
     """'mathematics': what is computed; 'cost': only speed, memory or communication."""
     read: Callable[[Record], Any]
     """The field's value, or None where nothing is known of it."""
+    plural: bool = False
+    """Whether the name is a plural."""
+    read_constants: Callable[[Record], Constants] | None = None
+    """The same value by constant, for a setting that consists of several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +49,36 @@ class SettingDifference:
     effect: Effect
     reference: Any
     given: Any
+    plural: bool = False
+    """Whether the setting's name is a plural."""
+    constants: tuple[Constants, Constants] | None = None
+    """Those of the reference and of the run, for a setting that consists of several."""
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """The run's value and the reference's for people; of several constants only those that differ."""
+        reference, given = self.constants or ({}, {})
+        names = [name for name, values in given.items() if reference.get(name, values) != values]
+        if not names:
+            return both(self.given, self.reference)
+        of_run, of_reference = (
+            ", ".join(f"{name} {' and '.join(side[name])}" for name in names) for side in (given, reference)
+        )
+        return of_run, of_reference
+
+    @property
+    def differs(self) -> str:
+        """'gradient clipping differs'."""
+        return differs(self.setting, plural=self.plural)
+
+    def as_json(self) -> dict[str, Any]:
+        """The difference in `diagnose --json`."""
+        return {
+            "setting": self.setting,
+            "effect": self.effect,
+            "reference": self.reference,
+            "given": self.given,
+        }
 
 
 def _told(key: str) -> Callable[[Record], Any]:
@@ -117,30 +158,6 @@ def counted_synchronisation(record: Record) -> str | None:
     return EVERY_MICRO_STEP if max(early) > SMALL_SHARE * reduced_bytes(record) else LAST_MICRO_STEP
 
 
-def optimizer_constants(record: Record) -> list[str] | None:
-    """Constants of the optimizer's groups, whatever their order, as the live optimizer holds them."""
-    if record.observed and record.observed.optimizer_groups:
-        groups = record.observed.optimizer_groups
-    elif record.backend.effective and record.backend.effective.get("optimizer_groups"):
-        groups = record.backend.effective["optimizer_groups"]
-    else:
-        return None
-    return sorted({_constants(group) for group in groups})
-
-
-def optimizer_groups(record: Record) -> dict[str, str] | None:
-    """Constants by parameter; None where it is not known which parameters a group holds."""
-    groups = record.observed.optimizer_groups if record.observed else []
-    if not groups or any("parameters" not in group for group in groups):
-        return None
-    return {name: _constants(group) for group in groups for name in group["parameters"]}
-
-
-def _constants(group: dict[str, Any]) -> str:
-    keys = ("betas", "eps", "weight_decay", "amsgrad", "maximize")
-    return ", ".join(f"{key} {group[key]}" for key in keys if key in group)
-
-
 def master_dtypes(record: Record) -> list[str] | None:
     """Dtypes of the tensors that the optimizer updates."""
     if record.observed and record.observed.master_dtypes:
@@ -167,9 +184,20 @@ SETTINGS = (
     Setting(name="gradient clipping", effect="mathematics", read=clipping),
     Setting(name="norm that clips", effect="mathematics", read=_told("gradient_norm")),
     Setting(name="optimizer", effect="mathematics", read=optimizer_class),
-    Setting(name="optimizer constants", effect="mathematics", read=optimizer_constants),
-    Setting(name="parameters without optimizer", effect="mathematics", read=_seen("parameters_left_out")),
-    Setting(name="frozen parameters", effect="mathematics", read=_seen("frozen_parameters")),
+    Setting(
+        name="optimizer constants",
+        plural=True,
+        effect="mathematics",
+        read=optimizer_constants,
+        read_constants=constants_by_name,
+    ),
+    Setting(
+        name="parameters without optimizer",
+        plural=True,
+        effect="mathematics",
+        read=_seen("parameters_left_out"),
+    ),
+    Setting(name="frozen parameters", plural=True, effect="mathematics", read=_seen("frozen_parameters")),
     Setting(name="dtype of masters", effect="mathematics", read=master_dtypes),
     Setting(name="dtype of optimizer states", effect="mathematics", read=_state_dtypes),
     Setting(name="dtype of computation", effect="mathematics", read=compute_dtype),
@@ -187,9 +215,14 @@ SETTINGS = (
     Setting(name="activation checkpointing", effect="cost", read=_seen("activation_checkpointing")),
     Setting(name="offload", effect="cost", read=_told("offload")),
     Setting(name="synchronisation of gradients", effect="cost", read=synchronisation),
-    Setting(name="most bytes of a reduction", effect="cost", read=_told("reduce_bucket_bytes")),
+    Setting(name="most bytes of a reduction", plural=True, effect="cost", read=_told("reduce_bucket_bytes")),
     Setting(name="prefetch", effect="cost", read=_told("prefetch")),
-    Setting(name="wrap units", effect="cost", read=lambda r: len(_told("wrap_units")(r) or ()) or None),
+    Setting(
+        name="wrap units",
+        plural=True,
+        effect="cost",
+        read=lambda r: len(_told("wrap_units")(r) or ()) or None,
+    ),
 )
 
 
@@ -200,7 +233,14 @@ def setting_differences(reference: Record, record: Record) -> list[SettingDiffer
         left, right = setting.read(reference), setting.read(record)
         if left is not None and right is not None and left != right:
             found.append(
-                SettingDifference(setting=setting.name, effect=setting.effect, reference=left, given=right)
+                SettingDifference(
+                    setting=setting.name,
+                    effect=setting.effect,
+                    reference=left,
+                    given=right,
+                    plural=setting.plural,
+                    constants=(read(reference), read(record)) if (read := setting.read_constants) else None,
+                )
             )
     if not any(difference.setting == "optimizer constants" for difference in found):
         found += _group_differences(reference, record)
@@ -216,4 +256,8 @@ def _group_differences(reference: Record, record: Record) -> list[SettingDiffere
     if not names:
         return []
     sides = ({name: side[name] for name in names} for side in (left, right))
-    return [SettingDifference(setting=GROUPS, effect="mathematics", reference=next(sides), given=next(sides))]
+    return [
+        SettingDifference(
+            setting=GROUPS, plural=True, effect="mathematics", reference=next(sides), given=next(sides)
+        )
+    ]

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.compare.distance import estimate, movement, relative
-from harness.compare.effective import master_dtypes, optimizer_groups, reduce_dtypes
+from harness.compare.effective import master_dtypes, reduce_dtypes
 from harness.compare.gradient_scale import name_scale
 from harness.compare.noise import Limits
+from harness.compare.optimizer_constants import optimizer_groups
 from harness.compare.reported_loss import altered_step, of_one_rank, sums_of_step, whole_loss
 from harness.compare.wording import percent
 from harness.record import Record

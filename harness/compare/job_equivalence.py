@@ -9,6 +9,7 @@ from itertools import compress, count
 from operator import attrgetter, itemgetter, ne
 from typing import Any
 
+from harness.compare.wording import Digest, differs
 from harness.record import Record
 
 
@@ -20,7 +21,23 @@ class Difference:
     reference: Any
     given: Any
     kind: str = "not-same-job"
-    """Id of the finding that tells it."""
+    """Id of the finding that reports it."""
+    plural: bool = False
+    """Whether the field's name is a plural."""
+
+    @property
+    def differs(self) -> str:
+        """'initial weights differ'."""
+        return differs(self.field, plural=self.plural)
+
+    def as_json(self) -> dict[str, Any]:
+        """The difference in `compare --json` and `diagnose --json`."""
+        return {
+            "field": self.field,
+            "reference": self.reference,
+            "given": self.given,
+            "kind": self.kind,
+        }
 
 
 def job_differences(reference: Record, record: Record) -> list[Difference]:
@@ -63,6 +80,7 @@ def _weights(reference: Record, record: Record) -> Iterator[Difference]:
         if seen.tied_parameters != other.tied_parameters:
             yield Difference(
                 field="tied parameters",
+                plural=True,
                 reference=seen.tied_parameters,
                 given=other.tied_parameters,
                 kind="parameters-differ",
@@ -71,8 +89,9 @@ def _weights(reference: Record, record: Record) -> Iterator[Difference]:
     if left and right and left.digest != right.digest and same_tensors:
         yield Difference(
             field="initial weights",
-            reference=left.digest,
-            given=right.digest,
+            plural=True,
+            reference=Digest(left.digest),
+            given=Digest(right.digest),
             kind="initial-weights-differ",
         )
 
@@ -89,6 +108,7 @@ def _samples(reference: Record, record: Record) -> Iterator[Difference]:
                 kind = "samples-missing"
             yield Difference(
                 field=f"samples of step {step}",
+                plural=True,
                 reference=f"{left.total()} samples",
                 given=f"{right.total()} samples, {extra.total()} of them repeated or foreign, "
                 f"{missing.total()} of the reference's missing",
@@ -108,6 +128,7 @@ def _samples(reference: Record, record: Record) -> Iterator[Difference]:
         field, expected, given = next((name, a, b) for name, a, b in values if a != b)
         yield Difference(
             field=f"{field} of step {left_step.step}",
+            plural=field == "samples",
             reference=expected,
             given=given,
             kind="samples-differ",
@@ -126,6 +147,7 @@ def _late_samples(reference: Record, record: Record) -> Difference | None:
             repeated = len(right) > 1 and len(set(right)) == 1
             return Difference(
                 field=f"samples of step {step}",
+                plural=True,
                 reference=f"sum of hashes {sum(left) % 2**64:016x}",
                 given=f"sum of hashes {sum(right) % 2**64:016x}"
                 + (", the same batch on every rank" if repeated else ""),
@@ -180,12 +202,17 @@ def _steps(reference: Record, record: Record) -> Iterator[Difference]:
     made = record.observed.optimizer_steps if record.observed else None
     due = len(record.steps) - record.skipped_steps
     if made is not None and made != due:
-        yield Difference(field="optimizer steps", reference=due, given=made, kind="optimizer-steps-differ")
+        yield Difference(
+            field="optimizer steps", plural=True, reference=due, given=made, kind="optimizer-steps-differ"
+        )
 
 
 def _determinism(reference: Record, record: Record) -> Iterator[Difference]:
     seen, other = reference.observed, record.observed
     if seen and other and seen.deterministic != other.deterministic:
         yield Difference(
-            field="deterministic kernels", reference=seen.deterministic, given=other.deterministic
+            field="deterministic kernels",
+            plural=True,
+            reference=seen.deterministic,
+            given=other.deterministic,
         )

@@ -11,7 +11,6 @@ from harness.compare.distance import Distance, distance, traces
 from harness.compare.effective import SettingDifference, setting_differences
 from harness.compare.job_equivalence import Difference, job_differences
 from harness.compare.noise import Limits, Noise, measure_noise
-from harness.compare.wording import verb
 from harness.record import Record
 
 Parity = Literal["exact", "tight", "band", "diverged", "unjudged"]
@@ -72,7 +71,7 @@ def judge(
         first = differences[0]
         other = "the reference" if has_reference or beside is None else beside.backend.label
         return unjudged(
-            f"not the same job: {first.field} {verb(first.field, 'is', 'are')} {first.given}, {other} has "
+            f"not the same job: {first.field} {'are' if first.plural else 'is'} {first.given}, {other} has "
             f"{first.reference}",
             differences,
         )

@@ -84,13 +84,13 @@ class Row:
         }
 
 
-def reason(record: Record) -> str | None:
-    """Why a run has no whole result, in one line; None if it has."""
+def reason(record: Record, *, with_rank: bool = True) -> str | None:
+    """Why a run has no complete result, in one line; None if it has. `with_rank` names who failed."""
     if record.reasons:
         return "; ".join(record.reasons)
     if record.error is None:
         return None
-    where = f" (rank {record.error.rank})" if record.error.rank is not None else ""
+    where = f" (rank {record.error.rank})" if with_rank and record.error.rank is not None else ""
     message = record.error.message.strip() or "no message"
     return f"{record.error.kind}{where}: {message.splitlines()[0]}"
 

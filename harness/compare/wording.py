@@ -1,19 +1,21 @@
-"""Words for what is compared: verbs that agree with their subject, values without code's brackets."""
+"""Words for what is compared: numbers that agree with their nouns, values without code's brackets."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Any
 
-LONGEST_DIGEST = 12
+SHOWN_OF_DIGEST = 12
 MOST_NAMES = 4
 LEAST_SHARE, MOST_SHARE = 1e-8, 1e4
-"""Relative differences between the two are told without an exponent."""
-_DIGEST = re.compile(r"[0-9a-f]{32,}")
-_CONSTANT = re.compile(r"([a-z_]+) (\[[^]]*\]|[^ ,]+)(?:, |$)")
-_HEAD = re.compile(r" (?:of|without|with|that|in|over) ")
+"""Relative differences between the two are written without an exponent."""
+
+
+class Digest(str):
+    """A digest, of which people see the first characters."""
+
+    __slots__ = ()
 
 
 def counted(count: int, name: str) -> str:
@@ -27,42 +29,15 @@ def ranks(*counts: int) -> str:
     return f"{numbers} rank{'' if counts == (1,) else 's'}"
 
 
-def verb(subject: str, singular: str, plural: str) -> str:
-    """The form that agrees with a field's name: 'dtype of masters' is one, 'initial weights' are several."""
-    head = _HEAD.split(subject, maxsplit=1)[0]
-    is_path = "." in head or "_" in head
-    several = head.endswith("s") and not head.endswith("ss") and not is_path
-    return plural if several else singular
-
-
-def differs(subject: str) -> str:
+def differs(subject: str, *, plural: bool = False) -> str:
     """'gradient clipping differs', 'optimizer constants differ'."""
-    return f"{subject} {verb(subject, 'differs', 'differ')}"
+    return f"{subject} {'differ' if plural else 'differs'}"
 
 
 def both(left: Any, right: Any) -> tuple[str, str]:
-    """Two different values for people, in full where they would read alike.
-
-    Of constants, 'eps 1e-08, weight_decay 0.1' in a list for each group, only those that differ.
-    """
+    """Two different values for people, in full where they would read alike."""
     texts = words(left), words(right)
-    if isinstance(left, list) and isinstance(right, list):
-        sides = _constants(left), _constants(right)
-        apart = [key for key in sides[0] if sides[1].get(key, sides[0][key]) != sides[0][key]]
-        if apart:
-            given, other = (", ".join(f"{key} {side[key]}" for key in apart) for side in sides)
-            return given, other
     return texts if texts[0] != texts[1] else (str(left), str(right))
-
-
-def _constants(groups: Sequence[Any]) -> dict[str, str]:
-    """Of each constant all its values; empty for a list of something else."""
-    found: dict[str, list[str]] = {}
-    for group in groups:
-        for key, value in _CONSTANT.findall(str(group)):
-            if value not in found.setdefault(key, []):
-                found[key].append(value)
-    return {key: " and ".join(values) for key, values in found.items()}
 
 
 def percent(share: float) -> str:
@@ -88,8 +63,10 @@ def words(value: Any) -> str:
             return f"{value:,}"
         case float():
             return f"{value:.4g}"
+        case Digest():
+            return value[:SHOWN_OF_DIGEST]
         case str():
-            return value[:LONGEST_DIGEST] if _DIGEST.fullmatch(value) else value
+            return value
         case dict():
             return words([f"{key} {words(item)}" for key, item in value.items()])
         case Sequence():

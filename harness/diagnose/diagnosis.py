@@ -67,8 +67,8 @@ class Diagnosis:
             "limits": asdict(self.limits),
             "noise": list(self.derivation),
             "beyond": {name: list(values) for name, values in self.beyond.items()},
-            "same_job": [asdict(difference) for difference in self.same_job],
-            "settings": [asdict(difference) for difference in self.settings],
+            "same_job": [difference.as_json() for difference in self.same_job],
+            "settings": [difference.as_json() for difference in self.settings],
             "tensors": asdict(self.verdict) if self.verdict else None,
         }
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from harness.compare.distance import Distance
 from harness.compare.effective import SettingDifference
 from harness.compare.explain import explain
 from harness.compare.job_equivalence import Difference
 from harness.compare.noise import Limits
-from harness.compare.wording import percent
+from harness.compare.wording import percent, words
 from harness.diagnose.pair import Run
 
 FIRST_STEPS = 4
@@ -20,14 +18,13 @@ LAST_STEPS = 4
 """Before and with the one in which losses or norms were seen to part."""
 REPORTED = ("loss-of-one-rank", "loss-normalisation", "loss-scale", "norm-of-shard")
 """Causes that concern what is reported, and not gradients or updates."""
-DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
 QUANTITIES = {
     "loss": "losses lie up to {} nats apart",
     "norm": "gradient norms up to {} of their size",
     "update": "distances moved up to {} of their size",
     "weights": "final weights {} of the distance moved",
 }
-"""A loss is told in nats per token, everything else in percent."""
+"""A loss is in nats per token, everything else in percent."""
 
 
 def steps_to_examine(parting: int | None, last: int) -> list[int]:
@@ -58,8 +55,8 @@ def about_job(differences: Sequence[Difference], other: Run) -> Iterator[str]:
     """What makes the other run another training, although both were asked for one job."""
     for difference in differences:
         yield (
-            f"not the same training: {difference.field}: {_words(difference.given)} in {other.name}, "
-            f"{_words(difference.reference)} in the baseline"
+            f"not the same training: {difference.field}: {words(difference.given)} in {other.name}, "
+            f"{words(difference.reference)} in the baseline"
         )
 
 
@@ -70,8 +67,8 @@ def about_settings(
     what = "without effect here" if clean else "suspected setting"
     for difference in differences:
         if difference.effect == "mathematics":
-            here, there = _parting(difference.given, difference.reference)
-            yield (f"{what}: {difference.setting}: {here} in {other.name}, {there} in {baseline.name}")
+            here, there = _values(difference)
+            yield f"{what}: {difference.setting}: {here} in {other.name}, {there} in {baseline.name}"
 
 
 def about_replicas(run: Run) -> Iterator[str]:
@@ -92,25 +89,12 @@ def about_reports(baseline: Run, other: Run, limits: Limits) -> Iterator[str]:
         yield cause.message
 
 
-def _parting(left: Any, right: Any) -> tuple[str, str]:
-    """Both values in words; of lists of 'name value, ...' only the constants that are not on both sides."""
-    if not (_is_text_list(left) and _is_text_list(right)):
-        return _words(left), _words(right)
-    pieces = [
-        list(dict.fromkeys(part for text in side for part in re.split(r", (?=[a-z_]+ )", text)))
-        for side in (left, right)
-    ]
-    own = [[part for part in side if part not in other] for side, other in (pieces, pieces[::-1])]
-    if any(own):
-        return _words(own[0]), _words(own[1])
-    return _words(left), _words(right)
-
-
-def _is_text_list(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
-
-
-def _words(value: Any) -> str:
-    if isinstance(value, list):
-        return "; ".join(map(str, value)) or "none"
-    return DIGEST.sub(lambda found: found[0][:12], str(value))
+def _values(difference: SettingDifference) -> tuple[str, str]:
+    """The run's value and the reference's; of two lists only what the other does not hold."""
+    given, reference = difference.given, difference.reference
+    if difference.constants is None and isinstance(given, list) and isinstance(reference, list):
+        own = [[item for item in side if item not in other]
+               for side, other in ((given, reference), (reference, given))]  # fmt: skip
+        if any(own):
+            return words(own[0]), words(own[1])
+    return difference.texts

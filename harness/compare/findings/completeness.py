@@ -8,7 +8,7 @@ from contextlib import suppress
 from harness.compare.cell import Cell
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.rows import Row
-from harness.compare.wording import listed, verb
+from harness.compare.wording import listed
 from harness.record import Record
 
 OPTION = "--repeats"
@@ -43,12 +43,13 @@ def _missing(backend: str, size: int, records: Sequence[Record]) -> Finding | No
     missing = sorted(set(range(due)) - seen)
     if not missing:
         return None
-    number = "number" if len(missing) == 1 else "numbers"
+    numbers = listed([str(run) for run in missing])
     return Finding(
         id="runs-missing",
         about=Cell(backend, size),
-        text=f"of {due} runs, counted from 0, {number} "
-        f"{listed([str(run) for run in missing])} {verb(number, 'is', 'are')} not among the records",
+        text=f"of {due} runs, counted from 0, "
+        + (f"number {numbers} is" if len(missing) == 1 else f"numbers {numbers} are")
+        + " not among the records",
         values={"missing": missing, "runs": due},
     )
 

@@ -9,7 +9,7 @@ from harness.compare.findings.finding import Finding, Kind
 from harness.compare.job_equivalence import nested_differences
 from harness.compare.parity import has_dropout
 from harness.compare.rows import Row
-from harness.compare.wording import both, differs
+from harness.compare.wording import both
 from harness.record import Record
 
 KINDS = (
@@ -110,7 +110,7 @@ def find(rows: Sequence[Row]) -> list[Finding]:
                 Finding(
                     id=difference.kind,
                     about=Cell.of(row.record),
-                    text=f"{differs(difference.field)} from {whose}: {given} against {other}",
+                    text=f"{difference.differs} from {whose}: {given} against {other}",
                     values={"reference": difference.reference, "given": difference.given},
                 )
             )

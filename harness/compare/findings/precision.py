@@ -10,7 +10,7 @@ from harness.compare.effective import SettingDifference
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.noise import is_repetition
 from harness.compare.rows import Row
-from harness.compare.wording import differs, words
+from harness.compare.wording import words
 
 KINDS = (
     Kind(
@@ -54,7 +54,7 @@ def find(rows: Sequence[Row]) -> list[Finding]:
         Finding(
             id=kind,
             about=Cell.of(row.record),
-            text=f"{differs(difference.setting)}: {words(difference.given)} against "
+            text=f"{difference.differs}: {words(difference.given)} against "
             f"{words(difference.reference)} in the reference",
             values={"reference": difference.reference, "given": difference.given},
         )

@@ -10,7 +10,6 @@ from harness.compare.effective import GROUPS, SettingDifference, reduce_dtypes
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.noise import is_repetition
 from harness.compare.rows import Row
-from harness.compare.wording import both, differs
 
 KINDS = (
     Kind(
@@ -136,9 +135,9 @@ def _message(difference: SettingDifference) -> str:
         name, *others = difference.given
         given, reference = difference.given[name], difference.reference[name]
         more = f", and {len(others)} more parameters have constants of another group" if others else ""
-        return f"{differs(GROUPS)}: {name} has {given} against {reference} in the reference{more}"
-    given, reference = both(difference.given, difference.reference)
-    return f"{differs(difference.setting)}: {given} against {reference} in the reference"
+        return f"{difference.differs}: {name} has {given} against {reference} in the reference{more}"
+    given, reference = difference.texts
+    return f"{difference.differs}: {given} against {reference} in the reference"
 
 
 def _strategy(row: Row) -> list[Finding]:

@@ -88,3 +88,16 @@ def test_other_constants_are_told_once_and_not_again_by_parameter() -> None:
         ])}
     ))  # fmt: skip
     assert difference.setting == "optimizer constants"
+
+
+def test_of_constants_only_those_that_differ_are_shown() -> None:
+    groups = make_effective()["optimizer_groups"]
+    for changed, texts in (
+        ([group | {"betas": [0.9, 0.999]} for group in groups], ("betas [0.9, 0.999]", "betas [0.9, 0.95]")),
+        (groups[:1], ("weight_decay 0.1", "weight_decay 0.0 and 0.1")),
+    ):
+        reference, record = (
+            make_record(observed=ObservedPart(optimizer_groups=held)) for held in (groups, changed)
+        )
+        (difference,) = setting_differences(reference, record)
+        assert (difference.setting, difference.texts) == ("optimizer constants", texts)

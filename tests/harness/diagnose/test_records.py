@@ -3,12 +3,14 @@
 from pathlib import Path
 
 from harness.compare.distance import distance
-from harness.compare.effective import SettingDifference
+from harness.compare.effective import SettingDifference, setting_differences
 from harness.compare.job_equivalence import Difference
 from harness.compare.noise import Limits
+from harness.compare.wording import Digest
 from harness.diagnose.pair import Run
 from harness.diagnose.records import about_job, about_replicas, about_settings, how_far, steps_to_examine
-from tests.records import LOSSES, NORMS, make_record, make_steps
+from harness.record import ObservedPart
+from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps
 
 LIMITS = Limits(loss=1e-6, norm=1e-6, update=1e-6, weights=1e-6)
 
@@ -39,15 +41,18 @@ def test_a_setting_is_named_with_both_sides() -> None:
 
 
 def test_of_optimizer_constants_only_those_that_differ_are_shown() -> None:
-    left = [
-        "betas [0.9, 0.95], eps 1e-08, weight_decay 0.0",
-        "betas [0.9, 0.95], eps 1e-08, weight_decay 0.1",
-    ]
-    right = [text.replace("0.95", "0.999") for text in left]
-    (said,) = about_settings(
-        [difference("optimizer constants", left, right)], run(), run(label="ddp"), clean=False
-    )
-    assert said.endswith("betas [0.9, 0.999] in ddp on 2 ranks, betas [0.9, 0.95] in single on 1 rank")
+    groups = make_effective()["optimizer_groups"]
+    other = [group | {"betas": [0.9, 0.999]} for group in groups]
+    left = run(observed=ObservedPart(optimizer_groups=groups))
+    right = run(label="ddp", observed=ObservedPart(optimizer_groups=other))
+    (sentence,) = about_settings(setting_differences(left.record, right.record), left, right, clean=False)
+    assert sentence.endswith("betas [0.9, 0.999] in ddp on 2 ranks, betas [0.9, 0.95] in single on 1 rank")
+
+
+def test_of_lists_only_what_is_not_on_both_sides_is_shown() -> None:
+    found = difference("frozen parameters", ["a"], ["a", "b"])
+    (sentence,) = about_settings([found], run(), run(label="ddp"), clean=False)
+    assert sentence.endswith("frozen parameters: b in ddp on 2 ranks, none in single on 1 rank")
 
 
 def test_settings_that_change_cost_only_are_no_suspects() -> None:
@@ -82,7 +87,7 @@ def test_a_loss_is_told_in_nats_and_a_norm_in_percent() -> None:
 
 
 def test_another_training_is_named_by_field_with_digests_cut_short() -> None:
-    found = Difference(field="initial weights", reference="a" * 64, given="b" * 64)
+    found = Difference(field="initial weights", reference=Digest("a" * 64), given=Digest("b" * 64))
     assert list(about_job([found], run(label="ddp"))) == [
         "not the same training: initial weights: bbbbbbbbbbbb in ddp on 2 ranks, aaaaaaaaaaaa in the baseline"
     ]
