@@ -6,7 +6,7 @@ import gc
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,8 +15,7 @@ from pydantic import ValidationError
 from harness.backends.explain import explain
 from harness.errors import HarnessError
 from harness.record import SCHEMA_VERSION, Record
-
-RECORD_NAME = "record.json"
+from harness.record_files import RECORD_NAME, RecordFiles, pack_records
 
 
 class Store:
@@ -79,21 +78,28 @@ def write_record(directory: Path, record: Record) -> Path:
     return path
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path, files: RecordFiles | None = None) -> Record:
     """Read one record. Raises HarnessError if it is none, or of another schema version."""
     try:
-        return Record.model_validate_json(path.read_bytes())
+        data = (files or RecordFiles()).read(path)
     except OSError as error:
         raise HarnessError(f"record {path} cannot be read: {error}") from error
+    return parse_record(data, path)
+
+
+def parse_record(data: bytes, path: Path) -> Record:
+    """The record in a file's bytes; raises HarnessError like `read_record`."""
+    try:
+        return Record.model_validate_json(data)
     except ValidationError as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable(data, path, error) from error
 
 
-def _unreadable(path: Path, error: ValidationError) -> HarnessError:
+def _unreadable(data: bytes, path: Path, error: ValidationError) -> HarnessError:
     """Why a file is no record: no JSON, another schema version, or a field that is wrong."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as damage:
+        document = json.loads(data.decode("utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as damage:
         return HarnessError(f"record {path} cannot be read: {damage}")
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
@@ -104,7 +110,7 @@ def _unreadable(path: Path, error: ValidationError) -> HarnessError:
 
 
 def read_runs(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[str]]:
-    """Read records from files, run folders and folders of runs, each run once, in the order given.
+    """Read records from files, run folders, folders of runs and archives of these, each run once, in order.
 
     Returns (path, record) pairs, and what is wrong with records that cannot be read or are copies of
     another; a file that was named itself and cannot be read raises HarnessError.
@@ -130,18 +136,20 @@ def without_collection() -> Iterator[None]:
 
 
 def _read_all(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[str]]:
+    files = RecordFiles()
     seen: dict[Path, Record] = {}
     runs: dict[str, Path] = {}
     problems = []
     for path in paths:
-        files = list(_record_files(path))
-        if not files:
+        found = files.find(path)
+        if not found:
             raise HarnessError(
-                f"'{path}' holds no record: give a record.json, a run folder or a folder of runs"
+                f"'{path}' holds no record: give a record.json, a run folder, a folder of runs or a "
+                "runs.tar.xz"
             )
-        for file in files:
+        for file in found:
             try:
-                record = read_record(file)
+                record = read_record(file, files)
             except HarnessError as error:
                 if file == path:
                     raise
@@ -156,10 +164,11 @@ def _read_all(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[st
     return list(seen.items()), problems
 
 
-def _record_files(path: Path) -> Iterator[Path]:
-    if path.is_file():
-        yield path
-    elif (path / RECORD_NAME).is_file():
-        yield path / RECORD_NAME
-    elif path.is_dir():
-        yield from sorted(path.glob(f"*/{RECORD_NAME}"))
+def archive_runs(runs: Sequence[tuple[Path, Record]], archive: Path) -> list[tuple[Path, Record]]:
+    """Copy records byte by byte into an archive; returns them by their paths in it.
+
+    Raises HarnessError if the archive holds other records already.
+    """
+    files = RecordFiles()
+    pack_records({record.run_id: files.read(path) for path, record in runs}, archive)
+    return [(archive / record.run_id / RECORD_NAME, record) for _, record in runs]

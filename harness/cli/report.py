@@ -13,9 +13,10 @@ from harness.cli.options import EXIT_STRICT, common
 from harness.compare.fail_on import failures, parse_conditions
 from harness.compare.rows import make_rows
 from harness.errors import HarnessError
+from harness.record_files import ARCHIVE_NAME, is_folder_of_runs
 from harness.report.manifest import Format
 from harness.report.report import Run, format_of, write_report
-from harness.store import RECORD_NAME, read_runs, try_writing, without_collection
+from harness.store import archive_runs, read_runs, try_writing, without_collection
 
 LONGEST_NAME = 200
 """Bytes of a report's file name; file systems allow 255, of which names of tables and pictures need some."""
@@ -37,23 +38,38 @@ NOT_IN_TEX = '{}%#\\"\n'
     metavar="CONDITIONS",
     help='With --baseline, exit with 3 if one is met: "peak_bytes>+5%,tokens_per_second<-3%".',
 )
+@click.option(
+    "--archive",
+    is_flag=True,
+    help="Pack the records into runs.tar.xz next to the report, which then refers to them there.",
+)
 @common
-def report(runs: tuple[Path, ...], output: Path, form: Any, baseline: bool, fail_on: str | None) -> int:
-    """Write a report of records: files, run folders or folders of runs."""
+def report(
+    runs: tuple[Path, ...], output: Path, form: Any, baseline: bool, fail_on: str | None, archive: bool
+) -> int:
+    """Write a report of records: files, run folders, folders of runs, or archives of them (runs.tar.xz)."""
+    if baseline and archive:
+        raise HarnessError("--archive packs one set of runs; with --baseline give two archives as RUNS")
     if baseline:
         return report_baseline(runs, output, form=form, fail_on=fail_on)
-    return report_runs(runs, output, form=form, fail_on=fail_on)
+    return report_runs(runs, output, form=form, fail_on=fail_on, archive=archive)
 
 
 @without_collection()
-def report_runs(runs: Sequence[Path], output: Path, *, form: Format | None, fail_on: str | None) -> int:
+def report_runs(
+    runs: Sequence[Path], output: Path, *, form: Format | None, fail_on: str | None, archive: bool
+) -> int:
     """`harness report`."""
     if fail_on is not None:
         raise HarnessError("--fail-on compares with a baseline; give --baseline and two sets of runs")
     form = form or format_of(output)
-    found = _read(runs)
+    found = _read(runs, strict=archive)
     require_writable(output, form)
-    write_report(found, output, form=form, folders=_folders(runs))
+    folders = list(filter(is_folder_of_runs, runs))
+    if archive:
+        folders = [output.parent / ARCHIVE_NAME]
+        found = archive_runs(found, folders[0])
+    write_report(found, output, form=form, folders=folders)
     click.echo(f"{output}: {len(found)} records", err=True)
     return 0
 
@@ -69,7 +85,7 @@ def report_baseline(runs: Sequence[Path], output: Path, *, form: Format | None, 
     form = form or format_of(output)
     before, after = (_read([path]) for path in runs)
     require_writable(output, form)
-    write_report(after, output, form=form, baseline=before, folders=_folders(runs))
+    write_report(after, output, form=form, baseline=before, folders=list(filter(is_folder_of_runs, runs)))
     click.echo(f"{output}: {len(before)} records before, {len(after)} after", err=True)
     failed = []
     if conditions:
@@ -101,13 +117,10 @@ def require_writable(report: Path, form: Format | None = None) -> None:
         raise HarnessError(f"report '{report}' cannot be written: {error.strerror}") from error
 
 
-def _read(paths: Sequence[Path]) -> list[Run]:
+def _read(paths: Sequence[Path], *, strict: bool = False) -> list[Run]:
     found, unreadable = read_runs(paths)
+    if strict and unreadable:
+        raise HarnessError(f"--archive leaves no record out; mend or remove: {unreadable[0]}")
     for problem in unreadable:
         click.echo(f"passed over: {problem}", err=True)
     return found
-
-
-def _folders(paths: Sequence[Path]) -> list[Path]:
-    """Folders of runs that were given whole."""
-    return [path for path in paths if path.is_dir() and not (path / RECORD_NAME).is_file()]

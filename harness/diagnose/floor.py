@@ -12,7 +12,8 @@ from harness.compare.parity import judge
 from harness.diagnose.pair import Run
 from harness.errors import HarnessError
 from harness.record import Record
-from harness.store import RECORD_NAME, read_record
+from harness.record_files import RecordFiles
+from harness.store import read_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +85,13 @@ def find_floor(
 def _beside(pair: tuple[Run, Run]) -> list[Record]:
     """Runs of the reference of this job by the same code on the same kind of device, the pair's own first."""
     found = {run.path: run.record for run in pair}
+    files = RecordFiles()
     for run in pair:
-        for path in sorted(run.path.parent.parent.glob(f"*-{REFERENCE}-n1-*/{RECORD_NAME}")):
+        for path in files.of_runs(run.path.parent.parent):
+            if f"-{REFERENCE}-n1-" not in path.parent.name:
+                continue
             try:
-                found.setdefault(path.resolve(), read_record(path))
+                found.setdefault(path.resolve(), read_record(path, files))
             except HarnessError:
                 continue  # a damaged record of another run is no matter of this pair
     job_id, device = pair[0].record.job_id, pair[0].record.world.device

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.archive import archive_of
 from harness.backends.explain import suggestion
 from harness.cells import canonical_label
 from harness.compare.cell import Cell
@@ -13,7 +14,7 @@ from harness.compare.parity import has_dropout
 from harness.compare.rows import reason
 from harness.errors import HarnessError
 from harness.record import Record
-from harness.store import read_record, read_runs
+from harness.store import read_runs
 
 SHOWN_FIELDS = 5
 """Settings that an error line names; more are counted."""
@@ -66,12 +67,10 @@ def read_pair(first: Path, second: Path) -> tuple[Run, Run]:
 
 
 def _read(path: Path) -> Run:
-    if not path.exists():
+    if not path.exists() and archive_of(path) is None:
         siblings = [sibling.name for sibling in path.parent.glob("*") if sibling.is_dir()]
         hint = suggestion(path.name, siblings) or "Give the folder of a run or its record.json"
         raise HarnessError(f"there is no '{path}'. {hint}")
-    if path.is_file():
-        return Run(path=path.resolve(), record=read_record(path))
     found, unreadable = read_runs([path])
     if len(found) == 1 and not unreadable:
         return Run(path=found[0][0], record=found[0][1])

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness.errors import HarnessError
 from harness.record import Record
-from harness.store import RECORD_NAME
+from harness.record_files import RecordFiles
 
 Format = Literal["md", "html", "csv", "json", "latex"]
 Kind = Literal["comparison", "baseline"]
@@ -69,12 +69,6 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def file_digest(path: Path) -> str:
-    """The same of a file, which is never whole in memory."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def make_manifest(
     runs: Sequence[tuple[Path, Record]],
     output: Path,
@@ -88,11 +82,12 @@ def make_manifest(
     `folders` are those that were given whole. What else lies beside the records is named as left out.
     """
     folder = output.parent
+    files = RecordFiles()
     relative = paths_from(folder)
     entries = [
         RecordEntry(
             path=relative(path),
-            sha256=file_digest(path),
+            sha256=digest(files.read(path)),
             run_id=record.run_id,
             status=record.status,
             before=before,
@@ -109,15 +104,15 @@ def make_manifest(
         matplotlib=version("matplotlib"),
         records=entries,
         folders=sorted(set(map(relative, folders))),
-        left_out=[path for path in neighbours(entries, folder) if path not in listed],
+        left_out=[path for path in neighbours(entries, folder, files) if path not in listed],
     )
 
 
-def neighbours(entries: Sequence[RecordEntry], folder: Path) -> list[str]:
-    """Paths of all records in the folders of runs from which the listed ones come."""
+def neighbours(entries: Sequence[RecordEntry], folder: Path, files: RecordFiles) -> list[str]:
+    """Paths of all records in the folders or archives of runs from which the listed ones come."""
     roots = sorted({(folder / entry.path).parent.parent for entry in entries})
     relative = paths_from(folder)
-    return sorted({relative(path) for root in roots for path in root.glob(f"*/{RECORD_NAME}")})
+    return sorted({relative(path) for root in roots for path in files.of_runs(root)})
 
 
 def paths_from(folder: Path) -> Callable[[Path], str]:

@@ -11,7 +11,7 @@ from harness.errors import HarnessError
 from harness.record import Record
 from harness.report.document import Document
 from harness.report.drawing import draw
-from harness.report.manifest import Format, Manifest, digest, file_digest, make_manifest, read_manifest
+from harness.report.manifest import Format, Manifest, digest, make_manifest, read_manifest
 from harness.report.outline import comparison
 from harness.report.sections.records import records_section
 from harness.report.writers.csv import render_csv
@@ -79,7 +79,11 @@ def _remove_earlier_pictures(output: Path, manifest: Manifest) -> None:
         return
     for name in earlier.pictures.keys() - manifest.pictures.keys():
         picture = output.parent / name
-        if Path(name).name == name and picture.is_file() and file_digest(picture) == earlier.pictures[name]:
+        if (
+            Path(name).name == name
+            and picture.is_file()
+            and digest(picture.read_bytes()) == earlier.pictures[name]
+        ):
             picture.unlink()
 
 

@@ -7,50 +7,21 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from harness.compare.wording import counted
 from harness.errors import HarnessError
-from harness.record import Record
 from harness.report.document import Document
 from harness.report.line_differences import line_differences
-from harness.report.manifest import Manifest, digest, neighbours, read_manifest
+from harness.report.manifest import Manifest, digest, read_manifest
 from harness.report.outline import PICTURE_KEYS
 from harness.report.report import IMAGE_FORMATS, Images, draw_all, make_document, picture_names, render
 from harness.report.same_picture import same_picture
+from harness.report.verification import Problem, Verification
+from harness.report.verify_records import check_records
 from harness.report.writers.csv import MANIFEST
 from harness.report.writers.html import DATA_ADDRESS
-from harness.store import read_record
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something in the report that does not follow from its records."""
-
-    file: str
-    line: int | None
-    what: str
-
-    def __str__(self) -> str:
-        place = self.file if self.line is None else f"{self.file}, line {self.line}"
-        return f"{place}: {self.what}"
-
-
-@dataclass(kw_only=True)
-class Verification:
-    """What a check found."""
-
-    problems: list[Problem] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    summary: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """For programs."""
-        problems = [{"file": p.file, "line": p.line, "what": p.what} for p in self.problems]
-        return {"holds": not problems, "problems": problems, "notes": self.notes}
 
 
 def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
@@ -69,8 +40,7 @@ def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
         result.problems.append(Problem(report.name, text[: text.index("\r\n")].count("\n") + 1, what))
         text = text.replace("\r\n", "\n")
     manifest, manifest_line = _find_manifest(report, text)
-    records = _check_records(report, text, manifest, manifest_line, result)
-    _check_neighbours(report, manifest, manifest_line, records, result)
+    records = check_records(report, text, manifest, manifest_line, result)
     _check_pictures_beside(report, manifest, manifest_line, result)
     if manifest.left_out:
         count = counted(len(manifest.left_out), "record")
@@ -184,71 +154,15 @@ def _read_text(path: Path) -> str:
         raise HarnessError(f"report '{path}' cannot be read: {error}") from error
 
 
-def _check_records(
-    report: Path, text: str, manifest: Manifest, manifest_line: int, result: Verification
-) -> dict[str, Record]:
-    """Records by path, those left out that are missing or cannot be read."""
-    lines = text.split("\n")
-    records: dict[str, Record] = {}
-    runs: dict[tuple[str, bool], str] = {}
-    for entry in manifest.records:
-        line = next(
-            (n for n, t in enumerate(lines, 1) if entry.run_id in t and n != manifest_line), manifest_line
-        )
-        path = report.parent / entry.path
-
-        def tell(what: str, line: int = line) -> None:
-            result.problems.append(Problem(report.name, line, what))
-
-        if not path.is_file():
-            tell(f"record {entry.path} is missing")
-            continue
-        found = digest(path.read_bytes())
-        if found != entry.sha256:
-            tell(f"record {entry.path} was changed: SHA-256 {found[:16]}, listed {entry.sha256[:16]}")
-        try:
-            record = read_record(path)
-        except HarnessError as error:
-            tell(str(error))
-            continue
-        records[entry.path] = record
-        if (entry.run_id, entry.status) != (record.run_id, record.status):
-            listed = f"listed as run {entry.run_id}, {entry.status}"
-            tell(f"record {entry.path} is of run {record.run_id}, {record.status}; {listed}")
-        if (run := (record.run_id, entry.before)) in runs:
-            tell(f"record {entry.path} is of the same run as {runs[run]}, so that one run counts twice")
-        runs.setdefault(run, entry.path)
-    return records
-
-
-def _check_neighbours(
-    report: Path, manifest: Manifest, manifest_line: int, records: Mapping[str, Record], result: Verification
-) -> None:
-    """Records that appeared after the report was written."""
-    known = {entry.path for entry in manifest.records} | set(manifest.left_out)
-    jobs = {record.job_id for record in records.values()}
-    for path in neighbours(manifest.records, report.parent):
-        if path in known:
-            continue
-        try:
-            same_job = read_record(report.parent / path).job_id in jobs
-        except HarnessError:
-            same_job = True
-        whole = str(Path(path).parent.parent.as_posix()) in manifest.folders
-        if same_job or whole:
-            what = f"record {path} lies beside the records of the report and is not in it"
-            result.problems.append(Problem(report.name, manifest_line, what))
-        else:
-            result.notes.append(f"record {path}, of another job, lies beside the records of the report")
-
-
 def _check_pictures_beside(
     report: Path, manifest: Manifest, manifest_line: int, result: Verification
 ) -> None:
     """Pictures with names of this report's that it does not show: left by an earlier one, or foreign."""
     if manifest.format not in ("md", "latex"):
         return
-    possible = picture_names({key: dict.fromkeys(("svg", "png"), b"") for key in PICTURE_KEYS}, report)
+    possible = picture_names(
+        {key: dict.fromkeys(IMAGE_FORMATS[manifest.format], b"") for key in PICTURE_KEYS}, report
+    )
     for name in possible.values():
         if name not in manifest.pictures and (report.parent / name).exists():
             what = f"picture {name} is named as one of this report, which does not show it; remove it"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
+from harness.record_files import RECORD_NAME
 from harness.report.document import Block, Column, Paragraph, Section, Shown, Table
 from harness.report.manifest import Manifest, RecordEntry
-from harness.store import RECORD_NAME
 
 COLUMNS = (
     Column("path", "record", align="left"),

@@ -1,6 +1,7 @@
 """`harness report` and `harness verify` on records that were never run."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,41 @@ def test_baseline_needs_two_sides_and_conditions_need_a_baseline(tmp_path: Path)
     done = call("report", runs, "-o", tmp_path / "r.md", "--fail-on", "peak_bytes>+5%")
     assert done.exit_code == 1
     assert "give --baseline" in done.stderr
+
+
+def test_report_with_an_archive_holds_without_the_folder_of_runs(tmp_path: Path) -> None:
+    runs, report = write_runs(tmp_path / "runs"), tmp_path / "out" / "report.md"
+    assert call("report", runs, "-o", report, "--archive").exit_code == 0
+    shutil.rmtree(runs)
+    assert call("verify", report).exit_code == 0
+    again = report.with_name("again.md")
+    assert call("report", report.with_name("runs.tar.xz"), "-o", again).exit_code == 0
+    named = again.read_text().replace('"name":"again.md"', '"name":"report.md"').replace("again.", "report.")
+    assert named == report.read_text()
+
+
+def test_archive_leaves_no_record_out(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs")
+    (runs / "broken").mkdir()
+    (runs / "broken" / "record.json").write_text("{")
+    done = call("report", runs, "-o", tmp_path / "r.md", "--archive")
+    assert done.exit_code == 1
+    assert "--archive leaves no record out; mend or remove: record" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_archive_with_a_baseline_is_refused(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs")
+    done = call("report", runs, runs, "--baseline", "--archive", "-o", tmp_path / "r.md")
+    assert done.exit_code == 1
+    assert "give two archives as RUNS" in done.stderr
+
+
+def test_archived_runs_are_exported_for_tracking(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path / "runs")
+    call("report", runs, "-o", tmp_path / "r.md", "--archive")
+    done = call(
+        "export", "tracking", tmp_path / "runs.tar.xz", "--to", "tensorboard", "-o", tmp_path / "board"
+    )
+    assert done.exit_code == 0, done.stderr
+    assert "runs logged for tensorboard" in done.stderr

@@ -7,7 +7,7 @@ import pytest
 from harness.diagnose.floor import find_floor, scaled
 from harness.diagnose.pair import Run
 from harness.record import Record
-from harness.store import write_record
+from harness.store import archive_runs, write_record
 from tests.records import LOSSES, make_record, make_steps, make_weights
 
 LABELS = ["single", "single:micro_batch_size=4"]
@@ -39,6 +39,16 @@ def test_the_reference_and_its_repetitions_lie_beside_the_pair(tmp_path: Path) -
     assert floor.reference is not None
     assert floor.reference.backend.label == "single"
     assert [record.backend.label for record in floor.repeats] == ["single:micro_batch_size=4"]
+
+
+def test_an_archive_holds_the_reference_beside_the_pair(tmp_path: Path) -> None:
+    pair = pair_in(tmp_path)
+    runs = [stored(tmp_path, f"stamp-single-n1-r0-{n}", label=label) for n, label in enumerate(LABELS)]
+    packed = archive_runs([(run.path, run.record) for run in (*pair, *runs)], tmp_path / "runs.tar.xz")
+    left, right = (Run(path=path, record=record) for path, record in packed[:2])
+    floor = find_floor((left, right), LABELS, no_run)
+    assert floor.reference == runs[0].record
+    assert floor.repeats == (runs[1].record,)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from harness.cli import harness
 from harness.diagnose.pair import read_pair
 from harness.errors import HarnessError
 from harness.record import ErrorPart, Record
-from harness.store import write_record
+from harness.store import archive_runs, read_runs, write_record
 from tests.records import make_record
 
 
@@ -99,6 +99,16 @@ def test_a_pair_is_read_from_folders_and_files(sound: Path) -> None:
     first, second = read_pair(sound, sound / "record.json")
     assert first.record == second.record
     assert first.name == "ddp on 2 ranks"
+
+
+def test_a_pair_is_read_from_an_archive(sound: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "runs.tar.xz"
+    write(sound.parent / "another", label="ddp")
+    archive_runs(read_runs([sound.parent])[0], archive)
+    first, second = read_pair(archive / "sound", archive / "another" / "record.json")
+    assert [run.record.run_id for run in (first, second)] == ["sound", "another"]
+    assert "holds 2 records; give the folder of one run" in refusal(sound, archive)
+    assert "holds no record" in refusal(sound, archive / "missing")
 
 
 def test_read_pair_raises_for_what_the_command_line_tells(sound: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.record import Record
-from harness.report.verify import Verification
+from harness.report.verification import Verification
 from harness.store import write_record
 from tests.records import LOSSES, make_record, make_steps, make_weights
 

@@ -1,0 +1,197 @@
+"""An archive gives back what was packed, always in the same bytes; a hostile or damaged one is refused."""
+
+import io
+import lzma
+import random
+import subprocess
+import tarfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness import archive
+from harness.archive import read_archive, write_archive
+from harness.errors import HarnessError
+
+NAME = "record.json"
+FILES = {f"run-{n}/{NAME}": bytes(random.Random(n).randbytes(3000 + n)) for n in range(5)}
+IN_RUNS = {f"runs/{name}": data for name, data in FILES.items()}
+
+
+def packed(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w") as tar:
+        for member, data in members:
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return target.getvalue()
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, **changes: object) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    for key, value in changes.items():
+        setattr(info, key, value)
+    return info
+
+
+def refused(path: Path, data: bytes) -> str:
+    path.write_bytes(data)
+    with pytest.raises(HarnessError) as error:
+        read_archive(path, named=NAME)
+    message = str(error.value)
+    assert message.startswith(f"archive '{path}' ")
+    assert "\n" not in message
+    return message
+
+
+def test_files_come_back_byte_by_byte(tmp_path: Path) -> None:
+    write_archive(tmp_path / "a.tar.xz", FILES, folder="runs")
+    assert read_archive(tmp_path / "a.tar.xz", named=NAME) == IN_RUNS
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tar.xz"]
+
+
+def test_equal_files_give_equal_bytes_in_any_order(tmp_path: Path) -> None:
+    write_archive(tmp_path / "a.tar.xz", FILES, folder="runs")
+    write_archive(tmp_path / "b.tar.xz", dict(reversed(FILES.items())), folder="runs")
+    assert (tmp_path / "a.tar.xz").read_bytes() == (tmp_path / "b.tar.xz").read_bytes()
+
+
+def test_no_time_and_no_owner_is_kept(tmp_path: Path) -> None:
+    write_archive(tmp_path / "a.tar.xz", FILES, folder="runs")
+    with tarfile.open(tmp_path / "a.tar.xz") as tar:
+        found = {(m.mtime, m.uid, m.gid, m.uname, m.gname, m.mode) for m in tar}
+        assert [m.name for m in tar] == sorted(IN_RUNS)
+    assert found == {(0, 0, 0, "", "", 0o644)}
+
+
+def test_tar_unpacks_an_archive_and_one_that_it_packed_is_read(tmp_path: Path) -> None:
+    write_archive(tmp_path / "a.tar.xz", FILES, folder="runs")
+    subprocess.run(["tar", "-xf", "a.tar.xz"], cwd=tmp_path, check=True)
+    assert {n: (tmp_path / n).read_bytes() for n in IN_RUNS} == IN_RUNS
+    (tmp_path / "runs" / "run-0" / "rank-00000.log").write_text("no record")
+    subprocess.run(["tar", "-cJf", "b.tar.xz", "runs"], cwd=tmp_path, check=True)
+    subprocess.run(["tar", "-cJf", "c.tar.xz", "-C", "runs", "."], cwd=tmp_path, check=True)
+    assert read_archive(tmp_path / "b.tar.xz", named=NAME) == IN_RUNS
+    assert read_archive(tmp_path / "c.tar.xz", named=NAME) == FILES
+
+
+@pytest.mark.parametrize(
+    "name", ["/etc/x/record.json", "../x/record.json", "a/../../record.json", "a\n/b", ".."]
+)
+def test_a_name_that_leads_out_or_is_not_plain_is_refused(name: str, tmp_path: Path) -> None:
+    data = lzma.compress(packed((member("a/record.json"), b"{}"), (member(name), b"{}")))
+    assert "leads out of it or is no plain name" in refused(tmp_path / "a.tar.xz", data)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE,
+        tarfile.CONTTYPE, tarfile.GNUTYPE_SPARSE, b"?",
+    ],
+)  # fmt: skip
+def test_links_devices_and_sparse_files_are_refused(kind: bytes, tmp_path: Path) -> None:
+    data = lzma.compress(packed((member("a/record.json", kind, linkname="/etc/passwd"), b"")))
+    assert "neither a plain file nor a folder" in refused(tmp_path / "a.tar.xz", data)
+
+
+def test_sparse_file_of_the_newer_format_is_refused(tmp_path: Path) -> None:
+    headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(2**40), "GNU.sparse.numblocks": "1"}
+    data = lzma.compress(packed((member("a/record.json", pax_headers=headers), b"x")))
+    assert "neither a plain file nor a folder" in refused(tmp_path / "a.tar.xz", data)
+
+
+@pytest.mark.parametrize("again", ["a/record.json", "./a//record.json"])
+def test_a_name_twice_is_refused(again: str, tmp_path: Path) -> None:
+    data = lzma.compress(packed((member("a/record.json"), b"1"), (member(again), b"2")))
+    assert "holds 'a/record.json' twice" in refused(tmp_path / "a.tar.xz", data)
+
+
+def test_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MOST_BYTES", 2**21)
+    data = lzma.compress(packed((member("a/notes"), bytes(2**22))))
+    assert len(data) < 2**13
+    assert "unpacks to more than 2,097,152 bytes, the most allowed" in refused(tmp_path / "a.tar.xz", data)
+
+
+def test_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MOST_MEMBER_BYTES", 1000)
+    data = lzma.compress(packed((member("a/record.json"), bytes(1001))))
+    assert "of 1,001 bytes; from 0 to 1,000 are allowed" in refused(tmp_path / "a.tar.xz", data)
+
+
+@pytest.mark.parametrize("size", [-512, 2**80])
+def test_size_that_no_file_has_is_refused(size: int, tmp_path: Path) -> None:
+    info = member("a/record.json", pax_headers={"size": str(size)})
+    refused(tmp_path / "a.tar.xz", lzma.compress(packed((info, b"x"), (member("b/record.json"), b"y"))))
+
+
+def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "MOST_MEMBERS", 3)
+    data = lzma.compress(packed(*((member(f"{n}/{NAME}"), b"") for n in range(4))))
+    assert "holds more than 3 files" in refused(tmp_path / "a.tar.xz", data)
+
+
+def test_dictionary_that_takes_too_much_memory_is_refused(tmp_path: Path) -> None:
+    filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 2**28, "mode": lzma.MODE_FAST, "nice_len": 8, "mf": 3}]
+    data = lzma.compress(packed((member("a/record.json"), b"{}")), filters=filters)
+    assert "cannot be unpacked (Memory usage limit exceeded)" in refused(tmp_path / "a.tar.xz", data)
+
+
+def whole() -> bytes:
+    return lzma.compress(packed(*((member(name), data) for name, data in FILES.items())))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda data: data[: len(data) // 2], "is truncated"),
+        (lambda data: data[:-1], "is truncated"),
+        (lambda data: b"", "is truncated"),
+        (lambda data: b"PK\3\4" + data, "cannot be unpacked"),
+        (lambda data: data[:5000] + b"\0" + data[5001:], "cannot be unpacked"),
+        (lambda data: data + data, "goes on after its end"),
+        (lambda data: data + b"\0", "goes on after its end"),
+        (lambda data: lzma.compress(lzma.decompress(data)[:9000]), "no readable tar"),
+        (lambda data: lzma.compress(lzma.decompress(data)[:3584]), "is damaged after"),
+        (lambda data: lzma.compress(lzma.decompress(data).replace(b"run-3", b"run-9")), "is damaged after"),
+        (lambda data: lzma.compress(b"no archive" * 200), "no readable tar"),
+        (lambda data: lzma.compress(b""), "no readable tar"),
+    ],
+)
+def test_damaged_archive_is_one_line(damage: Callable[[bytes], bytes], says: str, tmp_path: Path) -> None:
+    assert says in refused(tmp_path / "a.tar.xz", damage(whole()))
+
+
+def test_archive_that_is_missing_or_no_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match=r"a\.tar\.xz' is missing or no file"):
+        read_archive(tmp_path / "a.tar.xz", named=NAME)
+
+
+def test_headers_nested_without_end_are_refused(tmp_path: Path) -> None:
+    chain = packed((member("x", tarfile.XHDTYPE), b""))[:512] * 5000
+    assert "no readable tar" in refused(tmp_path / "a.tar.xz", lzma.compress(chain + bytes(1024)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(place=st.integers(0, 4 * 512), value=st.binary(min_size=1, max_size=12), fix=st.booleans())
+def test_any_header_gives_files_or_a_refusal(
+    place: int, value: bytes, fix: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    info = member("a" * 120 + "/record.json", pax_headers={"comment": "long"})
+    tar = bytearray(packed((info, b"{}"), (member("b/record.json"), b"[]")))
+    tar[place : place + len(value)] = value
+    if fix:
+        start = place // 512 * 512
+        header = tar[start : start + 512]
+        header[148:156] = b" " * 8
+        tar[start + 148 : start + 156] = b"%06o\0 " % sum(header)
+    path = tmp_path_factory.mktemp("fuzz") / "a.tar.xz"
+    path.write_bytes(lzma.compress(tar, preset=0))
+    with suppress(HarnessError):
+        read_archive(path, named=NAME)
