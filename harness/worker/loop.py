@@ -66,51 +66,23 @@ class Loop:
 
     def _train_step(self, step: int) -> None:
         window = self.measure.window(step, self.steps)
-        engine, probes = self.engine, self.probes
         rate = learning_rate(step, self.steps, self.job.optimizer, self.job.schedule)
-        ids = self.sampler.step_ids(step)
-        global_targets = int(self.samples.targets[ids].sum())
+        global_targets = int(self.samples.targets[self.sampler.step_ids(step)].sum())
+        consumed = Consumed(self.samples)
         self.observer.begin_step(step)
         self._trace(wanted=window == "traced")
-        probes.begin_step(step, window)
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        consumed = Consumed(self.samples)
-        data_seconds = 0.0
+        self.probes.begin_step(step, window)
         self._synchronise()
         self.tracer.begin_step(step)
         begin = time.perf_counter()
-        for micro_step in range(self.layout.accumulation_steps):
-            last = micro_step == self.layout.accumulation_steps - 1
-            probes.begin_micro_step(last=last)
-            self._enter(None)
-            fetch = time.perf_counter()
-            batch = self._batch(step, micro_step, consumed)
-            data_seconds += time.perf_counter() - fetch
-            self._enter("forward")
-            if last:
-                probes.before_forward()
-            loss = engine.forward(batch)
-            if last:
-                probes.moment("after_forward")
-            self._enter("backward")
-            # Engines average over ranks, so this makes the gradient that of the mean per target token.
-            engine.backward(loss * (self.world.world_size / global_targets), last_micro_step=last)
-            loss_sum += loss.detach().double()
-        del loss, batch
-        probes.moment("after_backward")
-        self._enter("step")
-        examination = Examination(engine) if step in self.examine_steps else None
-        if examination is not None:
-            examination.before_update()
-        norm = engine.step(rate)
-        if examination is not None:
-            self.events.write("examined", step=step, **examination.after_update())
-        self._enter(None)
+        loss_sum, data_seconds = self._micro_steps(step, global_targets, consumed)
+        self.probes.moment("after_backward")
+        norm = self._update(step, rate)
         self._synchronise()
         seconds = time.perf_counter() - begin
         self.tracer.end_step()
-        probes.moment("after_step")
-        last_counted = probes.end_step()
+        self.probes.moment("after_step")
+        was_last_probed = self.probes.end_step()
         self.events.write(
             "step",
             step=step,
@@ -125,10 +97,50 @@ class Loop:
             phase_seconds=self.timer.take(),
             **self.observer.end_step(rate),
         )
-        if last_counted and self.job.evaluation.every_steps:
-            self._evaluation_memory(step + 1)
-        if last_counted and self.checkpoint is not None:
-            self.checkpoint.save(engine, probes, step + 1)
+        if was_last_probed:
+            self._after_probed_steps(step + 1)
+
+    def _micro_steps(self, step: int, global_targets: int, consumed: Consumed) -> tuple[Tensor, float]:
+        """Forward and backward passes of a step; the summed loss of this rank, and seconds of fetching."""
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        data_seconds = 0.0
+        for micro_step in range(self.layout.accumulation_steps):
+            last = micro_step == self.layout.accumulation_steps - 1
+            self.probes.begin_micro_step(last=last)
+            self._enter(None)
+            fetch = time.perf_counter()
+            batch = self._batch(step, micro_step, consumed)
+            data_seconds += time.perf_counter() - fetch
+            self._enter("forward")
+            if last:
+                self.probes.before_forward()
+            loss = self.engine.forward(batch)
+            if last:
+                self.probes.moment("after_forward")
+            self._enter("backward")
+            # Engines average over ranks, so this makes the gradient that of the mean per target token.
+            self.engine.backward(loss * (self.world.world_size / global_targets), last_micro_step=last)
+            loss_sum += loss.detach().double()
+        return loss_sum, data_seconds
+
+    def _update(self, step: int, rate: float) -> float:
+        """Clip and update; the gradient norm before clipping."""
+        self._enter("step")
+        examination = Examination(self.engine) if step in self.examine_steps else None
+        if examination is not None:
+            examination.before_update()
+        norm = self.engine.step(rate)
+        if examination is not None:
+            self.events.write("examined", step=step, **examination.after_update())
+        self._enter(None)
+        return norm
+
+    def _after_probed_steps(self, steps_taken: int) -> None:
+        """What is measured once, when the last probed step is over."""
+        if self.job.evaluation.every_steps:
+            self._evaluation_memory(steps_taken)
+        if self.checkpoint is not None:
+            self.checkpoint.save(self.engine, self.probes, steps_taken)
 
     def probe_batch(self) -> Batch:
         """The first micro-batch that rank 0 trained on: the same on every rank."""

@@ -19,14 +19,13 @@ from harness.backends.base import Backend, Engine, LossScale, SetupContext, Unsu
 from harness.backends.precision import compute_dtype
 from harness.batch import BatchLayout
 from harness.errors import HarnessError
-from harness.request import RunRequest, checkpoint_folder, rank_file, snapshot_file, trace_file
+from harness.request import RunRequest, checkpoint_folder, rank_file
 from harness.worker.checkpoint import CheckpointProbe
-from harness.worker.communication import CommunicationCounter
 from harness.worker.environment import device_name, join_process_group, prepare_process, world_of
 from harness.worker.events import EventWriter
+from harness.worker.instruments import Instruments
 from harness.worker.loop import Loop, describe_data
 from harness.worker.matmul_peak import measured_peaks
-from harness.worker.memory import NoAllocatorProbe, allocator_probe, host_peak_bytes
 from harness.worker.model import (
     build_model,
     describe_layout,
@@ -36,11 +35,8 @@ from harness.worker.model import (
 from harness.worker.observer import Observer
 from harness.worker.optimizer import decaying_names
 from harness.worker.phases import phase_timer
-from harness.worker.probes import Probes
-from harness.worker.samples import Sampler, load_samples
-from harness.worker.snapshot import Snapshot
+from harness.worker.samples import Sampler, Samples, load_samples
 from harness.worker.termination import tell_before_ending
-from harness.worker.tracer import Tracer
 from harness.worker.weights import digest_weights
 
 COLLECTIVE_TIMEOUT_SECONDS = 600.0
@@ -89,59 +85,22 @@ def _train(
     if reasons:
         events.write("unsupported", reasons=reasons)
         return
-    allocator = allocator_probe(world.device) if request.measure.counted_steps else NoAllocatorProbe()
-    counter = CommunicationCounter()
+    instruments = Instruments.install(request, run_directory, world)
+    counter, observer = instruments.counter, instruments.observer
     with counter.counting("setup"):
         collectives = join_process_group(world, COLLECTIVE_TIMEOUT_SECONDS)
-    job = request.job
-    layout = BatchLayout(
-        global_batch_size=job.training.global_batch_size or 0,
-        micro_batch_size=request.micro_batch_size,
-        accumulation_steps=request.accumulation_steps,
-    )
-    samples = load_samples(job)
-    sampler = Sampler(samples, job)
-    trace = trace_file(run_directory, world.rank) if request.measure.trace else None
-    tracer = Tracer(world.device, trace)
-    snapshot = Snapshot(snapshot_file(run_directory, world.rank)) if request.measure.memory_snapshot else None
-    observer = Observer()
-    probes = Probes(
-        allocator, counter, tracer, observer, counted_steps=request.measure.counted_steps, snapshot=snapshot
-    )
+    samples = load_samples(request.job)
+    sampler = Sampler(samples, request.job)
     built: dict[str, Any] = {}
     with counter.counting("setup"):
         engine = _prepare(request, world, backend, samples.vocabulary_size, built, observer)
     engine.train(True)
-    probes.attach(engine, sampler.held_tensors)
+    instruments.probes.attach(engine, sampler.held_tensors)
     with counter.counting("digest"):
         initial = digest_weights(engine) if request.measure.weight_digests else None
-    measure = request.measure
-    checkpoint = CheckpointProbe(
-        folder=checkpoint_folder(run_directory), keep=measure.keep_checkpoint, world=world
-    )
-    loop = Loop(
-        job=job,
-        layout=layout,
-        measure=measure,
-        world=world,
-        samples=samples,
-        sampler=sampler,
-        engine=engine,
-        probes=probes,
-        timer=phase_timer(world.device),
-        tracer=tracer,
-        observer=observer,
-        events=events,
-        checkpoint=checkpoint if measure.checkpoint else None,
-        examine_steps=request.examine_steps,
-    )
+    loop = _loop(request, run_directory, world, samples, sampler, engine, instruments, events)
     dist.barrier()
     setup_seconds = time.perf_counter() - started
-    peaks = (
-        measured_peaks(world.device, compute_dtype(job.training.precision))
-        if request.measure.matmul_peak
-        else {}
-    )
     events.write(
         "setup",
         effective=asdict(engine.effective()),
@@ -154,43 +113,74 @@ def _train(
         **built,
         data=describe_data(samples, sampler),
         steps=loop.steps,
-        matmul_flops_per_second=peaks,
+        matmul_flops_per_second=_matmul_peaks(request),
         setup_seconds=setup_seconds,
     )
-
-    def measured() -> None:
-        events.write(
-            "measured",
-            memory=probes.memory,
-            communication=counter.rows(),
-            early_reduced_bytes=counter.early_reduced_bytes,
-            overlap=tracer.rows,
-            probe_seconds=probes.seconds_per_step() | _tracer_seconds(tracer),
-            timed_probes=sorted(probes.timed_probes),
-            reserved_bytes=allocator.reserved_peak_bytes(),
-            host_peak_bytes=host_peak_bytes(),
-        )
-
-    def stopped() -> None:
-        # A step that was counted in part would pass for a complete one.
-        if probes.memory and not probes.within_counted_step:
-            measured()
-        events.write("stopped", at=time.time())
-        if on_termination is not None:
-            on_termination()
-
-    tell_before_ending(stopped)
+    tell_before_ending(lambda: _write_before_ending(instruments, events, on_termination))
     loop.run()
-    measured()
+    instruments.write(events)
+    _write_final(engine, observer, loop, events, digests=request.measure.weight_digests)
+    dist.barrier()
+
+
+def _write_final(
+    engine: Engine, observer: Observer, loop: Loop, events: EventWriter, *, digests: bool
+) -> None:
     events.write(
         "final",
-        weights=digest_weights(engine) if request.measure.weight_digests else None,
+        weights=digest_weights(engine) if digests else None,
         observed=observer.report(),
         probe_loss=observer.probe_loss(engine, loop.probe_batch()),
     )
     events.write("done")
     events.close()
-    dist.barrier()
+
+
+def _write_before_ending(
+    instruments: Instruments, events: EventWriter, on_termination: Callable[[], None] | None
+) -> None:
+    # A step that was counted in part would pass for a complete one.
+    if instruments.probes.memory and not instruments.probes.within_counted_step:
+        instruments.write(events)
+    events.write("stopped", at=time.time())
+    if on_termination is not None:
+        on_termination()
+
+
+def _loop(
+    request: RunRequest,
+    run_directory: Path,
+    world: World,
+    samples: Samples,
+    sampler: Sampler,
+    engine: Engine,
+    instruments: Instruments,
+    events: EventWriter,
+) -> Loop:
+    measure = request.measure
+    checkpoint = CheckpointProbe(
+        folder=checkpoint_folder(run_directory), keep=measure.keep_checkpoint, world=world
+    )
+    return Loop(
+        job=request.job,
+        layout=BatchLayout(
+            global_batch_size=request.job.training.global_batch_size or 0,
+            micro_batch_size=request.micro_batch_size,
+            accumulation_steps=request.accumulation_steps,
+        ),
+        measure=measure,
+        world=world,
+        samples=samples,
+        sampler=sampler,
+        engine=engine,
+        probes=instruments.probes,
+        timer=phase_timer(world.device),
+        tracer=instruments.tracer,
+        observer=instruments.observer,
+        events=events,
+        checkpoint=checkpoint if measure.checkpoint else None,
+        examine_steps=request.examine_steps,
+    )
 
 
 def _prepare(
@@ -242,8 +232,11 @@ def _fail(events: EventWriter, error: BaseException, status: str) -> None:
     )
 
 
-def _tracer_seconds(tracer: Tracer) -> dict[str, float]:
-    return {"tracer": tracer.seconds / len(tracer.rows)} if tracer.rows else {}
+def _matmul_peaks(request: RunRequest) -> dict[str, float]:
+    """What matrix products alone reach, where that was asked for."""
+    if not request.measure.matmul_peak:
+        return {}
+    return measured_peaks(request.device, compute_dtype(request.job.training.precision))
 
 
 def _version(package: str) -> str:

@@ -1,0 +1,64 @@
+"""The probes of one rank as one set: made before the process group, written as one event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.backends.base import World
+from harness.request import RunRequest, snapshot_file, trace_file
+from harness.worker.communication import CommunicationCounter
+from harness.worker.events import EventWriter
+from harness.worker.memory import (
+    AllocatorProbe,
+    NoAllocatorProbe,
+    allocator_probe,
+    host_peak_bytes,
+)
+from harness.worker.observer import Observer
+from harness.worker.probes import Probes
+from harness.worker.snapshot import Snapshot
+from harness.worker.tracer import Tracer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruments:
+    """What measures and observes a rank while it trains."""
+
+    allocator: AllocatorProbe
+    counter: CommunicationCounter
+    tracer: Tracer
+    observer: Observer
+    probes: Probes
+
+    @classmethod
+    def install(cls, request: RunRequest, run_directory: Path, world: World) -> Instruments:
+        """Install them; call this before the first tensor whose memory counts."""
+        measure = request.measure
+        allocator = allocator_probe(world.device) if measure.counted_steps else NoAllocatorProbe()
+        counter = CommunicationCounter()
+        tracer = Tracer(world.device, trace_file(run_directory, world.rank) if measure.trace else None)
+        snapshot = Snapshot(snapshot_file(run_directory, world.rank)) if measure.memory_snapshot else None
+        observer = Observer()
+        probes = Probes(
+            allocator, counter, tracer, observer, counted_steps=measure.counted_steps, snapshot=snapshot
+        )
+        return cls(allocator=allocator, counter=counter, tracer=tracer, observer=observer, probes=probes)
+
+    def write(self, events: EventWriter) -> None:
+        """Write all that was measured so far."""
+        events.write(
+            "measured",
+            memory=self.probes.memory,
+            communication=self.counter.rows(),
+            early_reduced_bytes=self.counter.early_reduced_bytes,
+            overlap=self.tracer.rows,
+            probe_seconds=self.probes.seconds_per_step() | self._tracer_seconds(),
+            timed_probes=sorted(self.probes.timed_probes),
+            reserved_bytes=self.allocator.reserved_peak_bytes(),
+            host_peak_bytes=host_peak_bytes(),
+        )
+
+    def _tracer_seconds(self) -> dict[str, float]:
+        rows = self.tracer.rows
+        return {"tracer": self.tracer.seconds / len(rows)} if rows else {}
