@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from harness.atomic_write import write_atomically
 from harness.spec import Job, MeasureSection
 
 REQUEST_NAME = "request.json"
@@ -38,7 +39,7 @@ class RunRequest(BaseModel):
     """Stop after the last of these steps and write the gradients and updates of each by parameter."""
 
     def write(self, run_directory: Path) -> None:
-        (run_directory / REQUEST_NAME).write_text(self.model_dump_json(indent=1), encoding="utf-8")
+        write_atomically(run_directory / REQUEST_NAME, self.model_dump_json(indent=1))
 
     @classmethod
     def read(cls, run_directory: Path) -> RunRequest:

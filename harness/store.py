@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from harness.atomic_write import write_atomically
 from harness.backends.explain import explain
 from harness.errors import HarnessError
 from harness.record import SCHEMA_VERSION, Record
@@ -72,9 +73,7 @@ def try_writing(path: Path) -> None:
 def write_record(directory: Path, record: Record) -> Path:
     """Write the record so that a reader sees all of it or nothing."""
     path = directory / RECORD_NAME
-    temporary = directory / f".{RECORD_NAME}.{os.getpid()}"
-    temporary.write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_atomically(path, record.model_dump_json(indent=1) + "\n")
     return path
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 import psutil
 
+from harness.atomic_write import write_atomically
 from harness.backends.explain import choices
 from harness.errors import HarnessError
 from harness.fabric.gate import parse_rate, parse_size, shortfall
@@ -117,7 +118,7 @@ def write_result(result: FabricResult, output: Path) -> None:
     """Write the document; into a folder under its own name."""
     path = _result_file(output)
     try:
-        path.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        write_atomically(path, result.model_dump_json(indent=1) + "\n")
     except OSError as error:
         raise HarnessError(f"fabric result '{path}' cannot be written: {error.strerror}") from error
 

@@ -6,6 +6,7 @@ from math import log2
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
 from harness.fabric.result import FabricResult, FabricRow
 from harness.report.document import Picture
@@ -70,7 +71,7 @@ def picture_format(path: Path) -> Literal["svg", "png"]:
 def write_picture(result: FabricResult, path: Path) -> None:
     """Write the picture as SVG or PNG, by the file's suffix. Raises HarnessError for another."""
     form = picture_format(path)
-    path.write_bytes(draw(fabric_picture(result), (form,))[form])
+    write_atomically(path, draw(fabric_picture(result), (form,))[form])
 
 
 def _pairs(result: FabricResult) -> dict[str, list[FabricRow]]:

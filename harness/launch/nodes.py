@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from harness.atomic_write import write_atomically
 from harness.launch.side_files import read_object
 from harness.provenance import environment
 
@@ -24,11 +25,8 @@ def node_file(run_directory: Path, node: int) -> Path:
 
 
 def write_node(run_directory: Path, node: int) -> None:
-    """Describe this machine for the record, under a temporary name first."""
-    path = node_file(run_directory, node)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(describe_node()), encoding="utf-8")
-    os.replace(temporary, path)
+    """Describe this machine for the record."""
+    write_atomically(node_file(run_directory, node), json.dumps(describe_node()))
 
 
 def read_nodes(run_directory: Path) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.atomic_write import write_atomically
 from harness.compare.rows import Row, make_rows
 from harness.errors import HarnessError
 from harness.record import Record
@@ -66,8 +67,8 @@ def write_report(
     rendered = render(document, manifest, images, output)
     _remove_earlier_pictures(output, manifest)
     for name, data in rendered.beside.items():
-        (output.parent / name).write_bytes(data)
-    output.write_text(rendered.text, encoding="utf-8", newline="")
+        write_atomically(output.parent / name, data)
+    write_atomically(output, rendered.text)
     return output
 
 

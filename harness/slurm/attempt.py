@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, FabricResult, read_fabric
 from harness.launch.assemble import assemble
@@ -20,7 +21,6 @@ from harness.record import Record
 from harness.request import REQUEST_NAME, RunRequest, launcher_log, rank_exit, rank_file
 from harness.slurm.client import JobFacts
 from harness.slurm.exit_reason import ScriptEnd, out_of_memory_notice, verdict
-from harness.slurm.matrix import write_atomically
 from harness.store import write_record
 
 JOB_NAME = "slurm.json"

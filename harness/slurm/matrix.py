@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from harness.atomic_write import write_atomically
 from harness.backends.explain import explain
 from harness.cells import Cell, make_request, plan
 from harness.errors import HarnessError
@@ -137,7 +137,7 @@ def write_matrix(folder: Path, matrix: Matrix, scripts: dict[str, str]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in scripts.items():
-            (folder / name).write_text(text, encoding="utf-8")
+            write_atomically(folder / name, text)
         write_atomically(folder / MATRIX_NAME, matrix.model_dump_json(indent=1))
     except OSError as error:
         raise HarnessError(f"folder '{folder}' cannot be written: {error.strerror}") from error
@@ -156,13 +156,6 @@ def read_matrix(folder: Path) -> Matrix:
         raise HarnessError(f"{path} is not UTF-8 text") from error
     except ValidationError as error:
         raise HarnessError(f"{path} is not a matrix of this version: {explain(error, Matrix)}") from error
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file so that a reader sees all of it or what was there before."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 def _batches(cells: Sequence[Cell], arrays: bool) -> list[list[Cell]]:

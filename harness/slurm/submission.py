@@ -12,11 +12,12 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
 from harness.record_files import RECORD_NAME
 from harness.slurm import client
 from harness.slurm.attempt import noted_job
-from harness.slurm.matrix import Matrix, PlannedRun, write_atomically
+from harness.slurm.matrix import Matrix, PlannedRun
 
 JOBS_NAME = "jobs.json"
 LOCK_NAME = "submit.lock"

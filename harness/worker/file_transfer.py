@@ -13,6 +13,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from harness.atomic_write import write_atomically
+
 PIECE_BYTES = 4 * 2**20
 """torch's store refuses values above 8 MiB."""
 PATIENCE = timedelta(seconds=30)
@@ -38,7 +40,7 @@ def fetch(store: Any, rank: int, directory: Path, patience: timedelta = PATIENCE
     pieces = [store.get(_key(rank, str(index))) for index in range(int(store.get(count)))]
     contents: dict[str, str] = json.loads(zlib.decompress(b"".join(pieces)))
     for name, text in contents.items():
-        (directory / Path(name).name).write_text(text, encoding="utf-8")
+        write_atomically(directory / Path(name).name, text)
     return True
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from harness.atomic_write import write_atomically
 from harness.request import rank_exit
 
 PR_SET_PDEATHSIG = 1
@@ -37,7 +38,7 @@ def run_monitored(run_directory: Path, rank: int, main: Callable[[], int]) -> No
     _, status, usage = os.wait4(child, 0)
     code = os.waitstatus_to_exitcode(status)
     note = {"exit_code": code, "at": time.time(), "max_resident_bytes": usage.ru_maxrss * 1024}
-    rank_exit(run_directory, rank).write_text(json.dumps(note), encoding="utf-8")
+    write_atomically(rank_exit(run_directory, rank), json.dumps(note))
     os._exit(code if code >= 0 else 128 - code)
 
 

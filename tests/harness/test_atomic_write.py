@@ -1,0 +1,59 @@
+"""A reader of a file that is written again sees all of it or what was there before."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.atomic_write import write_atomically
+
+
+def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_atomically(path, "before")
+    before = path.open(encoding="utf-8")
+    write_atomically(path, "größe\r\n")
+    assert (before.read(), path.read_bytes()) == ("before", "größe\r\n".encode())
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_cannot_be_written_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("before")
+
+    def full(_self: Path, _data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, "after")
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_keeps_its_place(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("target")
+    write_atomically(link, "text")
+    assert link.is_symlink()
+    assert (tmp_path / "target").read_text() == "text"
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    script = (
+        "from pathlib import Path; from harness.atomic_write import write_atomically as w; w(Path('{}'), 'x')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script.format("/dev/stdout")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "x"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen([sys.executable, "-c", script.format(pipe)]):
+        assert pipe.read_text() == "x"
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
