@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import io
 import lzma
-import os
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
 
 SUFFIX = ".tar.xz"
@@ -41,9 +41,7 @@ def write_archive(path: Path, files: Mapping[str, bytes], *, folder: str) -> Non
             member = tarfile.TarInfo(f"{folder}/{name}")
             member.size = len(files[name])
             tar.addfile(member, io.BytesIO(files[name]))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(lzma.compress(packed.getbuffer(), preset=9 | lzma.PRESET_EXTREME))
-    os.replace(temporary, path)
+    write_atomically(path, lzma.compress(packed.getbuffer(), preset=9 | lzma.PRESET_EXTREME))
 
 
 def read_archive(path: Path, *, named: str) -> dict[str, bytes]:
