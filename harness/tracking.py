@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from harness.compare.rows import Row
 from harness.errors import HarnessError
+from harness.nested import leaves
 
 Tracker = Literal["tensorboard", "mlflow", "wandb"]
 PACKAGES: dict[Tracker, str] = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
@@ -52,14 +53,9 @@ def settings(row: Row) -> dict[str, str | int | float | bool]:
         "job_id": record.job_id, "status": record.status, "parity": row.judgement.parity,
     }  # fmt: skip
 
-    def flatten(values: dict[str, Any], prefix: str) -> None:
-        for key, value in values.items():
-            if isinstance(value, dict):
-                flatten(value, f"{prefix}{key}.")
-            elif isinstance(value, str | int | float | bool):
-                found[f"{prefix}{key}"] = value
-
-    flatten(record.job, "job.")
+    for keys, value in leaves({"job": record.job}):
+        if isinstance(value, str | int | float | bool):
+            found[".".join(keys)] = value
     return found
 
 

@@ -11,6 +11,7 @@ from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
 from harness.compare.run_conditions import labelled, varying, words
 from harness.compare.statistics import Interval, significance, value_range
+from harness.nested import leaves
 from harness.record import Record
 
 MEASURES = (
@@ -162,24 +163,17 @@ def _differences(before: Sequence[Any], after: Sequence[Any], backend: str) -> l
     """Leaves whose values over the documents of a side are not those of the other's; none of no documents."""
     if not before or not after:
         return []
-    left, right = [_leaves(d) for d in before], [_leaves(d) for d in after]
+    left, right = [_by_path(d) for d in before], [_by_path(d) for d in after]
     found = []
-    for field in dict.fromkeys(field for leaves in (*left, *right) for field in leaves):
+    for field in dict.fromkeys(field for values in (*left, *right) for field in values):
         old, new = _values(left, field), _values(right, field)
         if any(value not in new for value in old) or any(value not in old for value in new):
             found.append(Setting(backend=backend, field=field, before=_one(old), after=_one(new)))
     return found
 
 
-def _leaves(document: Any, field: str = "") -> dict[str, Any]:
-    """Values of a document by their path; a list counts as one value."""
-    if not isinstance(document, dict):
-        return {field: document}
-    return {
-        path: leaf
-        for key, value in document.items()
-        for path, leaf in _leaves(value, f"{field}.{key}" if field else str(key)).items()
-    }
+def _by_path(document: Any) -> dict[str, Any]:
+    return {".".join(keys): value for keys, value in leaves(document)}
 
 
 def _values(documents: Sequence[dict[str, Any]], field: str) -> list[Any]:

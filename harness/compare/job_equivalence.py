@@ -10,6 +10,7 @@ from operator import attrgetter, itemgetter, ne
 from typing import Any
 
 from harness.compare.wording import Digest, differs
+from harness.nested import differences
 from harness.record import Record
 
 
@@ -49,20 +50,10 @@ def job_differences(reference: Record, record: Record) -> list[Difference]:
     ]
 
 
-def nested_differences(left: Any, right: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(path, left, right) of each leaf in which two documents differ."""
-    if isinstance(left, dict) and isinstance(right, dict):
-        for key in {**left, **right}:
-            path = f"{prefix}.{key}" if prefix else str(key)
-            yield from nested_differences(left.get(key), right.get(key), path)
-    elif left != right:
-        yield prefix, left, right
-
-
 def _identity(reference: Record, record: Record) -> Iterator[Difference]:
     if reference.job_id != record.job_id:
-        for path, left, right in nested_differences(reference.job, record.job):
-            yield Difference(field=path, reference=left, given=right)
+        for keys, left, right in differences(reference.job, record.job):
+            yield Difference(field=".".join(keys), reference=left, given=right)
         yield Difference(field="job_id", reference=reference.job_id, given=record.job_id)
 
 

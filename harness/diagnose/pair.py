@@ -9,10 +9,10 @@ from harness.archive import archive_of
 from harness.backends.explain import suggestion
 from harness.cells import canonical_label
 from harness.compare.cell import Cell
-from harness.compare.job_equivalence import nested_differences
 from harness.compare.parity import has_dropout
 from harness.compare.rows import reason
 from harness.errors import HarnessError
+from harness.nested import differences
 from harness.record import Record
 from harness.store import read_runs
 
@@ -81,10 +81,10 @@ def _read(path: Path) -> Run:
 
 def _fields(left: Record, right: Record) -> str:
     """'training.precision fp32 against bf16-mixed; ...'."""
-    differences = [
-        f"{path} {one} against {other}" for path, one, other in nested_differences(left.job, right.job)
+    found = [
+        f"{'.'.join(keys)} {one} against {other}" for keys, one, other in differences(left.job, right.job)
     ]
-    if not differences:
+    if not found:
         return "their settings are equal, but not the contents of the files that they name"
-    more = len(differences) - SHOWN_FIELDS
-    return "; ".join(differences[:SHOWN_FIELDS]) + (f"; and {more} more" if more > 0 else "")
+    more = len(found) - SHOWN_FIELDS
+    return "; ".join(found[:SHOWN_FIELDS]) + (f"; and {more} more" if more > 0 else "")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from harness.compare.cell import Cell
 from harness.compare.findings.finding import Finding, Kind
-from harness.compare.job_equivalence import nested_differences
 from harness.compare.parity import has_dropout
 from harness.compare.rows import Row
 from harness.compare.wording import both
+from harness.nested import differences, value_at
 from harness.record import Record
 
 KINDS = (
@@ -132,8 +132,8 @@ def _several_jobs(rows: Sequence[Row]) -> list[Finding]:
     if len(jobs) < 2:
         return []
     first, *others = jobs.values()
-    paths = list(dict.fromkeys(path for other in others for path, _, _ in nested_differences(first, other)))
-    values = {path: [_at(job, path) for job in jobs.values()] for path in paths}
+    differing = dict.fromkeys(keys for other in others for keys, _, _ in differences(first, other))
+    values = {".".join(keys): [value_at(job, keys) for job in jobs.values()] for keys in differing}
     named = "; ".join(f"{path}: {' / '.join(map(str, given))}" for path, given in values.items())
     return [
         Finding(
@@ -149,9 +149,3 @@ def _several_jobs(rows: Sequence[Row]) -> list[Finding]:
 def _name(record: Record | None) -> str:
     """The run that stands in for a reference without a result."""
     return "the others" if record is None else f"{record.backend.label}, as the reference has no result"
-
-
-def _at(document: object, path: str) -> object:
-    for key in path.split("."):
-        document = document.get(key) if isinstance(document, dict) else None
-    return document

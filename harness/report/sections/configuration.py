@@ -8,6 +8,7 @@ from typing import Any
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.rows import Row
 from harness.compare.wording import ranks
+from harness.nested import differences
 from harness.record import Record
 from harness.report.document import Block, Folded, Paragraph, Section, yaml_code
 
@@ -43,13 +44,11 @@ def _folded(groups: Sequence[Repeats]) -> Folded:
 def difference(given: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Values of `given` that `other` has not, nested; None for what only `other` has."""
     changed: dict[str, Any] = {}
-    for key in dict.fromkeys([*given, *other]):
-        value, before = given.get(key), other.get(key)
-        if isinstance(value, dict) and isinstance(before, dict):
-            if inside := difference(value, before):
-                changed[key] = inside
-        elif value != before:
-            changed[key] = value
+    for keys, value, _ in differences(given, other):
+        inner = changed
+        for key in keys[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[keys[-1]] = value
     return changed
 
 

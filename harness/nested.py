@@ -1,0 +1,34 @@
+"""Walks nested documents, as JSON and YAML hold them, by their keys. Imports nothing of the harness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+Keys: TypeAlias = tuple[str, ...]
+"""The keys that lead to a value, the outermost first."""
+
+
+def leaves(document: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
+    """(keys, value) of each value that is no mapping; a list counts as one value."""
+    if isinstance(document, dict):
+        for key, value in document.items():
+            yield from leaves(value, (*keys, str(key)))
+    else:
+        yield keys, document
+
+
+def differences(left: Any, right: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any, Any]]:
+    """(keys, left, right) of each value in which two documents differ; None for what one has not."""
+    if isinstance(left, dict) and isinstance(right, dict):
+        for key in {**left, **right}:
+            yield from differences(left.get(key), right.get(key), (*keys, str(key)))
+    elif left != right:
+        yield keys, left, right
+
+
+def value_at(document: Any, keys: Keys) -> Any:
+    """The value to which these keys lead; None where they lead nowhere."""
+    for key in keys:
+        document = document.get(key) if isinstance(document, dict) else None
+    return document
