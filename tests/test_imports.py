@@ -14,7 +14,7 @@ WITHOUT_TORCH = [
     "harness.compare.findings.catalogue", "harness.compare.measures", "harness.compare.parity",
     "harness.compare.rows", "harness.config", "harness.launch.assemble", "harness.launch.local",
     "harness.provenance", "harness.record", "harness.report.report", "harness.report.drawing",
-    "harness.report.tables", "harness.slurm.commands", "harness.spec", "harness.store",
+    "harness.report.tables", "harness.cli.slurm", "harness.spec", "harness.store",
     "harness.theory.communication",
     "harness.backends.base", "backends.options", "backends.registry",
 ]  # fmt: skip

@@ -9,6 +9,8 @@ from harness.command_lines import inside
 from harness.errors import HarnessError
 from harness.provenance import gpu_count
 
+DEFAULT_CPU_RANKS = 2
+
 
 def split_backends(text: str) -> list[str]:
     """Split a comma-separated list; 'key=value' pieces belong to the backend before them."""
@@ -23,15 +25,20 @@ def split_backends(text: str) -> list[str]:
     return labels
 
 
-def numbers_of_ranks(text: str) -> list[int]:
+def numbers(text: str, option: str, unit: str) -> list[int]:
     """'2,4' as numbers, each once. Raises HarnessError."""
     try:
-        sizes = [int(part) for part in text.split(",")]
+        counts = [int(part) for part in text.split(",")]
     except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 1:
-        raise HarnessError(f"--nproc was given '{text}'; give numbers of ranks such as 2 or 2,4")
-    return list(dict.fromkeys(sizes))
+        counts = []
+    if not counts or min(counts) < 1:
+        raise HarnessError(f"{option} was given '{text}'; give numbers of {unit} such as 2 or 2,4")
+    return list(dict.fromkeys(counts))
+
+
+def default_ranks(device: str) -> int:
+    """Ranks on this machine where nobody says how many: one for each GPU, or two on the CPU."""
+    return max(1, gpu_count()) if device == "cuda" else DEFAULT_CPU_RANKS
 
 
 def require_gpus(device: str, world_size: int) -> None:

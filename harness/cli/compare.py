@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cells import Cell, modules_to_preload, plan, reusable, run_cell
-from harness.cli.arguments import command_line, numbers_of_ranks, require_gpus, split_backends
+from harness.cli.arguments import command_line, numbers, require_gpus, split_backends
 from harness.cli.options import (
     EXIT_STRICT,
     common,
@@ -75,7 +75,7 @@ def compare(
     experiment = load_experiment(config, with_trace(assignments, trace))
     device = resolve_device(experiment.runtime.device)
     names = split_backends(backends) if backends is not None else experiment.compare.backends
-    sizes = numbers_of_ranks(nproc) if nproc is not None else experiment.compare.world_sizes
+    sizes = numbers(nproc, "--nproc", "ranks") if nproc is not None else experiment.compare.world_sizes
     cells = plan(experiment, names, sizes, repeats or experiment.compare.repeats, device)
     for size in sizes:
         require_gpus(device, size)

@@ -1,14 +1,27 @@
-"""`harness fabric`: its options; harness/fabric/commands.py does the work."""
+"""`harness fabric`: measures the network, shows the result and judges it."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
 
 import click
 
-from harness.cli.options import common, json_option
+from harness.backends.explain import choices
+from harness.cli.arguments import default_ranks
+from harness.cli.options import EXIT_GATE, common, json_option
+from harness.errors import HarnessError
+from harness.fabric.gate import parse_rate, parse_size, shortfall
+from harness.fabric.ranks import NO_GPU, start_ranks
+from harness.fabric.result import OPERATIONS, FabricResult, result_file, whole_elements, write_result
+from harness.fabric.table import fabric_table
+from harness.launch.external import external_rank, started_as_rank
+from harness.launch.local import resolve_device
+from harness.store import try_writing
+from harness.worker.termination import leave
 
+DEFAULT_LARGEST = {"cuda": "4GB", "cpu": "64MB"}
+"""gloo moves about 1 GB/s: larger tensors tell no more and take minutes."""
 _path = click.Path(path_type=Path)
 
 
@@ -29,11 +42,111 @@ _path = click.Path(path_type=Path)
 @click.option("--silent", is_flag=True, hidden=True)
 @json_option
 @common
-def fabric(**arguments: Any) -> int:
+def fabric(
+    nproc: int | None,
+    device: str,
+    max_size: str | None,
+    operations: str | None,
+    repeats: int,
+    warmup: int,
+    seconds_per_row: float,
+    require_busbw: str | None,
+    output: Path | None,
+    plot: Path | None,
+    as_json: bool,
+    silent: bool,
+) -> int:
     """Measure the network under the collectives, and gate on its bus bandwidth.
 
     Starts ranks on this machine, or becomes one of them under torchrun.
     """
-    from harness.fabric.commands import fabric as run
+    asked, device = device, resolve_device(device)
+    wanted = split_operations(operations)
+    largest = parse_size(max_size or DEFAULT_LARGEST[device])
+    required = parse_rate(require_busbw) if require_busbw else None
+    is_rank = started_as_rank()
+    shows = not is_rank or external_rank() == 0
+    if shows:
+        check_outputs(output, plot)
+    if is_rank:
+        from harness.fabric.measurement import measure  # loads torch
 
-    return run(**arguments)
+        result = measure(
+            device, largest, wanted, repeats=repeats, warmup=warmup, seconds_per_row=seconds_per_row
+        )
+    else:
+        if asked == "cuda" and resolve_device("auto") != "cuda":
+            raise HarnessError(NO_GPU)
+        # Not sys.argv: torchrun takes --nproc for an abbreviation of its own, wherever it stands.
+        arguments = [
+            "--device", device, "--max-size", str(largest), "--operations", ",".join(wanted), "--repeats",
+            str(repeats), "--warmup", str(warmup), "--seconds-per-row", str(seconds_per_row),
+        ]  # fmt: skip
+        result = start_ranks(nproc or default_ranks(device), arguments)
+    if shows and output is not None:
+        write_result(result, output)
+    code = present(result, largest, required, plot, as_json) if shows and not silent else 0
+    if is_rank:
+        leave(code)
+    return code
+
+
+def split_operations(text: str | None) -> list[str]:
+    """Operations of a comma-separated list; all without one. Raises HarnessError for an unknown one."""
+    if text is None:
+        return list(OPERATIONS)
+    names = [name.strip().replace("-", "_") for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in OPERATIONS:
+            raise HarnessError(f"operation '{name}' is unknown. Available: {choices(name, OPERATIONS)}")
+    return names or list(OPERATIONS)
+
+
+def check_outputs(output: Path | None, plot: Path | None) -> None:
+    """Raise HarnessError for a file that could not be written after minutes of measuring."""
+    if plot is not None:
+        from harness.fabric.picture import picture_format
+
+        picture_format(plot)
+        _check_writable(plot, "--plot")
+    if output is not None:
+        _check_writable(result_file(output), "--output")
+
+
+def _check_writable(path: Path, option: str) -> None:
+    try:
+        try_writing(path)
+    except OSError as error:
+        raise HarnessError(
+            f"{option} was given '{path}', which cannot be written: {error.strerror}"
+        ) from error
+
+
+def present(
+    result: FabricResult, asked_bytes: int, required: float | None, plot: Path | None, as_json: bool
+) -> int:
+    """Show a result, and whether it ends before the size asked for; 3 if it misses the required bytes/s."""
+    click.echo(fabric_table(result), err=as_json)
+    largest = max(row.size_bytes for row in result.rows)
+    if largest < 4 * whole_elements(asked_bytes, result.world_size):
+        click.echo(f"memory is short for {asked_bytes:,} bytes: measured up to {largest:,}", err=True)
+    if as_json:
+        rows = [
+            row.model_dump()
+            | {
+                "algorithm_bytes_per_second": row.algorithm_bandwidth,
+                "bus_bytes_per_second": row.bus_bandwidth,
+            }
+            for row in result.rows
+        ]
+        click.echo(json.dumps(result.model_dump() | {"rows": rows, "summary": result.summary()}, indent=1))
+    if plot is not None:
+        from harness.fabric.picture import write_picture
+
+        write_picture(result, plot)
+        click.echo(f"picture: {plot}", err=True)
+    missed = shortfall(result, required) if required is not None else None
+    if missed is not None:
+        click.echo(f"harness: {missed}", err=True)
+        return EXIT_GATE
+    return 0

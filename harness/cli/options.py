@@ -13,6 +13,7 @@ import click
 
 EXIT_ERROR = 1
 EXIT_STRICT = 3
+EXIT_GATE = 3
 
 
 def common(command: Callable[..., int]) -> Callable[..., None]:

@@ -11,7 +11,7 @@ import click
 from harness.backends import registry
 from harness.batch import batch_layout
 from harness.cells import canonical_label, make_cell, make_request, modules_to_preload, run_cell
-from harness.cli.arguments import command_line, require_gpus
+from harness.cli.arguments import command_line, default_ranks, require_gpus
 from harness.cli.options import (
     common,
     config_option,
@@ -33,13 +33,11 @@ from harness.launch.external import (
     started_as_rank,
 )
 from harness.launch.local import LocalLauncher, require_port, resolve_device
-from harness.provenance import gpu_count
 from harness.record import Record
 from harness.request import RunRequest
 from harness.spec import Experiment
 from harness.store import Store
-
-DEFAULT_CPU_RANKS = 2
+from harness.worker.termination import leave
 
 
 @click.command()
@@ -104,7 +102,7 @@ def _world_size(label: str, nproc: int | None, device: str) -> int:
         if nproc not in (None, 1):
             raise HarnessError(f"--nproc {nproc}: '{label}' is one process; leave --nproc out")
         return 1
-    return nproc or (max(1, gpu_count()) if device == "cuda" else DEFAULT_CPU_RANKS)
+    return nproc or default_ranks(device)
 
 
 def _run_as_rank(
@@ -121,7 +119,6 @@ def _run_as_rank(
     store.prepare()
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries would prefer a GPU that they see
-    from harness.worker.environment import leave
     from harness.worker.external import run_external
 
     def request() -> RunRequest:

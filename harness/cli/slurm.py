@@ -1,13 +1,31 @@
-"""`harness slurm ...`: the options of each command; harness/slurm/commands.py does the work."""
+"""`harness slurm ...`: a matrix of cells as Slurm jobs."""
 
 from __future__ import annotations
 
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
+from tabulate import tabulate
 
+from harness.cells import canonical_label, reusable
+from harness.cli.arguments import DEFAULT_CPU_RANKS, numbers, split_backends
 from harness.cli.options import common, config_option, json_option, runs_option, set_option
+from harness.cli.slurm_job import begin, finish, gate
+from harness.compare.wording import counted
+from harness.config import load_experiment
+from harness.errors import HarnessError
+from harness.slurm import client
+from harness.slurm.collection import RunState, look, records_of_cells
+from harness.slurm.collection import collect as collect_records
+from harness.slurm.matrix import Matrix, on_site, plan_nodes, read_matrix, render_matrix, write_matrix
+from harness.slurm.site import load_site, with_time_limit
+from harness.slurm.submission import AnotherSubmission, alone, read_jobs, submit_runs, unsubmitted
+from harness.store import Store
 
 _folder = click.argument("folder", type=click.Path(path_type=Path))
 
@@ -15,6 +33,10 @@ _folder = click.argument("folder", type=click.Path(path_type=Path))
 @click.group()
 def slurm() -> None:
     """Run a matrix of cells as Slurm jobs."""
+
+
+for command in (begin, finish, gate):
+    slurm.add_command(command)
 
 
 @slurm.command()
@@ -35,11 +57,49 @@ def slurm() -> None:
 @click.option("--time", "time_limit", help="Time limit of a cell instead of the site's.")
 @click.option("--fresh", is_flag=True, help="Render every cell, also those that have a record.")
 @common
-def render(**arguments: Any) -> int:
+def render(
+    site: Path,
+    config: Path | None,
+    backends: str | None,
+    nodes: str,
+    nproc: int | None,
+    repeats: int | None,
+    assignments: tuple[str, ...],
+    runs: Path,
+    output: Path,
+    job_name: str,
+    arrays: bool,
+    time_limit: str | None,
+    fresh: bool,
+) -> int:
     """Write the job scripts of backends x numbers of nodes x repeats."""
-    from harness.slurm.commands import render as run
-
-    return run(**arguments)
+    where = load_site(site)
+    if time_limit is not None:
+        where = with_time_limit(where, time_limit)
+    experiment = on_site(load_experiment(config, assignments), where)
+    names = split_backends(backends) if backends is not None else experiment.compare.backends
+    if names != ["all"]:
+        names = [canonical_label(name) for name in names]
+    per_node = nproc or where.gpus_per_node or DEFAULT_CPU_RANKS
+    counts = numbers(nodes, "--nodes", "nodes")
+    cells = plan_nodes(experiment, where, names, counts, per_node, repeats or experiment.compare.repeats)
+    store = Store(runs)
+    store.prepare()
+    if not fresh:
+        wanted = {cell.key for cell in cells}
+        known = reusable(store.records()[0], wanted.__contains__)
+        if known:
+            click.echo(f"{len(known)} of {len(cells)} cells have a record", err=True)
+        cells = [cell for cell in cells if cell.key not in known]
+        if not cells:
+            return 0
+    matrix, scripts = render_matrix(
+        cells, experiment, where, folder=output, runs_folder=runs, job_name=job_name, arrays=arrays,
+        command=["harness", *sys.argv[1:]],
+    )  # fmt: skip
+    write_matrix(output, matrix, scripts)
+    click.echo(f"{output}: {len(matrix.runs)} runs in {len(scripts)} scripts", err=True)
+    return 0
 
 
 @slurm.command()
@@ -50,9 +110,20 @@ def render(**arguments: Any) -> int:
 @common
 def submit(folder: Path, wait: bool, poll_seconds: float, as_json: bool) -> int:
     """Submit the runs of a rendered folder that were not submitted yet."""
-    from harness.slurm.commands import submit as run
-
-    return run(folder, wait=wait, poll_seconds=poll_seconds, as_json=as_json)
+    matrix = read_matrix(folder)
+    while True:
+        try:
+            left, states = _submit_some(folder, matrix, wait)
+        except (client.SlurmUnavailable, AnotherSubmission) as error:
+            if not wait:
+                raise
+            click.echo(f"{error}; asking again in {poll_seconds:g} s", err=True)
+        else:
+            if not wait or not (left or any(state.pending for state in states)):
+                break
+        time.sleep(poll_seconds)
+    _present(folder, states, as_json)
+    return 0
 
 
 @slurm.command()
@@ -61,9 +132,8 @@ def submit(folder: Path, wait: bool, poll_seconds: float, as_json: bool) -> int:
 @common
 def status(folder: Path, as_json: bool) -> int:
     """Show where each run is."""
-    from harness.slurm.commands import status as run
-
-    return run(folder, as_json=as_json)
+    _present(folder, look(folder, read_matrix(folder)), as_json)
+    return 0
 
 
 @slurm.command()
@@ -73,9 +143,15 @@ def status(folder: Path, as_json: bool) -> int:
 @common
 def collect(folder: Path, report: Path | None, as_json: bool) -> int:
     """Give every run whose job is over its record, with what Slurm knows of it."""
-    from harness.slurm.commands import collect_runs as run
+    matrix = read_matrix(folder)
+    states = collect_records(folder, matrix)
+    _present(folder, states, as_json)
+    if report is not None:
+        from harness.report.report import write_report
 
-    return run(folder, report=report, as_json=as_json)
+        write_report(records_of_cells(matrix, states), report)
+        click.echo(f"report: {report}", err=True)
+    return 0
 
 
 @slurm.command()
@@ -84,41 +160,65 @@ def collect(folder: Path, report: Path | None, as_json: bool) -> int:
 @common
 def cancel(folder: Path, run_ids: tuple[str, ...]) -> int:
     """Cancel the jobs of all runs, or of those named."""
-    from harness.slurm.commands import cancel as run
-
-    return run(folder, run_ids)
-
-
-@slurm.command(hidden=True)
-@click.argument("run_directory", type=click.Path(path_type=Path))
-@common
-def begin(run_directory: Path) -> int:
-    """For job scripts: an attempt at a run begins."""
-    from harness.slurm.commands import begin_run as run
-
-    return run(run_directory)
-
-
-@slurm.command(hidden=True)
-@click.argument("run_directory", type=click.Path(path_type=Path))
-@click.option("--exit-code", required=True, type=int)
-@click.option("--ended", type=click.Choice(["time-limit", "terminated", "slow-fabric", "fabric-failed"]))
-@click.option("--require-busbw", metavar="RATE")
-@common
-def finish(run_directory: Path, exit_code: int, ended: Any, require_busbw: str | None) -> int:
-    """For job scripts: the step of a run has ended."""
-    from harness.slurm.commands import finish_run as run
-
-    return run(run_directory, exit_code, ended, require_busbw)
+    matrix = read_matrix(folder)
+    states = look(folder, matrix)
+    unknown = set(run_ids) - {state.run.request.run_id for state in states}
+    if unknown:
+        raise HarnessError(
+            f"run '{min(unknown)}' is not of this matrix: `harness slurm status {folder}` lists its runs"
+        )
+    alive = [
+        state.job
+        for state in states
+        if state.job is not None
+        and state.facts is not None
+        and state.facts.active
+        and (not run_ids or state.run.request.run_id in run_ids)
+    ]
+    client.cancel(alive)
+    _tell_unknown_jobs(folder)
+    click.echo(f"cancelled {len(alive)} jobs; collect writes their records", err=True)
+    return 0
 
 
-@slurm.command(hidden=True)
-@click.argument("run_directory", type=click.Path(path_type=Path))
-@click.argument("rate")
-@common
-def gate(run_directory: Path, rate: str) -> int:
-    """For job scripts: judge what the self-test of the network wrote there."""
-    from harness.fabric.commands import check
-    from harness.fabric.result import FABRIC_NAME
+def _submit_some(folder: Path, matrix: Matrix, wait: bool) -> tuple[int, list[RunState]]:
+    """Submit what the queue has room for; how many runs are left, and where each is."""
 
-    return check(run_directory / FABRIC_NAME, rate)
+    def say(job: str, runs: int) -> None:
+        click.echo(f"job {job}: {counted(runs, 'run')}", err=True)
+
+    with alone(folder):
+        runs = unsubmitted(folder, matrix)
+        left = len(runs) - submit_runs(folder, matrix, runs, say)
+    if left and not wait:
+        click.echo(
+            f"{left} runs wait: the site's max_queued_jobs is {matrix.site.max_queued_jobs}; "
+            "submit again later, or with --wait",
+            err=True,
+        )
+    return left, collect_records(folder, matrix) if wait else look(folder, matrix)
+
+
+def _present(folder: Path, states: Sequence[RunState], as_json: bool) -> None:
+    rows = [state.as_json() for state in states]
+    body = [
+        [row["run_id"], row["backend"], row["nodes"], row["world_size"], row["job"] or "-", row["phase"],
+         row["state"] or "-", row["status"] or "-"]
+        for row in rows
+    ]  # fmt: skip
+    headers = ("run", "backend", "nodes", "ranks", "job", "phase", "Slurm", "record")
+    click.echo(tabulate(body, headers=headers, disable_numparse=True), err=as_json)
+    counts = Counter(row["phase"] for row in rows)
+    click.echo(", ".join(f"{count} {phase}" for phase, count in counts.items()), err=True)
+    for problem in [state.problem for state in states if state.problem is not None]:
+        click.echo(f"harness: {problem}", err=True)
+    _tell_unknown_jobs(folder)
+    if as_json:
+        click.echo(json.dumps({"runs": rows}, indent=1))
+
+
+def _tell_unknown_jobs(folder: Path) -> None:
+    try:
+        read_jobs(folder)
+    except HarnessError as error:
+        click.echo(f"harness: {error}", err=True)

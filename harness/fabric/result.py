@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
 
+from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
 
 FABRIC_SCHEMA: Literal[1] = 1
@@ -136,3 +137,17 @@ def read_fabric(path: Path) -> FabricResult:
         raise HarnessError(f"fabric result {path} cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, ValidationError) as error:
         raise HarnessError(f"{path} is no result of `harness fabric` that this version reads") from error
+
+
+def result_file(output: Path) -> Path:
+    """The file of a result: in a folder under its own name."""
+    return output / FABRIC_NAME if output.is_dir() else output
+
+
+def write_result(result: FabricResult, output: Path) -> None:
+    """Write the document. Raises HarnessError."""
+    path = result_file(output)
+    try:
+        write_atomically(path, result.model_dump_json(indent=1) + "\n")
+    except OSError as error:
+        raise HarnessError(f"fabric result '{path}' cannot be written: {error.strerror}") from error

@@ -15,8 +15,8 @@ def enter_rank(run_directory: str, log: str, variables: dict[str, str]) -> None:
     _detach(log)
     _follow_the_launcher()
     os.environ.update(variables)
-    from harness.worker.environment import leave
     from harness.worker.rank import run_rank
+    from harness.worker.termination import leave
 
     leave(run_rank(Path(run_directory)))
 
@@ -28,7 +28,7 @@ def enter_check(job: str, log: str, launcher: Connection) -> None:
     from harness.errors import HarnessError
     from harness.spec import Job
     from harness.worker.check import check_job
-    from harness.worker.environment import leave
+    from harness.worker.termination import leave
 
     try:
         launcher.send({"facts": check_job(Job.model_validate_json(job))})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from harness.slurm.attempt import write_run
 from harness.slurm.client import JobFacts
 from harness.slurm.matrix import Matrix, PlannedRun
 from harness.slurm.submission import known_jobs, prepare_run
-from harness.store import read_record
+from harness.store import Store, read_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,11 @@ class RunState:
         if self.problem is not None:
             return "unreadable"
         return "not submitted" if self.job is None else "ended"
+
+    @property
+    def pending(self) -> bool:
+        """Whether its job still waits or runs, or has ended without having been collected."""
+        return self.phase not in ("recorded", "not submitted", "unreadable")
 
     def as_json(self) -> dict[str, Any]:
         """One row of `status --json`."""
@@ -85,6 +91,23 @@ def collect(folder: Path, matrix: Matrix) -> list[RunState]:
             state = _recorded(folder, matrix, state)
         states.append(state)
     return states
+
+
+def records_of_cells(matrix: Matrix, states: Sequence[RunState]) -> list[tuple[Path, Record]]:
+    """The matrix's records with their files, after those that earlier runs of the same jobs left."""
+    found = [
+        (matrix.run_directory(state.run) / RECORD_NAME, state.record)
+        for state in states
+        if state.record is not None
+    ]
+    jobs = {record.job_id for _, record in found}
+    own = {record.run_id for _, record in found}
+    earlier = [
+        (matrix.runs_folder / record.run_id / RECORD_NAME, record)
+        for record in Store(matrix.runs_folder).records()[0]
+        if record.job_id in jobs and record.run_id not in own and record.status == "ok"
+    ]
+    return [*earlier, *found]
 
 
 def _recorded(folder: Path, matrix: Matrix, state: RunState) -> RunState:

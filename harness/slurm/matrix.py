@@ -78,6 +78,21 @@ def plan_nodes(
     return sorted(cells.values(), key=lambda cell: cell.repeat)
 
 
+def on_site(experiment: Experiment, site: Site) -> Experiment:
+    """The experiment with the site's device and threads, which this machine cannot know."""
+    runtime = experiment.runtime
+    if runtime.device not in ("auto", site.device):
+        raise HarnessError(
+            f"runtime.device is {runtime.device}, but site '{site.name}' has gpus_per_node "
+            f"{site.gpus_per_node}; change one of them"
+        )
+    changes = {
+        "device": site.device,
+        "threads_per_rank": runtime.threads_per_rank or site.cpus_per_rank,
+    }
+    return experiment.model_copy(update={"runtime": runtime.model_copy(update=changes)})
+
+
 def render_matrix(
     cells: Sequence[Cell],
     experiment: Experiment,

@@ -11,8 +11,9 @@ def train(run_directory: Path) -> int:
     """This rank's part; imports torch only here, in the monitored child."""
     from harness.launch.nodes import write_node
     from harness.request import RunRequest
-    from harness.worker.environment import leave, world_of
+    from harness.worker.environment import world_of
     from harness.worker.rank import run_rank
+    from harness.worker.termination import leave
 
     request = RunRequest.read(run_directory)
     if request.device == "cpu":

@@ -1,12 +1,10 @@
-"""Sets a rank up: threads, determinism, device, process group; and the way out."""
+"""Sets a rank up: threads, determinism, device, process group."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import sys
 from datetime import timedelta
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -82,14 +80,3 @@ def join_process_group(world: World, timeout_seconds: float) -> str:
 def device_name(world: World) -> str:
     """The accelerator's name, or 'cpu'."""
     return torch.cuda.get_device_name() if world.device == "cuda" else "cpu"
-
-
-def leave(code: int) -> NoReturn:
-    """End the process without static destructors.
-
-    About 2 % of DeepSpeed runs on gloo die in them after their work is done ('terminate called without
-    an active exception'), which would turn a finished run into a failed one.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

@@ -1,11 +1,13 @@
-"""Makes a rank that is asked to terminate write what it measured first."""
+"""Ends a rank: one that is asked to terminate writes what it measured first. Must not import torch."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 
 def tell_before_ending(tell: Callable[[], None]) -> None:
@@ -28,3 +30,14 @@ def tell_before_ending(tell: Callable[[], None]) -> None:
             os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=wait_and_leave, daemon=True).start()
+
+
+def leave(code: int) -> NoReturn:
+    """End the process without static destructors.
+
+    About 2 % of DeepSpeed runs on gloo die in them after their work is done ('terminate called without
+    an active exception'), which would turn a finished run into a failed one.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from harness.cli import harness
+from harness.cli.fabric import present, split_operations
 from harness.errors import HarnessError
-from harness.fabric.commands import check, present, split_operations, write_result
 from harness.fabric.gate import parse_rate, parse_size, shortfall
 from harness.fabric.picture import binary_size, write_picture
 from harness.fabric.result import (
@@ -16,6 +18,7 @@ from harness.fabric.result import (
     read_fabric,
     sizes_to_test,
     whole_elements,
+    write_result,
 )
 from harness.fabric.table import fabric_table
 
@@ -125,14 +128,15 @@ def test_a_threshold_is_missed_with_causes_of_the_transport() -> None:
     assert "not measured" in (shortfall(a_result(), 1.0) or "")
 
 
-def test_a_result_is_read_back_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_is_read_back_and_checked(tmp_path: Path) -> None:
     result = a_result(a_row(seconds=1.0))
     write_result(result, tmp_path)
     path = tmp_path / "fabric.json"
     assert read_fabric(path) == result
-    assert check(path, "1MB/s") == 0
-    assert check(path, "5GB/s") == 3
-    assert "Usual causes" in capsys.readouterr().err
+    assert CliRunner().invoke(harness, ["slurm", "gate", str(tmp_path), "1MB/s"]).exit_code == 0
+    missed = CliRunner().invoke(harness, ["slurm", "gate", str(tmp_path), "5GB/s"])
+    assert missed.exit_code == 3
+    assert "Usual causes" in missed.stderr
     for seconds in ("[]", "[0.0]"):
         path.write_text(result.model_dump_json().replace("[1.0,2.0]", seconds))
         with pytest.raises(HarnessError, match="no result"):

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from harness.cli import harness
 from harness.errors import HarnessError
 from harness.request import rank_exit, rank_file
 from harness.slurm.attempt import begin, finish
 from harness.slurm.client import SlurmUnavailable
 from harness.slurm.collection import collect, look
-from harness.slurm.commands import status, submit
 from harness.slurm.exit_reason import ScriptEnd
 from harness.slurm.matrix import Matrix, PlannedRun, plan_nodes, render_matrix, write_matrix
 from harness.slurm.site import Site
@@ -28,6 +29,10 @@ STEP = {
     "target_tokens": 8, "global_target_tokens": 16, "samples": 1, "ledger": "0" * 16, "seconds": 0.1,
     "data_seconds": 0.0, "phase_seconds": {"forward": 0.1, "backward": 0.1, "step": 0.1},
 }  # fmt: skip
+
+
+def call(command: str, *arguments: object) -> Result:
+    return CliRunner().invoke(harness, ["slurm", command, *map(str, arguments)])
 
 
 def a_matrix(tmp_path: Path, *, arrays: bool = False, limit: int = 100) -> tuple[Path, Matrix]:
@@ -89,10 +94,11 @@ def test_a_folder_that_cannot_note_jobs_gets_none(tmp_path: Path, slurm: FakeSlu
 def test_a_second_submission_at_once_is_refused(tmp_path: Path, slurm: FakeSlurm) -> None:
     folder, _ = a_matrix(tmp_path)
     with alone(folder):
-        with pytest.raises(HarnessError, match="another `harness slurm submit` is submitting its runs"):
-            submit(folder, wait=False, poll_seconds=1.0, as_json=True)
+        refused = call("submit", folder, "--json")
+        assert refused.exit_code == 1
+        assert "another `harness slurm submit` is submitting its runs" in refused.stderr
         assert slurm.calls("sbatch") == []
-    submit(folder, wait=False, poll_seconds=1.0, as_json=True)
+    assert call("submit", folder, "--json").exit_code == 0
     assert len(slurm.calls("sbatch")) == 3
 
 
@@ -180,14 +186,13 @@ def test_a_silent_controller_ends_no_run(tmp_path: Path, slurm: FakeSlurm) -> No
     assert not list((tmp_path / "runs").glob("*/record.json"))
 
 
-def test_waiting_outlasts_a_silent_controller(
-    tmp_path: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_waiting_outlasts_a_silent_controller(tmp_path: Path, slurm: FakeSlurm) -> None:
     folder, matrix, _ = submitted(tmp_path, slurm)
     ended = "".join(f"{n}|CANCELLED|None|0|0|0:00||\n" for n in (1, 2, 3))
     slurm.refuse_once("squeue", "Unable to contact slurm controller", ended)
-    assert submit(folder, wait=True, poll_seconds=0.01, as_json=False) == 0
-    assert "asking again in 0.01 s" in capsys.readouterr().err
+    done = call("submit", folder, "--wait", "--poll-seconds", "0.1")
+    assert done.exit_code == 0
+    assert "asking again in 0.1 s" in done.stderr
     assert len(list((tmp_path / "runs").glob("*/record.json"))) == len(matrix.runs)
 
 
@@ -317,7 +322,7 @@ def test_broken_lines_are_skipped_and_counted_and_steps_stay_aligned(
 
 
 def test_a_folder_that_gives_no_record_is_named_and_the_others_go_on(
-    tmp_path: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, slurm: FakeSlurm
 ) -> None:
     folder, matrix, run = submitted(tmp_path, slurm)
     first = matrix.run_directory(matrix.runs[0])
@@ -326,22 +331,22 @@ def test_a_folder_that_gives_no_record_is_named_and_the_others_go_on(
     first.write_text("a file")
     say(matrix, run, 0, "setup")
     slurm.answer("squeue", "".join(f"{n}|CANCELLED|None|0|0|1:00||\n" for n in (1, 2, 3)))
-    assert submit(folder, wait=True, poll_seconds=0.01, as_json=False) == 0
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("harness: ")]
+    done = call("submit", folder, "--wait", "--poll-seconds", "0.1")
+    assert done.exit_code == 0
+    told = [line for line in done.stderr.splitlines() if line.startswith("harness: ")]
     assert told[0] == f"harness: run folder '{first}' cannot be written: File exists"
     assert told[1].startswith(f"harness: run folder '{matrix.run_directory(run)}' gives no record: KeyError")
     assert [state.phase for state in collect(folder, matrix)] == ["unreadable", "unreadable", "recorded"]
-    assert status(folder, as_json=False) == 0
+    assert call("status", folder).exit_code == 0
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '["x"]'])
-def test_unreadable_notes_of_jobs_stop_submission_alone(
-    text: str, tmp_path: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_notes_of_jobs_stop_submission_alone(text: str, tmp_path: Path, slurm: FakeSlurm) -> None:
     folder, matrix, _ = submitted(tmp_path, slurm)
     (folder / "jobs.json").write_text(text)
-    assert status(folder, as_json=False) == 0
-    assert "jobs.json, which notes the jobs that were submitted, cannot be read" in capsys.readouterr().err
+    done = call("status", folder)
+    assert done.exit_code == 0
+    assert "jobs.json, which notes the jobs that were submitted, cannot be read" in done.stderr
     with pytest.raises(HarnessError, match="none is submitted"):
         unsubmitted(folder, matrix)
 

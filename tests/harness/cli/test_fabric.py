@@ -50,7 +50,7 @@ def test_files_that_cannot_be_written_are_told_before_measuring(
     option: str, name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "folder.svg").mkdir()
-    monkeypatch.setattr("harness.fabric.commands._start_ranks", lambda nproc, arguments: pytest.fail("began"))
+    monkeypatch.setattr("harness.cli.fabric.start_ranks", lambda nproc, arguments: pytest.fail("began"))
     done = CliRunner().invoke(harness, ["fabric", "--device", "cpu", option, str(tmp_path / name)])
     assert done.exit_code == 1
     assert done.stderr.startswith(f"harness: {option} was given '{tmp_path / name}'")
@@ -59,7 +59,7 @@ def test_files_that_cannot_be_written_are_told_before_measuring(
 
 
 def test_a_device_that_is_not_there_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.fabric.commands.resolve_device", lambda asked: asked.replace("auto", "cpu"))
+    monkeypatch.setattr("harness.cli.fabric.resolve_device", lambda asked: asked.replace("auto", "cpu"))
     done = CliRunner().invoke(harness, ["fabric", "--device", "cuda"])
     assert (done.exit_code, done.stderr.splitlines()) == (
         1,

@@ -13,13 +13,41 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from harness.backends.base import World
+from harness.errors import HarnessError
+from harness.fabric.ranks import NO_GPU
 from harness.fabric.result import FabricResult, FabricRow, pairs_to_test, sizes_to_test, whole_elements
+from harness.launch.external import external_rank, external_ranks_per_node, external_world_size
+from harness.worker.environment import join_process_group
 
+COLLECTIVE_TIMEOUT_SECONDS = 600.0
 BATCHES = 3
 COPIES = {"all_gather": 4, "reduce_scatter": 4}
 """Times that a rank holds the tensor: with its part of it, and as often again within gloo, which flattens."""
 COPIES_IN_PLACE = 2
 """Of the other operations: the tensor, and what the transport has under way."""
+
+
+def measure(
+    device: str, largest: int, operations: Sequence[str], *, repeats: int, warmup: int, seconds_per_row: float
+) -> FabricResult:
+    """This rank's part of a self-test under torchrun. Raises HarnessError where there is no GPU."""
+    world = World(
+        rank=external_rank(),
+        world_size=external_world_size(),
+        local_rank=int(os.environ["LOCAL_RANK"]),
+        ranks_per_node=external_ranks_per_node(),
+        device=device,
+    )
+    if device == "cuda":
+        if not torch.cuda.is_available():
+            raise HarnessError(NO_GPU)
+        torch.cuda.set_device(world.local_rank)
+    join_process_group(world, COLLECTIVE_TIMEOUT_SECONDS)
+    test = FabricTest(device, repeats=repeats, warmup=warmup, seconds_per_row=seconds_per_row)
+    result = test.run(largest, operations)
+    dist.barrier()
+    return result
 
 
 class FabricTest:

@@ -1,0 +1,74 @@
+"""Starts the ranks of a self-test of the network on this machine, and leaves none behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import psutil
+
+from harness.errors import HarnessError
+from harness.fabric.result import FABRIC_NAME, FabricResult, read_fabric
+from harness.worker.monitor import die_with
+
+NO_GPU = "--device cuda: PyTorch sees no GPU here; give --device cpu, or make one visible"
+
+
+def start_ranks(nproc: int, arguments: Sequence[str]) -> FabricResult:
+    """Run `harness fabric` with these arguments under torchrun on this machine."""
+    with tempfile.TemporaryDirectory(prefix="harness-fabric-") as scratch:
+        answer = Path(scratch) / FABRIC_NAME
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}", "-m",
+            "harness", "fabric", *arguments, "--output", str(answer), "--silent",
+        ]  # fmt: skip
+        variables = dict(os.environ)
+        variables.setdefault("OMP_NUM_THREADS", "1")
+        if sys.platform == "linux":
+            variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        code, output = _run_to_its_end(command, variables)
+        if not answer.exists():
+            said = next((x for x in reversed(output.splitlines()) if "Error" in x), "")
+            raise HarnessError(f"the ranks of the self-test failed with exit code {code}: {said}")
+        return read_fabric(answer)
+
+
+def _run_to_its_end(command: Sequence[str], variables: dict[str, str]) -> tuple[int, str]:
+    """Exit code of torchrun and what it said on standard error; leaves no rank behind, however this ends."""
+    # torchrun ends its ranks when it is told to end, also by the kernel where this process is killed.
+    told_to_end = partial(die_with, os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
+    torchrun = subprocess.Popen(
+        command,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+        preexec_fn=told_to_end,
+    )
+    try:
+        _, output = torchrun.communicate()
+    finally:
+        _end_family(torchrun)
+    return torchrun.returncode, output
+
+
+def _end_family(torchrun: subprocess.Popen[str]) -> None:
+    """End torchrun and its ranks, each of which has a session of its own."""
+    if torchrun.poll() is not None:
+        return
+    torchrun.send_signal(signal.SIGSTOP)  # it starts no other
+    ranks = psutil.Process(torchrun.pid).children(recursive=True)
+    torchrun.kill()
+    torchrun.wait()
+    for rank in ranks:
+        with suppress(psutil.NoSuchProcess):
+            rank.kill()
