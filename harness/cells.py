@@ -136,16 +136,9 @@ def make_cell(
         parts["third_party"] = module_fingerprint(entry.target)
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return Cell(
-        backend=label,
-        job=job,
-        job_id=job_id,
-        layout=layout,
-        world_size=world_size,
-        repeat=repeat,
-        key=key,
-        measure=measure,
-        nodes=nodes,
-    )
+        backend=label, job=job, job_id=job_id, layout=layout, world_size=world_size, repeat=repeat, key=key,
+        measure=measure, nodes=nodes,
+    )  # fmt: skip
 
 
 def floor_labels(layout: BatchLayout, experiment: Experiment) -> list[str]:
