@@ -1,6 +1,7 @@
 """Options of the test suite."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,9 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Modules with a long test go first: where several run at once, none is left alone at the end."""
-    long = {item.path for item in items if item.get_closest_marker("long")}
-    items.sort(key=lambda item: item.path not in long)
+    """Sort modules by falling processor time, so that workers side by side end together."""
+    seconds: dict[Path, float] = {}
+    for item in items:
+        for mark in item.iter_markers("long"):
+            seconds[item.path] = mark.kwargs["seconds"]
+    items.sort(key=lambda item: -seconds.get(item.path, 0))

@@ -48,7 +48,7 @@ def load_samples(job: Job) -> Samples:
     tokenizer = load_tokenizer(data.tokenizer)
     documents = read_documents(data)
     if data.is_packed:
-        tokens, labels = _packed(documents, tokenizer, data.sequence_length)
+        tokens, labels = _packed(documents, tokenizer, data.sequence_length, data.limit)
     else:
         tokens, labels = _padded(documents, tokenizer, data.sequence_length)
     if data.limit is not None:
@@ -124,10 +124,13 @@ class Sampler:
         return self._permutations[epoch]
 
 
-def _packed(documents: Iterable[Document], tokenizer: Tokenizer, length: int) -> tuple[Tensor, Tensor]:
+def _packed(
+    documents: Iterable[Document], tokenizer: Tokenizer, length: int, limit: int | None
+) -> tuple[Tensor, Tensor]:
+    """At least `limit` samples, if there are so many; every document is read, since one may be refused."""
     stream = array("q")
     for document in documents:
-        if document.text:
+        if document.text and (limit is None or len(stream) < limit * length):
             stream.extend(tokenizer.encode(document.text))
             stream.append(tokenizer.end_of_text)
     count = len(stream) // length

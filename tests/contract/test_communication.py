@@ -22,6 +22,8 @@ from tests.contract.communication import (
 from tests.contract.ranks import on_ranks
 from tests.records import make_record
 
+pytestmark = pytest.mark.long(seconds=45)
+
 DEFECTS = "tests.contract.wrong"
 
 
@@ -90,7 +92,6 @@ def test_payload_while_zero_3_records_its_trace_is_as_expected(tmp_path) -> None
         assert volume_differences(record) == [], case
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", ["fsdp-hybrid", "fsdp1-hybrid"])
 def test_payload_of_a_hybrid_is_as_expected(name, tmp_path) -> None:
     for case, record in zip(VOLUME_CASES, records(name, 4, tmp_path), strict=True):

@@ -9,7 +9,7 @@ from harness.backends.base import World
 from tests.contract.cases import CASES, Case
 from tests.contract.ranks import traces
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(seconds=70)
 
 HYBRID = {"fsdp-hybrid", "fsdp1-hybrid"}
 LOSS_TOLERANCE = 5e-6

@@ -13,6 +13,8 @@ from tests.contract.communication import VolumeCase
 from tests.contract.ranks import on_ranks
 from tests.contract.states import STATE_CASES, Held
 
+pytestmark = pytest.mark.long(seconds=50)
+
 KINDS = ("weights", "gathered", "gradients", "masters", "optimizer", "communication", "buffers")
 BACKENDS = (
     "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op",
@@ -32,7 +34,6 @@ def test_states_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> N
     assert_closed_forms(label, 2, tmp_path)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("label", ["fsdp-hybrid", "fsdp-hybrid:masters=compute", "fsdp1-hybrid"])
 def test_states_of_a_hybrid_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> None:
     assert_closed_forms(label, 4, tmp_path)

@@ -8,7 +8,7 @@ from harness.compare.states import rank_states
 from harness.record import Record
 from tests.memory.runs import LLAMA, Outcome, compare
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(seconds=10)
 
 MICRO_STEPS = 4
 UNNAMED_BYTES = 4096

@@ -9,7 +9,7 @@ import pytest
 from tests.memory.defects import HOARDED_BYTES, LEAKED_BYTES
 from tests.memory.runs import LLAMA, Outcome, compare
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(seconds=8)
 
 MEMORY = {"memory-differs", "memory-grows", "memory-imbalance", "one-wrap-unit"}
 

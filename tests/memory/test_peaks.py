@@ -6,7 +6,7 @@ import pytest
 
 from tests.contract.ranks import on_ranks
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(seconds=35)
 
 TOLERANCE = 0.02
 

@@ -9,6 +9,8 @@ from harness.record import Record
 from harness.theory.memory.terms import STATE_KINDS
 from tests.memory.runs import BLOOM, LLAMA, Outcome, compare
 
+pytestmark = pytest.mark.long(seconds=70)
+
 BACKENDS = (
     "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op",
     "fsdp1-no-shard", "accelerate-ddp", "accelerate-zero1", "accelerate-zero2", "accelerate-zero3",
@@ -24,10 +26,7 @@ SHARDED = {
 
 @pytest.fixture(
     scope="module",
-    params=[
-        ("bloom", 2),
-        *(pytest.param(case, marks=pytest.mark.long) for case in (("bloom", 4), ("llama", 1), ("llama", 4))),
-    ],
+    params=[("bloom", 2), ("bloom", 4), ("llama", 1), ("llama", 4)],
     ids=lambda param: f"{param[0]}-{param[1]}",
 )
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, int]:

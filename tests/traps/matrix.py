@@ -32,7 +32,6 @@ TINY = [
     "schedule.warmup_steps=1", "measure.warmup_steps=1", "measure.counted_steps=2",
     "runtime.threads_per_rank=1", "runtime.device=cpu",
 ]  # fmt: skip
-CLEAN_SIZES = (1, 2, 4)
 
 
 def clean_labels(world_size: int) -> list[str]:

@@ -13,8 +13,9 @@ from tests.records import make_ranks, make_record, make_steps
 from .matrix import Matrix, padded_documents
 from .planted import ACCUMULATED, TRAPS, Trap
 
+pytestmark = pytest.mark.long(seconds=60)
 
-@pytest.mark.long
+
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
 def test_a_planted_trap_is_named(trap: Trap, matrix: Matrix, tally, tmp_path_factory) -> None:
     tally["planted"][1] += 1
@@ -33,7 +34,6 @@ def test_a_planted_trap_is_named(trap: Trap, matrix: Matrix, tally, tmp_path_fac
     tally["planted"][0] += 1
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("label", "name", "world_size", "says"),
     [

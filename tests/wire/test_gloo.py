@@ -10,10 +10,11 @@ import pytest
 from harness.theory.transports import transport_sent_bytes
 from tests.wire.namespace import require_namespace, run_in_namespace
 
+pytestmark = pytest.mark.long(seconds=10)
+
 PAYLOAD = 10**6
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_gloo_sends_what_the_table_says(world_size: int) -> None:
     require_namespace()

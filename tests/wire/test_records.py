@@ -17,11 +17,12 @@ from harness.compare.measures import sent_bytes_per_step, transport_bytes_per_st
 from harness.store import read_runs
 from tests.wire.namespace import Traffic, require_namespace, run_in_namespace
 
+pytestmark = pytest.mark.long(seconds=25)
+
 COUNTED = 10
 RANKS = 2
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("backend", ["ddp", "fsdp", "zero3"])
 def test_counted_steps_move_what_the_record_says(backend: str, tmp_path: Path) -> None:
     require_namespace()

@@ -10,10 +10,11 @@ import pytest
 
 from tests.wire.namespace import require_namespace, run_in_namespace
 
+pytestmark = pytest.mark.long(seconds=25)
+
 FAMILIES = ("ddp", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op", "zero0", "zero1", "zero2", "zero3")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("ranks", "precision", "backends"),
     [

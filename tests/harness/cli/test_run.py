@@ -9,7 +9,7 @@ from harness.record import Record
 
 from .command_line import SHORT, harness, harness_process, records, refused
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(seconds=15)
 
 
 def test_run_prints_its_record(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from harness.store import read_record
 
 from .command_line import HARNESS, LONG, SHORT, environment, harness, records
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(seconds=60)
 
 
 @dataclass

@@ -14,10 +14,10 @@ from harness.cli import harness
 from harness.record import Record
 from tests.traps.matrix import Matrix, planted_matrix
 
+pytestmark = pytest.mark.long(seconds=25)
+
 ACCUMULATED = ("training.accumulation_steps=4",)
 BF16 = ("training.precision=bf16-mixed",)
-
-pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from tests.harness.cli.command_line import harness
 from tests.traps.gallery import page
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(seconds=80)
 
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = sorted(path.parent for path in (ROOT / "reports").rglob("report.md"))

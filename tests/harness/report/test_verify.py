@@ -14,7 +14,7 @@ from tests.records import make_record
 
 from .published import edit, found, line_of_picture, write_runs
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.long(seconds=25)
 
 
 @pytest.mark.parametrize("name", ["report.md", "report.html", "report.csv", "report.json", "report.tex"])
