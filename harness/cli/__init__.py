@@ -15,7 +15,7 @@ COMMANDS = {
     "doctor": "Show what this machine can run, known traps of its versions, and whether to trust results.",
     "export": "Hand records over to other tools.",
     "fabric": "Measure the network under the collectives, and gate on its bus bandwidth.",
-    "report": "Write a report of records: files, run folders, folders of runs, or archives of them (runs.tar.xz).",
+    "report": "Write a report of records: files, run folders, folders of runs, or archives (runs.tar.xz).",
     "run": "Run one job under one backend and record it.",
     "slurm": "Run a matrix of cells as Slurm jobs.",
     "verify": "Compute a report again from the records beside it; name every line that differs.",

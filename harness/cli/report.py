@@ -47,7 +47,7 @@ NOT_IN_TEX = '{}%#\\"\n'
 def report(
     runs: tuple[Path, ...], output: Path, form: Any, baseline: bool, fail_on: str | None, archive: bool
 ) -> int:
-    """Write a report of records: files, run folders, folders of runs, or archives of them (runs.tar.xz)."""
+    """Write a report of records: files, run folders, folders of runs, or archives (runs.tar.xz)."""
     if baseline and archive:
         raise HarnessError("--archive packs one set of runs; with --baseline give two archives as RUNS")
     if baseline:
