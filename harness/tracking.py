@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.compare.comparison import Comparison
 from harness.compare.rows import Row
 from harness.errors import HarnessError
 from harness.nested import leaves
@@ -24,7 +25,7 @@ SUMMARY = (
 )  # fmt: skip
 
 
-def export_rows(rows: list[Row], to: Tracker, directory: Path) -> int:
+def export_runs(comparison: Comparison, to: Tracker, directory: Path) -> int:
     """Log every run with steps as a run of the tool, into a folder; returns how many there were.
 
     Weights & Biases runs offline: `wandb sync` uploads the folder later. Raises HarnessError where the
@@ -35,7 +36,7 @@ def export_rows(rows: list[Row], to: Tracker, directory: Path) -> int:
             f"--to {to}: the package '{PACKAGES[to]}' is not installed; `pip install {PACKAGES[to]}`"
         )
     directory.mkdir(parents=True, exist_ok=True)
-    logged = [row for row in rows if row.record.steps]
+    logged = [row for row in comparison.rows if row.record.steps]
     for row in logged:
         tracker = _start(row.record.run_id, to, directory)
         tracker.store_init_configuration(settings(row))
@@ -49,7 +50,7 @@ def settings(row: Row) -> dict[str, str | int | float | bool]:
     """What a run was configured with: simple values under dotted names."""
     record = row.record
     found: dict[str, str | int | float | bool] = {
-        "backend": record.backend.label, "world_size": record.world.world_size, "repeat": record.repeat,
+        "backend": row.label, "world_size": record.world.world_size, "repeat": record.repeat,
         "job_id": record.job_id, "status": record.status, "parity": row.judgement.parity,
     }  # fmt: skip
 

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 WITHOUT_TORCH = [
     "harness.batch", "harness.cells", "harness.cli", "harness.cli.backends", "harness.cli.compare",
-    "harness.cli.run", "harness.cli.report", "harness.cli.verify", "harness.compare.document",
+    "harness.cli.run", "harness.cli.report", "harness.cli.verify", "harness.compare.comparison",
     "harness.compare.findings.catalogue", "harness.compare.measures", "harness.compare.parity",
     "harness.compare.rows", "harness.config", "harness.launch.assemble", "harness.launch.local",
     "harness.provenance", "harness.record", "harness.report.report", "harness.report.drawing",

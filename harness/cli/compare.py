@@ -33,6 +33,7 @@ from harness.spec import Experiment
 from harness.store import Store
 
 if TYPE_CHECKING:
+    from harness.compare.comparison import Comparison
     from harness.compare.rows import Row
 
 # What makes tables is imported where it is used: the ranks' imports, which take longer, start before.
@@ -94,17 +95,17 @@ def compare(
         click.echo(f"{again}{len(cells) - len(missing)} of {len(cells)} cells have a record", err=True)
     done = known | _run_cells(missing, experiment, store, device)
     records = [done[cell.key] for cell in cells if cell.key in done]
-    from harness.compare.rows import make_rows
+    from harness.compare.comparison import Comparison
 
-    rows = make_rows(records)
+    comparison = Comparison(records)
     if report is not None:
         from harness.report.report import write_report
 
         write_report([(store.record_path(r), r) for r in records], report)
-    _present_comparison(rows, report, as_json)
+    _present(comparison, report, as_json)
     if len(records) < len(cells):
         return 130
-    return EXIT_STRICT if strict and _any_bad(rows) else 0
+    return EXIT_STRICT if strict and _any_bad(comparison.rows) else 0
 
 
 def _run_cells(cells: Sequence[Cell], experiment: Experiment, store: Store, device: str) -> dict[str, Record]:
@@ -113,7 +114,7 @@ def _run_cells(cells: Sequence[Cell], experiment: Experiment, store: Store, devi
     if not cells:
         return done
     launcher = LocalLauncher(device, modules_to_preload(experiment, [c.backend for c in cells]))
-    from harness.compare.rows import make_rows
+    from harness.compare.comparison import Comparison
     from harness.report.tables import cell_line
 
     for job in {cell.job_id: cell.job for cell in cells}.values():
@@ -125,7 +126,7 @@ def _run_cells(cells: Sequence[Cell], experiment: Experiment, store: Store, devi
         finally:
             progress.close()
         done[cell.key] = record
-        row = make_rows([record])[0]
+        (row,) = Comparison([record]).rows
         click.echo(f"[{number}/{len(cells)}] {cell_line(row)}", err=True)
         if record.error is not None and record.error.kind == "Interrupted":
             break
@@ -145,17 +146,16 @@ def _takeable_records(store: Store, fresh: bool, requeued: str | None) -> list[R
     return made_in_job(records, requeued) if fresh and requeued is not None else records
 
 
-def _present_comparison(rows: Sequence[Row], report: Path | None, as_json: bool) -> None:
-    from harness.compare.document import compare_document
+def _present(comparison: Comparison, report: Path | None, as_json: bool) -> None:
     from harness.report.tables import main_table
     from harness.report.terminal import finding_lines, where_to_read
 
-    table = "\n".join([main_table(rows), *finding_lines(rows)])
+    table = "\n".join([main_table(comparison), *finding_lines(comparison)])
     # With --json the table is for the person who watches, the document for the program that reads.
     click.echo(table, err=as_json)
     if as_json:
-        click.echo(json.dumps(compare_document(rows), indent=1))
-    for line in where_to_read(rows):
+        click.echo(json.dumps(comparison.as_json(), indent=1))
+    for line in where_to_read(comparison):
         click.echo(line, err=True)
     if report is not None:
         click.echo(f"report: {report}", err=True)

@@ -83,8 +83,7 @@ def examine(backends: Sequence[str], *, as_json: bool) -> int:
 
 def _table(check: SelfCheck) -> str:
     lines: list[tuple[str, ...]] = [
-        (r.record.backend.label, r.record.status, r.judgement.parity, reason(r.record) or "")
-        for r in check.rows
+        (r.label, r.record.status, r.judgement.parity, reason(r.record) or "") for r in check.rows
     ]
     lines += [(what, "not tried", "-", why) for what, why in check.not_covered.items()]
     return tabulate(lines, headers=("backend", "status", "parity", "why"))

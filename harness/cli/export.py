@@ -24,13 +24,13 @@ def export() -> None:
 @common
 def tracking(runs: tuple[Path, ...], to: Any, output: Path) -> int:
     """Log records to TensorBoard, MLflow or Weights & Biases (offline), one run each."""
-    from harness.compare.rows import make_rows
+    from harness.compare.comparison import Comparison
     from harness.store import read_runs
-    from harness.tracking import export_rows
+    from harness.tracking import export_runs
 
     found, unreadable = read_runs(runs)
     for problem in unreadable:
         click.echo(f"passed over: {problem}", err=True)
-    count = export_rows(make_rows(record for _, record in found), to, output)
+    count = export_runs(Comparison(record for _, record in found), to, output)
     click.echo(f"{output}: {count} of {len(found)} runs logged for {to}", err=True)
     return 0

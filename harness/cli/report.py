@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from harness.cli.options import EXIT_STRICT, common
+from harness.compare.comparison import Comparison
 from harness.compare.fail_on import failures, parse_conditions
-from harness.compare.rows import make_rows
 from harness.errors import HarnessError
 from harness.record_files import ARCHIVE_NAME, is_folder_of_runs
 from harness.report.manifest import Format
@@ -89,7 +89,7 @@ def report_baseline(runs: Sequence[Path], output: Path, *, form: Format | None, 
     click.echo(f"{output}: {len(before)} records before, {len(after)} after", err=True)
     failed = []
     if conditions:
-        failed = failures(conditions, make_rows(r for _, r in before), make_rows(r for _, r in after))
+        failed = failures(conditions, Comparison(r for _, r in before), Comparison(r for _, r in after))
     for line in failed:
         click.echo(f"fail-on: {line}", err=True)
     return EXIT_STRICT if failed else 0

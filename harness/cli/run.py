@@ -23,7 +23,8 @@ from harness.cli.options import (
     with_trace,
 )
 from harness.cli.progress import Progress
-from harness.compare.rows import make_rows, reason
+from harness.compare.comparison import Comparison
+from harness.compare.rows import reason
 from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.launch.external import (
@@ -149,6 +150,6 @@ def _present_run(record: Record, store: Store, as_json: bool) -> int:
     if not as_json:
         from harness.report.tables import main_table
 
-        click.echo(main_table(make_rows([record])))
+        click.echo(main_table(Comparison([record])))
     click.echo(f"record: {path}", err=True)
     return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from harness.compare.wording import listed, ranks
 from harness.record import Record
@@ -12,8 +12,7 @@ Backends = tuple[str, ...]
 """Labels of several backends."""
 
 
-@dataclass(frozen=True, order=True)
-class Cell:
+class Cell(NamedTuple):
     """A backend, under the label of its runs, on a number of ranks."""
 
     label: str

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-from harness.compare.repeats import Repeats, group_repeats
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
+from harness.compare.repeats import Repeats
 from harness.compare.run_conditions import labelled, varying, words
 from harness.compare.statistics import Interval, significance, value_range
 from harness.nested import leaves
@@ -67,9 +67,9 @@ class Pair:
     after: Repeats | None
 
 
-def pairs(before: Sequence[Row], after: Sequence[Row]) -> list[Pair]:
+def pairs(before: Comparison, after: Comparison) -> list[Pair]:
     """Cells of both sides by backend and world size, in the order of the baseline, new ones last."""
-    groups = [group_repeats(rows) for rows in (before, after)]
+    groups = [side.groups for side in (before, after)]
     names: dict[int, list[str]] = {}
     for side in groups:
         for size in {group.world_size for group in side}:
@@ -88,20 +88,21 @@ def _name(group: Repeats, names: Sequence[str]) -> tuple[str, int]:
     return labelled(group.backend, words(group.record, names)), group.world_size
 
 
-def changes(before: Sequence[Row], after: Sequence[Row]) -> list[Change]:
+def changes(before: Comparison, after: Comparison) -> list[Change]:
     """Every measure of every cell that both sides have."""
     both = [pair for pair in pairs(before, after) if pair.before is not None and pair.after is not None]
     return [_change(pair, measure, len(both)) for pair in both for measure in MEASURES]
 
 
-def settings(before: Sequence[Row], after: Sequence[Row]) -> list[Setting]:
+def settings(before: Comparison, after: Comparison) -> list[Setting]:
     """What differs in job, machine and versions, and in what was in force for each backend.
 
     All runs of a side count: a field that has several values there has a list of them.
     """
-    if not before or not after:
+    if not before.rows or not after.rows:
         return []
-    shared = _differences([_shared(row.record) for row in before], [_shared(row.record) for row in after], "")
+    left, right = ([_shared(row.record) for row in side.rows] for side in (before, after))
+    shared = _differences(left, right, "")
     for pair in pairs(before, after):
         if pair.before is not None and pair.after is not None:
             shared += _differences(_own(pair.before), _own(pair.after), f"{pair.backend}, {pair.world_size}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from harness.backends.explain import choices
 from harness.compare.cell import Cell
 from harness.compare.changes import MEASURES, Change, Pair, changes, pairs
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
 from harness.errors import HarnessError
 
 EXAMPLE = "peak_bytes>+5%,tokens_per_second<-3%"
@@ -59,7 +59,7 @@ def parse_conditions(text: str) -> list[Condition]:
     return found
 
 
-def failures(conditions: Sequence[Condition], before: Sequence[Row], after: Sequence[Row]) -> list[str]:
+def failures(conditions: Sequence[Condition], before: Comparison, after: Comparison) -> list[str]:
     """What fails, in a line each: a condition that is met, and a result that the baseline had and is gone.
 
     A condition that cannot be checked fails too: silence would look like success.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -38,7 +38,7 @@ class Repeats:
     @property
     def label(self) -> str:
         """The backend with its options, and in brackets what tells its runs from others."""
-        return self.record.backend.label
+        return self.rows[0].label
 
     @property
     def backend(self) -> str:
@@ -63,7 +63,7 @@ class Repeats:
     @property
     def cell(self) -> Cell:
         """The label and the number of ranks."""
-        return Cell(self.label, self.world_size)
+        return self.rows[0].cell
 
     @property
     def is_reference(self) -> bool:
@@ -128,17 +128,11 @@ class Repeats:
 
 def group_repeats(rows: Sequence[Row]) -> list[Repeats]:
     """Rows of one job, label and world size together, in their first order."""
-    return list(_group_repeats(tuple(rows)))
-
-
-@lru_cache(maxsize=16)
-def _group_repeats(rows: tuple[Row, ...]) -> tuple[Repeats, ...]:
-    """Computed once for a report, where every section asks for them."""
     groups: dict[RepeatsKey, list[Row]] = {}
     for row in rows:
         record = row.record
-        groups.setdefault((record.job_id, record.backend.label, record.world.world_size), []).append(row)
-    return tuple(Repeats(group) for group in groups.values())
+        groups.setdefault((record.job_id, row.label, record.world.world_size), []).append(row)
+    return [Repeats(group) for group in groups.values()]
 
 
 def rivals(groups: Sequence[Repeats]) -> dict[Place, list[Repeats]]:
@@ -189,12 +183,11 @@ def job_marks(groups: Sequence[Repeats]) -> dict[str, str]:
     return {job: f", job {job}" if len(jobs) > 1 else "" for job in jobs}
 
 
-def repeat_spreads(rows: Sequence[Row]) -> dict[str, float | None]:
+def repeat_spreads(groups: Sequence[Repeats]) -> dict[str, float | None]:
     """For each cell that ended well more than once: the largest loss difference of its repeats.
 
     None where a loss of one of them is missing.
     """
-    groups = group_repeats(rows)
     marks = job_marks(groups)
     spreads: dict[str, float | None] = {}
     for group in groups:

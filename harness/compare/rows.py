@@ -9,9 +9,11 @@ from typing import Any
 
 from harness.backends.registry import BUILT_IN, REFERENCE
 from harness.compare import measures
+from harness.compare.cell import Cell
 from harness.compare.job_equivalence import job_differences
 from harness.compare.noise import Noise, is_repetition, is_variant, measure_noise
 from harness.compare.parity import Judgement, judge
+from harness.compare.run import Run
 from harness.compare.run_conditions import labelled, varying, words
 from harness.compare.states import expected_model_state_bytes
 from harness.compare.volume import expected_sent_bytes_per_step
@@ -22,19 +24,41 @@ from harness.record import Record
 class Row:
     """One run and how it compares with its reference; equal to itself only, which makes it a key."""
 
-    record: Record
-    """Under its label: the backend, and in brackets what tells it from others of its job and world size."""
+    run: Run
     judgement: Judgement
-    backend: str
-    """The label without the brackets."""
     apart: str = ""
-    """What stands in the brackets."""
-    reference: Record | None = None
+    """What stands in the brackets of its label."""
+    reference: Run | None = None
     """The run that it was judged by."""
     noise: Noise | None = None
     """What counts as rounding in this job."""
-    same_job_as: Record | None = None
+    same_job_as: Run | None = None
     """The run that it must be the same job as; `judgement.not_same_job` holds where it is not."""
+
+    @property
+    def record(self) -> Record:
+        """The record as it was read."""
+        return self.run.record
+
+    @property
+    def label(self) -> str:
+        """The backend with its options, and in brackets what tells its runs from others."""
+        return self.run.label
+
+    @property
+    def backend(self) -> str:
+        """The label without the brackets."""
+        return self.record.backend.label
+
+    @property
+    def cell(self) -> Cell:
+        """The label and the number of ranks."""
+        return self.run.cell
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is the run that it was judged by."""
+        return self.reference is self.run
 
     @property
     def is_comparable(self) -> bool:
@@ -44,7 +68,7 @@ class Row:
     @property
     def is_of_another_job(self) -> bool:
         """Whether it asked for another job than the run that it was held against."""
-        return self.same_job_as is not None and self.same_job_as.job_id != self.record.job_id
+        return self.same_job_as is not None and self.same_job_as.record.job_id != self.record.job_id
 
     def as_json(self) -> dict[str, Any]:
         """The row of `compare --json`: bytes per rank, rates over all ranks, None if not measured."""
@@ -56,7 +80,7 @@ class Row:
         record = self.record
         peaks = measures.peak_bytes(record)
         return {
-            "backend": record.backend.label,
+            "backend": self.label,
             "world_size": record.world.world_size,
             "repeat": record.repeat,
             "job_id": record.job_id,
@@ -125,20 +149,22 @@ def make_rows(records: Iterable[Record]) -> list[Row]:
             stand_ins[record.job_id] = whole if alone else most_agreed(of_job)
     beside = [r for r in records if not (is_variant(r) and r.job_id in references)]
     told_apart = _told_apart(beside)
-    shown = {id(record): _labelled(record, apart) for record, apart in zip(beside, told_apart, strict=True)}
+    runs = {id(r): Run(record=r, label=r.backend.label) for r in records} | {
+        id(record): Run(record=record, label=labelled(record.backend.label, apart))
+        for record, apart in zip(beside, told_apart, strict=True)
+    }
     rows = []
     for record, apart in zip(beside, told_apart, strict=True):
         reference, stand_in = references.get(record.job_id), stand_ins.get(record.job_id)
         held_against = stand_ins.get(record.job_id, reference)
         rows.append(
             Row(
-                record=shown[id(record)],
-                backend=record.backend.label,
+                run=runs[id(record)],
                 apart=apart,
                 judgement=judge(reference, record, noises.get(record.job_id), stand_in=stand_in),
-                reference=shown.get(id(reference), reference),
+                reference=runs.get(id(reference)),
                 noise=noises.get(record.job_id),
-                same_job_as=shown.get(id(held_against), held_against),
+                same_job_as=runs.get(id(held_against)),
             )
         )
     return rows
@@ -166,23 +192,6 @@ def _told_apart(records: Sequence[Record]) -> list[str]:
         places.setdefault((record.job_id, record.world.world_size), []).append(record)
     names = {place: varying(of_place) for place, of_place in places.items()}
     return [words(record, names[record.job_id, record.world.world_size]) for record in records]
-
-
-def _labelled(record: Record, apart: str) -> Record:
-    if not apart:
-        return record
-    backend = record.backend.model_copy(update={"label": labelled(record.backend.label, apart)})
-    return record.model_copy(update={"backend": backend})
-
-
-def comparable(rows: Iterable[Row]) -> list[Row]:
-    """Rows that may stand beside each other: those that are the same job as their reference."""
-    return [row for row in rows if row.is_comparable]
-
-
-def set_apart(rows: Iterable[Row]) -> list[Row]:
-    """The others."""
-    return [row for row in rows if not row.is_comparable]
 
 
 def most_agreed(records: Sequence[Record]) -> Record | None:

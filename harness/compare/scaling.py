@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
+from harness.compare.comparison import Comparison
 from harness.compare.repeats import Repeats, group_repeats
-from harness.compare.rows import Row, comparable
 from harness.compare.run_conditions import labelled, varying, words
 from harness.compare.wording import counted
 from harness.record import WorldPart
@@ -72,14 +72,14 @@ class Point:
         return here / there if here is not None and there else None
 
 
-def strong_scaling(rows: Sequence[Row]) -> list[list[Point]]:
+def strong_scaling(comparison: Comparison) -> list[list[Point]]:
     """Backends that ran one job on several numbers of ranks, each from its smallest on.
 
     Where one number of ranks ran in several layouts, each layout has a curve of its own. Runs that are not
     the same job are left out. Where a backend was not run on one rank, the reference on one process of the
     same job is its base.
     """
-    timed = _timed(comparable(rows))
+    timed = _timed(comparison.comparable.groups)
     names = _kept_apart(timed)
     references: dict[tuple[str, str], Repeats] = {}
     curves: dict[tuple[str, str, str], list[Repeats]] = {}
@@ -99,14 +99,14 @@ def strong_scaling(rows: Sequence[Row]) -> list[list[Point]]:
     return found
 
 
-def weak_scaling(rows: Sequence[Row]) -> list[list[Point]]:
+def weak_scaling(comparison: Comparison) -> list[list[Point]]:
     """Backends whose jobs grow with the number of ranks and are otherwise the same.
 
     The batch, the model or both may grow: the job with more ranks must be another one. Runs that are not
     what their own job says are left out.
     """
-    own = [row for row in rows if row.is_comparable or row.is_of_another_job]
-    timed = _timed(own)
+    own = [row for row in comparison.rows if row.is_comparable or row.is_of_another_job]
+    timed = _timed(group_repeats(own))
     names = _kept_apart(timed)
     curves: dict[tuple[str, str, str], list[Repeats]] = {}
     for group in timed:
@@ -123,9 +123,9 @@ def weak_scaling(rows: Sequence[Row]) -> list[list[Point]]:
     return found
 
 
-def _timed(rows: Sequence[Row]) -> list[Repeats]:
+def _timed(groups: Sequence[Repeats]) -> list[Repeats]:
     """Whole and timed; those that left the reference do other work."""
-    return [g for g in group_repeats(rows) if g.whole and g.step_seconds and g.parity != "diverged"]
+    return [g for g in groups if g.whole and g.step_seconds and g.parity != "diverged"]
 
 
 def _kept_apart(groups: Sequence[Repeats]) -> list[str]:

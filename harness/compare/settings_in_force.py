@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.compare.cell import Cell
 from harness.compare.effective import SETTINGS, Effect, Setting
-from harness.compare.rows import Row, comparable
+from harness.compare.rows import Row
 
 NAMES = frozenset(setting.name for setting in SETTINGS)
 
@@ -50,8 +50,8 @@ class DifferingSetting:
 
 
 def differing_settings(rows: Sequence[Row]) -> list[DifferingSetting]:
-    """Of each job, what changes the mathematics first."""
-    runs = [row for row in comparable(rows) if row.record.status in ("ok", "diverged")]
+    """Of each job of comparable rows, what changes the mathematics first."""
+    runs = [row for row in rows if row.record.status in ("ok", "diverged")]
     jobs: dict[str, list[Row]] = {}
     for row in runs:
         jobs.setdefault(row.record.job_id, []).append(row)
@@ -75,8 +75,8 @@ def _beside_reference(row: Row) -> list[DifferingSetting]:
             setting=difference.setting,
             effect=difference.effect,
             values=tuple(
-                SettingValue(value=value, cells=(Cell.of(record),), is_of_reference=record is row.reference)
-                for value, record in ((difference.reference, row.reference), (difference.given, row.record))
+                SettingValue(value=value, cells=(run.cell,), is_of_reference=run is row.reference)
+                for value, run in ((difference.reference, row.reference), (difference.given, row.run))
             ),
         )
         for difference in row.judgement.settings
@@ -93,8 +93,8 @@ def _values(setting: Setting, runs: Sequence[Row]) -> tuple[SettingValue, ...]:
     values = [
         SettingValue(
             value=value,
-            cells=tuple(dict.fromkeys(Cell.of(row.record) for row in of_value)),
-            is_of_reference=any(row.reference is row.record for row in of_value),
+            cells=tuple(dict.fromkeys(row.cell for row in of_value)),
+            is_of_reference=any(row.is_reference for row in of_value),
         )
         for value, of_value in known.values()
     ]

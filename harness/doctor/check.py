@@ -10,9 +10,9 @@ from typing import Any
 
 from harness.backends import registry
 from harness.cells import modules_to_preload, plan, run_cell
-from harness.compare.findings.catalogue import find_all
+from harness.compare.comparison import Comparison
 from harness.compare.findings.finding import Finding
-from harness.compare.rows import Row, make_rows, reason
+from harness.compare.rows import Row, reason
 from harness.config import load_experiment
 from harness.doctor.coverage import Coverage, Defect
 from harness.launch.local import LocalLauncher
@@ -56,7 +56,7 @@ class SelfCheck:
     def tried(self) -> list[str]:
         """Backends that ran and were judged by the reference."""
         return [
-            row.record.backend.label
+            row.label
             for row in self.rows
             if row.record.status == "ok" and row.record.backend.name != registry.REFERENCE
         ]
@@ -97,10 +97,10 @@ def self_check(
 def conclude(records: Sequence[Record], defects: Sequence[Defect], not_covered: dict[str, str]) -> SelfCheck:
     """What these runs say: the clean ones must agree without a finding, each defect must have its own."""
     planted = {defect.backend for defect in defects}
-    sound = make_rows(r for r in records if r.backend.name not in planted)
+    sound = Comparison(r for r in records if r.backend.name not in planted)
     return SelfCheck(
-        rows=sound,
-        false=[finding for finding in find_all(sound) if finding.id not in ABOUT_TIME],
+        rows=sound.rows,
+        false=[finding for finding in sound.findings if finding.id not in ABOUT_TIME],
         failed={
             r.backend.label: reason(r) or r.status for r in records if r.status not in ("ok", "unsupported")
         },
@@ -114,7 +114,7 @@ def _missed(records: Sequence[Record], defects: Sequence[Defect]) -> dict[str, s
     missed = {}
     for defect in defects:
         own = [r for r in records if r.backend.name in (defect.backend, registry.REFERENCE)]
-        named = [f.id for f in find_all(make_rows(own)) if f.backends == (defect.backend,)]
+        named = [f.id for f in Comparison(own).findings if f.backends == (defect.backend,)]
         if defect.finding not in named:
             missed[defect.backend] = (
                 f"it was not named as {defect.finding}: found {', '.join(named) or 'nothing'}"

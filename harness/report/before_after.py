@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.compare.cell import Cell
 from harness.compare.changes import Change, changes, pairs, settings
-from harness.compare.rows import Row, comparable
+from harness.compare.comparison import Comparison
 from harness.compare.statistics import LEVEL, runs_to_judge
 from harness.compare.wording import listed
 from harness.report.document import (
@@ -63,12 +63,12 @@ COLUMNS = (
 )
 
 
-def before_after(before: Sequence[Row], after: Sequence[Row], *last: Section) -> Document:
-    """The report of two sets of rows; `last` follows what is computed from the rows alone.
+def before_after(before: Comparison, after: Comparison, *last: Section) -> Document:
+    """The report of two comparisons; `last` follows what is computed from them alone.
 
     Runs that are not the same job as the others of their side stand in `_sides` only.
     """
-    left, right = comparable(before), comparable(after)
+    left, right = before.comparable, after.comparable
     found = changes(left, right)
     sections = [
         _verdict(left, right, found),
@@ -82,7 +82,7 @@ def before_after(before: Sequence[Row], after: Sequence[Row], *last: Section) ->
     return Document(TITLE, [section for section in sections if section is not None])
 
 
-def _verdict(before: Sequence[Row], after: Sequence[Row], found: Sequence[Change]) -> Section:
+def _verdict(before: Comparison, after: Comparison, found: Sequence[Change]) -> Section:
     told = [_same_job(before, after)]
     both = [p for p in pairs(before, after) if p.before is not None and p.after is not None]
     told.append(f"{len(both)} cells of backend and number of ranks are on both sides.")
@@ -111,7 +111,7 @@ def _verdict(before: Sequence[Row], after: Sequence[Row], found: Sequence[Change
     return Section("verdict", "Verdict", [Items(told)])
 
 
-def _lost_and_new(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
+def _lost_and_new(before: Comparison, after: Comparison) -> list[str]:
     """Cells that ended well on one side only, and how they ended on the other."""
     lost, new = [], []
     for pair in pairs(before, after):
@@ -129,9 +129,9 @@ def _lost_and_new(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
     return told
 
 
-def _same_job(before: Sequence[Row], after: Sequence[Row]) -> str:
-    left = {row.record.job_id for row in before}
-    right = {row.record.job_id for row in after}
+def _same_job(before: Comparison, after: Comparison) -> str:
+    left = set(before.by_job)
+    right = set(after.by_job)
     if left == right and len(left) == 1:
         return f"Both sides ran job {left.pop()}."
     return (
@@ -140,7 +140,7 @@ def _same_job(before: Sequence[Row], after: Sequence[Row]) -> str:
     )
 
 
-def _settings(before: Sequence[Row], after: Sequence[Row]) -> Section:
+def _settings(before: Comparison, after: Comparison) -> Section:
     found = settings(before, after)
     title = "What is configured otherwise"
     if not found:
@@ -196,7 +196,7 @@ def _changes(key: str, found: Sequence[Change]) -> Table:
     return Table(key=key, columns=COLUMNS, rows=body)
 
 
-def _statuses(before: Sequence[Row], after: Sequence[Row]) -> Section | None:
+def _statuses(before: Comparison, after: Comparison) -> Section | None:
     """Cells that ended otherwise, or that a side lacks."""
     body = []
     for pair in pairs(before, after):
@@ -211,16 +211,16 @@ def _statuses(before: Sequence[Row], after: Sequence[Row]) -> Section | None:
     return Section("statuses", "Cells that ended otherwise", [table])
 
 
-def _sides(before: Sequence[Row], after: Sequence[Row]) -> Section:
+def _sides(before: Comparison, after: Comparison) -> Section:
     """The main table, machine and findings of each side, folded."""
     blocks: list[Block] = []
-    for name, rows in (("Before", before), ("After", after)):
-        results = results_table(comparable(rows))
+    for name, side in (("Before", before), ("After", after)):
+        results = results_table(side.comparable)
         parts: list[Block] = [Heading("Results"), results]
-        apart = not_comparable_table(rows)
+        apart = not_comparable_table(side)
         if apart is not None:
             parts += [Heading("Not comparable, and why"), apart]
-        for section in (machine_section(rows), findings_section(rows)):
+        for section in (machine_section(side), findings_section(side)):
             parts += [Heading(section.title), *section.blocks]
         blocks.append(Folded(name, [_of_side(part, name) for part in parts]))
     return Section("sides", "Each side by itself", blocks)

@@ -1,10 +1,10 @@
-"""What the report holds, in its order. A new section is a function of rows and a line here."""
+"""What the report holds, in its order. A new section is a function of a comparison and a line here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from harness.compare.rows import Row, comparable
+from harness.compare.comparison import Comparison
 from harness.report.document import Block, Document, Folded, Picture, Section, Table
 from harness.report.pictures.memory import memory_picture
 from harness.report.pictures.time import overlap_picture, phases_picture
@@ -34,7 +34,7 @@ from harness.report.sections.verdict import verdict_section
 from harness.report.sections.volume import volume_section
 
 TITLE = "Comparison of data-parallel sharding strategies"
-SECTIONS: tuple[Callable[[Sequence[Row]], Section | None], ...] = (
+SECTIONS: tuple[Callable[[Comparison], Section | None], ...] = (
     verdict_section,
     job_section,
     machine_section,
@@ -71,7 +71,7 @@ OF_EVERY_RUN = {
 }
 """Sections that look at each run by itself, or that leave out themselves what is not the same job. The
 others set runs beside each other, and get only those that are."""
-PICTURES: dict[str, tuple[Callable[[Sequence[Row]], Picture | None], ...]] = {
+PICTURES: dict[str, tuple[Callable[[Comparison], Picture | None], ...]] = {
     "time": (phases_picture,),
     "overlap": (overlap_picture,),
     "memory": (memory_picture,),
@@ -86,20 +86,19 @@ LONGEST_OPEN_TABLE = 30
 """Lines of a table that stands open; the results always do."""
 
 
-def comparison(rows: Sequence[Row], *last: Section) -> Document:
-    """The report of rows; `last` follows what is computed from the rows alone."""
-    beside = comparable(rows)
+def comparison_document(comparison: Comparison, *last: Section) -> Document:
+    """The report of a comparison; `last` follows what is computed from it alone."""
     sections = [
-        _illustrated(section, beside)
+        _illustrated(section, comparison.comparable)
         for make in SECTIONS
-        if (section := make(rows if make in OF_EVERY_RUN else beside)) is not None
+        if (section := make(comparison if make in OF_EVERY_RUN else comparison.comparable)) is not None
     ]
     return Document(TITLE, [_folded(section) for section in (*sections, *last)])
 
 
-def _illustrated(section: Section, rows: Sequence[Row]) -> Section:
+def _illustrated(section: Section, comparison: Comparison) -> Section:
     makers = PICTURES.get(section.key, ())
-    pictures = [picture for make in makers if (picture := make(rows)) is not None]
+    pictures = [picture for make in makers if (picture := make(comparison)) is not None]
     return Section(section.key, section.title, [*pictures, *section.blocks])
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.atomic_write import write_atomically
-from harness.compare.rows import Row, make_rows
+from harness.compare.comparison import Comparison
 from harness.errors import HarnessError
 from harness.record import Record
 from harness.report.document import Document
 from harness.report.drawing import draw
 from harness.report.manifest import Format, Manifest, digest, make_manifest, read_manifest
-from harness.report.outline import comparison
+from harness.report.outline import comparison_document
 from harness.report.sections.records import records_section
 from harness.report.writers.csv import render_csv
 from harness.report.writers.html import data_address, render_html
@@ -106,9 +106,8 @@ def make_document(manifest: Manifest, records: Mapping[str, Record]) -> Document
         from harness.report.before_after import before_after
 
         before = [records[entry.path] for entry in manifest.records if entry.before]
-        return before_after(make_rows(before), make_rows(after), last)
-    rows: list[Row] = make_rows(after)
-    return comparison(rows, last)
+        return before_after(Comparison(before), Comparison(after), last)
+    return comparison_document(Comparison(after), last)
 
 
 def draw_all(document: Document, form: Format) -> dict[str, dict[str, bytes]]:

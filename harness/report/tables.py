@@ -7,9 +7,9 @@ from typing import Any
 
 from tabulate import tabulate
 
-from harness.compare.cell import Cell
-from harness.compare.repeats import Repeats, fastest, group_repeats, rivals
-from harness.compare.rows import Row, comparable, reason, set_apart
+from harness.compare.comparison import Comparison
+from harness.compare.repeats import Repeats, fastest, rivals
+from harness.compare.rows import Row, reason
 from harness.compare.statistics import (
     median_interval,
     pairs_among,
@@ -72,29 +72,28 @@ NOT_JUDGED = "?"
 MARKS = {"within noise": WITHIN_NOISE, "not judged": NOT_JUDGED, "beyond noise": ""}
 
 
-def main_table(rows: Sequence[Row], style: str = "simple") -> str:
+def main_table(comparison: Comparison, style: str = "simple") -> str:
     """The main table for a terminal, in a style of tabulate, and below it what does not belong in it."""
-    text = _text(results_table(comparable(rows)), style)
-    apart = not_comparable_table(rows)
+    text = _text(results_table(comparison.comparable), style)
+    apart = not_comparable_table(comparison)
     return text if apart is None else f"{text}\n\n{APART}\n{_text(apart, style)}"
 
 
-def not_comparable_table(rows: Sequence[Row]) -> Table | None:
+def not_comparable_table(comparison: Comparison) -> Table | None:
     """Every field in which a run is not the same job, with both values; None where all are."""
     body = []
-    for row in set_apart(rows):
+    for row in comparison.set_apart.rows:
         other = row.same_job_as
         for difference in row.judgement.not_same_job:
             given, value = both(difference.given, difference.reference)
             body.append(
                 [
-                    row.record.backend.label,
-                    row.record.world.world_size,
+                    *row.cell,
                     row.record.repeat,
                     difference.field,
                     Shown(difference.given, given),
                     Shown(difference.reference, value),
-                    other.backend.label if other is not None else None,
+                    other.label if other is not None else None,
                 ]
             )
     return Table(key="not_comparable", columns=APART_COLUMNS, rows=body) if body else None
@@ -107,9 +106,9 @@ def _text(table: Table, style: str) -> str:
     )  # fmt: skip
 
 
-def results_table(rows: Sequence[Row]) -> Table:
+def results_table(comparison: Comparison) -> Table:
     """One line per job, backend and world size."""
-    groups = group_repeats(rows)
+    groups = comparison.groups
     best, compared = fastest(groups), rivals(groups)
     jobs = list(dict.fromkeys(group.record.job_id for group in groups))
     columns = COLUMNS if len(jobs) < 2 else (Column("job_id", "job", align="left"), *COLUMNS)
@@ -121,10 +120,10 @@ def results_table(rows: Sequence[Row]) -> Table:
     return Table(key="results", columns=columns, rows=body)
 
 
-def spread_table(rows: Sequence[Row]) -> Table | None:
+def spread_table(comparison: Comparison) -> Table | None:
     """How far runs and steps spread; None where nothing was timed."""
     body = []
-    for group in group_repeats(rows):
+    for group in comparison.groups:
         seconds = group.step_seconds
         if not seconds:
             continue
@@ -132,8 +131,7 @@ def spread_table(rows: Sequence[Row]) -> Table | None:
         interval, extent = median_interval(rates), value_range(rates)
         body.append(
             [
-                group.label,
-                group.world_size,
+                *group.cell,
                 len(rates),
                 group.median("samples_per_second"),
                 group.median("tokens_per_second"),
@@ -154,7 +152,7 @@ def spread_table(rows: Sequence[Row]) -> Table | None:
 def cell_line(row: Row) -> str:
     """One finished cell in one line, for a person who waits."""
     record = row.record
-    head = f"{Cell.of(record)}: {record.status}"
+    head = f"{row.cell}: {record.status}"
     why = reason(record)
     if why:
         return f"{head}: {why}"
@@ -173,8 +171,7 @@ def cell_line(row: Row) -> str:
 
 def _line(group: Repeats, best: Repeats | None, pairs: int) -> list[Any]:
     return [
-        group.label,
-        group.world_size,
+        *group.cell,
         group.status,
         group.median("tokens_per_second"),
         _of_fastest(group, best, pairs),

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from harness.compare.findings.catalogue import find_all
+from harness.compare.comparison import Comparison
 from harness.compare.findings.groups import DOCUMENT, statements
-from harness.compare.rows import Row
-from harness.compare.settings_in_force import differing_settings
 from harness.report.sections.settings import TITLE
 
 
-def finding_lines(rows: Sequence[Row]) -> list[str]:
+def finding_lines(comparison: Comparison) -> list[str]:
     """One line for what each kind of finding says, causes first."""
-    return [f"finding {statement.id}: {statement.sentence}" for statement in statements(find_all(rows))]
+    return [f"finding {statement.id}: {statement.sentence}" for statement in statements(comparison.findings)]
 
 
-def where_to_read(rows: Sequence[Row]) -> list[str]:
+def where_to_read(comparison: Comparison) -> list[str]:
     """For the person who watches: where findings are explained, and how many settings differ."""
     lines = []
-    if find_all(rows):
+    if comparison.findings:
         lines.append(f"findings are explained, with the remedy of each, in {DOCUMENT}#ID and in the report")
-    settings = differing_settings(rows)
+    settings = comparison.settings
     if settings:
         deep = sum(setting.effect == "mathematics" for setting in settings)
         lines.append(

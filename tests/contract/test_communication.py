@@ -7,8 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from harness.compare.findings.catalogue import find_all
-from harness.compare.rows import make_rows
+from harness.compare.comparison import Comparison
 from harness.compare.volume import volume_differences, volume_of
 from harness.record import BackendPart, CommunicationPart, LayoutPart, Record, WindowsPart
 from harness.theory.transports import EMULATED
@@ -122,7 +121,7 @@ def test_payload_of_a_hybrid_is_as_expected(name, tmp_path) -> None:
 def test_a_defect_is_named(name, defect, ranks, messages, tmp_path) -> None:
     found = records(name, ranks, tmp_path, f"{DEFECTS}:{defect}")
     for case, record, message in zip(VOLUME_CASES, found, messages, strict=True):
-        said = [f.message for f in find_all(make_rows([record])) if f.id == "communication-differs"]
+        said = [f.message for f in Comparison([record]).findings if f.id == "communication-differs"]
         assert len(said) == (message is not None), (asdict(case), said)
         assert message is None or message in said[0], said
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from harness.command_lines import by_name, inside
-from harness.compare.rows import make_rows
+from harness.compare.comparison import Comparison
 from harness.report.document import Code, Folded, Paragraph
 from harness.report.sections.reproduce import reproduce_section
 from tests.records import make_record
@@ -22,7 +22,7 @@ def test_a_configuration_file_loses_the_folders_of_its_machine(form: list[str]) 
 
 def test_the_report_says_where_the_content_of_such_a_file_is() -> None:
     command = ["harness", "compare", "--config", "/tmp/x/my job.yaml"]
-    _, code, text, configuration = reproduce_section(make_rows([make_record(command=command)])).blocks
+    _, code, text, configuration = reproduce_section(Comparison([make_record(command=command)])).blocks
     assert isinstance(code, Code)
     assert isinstance(text, Paragraph)
     assert isinstance(configuration, Folded)
@@ -32,6 +32,6 @@ def test_the_report_says_where_the_content_of_such_a_file_is() -> None:
 
 def test_other_commands_stand_as_they_were_given() -> None:
     command = ["harness", "compare", "--config", "configs/default.yaml"]
-    code = reproduce_section(make_rows([make_record(command=command)])).blocks[1]
+    code = reproduce_section(Comparison([make_record(command=command)])).blocks[1]
     assert isinstance(code, Code)
     assert code.text.endswith("\nharness compare --config configs/default.yaml")

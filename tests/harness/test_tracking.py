@@ -5,7 +5,7 @@ from click.testing import CliRunner
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from harness.cli import harness
-from harness.compare.rows import make_rows
+from harness.compare.comparison import Comparison
 from harness.record import EvaluationPart
 from harness.store import write_record
 from harness.tracking import scalars, settings
@@ -29,19 +29,19 @@ def test_losses_of_a_run_are_read_back_from_tensorboard(tmp_path: Path) -> None:
 
 def test_loss_that_is_not_finite_is_left_out() -> None:
     record = make_record(steps=make_steps([5.0, None], [1.0, None]))
-    logged = dict(scalars(make_rows([record])[0]))
+    logged = dict(scalars(Comparison([record]).rows[0]))
     assert logged[0]["train/loss"] == 5.0
     assert "train/loss" not in logged[1]
 
 
 def test_held_out_loss_stands_at_the_step_after_which_it_was_taken() -> None:
     record = make_record(eval=[EvaluationPart(step=2, loss=4.5, target_tokens=10)])
-    logged = dict(scalars(make_rows([record])[0]))
+    logged = dict(scalars(Comparison([record]).rows[0]))
     assert {step for step, values in logged.items() if "evaluation/loss" in values} == {1}
 
 
 def test_settings_are_simple_values_under_dotted_names() -> None:
-    found = settings(make_rows([make_record(label="ddp")])[0])
+    found = settings(Comparison([make_record(label="ddp")]).rows[0])
     assert found["backend"] == "ddp"
     assert found["job.training.global_batch_size"] == 8
     assert all(isinstance(value, str | int | float | bool) for value in found.values())

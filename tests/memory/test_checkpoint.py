@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.rows import make_rows
+from harness.compare.comparison import Comparison
 from harness.report.document import Folded, Table
 from harness.report.sections.communication import communication_section
 from harness.report.sections.memory import memory_section
@@ -76,14 +76,14 @@ def test_the_steps_are_not_changed_by_it(outcome: Outcome) -> None:
 
 
 def test_the_report_shows_it(outcome: Outcome) -> None:
-    rows = make_rows(list(outcome.records.values()))
-    section = memory_section(rows)
+    comparison = Comparison(list(outcome.records.values()))
+    section = memory_section(comparison)
     assert section is not None
     (folded,) = (block for block in section.blocks if isinstance(block, Folded))
     (moments,) = folded.blocks
     assert isinstance(moments, Table)
     assert {line[0] for line in moments.rows if "checkpoint" in line} == {"single", *BACKENDS}
-    collectives = communication_section(rows)
+    collectives = communication_section(comparison)
     assert collectives is not None
     (table,) = (block for block in collectives.blocks if isinstance(block, Table))
     assert {line[0] for line in table.rows if "checkpoint" in line} >= set(BACKENDS)

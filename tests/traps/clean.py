@@ -21,6 +21,6 @@ def assert_no_finding(
     tally["clean"][0] += len(found)
     tally["clean"][1] += len(labels)
     assert [(f.id, f.message) for f in found] == []
-    rows = matrix.rows(labels, world_size, settings)
+    comparison = matrix.compare(labels, world_size, settings)
     wanted = {"exact", "tight"} if precision == "fp32" else {"exact", "tight", "band"}
-    assert {row.judgement.parity for row in rows} <= wanted
+    assert {row.judgement.parity for row in comparison.rows} <= wanted

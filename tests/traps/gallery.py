@@ -16,9 +16,8 @@ from pathlib import Path
 from tabulate import tabulate
 
 from benchmarks.keeping import keep
-from harness.compare.findings.catalogue import find_all
+from harness.compare.comparison import Comparison
 from harness.compare.findings.finding import Finding
-from harness.compare.rows import make_rows
 from harness.store import read_runs
 
 from .matrix import ABOUT_TIME, Matrix, install, padded_documents
@@ -76,7 +75,7 @@ def run_all(output: Path) -> None:
             if traps[0].padded:
                 settings += ("data.source=jsonl", f"data.path={DOCUMENTS}")
             labels = list(dict.fromkeys(label for trap in traps for label in (*trap.beside, trap.label)))
-            Matrix(Path(folder)).rows(labels, traps[0].world_size, settings)
+            Matrix(Path(folder)).compare(labels, traps[0].world_size, settings)
             keep(Path(folder, "runs"), made / folder, ["report.md"])
         shutil.rmtree(output, ignore_errors=True)
         shutil.copytree(made, output)
@@ -86,7 +85,7 @@ def page(output: Path) -> str:
     """The gallery's page. Raises ValueError if a trap is not named as it should be."""
     lines: list[list[str]] = []
     for folder, traps in by_folder().items():
-        found = find_all(make_rows(record for _, record in read_runs([output / folder / "runs"])[0]))
+        found = Comparison(record for _, record in read_runs([output / folder / "runs"])[0]).findings
         for trap in traps:
             finding = _named(trap, found)
             job = f"[{folder.replace('-', ' ')}]({folder}/report.md)"

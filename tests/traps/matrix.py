@@ -13,9 +13,8 @@ from harness.backends import registry
 from harness.backends.base import World
 from harness.batch import batch_layout, reference_layout
 from harness.cells import canonical_label, floor_labels, make_cell, run_cell
-from harness.compare.findings.catalogue import find_all
+from harness.compare.comparison import Comparison
 from harness.compare.findings.finding import Finding
-from harness.compare.rows import Row, make_rows
 from harness.config import load_experiment
 from harness.doctor.check import ABOUT_TIME
 from harness.record import Record
@@ -64,19 +63,21 @@ class Matrix:
             self._records[key] = self._run(label, world_size, settings)
         return self._records[key]
 
-    def rows(self, labels: Sequence[str], world_size: int, settings: Sequence[str] = ()) -> list[Row]:
+    def compare(self, labels: Sequence[str], world_size: int, settings: Sequence[str] = ()) -> Comparison:
         """Rows of these backends beside the reference and its repetitions."""
         experiment = load_experiment(None, [*TINY, *settings])
         layout = reference_layout(batch_layout(experiment.training, world_size), experiment.training)
         references = [registry.REFERENCE, *floor_labels(layout, experiment)]
         records = [self._reference(label, world_size, settings) for label in references]
-        return make_rows([*records, *(self.record(label, world_size, settings) for label in labels)])
+        return Comparison([*records, *(self.record(label, world_size, settings) for label in labels)])
 
     def findings(self, labels: Sequence[str], world_size: int, settings: Sequence[str] = ()) -> list[Finding]:
-        rows = self.rows(labels, world_size, settings)
-        broken = [(r.record.backend.label, r.record.error) for r in rows if r.record.status == "failed"]
+        comparison = self.compare(labels, world_size, settings)
+        broken = [
+            (r.record.backend.label, r.record.error) for r in comparison.rows if r.record.status == "failed"
+        ]
         assert not broken, broken
-        return [finding for finding in find_all(rows) if finding.id not in ABOUT_TIME]
+        return [finding for finding in comparison.findings if finding.id not in ABOUT_TIME]
 
     def _reference(self, label: str, world_size: int, settings: Sequence[str]) -> Record:
         experiment = load_experiment(None, [*TINY, *settings])

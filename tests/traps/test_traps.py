@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.compare.findings.catalogue import find_all
+from harness.compare.comparison import Comparison
 from harness.compare.findings.finding import Finding
-from harness.compare.rows import make_rows
 from harness.record import Record
 from tests.records import make_ranks, make_record, make_steps
 
@@ -49,7 +48,7 @@ def test_a_known_implementation_that_moves_other_bytes(
     tally["planted"][1] += 1
     planted = matrix.record(label, world_size, (ACCUMULATED,) if world_size == 2 else ())
     backend = planted.backend.model_copy(update={"label": name, "name": name})
-    found = find_all(make_rows([planted.model_copy(update={"backend": backend})]))
+    found = Comparison([planted.model_copy(update={"backend": backend})]).findings
     (finding,) = [f for f in found if f.id == "communication-differs"]
     assert says in finding.message
     assert finding.backends == (name,)
@@ -60,7 +59,7 @@ def timed_findings(record: Record) -> list[Finding]:
     """Of one run beside a reference whose steps are timed alike."""
     phases = {"forward": [0.1] * 4, "backward": [0.3] * 4, "step": [0.05] * 4}
     parts = [part.model_copy(update={"phase_seconds": phases}) for part in record.ranks]
-    return find_all(make_rows([make_record(), record.model_copy(update={"ranks": parts})]))
+    return Comparison([make_record(), record.model_copy(update={"ranks": parts})]).findings
 
 
 def test_T19_a_timer_that_stops_before_the_device_has_finished(tally) -> None:
@@ -92,7 +91,7 @@ def test_T20_a_logger_of_a_library_that_slows_one_backend(tally) -> None:
 def test_T23_several_jobs_in_one_table_are_named_by_setting(tally) -> None:
     tally["planted"][1] += 1
     other = make_record(label="ddp", job_id="b" * 12, training={"global_batch_size": 16})
-    found = [f for f in find_all(make_rows([make_record(), other])) if f.id == "several-jobs"]
+    found = [f for f in Comparison([make_record(), other]).findings if f.id == "several-jobs"]
     assert [f.values for f in found] == [{"training.global_batch_size": [8, 16]}]
     tally["planted"][0] += 1
 
@@ -102,7 +101,7 @@ def test_T25_steps_that_a_loss_scaler_skipped_are_counted(tally) -> None:
     training = {"precision": "fp16-mixed"}
     steps = make_steps(norms=(None, None, 1.25, 1.0))
     other = make_record(label="ddp", training=training, steps=steps, skipped_steps=2)
-    rows = make_rows([make_record(training=training), other])
-    (found,) = [f for f in find_all(rows) if f.id == "skipped-steps"]
+    comparison = Comparison([make_record(training=training), other])
+    (found,) = [f for f in comparison.findings if f.id == "skipped-steps"]
     assert found.values == {"skipped": 2, "steps": 4}
     tally["planted"][0] += 1

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from harness.compare import measures, speed
-from harness.compare.cell import Cell
 from harness.compare.findings.finding import Finding, Kind, of_cells
-from harness.compare.once import once
 from harness.compare.rows import Row
+from harness.compare.runs import Runs
 from harness.compare.timings import DATA, Seconds, largest_median, timings
 from harness.record import Record
 
@@ -47,13 +44,12 @@ KINDS = (
 )
 
 
-def find(rows: Sequence[Row]) -> list[Finding]:
+def find(runs: Runs) -> list[Finding]:
     """At most one finding of each kind per run."""
-    slow_data = [finding for row in rows if (finding := _slow_data(row)) is not None]
-    return [*of_cells(rows, _slow_rank), *slow_data]
+    slow_data = [finding for row in runs.rows if (finding := _slow_data(row)) is not None]
+    return [*of_cells(runs, _slow_rank), *slow_data]
 
 
-@once
 def _slow_rank(row: Row) -> Finding | None:
     for what, series in _series(row.record).items():
         slowest = persistently_slowest(series)
@@ -63,7 +59,7 @@ def _slow_rank(row: Row) -> Finding | None:
             medians = {str(r.rank): m for r, m in zip(row.record.ranks, middle, strict=True)}
             return Finding(
                 id="slow-rank",
-                about=Cell.of(row.record),
+                about=row.cell,
                 text=f"rank {rank} is persistently slower in {what}; the others wait",
                 values={"rank": rank, "what": what, "median_seconds": medians},
             )
@@ -106,14 +102,13 @@ def _series(record: Record) -> dict[str, Seconds]:
     return found
 
 
-@once
 def _slow_data(row: Row) -> Finding | None:
     share = speed.data_share(row.record)
     if share is None or share <= LARGE_DATA_SHARE:
         return None
     return Finding(
         id="slow-data",
-        about=Cell.of(row.record),
+        about=row.cell,
         text=f"{share:.0%} of the step goes into fetching batches",
         values={"data_share": share, "data_seconds": largest_median(row.record, DATA)},
     )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from harness.backends.registry import REFERENCE
-from harness.compare.cell import Cell
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.rows import Row
+from harness.compare.runs import Runs
 from harness.compare.wording import ranks
 
 KINDS = (
@@ -31,15 +29,15 @@ KINDS = (
 )
 
 
-def find(rows: Sequence[Row]) -> list[Finding]:
+def find(runs: Runs) -> list[Finding]:
     """One finding per world size at which cuts differ, and one per run that accumulates otherwise."""
     layouts: dict[int, dict[str, list[str]]] = {}
-    for row in rows:
+    for row in runs.rows:
         world = row.record.world
         if row.record.backend.name != REFERENCE and row.record.status == "ok":
             cut = f"{world.micro_batch_size} x {world.accumulation_steps}"
             layouts.setdefault(world.world_size, {}).setdefault(cut, []).append(row.backend)
-    return [*_cuts(layouts), *(finding for row in rows if (finding := _accumulation(row)) is not None)]
+    return [*_cuts(layouts), *(finding for row in runs.rows if (finding := _accumulation(row)) is not None)]
 
 
 def _accumulation(row: Row) -> Finding | None:
@@ -49,7 +47,7 @@ def _accumulation(row: Row) -> Finding | None:
         return None
     return Finding(
         id="accumulation-differs",
-        about=Cell.of(row.record),
+        about=row.cell,
         text=f"the library accumulates over {given} micro-steps, the loop over {asked}",
         values={"asked": asked, "given": given},
     )

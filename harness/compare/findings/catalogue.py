@@ -1,13 +1,11 @@
 """All findings: the modules that look for them, and what each kind means.
 
-A module has KINDS and `find(rows) -> list[Finding]`, a pure function of the rows. To add one, write it
+A module has KINDS and `find(runs) -> list[Finding]`, a pure function of the runs. To add one, write it
 and name it in MODULES; `docs/findings.md` follows from KINDS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
 from types import ModuleType
 
 from harness.compare.findings import (
@@ -28,7 +26,7 @@ from harness.compare.findings import (
     wrap_units,
 )
 from harness.compare.findings.finding import Finding, Kind
-from harness.compare.rows import Row
+from harness.compare.runs import Runs
 
 MODULES: tuple[ModuleType, ...] = (
     job_equivalence,
@@ -50,15 +48,9 @@ MODULES: tuple[ModuleType, ...] = (
 """In the order in which a reader is told."""
 
 
-def find_all(rows: Sequence[Row]) -> list[Finding]:
-    """Every finding of a comparison."""
-    return list(_find_all(tuple(rows)))
-
-
-@lru_cache(maxsize=8)
-def _find_all(rows: tuple[Row, ...]) -> tuple[Finding, ...]:
-    """Computed once for a report, whose verdict asks for them too."""
-    return tuple(finding for module in MODULES for finding in module.find(rows))
+def find_all(runs: Runs) -> list[Finding]:
+    """Every finding of a comparison, whose `findings` they are."""
+    return [finding for module in MODULES for finding in module.find(runs)]
 
 
 def kinds() -> dict[str, Kind]:

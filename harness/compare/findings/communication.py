@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.compare.cell import Cell
 from harness.compare.effective import EVERY_MICRO_STEP, counted_synchronisation
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.measures import reduced_bytes
 from harness.compare.rows import Row
+from harness.compare.runs import Runs
 from harness.compare.volume import ELSEWHERE, VolumeDifference, volume_differences, volume_of
 
 KINDS = (
@@ -40,10 +40,10 @@ KINDS = (
 )
 
 
-def find(rows: Sequence[Row]) -> list[Finding]:
+def find(runs: Runs) -> list[Finding]:
     """One finding per run whose payload differs anywhere, by a single byte or more."""
-    runs = [row for row in rows if row.record.status in ("ok", "diverged")]
-    looked = (look(row) for row in runs for look in (_differs, _early))
+    trained = [row for row in runs.rows if row.record.status in ("ok", "diverged")]
+    looked = (look(row) for row in trained for look in (_differs, _early))
     return [finding for finding in looked if finding is not None]
 
 
@@ -54,7 +54,7 @@ def _differs(row: Row) -> Finding | None:
     messages = _messages(differences, row.record.world.accumulation_steps)
     return Finding(
         id="communication-differs",
-        about=Cell.of(row.record),
+        about=row.cell,
         text=f"{'; '.join(messages)}",
         values={"differences": [vars(difference) for difference in differences]},
     )
@@ -73,7 +73,7 @@ def _early(row: Row) -> Finding | None:
     early = max(rank.early_reduced_bytes or 0 for rank in record.ranks)
     return Finding(
         id="synchronised-early",
-        about=Cell.of(record),
+        about=row.cell,
         text=f"gradients are reduced in every micro-step: {early} of "
         f"{reduced_bytes(record)} reduced bytes cross the wire before the last of "
         f"{record.world.accumulation_steps} micro-steps" + (f", it says: {told}" if told else ""),

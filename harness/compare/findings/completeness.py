@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from harness.compare.cell import Cell
 from harness.compare.findings.finding import Finding, Kind
-from harness.compare.rows import Row
+from harness.compare.runs import Runs
 from harness.compare.wording import listed
 from harness.record import Record
 
@@ -26,10 +26,10 @@ KINDS = (
 )
 
 
-def find(rows: Sequence[Row]) -> list[Finding]:
+def find(runs: Runs) -> list[Finding]:
     """One finding per cell with a gap, wherever its runs were made; unsupported cells do not run."""
     cells: dict[tuple[str, str, int], list[Record]] = {}
-    for row in rows:
+    for row in runs.rows:
         record = row.record
         if record.status != "unsupported":
             cells.setdefault((record.job_id, row.backend, record.world.world_size), []).append(record)

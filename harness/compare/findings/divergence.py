@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from harness.compare.cell import Cell
 from harness.compare.explain import explain
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.reported_loss import altered_step, of_one_rank, sums_of_step
 from harness.compare.rows import Row
+from harness.compare.runs import Runs
 from harness.compare.wording import percent
 
 DIAGNOSE = "`harness diagnose RUN_A RUN_B` reruns the step and compares gradients and updates by parameter."
@@ -128,22 +128,22 @@ LOST_SHARE = 0.5
 """Weights that moved less than this share of the reference's distance lost updates."""
 
 
-def find(rows: Sequence[Row]) -> list[Finding]:
+def find(runs: Runs) -> list[Finding]:
     """For each run that left its reference: that it did, and the cause if it was recognised."""
     found = []
-    for row in rows:
+    for row in runs.rows:
         if row.judgement.parity != "diverged" or row.reference is None or row.noise is None:
             continue
         values = row.as_json()
         limits = row.noise.band or row.noise.tight
         settings = [s.setting for s in row.judgement.settings if s.effect == "mathematics"]
-        cause = explain(row.reference, row.record, limits, settings)
+        cause = explain(row.reference.record, row.record, limits, settings)
         beyond = _exceeded(row.judgement.exceeded)
         why = cause.message if cause.kind == "diverged" else f"see {cause.kind}"
         found.append(
             Finding(
                 id="diverged",
-                about=Cell.of(row.record),
+                about=row.cell,
                 text=f"leaves the reference ({beyond or 'a loss or norm is missing'}); "
                 f"{why}" + ("" if cause.kind == "update-differs" else _named(settings)),
                 values={
@@ -163,12 +163,12 @@ def find(rows: Sequence[Row]) -> list[Finding]:
             found.append(
                 Finding(
                     id=cause.kind,
-                    about=Cell.of(row.record),
+                    about=row.cell,
                     text=cause.message,
                     values=cause.values,
                 )
             )
-    return found + _altered_losses(rows) + _lost_updates(rows)
+    return found + _altered_losses(runs.rows) + _lost_updates(runs.rows)
 
 
 def _exceeded(measures: Sequence[tuple[str, float, float]]) -> str:
@@ -213,7 +213,7 @@ def _altered_losses(rows: Sequence[Row]) -> list[Finding]:
         found.append(
             Finding(
                 id="loss-of-one-rank" if one else "loss-altered",
-                about=Cell.of(row.record),
+                about=row.cell,
                 text=(
                     "the loss is that of rank 0 only"
                     if one
@@ -235,13 +235,13 @@ def _lost_updates(rows: Sequence[Row]) -> list[Finding]:
         if row.reference is None or not row.judgement.settings or masters in ([], ["float32"]):
             continue
         moved = sum(value**2 for value in movement(row.record).values()) ** 0.5
-        expected = sum(value**2 for value in movement(row.reference).values()) ** 0.5
+        expected = sum(value**2 for value in movement(row.reference.record).values()) ** 0.5
         still = [name for name, size in movement(row.record).items() if size == 0]
         if expected and (moved < LOST_SHARE * expected or still):
             found.append(
                 Finding(
                     id="lost-updates",
-                    about=Cell.of(row.record),
+                    about=row.cell,
                     text=f"weights moved {moved / expected:.0%} of the reference's "
                     f"distance, and {len(still)} of {len(movement(row.record))} parameters not at all: "
                     f"updates vanish in {', '.join(masters)} weights",

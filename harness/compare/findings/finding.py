@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.compare.cell import Backends, Cell
-from harness.compare.repeats import group_repeats
 from harness.compare.rows import Row
+from harness.compare.runs import Runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,18 +69,18 @@ class Kind:
     """What to change, in terms of DeepSpeed, FSDP, DDP and Accelerate."""
 
 
-def of_cells(rows: Sequence[Row], judge: Callable[[Row], Finding | None]) -> list[Finding]:
+def of_cells(runs: Runs, judge: Callable[[Row], Finding | None]) -> list[Finding]:
     """Findings about single runs, each with the number of repeats of its cell that have the same one."""
     found = []
-    for group in group_repeats(rows):
+    for group in runs.groups:
         of_group = [finding for row in group.rows if (finding := judge(row)) is not None]
         counts = Counter(finding.text for finding in of_group)
         for finding in of_group:
-            runs = counts[finding.text], len(group.rows)
-            found.append(finding if runs[0] == runs[1] else replace(finding, runs=runs))
+            count, of = counts[finding.text], len(group.rows)
+            found.append(finding if count == of else replace(finding, runs=(count, of)))
     return found
 
 
 def labels(rows: list[Row]) -> Backends:
     """The backends of rows, each once, sorted."""
-    return tuple(sorted({row.record.backend.label for row in rows}))
+    return tuple(sorted({row.label for row in rows}))

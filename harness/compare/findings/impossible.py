@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from harness.compare import measures, speed
-from harness.compare.cell import Cell
 from harness.compare.findings.finding import Finding, Kind
-from harness.compare.once import once
 from harness.compare.rows import Row
+from harness.compare.runs import Runs
 from harness.compare.timings import timings
 
 MEASURED_MARGIN = 1.25
@@ -40,10 +37,10 @@ KINDS = (
 )
 
 
-def find(rows: Sequence[Row]) -> list[Finding]:
+def find(runs: Runs) -> list[Finding]:
     """At most one finding of each kind per run."""
     found = []
-    for row in rows:
+    for row in runs.rows:
         found += _beyond_peak(row)
         found += _shorter_than_parts(row)
     return found
@@ -57,7 +54,7 @@ def _beyond_peak(row: Row) -> list[Finding]:
             return [
                 Finding(
                     id="faster-than-possible",
-                    about=Cell.of(record),
+                    about=row.cell,
                     text=f"needs {achieved / 1e12:.3g} TFLOP/s where the devices reach "
                     f"{peak.flops_per_second / 1e12:.3g} ({peak.source}): timing is not synchronised",
                     values={
@@ -70,7 +67,6 @@ def _beyond_peak(row: Row) -> list[Finding]:
     return []
 
 
-@once
 def _shorter_than_parts(row: Row) -> list[Finding]:
     """The worst timed step that does not hold its phases, or whose seconds are none."""
     record, timed = row.record, timings(row.record)
@@ -91,7 +87,7 @@ def _shorter_than_parts(row: Row) -> list[Finding]:
     return [
         Finding(
             id="inconsistent-timing",
-            about=Cell.of(record),
+            about=row.cell,
             text=f"step {values['step']:g} of rank {values['rank']:g} took "
             f"{values['step_seconds']:.4g} s, its phases {values['phase_seconds']:.4g} s: the step's timer "
             "stopped too early",

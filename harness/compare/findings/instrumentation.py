@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from harness.compare import measures
 from harness.compare.cell import Cell
 from harness.compare.findings.finding import Finding, Kind
-from harness.compare.rows import Row
+from harness.compare.runs import Runs
 from harness.record import Record
 
 # Sections of DeepSpeed's configuration that synchronise or record within a step when they are on.
@@ -28,12 +27,12 @@ KINDS = (
 )
 
 
-def find(rows: Sequence[Row]) -> list[Finding]:
+def find(runs: Runs) -> list[Finding]:
     """One finding per job whose timed windows differ in instrumentation."""
     jobs: dict[str, dict[Cell, tuple[str, ...]]] = {}
-    for row in rows:
+    for row in runs.rows:
         if measures.timed_steps(row.record):
-            cell = Cell.of(row.record)
+            cell = row.cell
             found = jobs.setdefault(row.record.job_id, {})
             # Of repeats, the one with the most counts.
             found[cell] = max(found.get(cell, ()), instrumentation(row.record), key=len)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.compare.cell import Cell
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.parity import has_dropout
 from harness.compare.rows import Row
+from harness.compare.run import Run
+from harness.compare.runs import Runs
 from harness.compare.wording import both
 from harness.nested import differences, value_at
-from harness.record import Record
 
 KINDS = (
     Kind(
@@ -98,10 +98,10 @@ KINDS = (
 )
 
 
-def find(rows: Sequence[Row]) -> list[Finding]:
+def find(runs: Runs) -> list[Finding]:
     """Jobs side by side, then for each run everything in which it is another job."""
-    found = _several_jobs(rows)
-    for row in rows:
+    found = _several_jobs(runs.rows)
+    for row in runs.rows:
         # That a table holds several jobs is told once, by `_several_jobs`.
         for difference in () if row.is_of_another_job else row.judgement.not_same_job:
             given, other = both(difference.given, difference.reference)
@@ -109,7 +109,7 @@ def find(rows: Sequence[Row]) -> list[Finding]:
             found.append(
                 Finding(
                     id=difference.kind,
-                    about=Cell.of(row.record),
+                    about=row.cell,
                     text=f"{difference.differs} from {whose}: {given} against {other}",
                     values={"reference": difference.reference, "given": difference.given},
                 )
@@ -119,7 +119,7 @@ def find(rows: Sequence[Row]) -> list[Finding]:
             found.append(
                 Finding(
                     id="not-deterministic",
-                    about=Cell.of(row.record),
+                    about=row.cell,
                     text="dropout is active, so runs differ by chance and parity cannot be judged",
                     values={"job": row.record.job["model"]["dropout"], "live": live},
                 )
@@ -138,7 +138,7 @@ def _several_jobs(rows: Sequence[Row]) -> list[Finding]:
     return [
         Finding(
             id="several-jobs",
-            about=tuple(sorted({row.record.backend.label for row in rows})),
+            about=tuple(sorted({row.label for row in rows})),
             text=f"not the same job: these rows belong to {len(jobs)} jobs, each compared with its own "
             f"reference only ({named or 'the contents of their files differ'})",
             values=values,
@@ -146,6 +146,6 @@ def _several_jobs(rows: Sequence[Row]) -> list[Finding]:
     ]
 
 
-def _name(record: Record | None) -> str:
+def _name(run: Run | None) -> str:
     """The run that stands in for a reference without a result."""
-    return "the others" if record is None else f"{record.backend.label}, as the reference has no result"
+    return "the others" if run is None else f"{run.label}, as the reference has no result"

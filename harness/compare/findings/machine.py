@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from harness.compare import measures
-from harness.compare.cell import Cell
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.rows import Row
+from harness.compare.runs import Runs
 from harness.compare.speed import node_threads, shares_cores
 from harness.compare.wording import counted
 
@@ -37,10 +35,10 @@ KINDS = (
 )
 
 
-def find(rows: Sequence[Row]) -> list[Finding]:
+def find(runs: Runs) -> list[Finding]:
     """One finding per run that found more load than a run before it can have left, or had too few cores."""
-    left = max((node_threads(row.record) for row in rows), default=0)
-    found = [_busy(row, left) for row in rows] + [_shared(row) for row in rows]
+    left = max((node_threads(row.record) for row in runs.rows), default=0)
+    found = [_busy(row, left) for row in runs.rows] + [_shared(row) for row in runs.rows]
     return [finding for finding in found if finding is not None]
 
 
@@ -51,7 +49,7 @@ def _shared(row: Row) -> Finding | None:
     cores, threads = record.environment["cores"], node_threads(record)
     return Finding(
         id="cores-shared",
-        about=Cell.of(record),
+        about=row.cell,
         text=f"{threads} threads of a node share {counted(cores, 'core')}: "
         "speed and scaling are those of ranks that take turns",
         values={"threads": threads, "cores": cores},
@@ -65,7 +63,7 @@ def _busy(row: Row, left: int) -> Finding | None:
         return None
     return Finding(
         id="busy-machine",
-        about=Cell.of(row.record),
+        about=row.cell,
         # Without figures, so that cells which say the same are told together; the values hold them.
         text="the load average when the run began was above the cores and the threads of "
         "the largest run together: other work, or processes of a run before",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from statistics import fmean, median
 
 from harness.compare import measures
-from harness.compare.cell import Cell
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.rows import Row
+from harness.compare.runs import Runs
 from harness.compare.states import rank_states
 from harness.compare.wording import percent
 from harness.record import RankPart, Record
@@ -60,9 +59,9 @@ KINDS = (
 )
 
 
-def find(rows: Sequence[Row]) -> list[Finding]:
+def find(runs: Runs) -> list[Finding]:
     """At most one finding of each kind per run."""
-    looked = (look(row) for row in rows for look in (_differs, _grows, _imbalance))
+    looked = (look(row) for row in runs.rows for look in (_differs, _grows, _imbalance))
     return [finding for finding in looked if finding is not None]
 
 
@@ -83,7 +82,7 @@ def _differs(row: Row) -> Finding | None:
     first = max(found, key=lambda f: abs(f["measured_bytes"] - f["expected_bytes"]))  # type: ignore[operator]
     return Finding(
         id="memory-differs",
-        about=Cell.of(row.record),
+        about=row.cell,
         text=f"rank {first['rank']} holds {first['measured_bytes']} bytes of "
         f"{first['kind']} where the closed form has {first['expected_bytes']}",
         values={"differences": found},
@@ -96,7 +95,7 @@ def _grows(row: Row) -> Finding | None:
         return None
     return Finding(
         id="memory-grows",
-        about=Cell.of(row.record),
+        about=row.cell,
         text=f"allocated memory grows by {max(growth.values())} bytes per step",
         values={"bytes_per_step_by_rank": {str(rank): grown for rank, grown in growth.items()}},
     )
@@ -150,7 +149,7 @@ def _imbalance(row: Row) -> Finding | None:
         return None
     return Finding(
         id="memory-imbalance",
-        about=Cell.of(row.record),
+        about=row.cell,
         text=max(wide, key=lambda gap: gap.share).sentence,
         values={
             "peak_bytes_by_rank": list(peaks.values()),

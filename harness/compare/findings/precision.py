@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from harness.compare.cell import Cell
 from harness.compare.effective import SettingDifference
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.noise import is_repetition
-from harness.compare.rows import Row
+from harness.compare.runs import Runs
 from harness.compare.wording import words
 
 KINDS = (
@@ -48,17 +46,17 @@ LOW = {"bf16": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 GRADIENTS = ("dtype of gradients", "dtype of accumulation")
 
 
-def find(rows: Sequence[Row]) -> list[Finding]:
+def find(runs: Runs) -> list[Finding]:
     """Differences from the reference that are more than a library's choice within the job's precision."""
     return [
         Finding(
             id=kind,
-            about=Cell.of(row.record),
+            about=row.cell,
             text=f"{difference.differs}: {words(difference.given)} against "
             f"{words(difference.reference)} in the reference",
             values={"reference": difference.reference, "given": difference.given},
         )
-        for row in rows
+        for row in runs.rows
         if row.record.status in ("ok", "diverged") and not is_repetition(row.record)
         for difference in row.judgement.settings
         if (kind := _kind(difference, row.record.job["training"]["precision"])) is not None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.compare.cell import Cell
 from harness.compare.effective import GROUPS, SettingDifference, reduce_dtypes
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.noise import is_repetition
 from harness.compare.rows import Row
+from harness.compare.runs import Runs
 
 KINDS = (
     Kind(
@@ -107,11 +107,11 @@ PROBE_TOLERANCE = 1e-6
 """Relative. Equal weights give equal losses up to the choice of kernels on another device."""
 
 
-def find(rows: Sequence[Row]) -> list[Finding]:
+def find(runs: Runs) -> list[Finding]:
     """Differences from the reference, then between backends, then between the ranks of one run."""
-    runs = [row for row in rows if row.record.status in ("ok", "diverged")]
+    trained = [row for row in runs.rows if row.record.status in ("ok", "diverged")]
     found = []
-    for row in runs:
+    for row in trained:
         if is_repetition(row.record):
             continue
         for difference in row.judgement.settings:
@@ -126,7 +126,7 @@ def find(rows: Sequence[Row]) -> list[Finding]:
                     )
                 )
         found += _strategy(row) + _skipped(row)
-    return found + _reduction(runs) + [f for row in runs for f in _replicas(row)]
+    return found + _reduction(trained) + [f for row in trained for f in _replicas(row)]
 
 
 def _message(difference: SettingDifference) -> str:
@@ -221,7 +221,7 @@ def _replicas(row: Row) -> list[Finding]:
 def _about(row: Row, kind: str, text: str, values: dict[str, Any]) -> Finding:
     return Finding(
         id=kind,
-        about=Cell.of(row.record),
+        about=row.cell,
         text=text,
         values=values,
     )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from harness.compare import measures
 from harness.compare.findings.finding import Finding, Kind, labels
-from harness.compare.rows import Row
+from harness.compare.runs import Runs
 
 KINDS = (
     Kind(
@@ -20,9 +18,9 @@ KINDS = (
 )
 
 
-def find(rows: Sequence[Row]) -> list[Finding]:
+def find(runs: Runs) -> list[Finding]:
     """Runs that ended well but were too short for a step to be timed, in one finding."""
-    short = [r for r in rows if r.record.status == "ok" and not measures.timed_steps(r.record)]
+    short = [r for r in runs.rows if r.record.status == "ok" and not measures.timed_steps(r.record)]
     if not short:
         return []
     steps = max(len(row.record.steps) for row in short)

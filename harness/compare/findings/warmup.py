@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import fmean
 
 from harness.compare import measures
-from harness.compare.cell import Cell
 from harness.compare.findings.finding import Finding, Kind, of_cells
-from harness.compare.once import once
 from harness.compare.rows import Row
+from harness.compare.runs import Runs
 from harness.compare.steady_state import LEAST_STEPS, SAME_SHARE, steady_from, uninstrumented_steps
 from harness.record import Record
 
@@ -28,12 +26,11 @@ KINDS = (
 )
 
 
-def find(rows: Sequence[Row]) -> list[Finding]:
+def find(runs: Runs) -> list[Finding]:
     """One finding per run whose timed steps begin before its steady state."""
-    return of_cells(rows, _judge)
+    return of_cells(runs, _judge)
 
 
-@once
 def _judge(row: Row) -> Finding | None:
     timed = measures.timed_steps(row.record)
     if not timed or len(uninstrumented_steps(row.record)[0]) < LEAST_STEPS:
@@ -51,7 +48,7 @@ def _judge(row: Row) -> Finding | None:
     )
     return Finding(
         id="warmup-too-short",
-        about=Cell.of(row.record),
+        about=row.cell,
         text=f"timing begins at step {first_timed}, steps {steady_when}",
         values={
             "first_timed_step": first_timed,

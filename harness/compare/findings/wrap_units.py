@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from harness.compare.cell import Cell
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.rows import Row
+from harness.compare.runs import Runs
 from harness.compare.states import all_kinds, setting_for_rank
 from harness.record import MemoryPart, Record
 from harness.theory.memory.gathered import most_gathered_bytes
@@ -31,9 +30,9 @@ KINDS = (
 )
 
 
-def find(rows: Sequence[Row]) -> list[Finding]:
+def find(runs: Runs) -> list[Finding]:
     """At most one finding per run: units that are not listed, else units that are listed but not there."""
-    return [finding for row in rows if (finding := _not_listed(row) or _not_there(row)) is not None]
+    return [finding for row in runs.rows if (finding := _not_listed(row) or _not_there(row)) is not None]
 
 
 def _not_listed(row: Row) -> Finding | None:
@@ -115,7 +114,7 @@ def _finding(row: Row, message: str) -> Finding:
     least = [m.gathered_least_bytes for m in _forward(record) if m.gathered_least_bytes is not None]
     return Finding(
         id="one-wrap-unit",
-        about=Cell.of(record),
+        about=row.cell,
         text=f"{message}",
         values={
             "wrap_units": len(_units(record.backend.effective)),

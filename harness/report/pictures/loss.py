@@ -8,8 +8,8 @@ from math import ceil, log10
 from statistics import median
 from typing import TYPE_CHECKING
 
-from harness.compare.repeats import Repeats, group_repeats
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
+from harness.compare.repeats import Repeats
 from harness.report.document import Picture
 from harness.report.drawing import GREY, style
 from harness.report.formats import scientific
@@ -32,9 +32,9 @@ class _Line:
     """Empty for the reference, and without one."""
 
 
-def loss_picture(rows: Sequence[Row]) -> Picture | None:
+def loss_picture(comparison: Comparison) -> Picture | None:
     """Curves of all cells, medians over repeats; None without any loss."""
-    groups = group_repeats(rows)
+    groups = comparison.groups
     references = {group.record.job_id: _losses(group) for group in reversed(groups) if group.is_reference}
     lines = []
     for group in groups:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.compare import measures
-from harness.compare.repeats import Repeats, group_repeats
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
+from harness.compare.repeats import Repeats
 from harness.report.document import Picture
 from harness.report.drawing import GREY
 from harness.report.pictures.bars import caption, drawable, label_bars, legend_below, present, stacked
@@ -25,9 +25,9 @@ HEIGHT = 0.36
 INCHES_PER_CELL = 0.4
 
 
-def memory_picture(rows: Sequence[Row]) -> Picture | None:
+def memory_picture(comparison: Comparison) -> Picture | None:
     """None where no kinds were measured."""
-    known = [group for group in group_repeats(rows) if _kinds(group, FULLEST) or _kinds(group, STATES)]
+    known = [group for group in comparison.groups if _kinds(group, FULLEST) or _kinds(group, STATES)]
     drawn = drawable(known)
     if not drawn:
         return None

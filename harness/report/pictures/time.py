@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import TYPE_CHECKING
 
 from harness.compare import speed
-from harness.compare.repeats import Repeats, group_repeats
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
+from harness.compare.repeats import Repeats
 from harness.compare.timings import DATA, largest_median
 from harness.record import RankPart
 from harness.report.document import Picture
@@ -31,29 +31,29 @@ ACTIVITIES = ("computing", "exposed communication", "idle")
 PartsOf = Callable[[Repeats], Parts]
 
 
-def phases_picture(rows: Sequence[Row]) -> Picture | None:
+def phases_picture(comparison: Comparison) -> Picture | None:
     """Timed steps by phase; None where no phase was timed."""
     text = (
         "Time of a timed step by phase, medians, each on the rank where it is largest; waiting for other "
         "ranks is part of the phase in which it happens."
     )
-    return _picture("time", text, rows, lambda rank: rank.phase_seconds, _phases)
+    return _picture("time", text, comparison, lambda rank: rank.phase_seconds, _phases)
 
 
-def overlap_picture(rows: Sequence[Row]) -> Picture | None:
+def overlap_picture(comparison: Comparison) -> Picture | None:
     """Traced steps by computing and communicating; None where none was traced."""
     text = (
         "Time of a traced step by what a rank does: computing, exposed communication (nothing computes "
         "beside it) and idle (neither); of the traced steps of all ranks and repeats the one of median "
         "duration. Tracing makes a step longer."
     )
-    return _picture("overlap", text, rows, lambda rank: rank.overlap, _overlap)
+    return _picture("overlap", text, comparison, lambda rank: rank.overlap, _overlap)
 
 
 def _picture(
-    key: str, text: str, rows: Sequence[Row], has: Callable[[RankPart], object], parts_of: PartsOf
+    key: str, text: str, comparison: Comparison, has: Callable[[RankPart], object], parts_of: PartsOf
 ) -> Picture | None:
-    known = [g for g in group_repeats(rows) if g.step_seconds and any(has(r) for r in g.record.ranks)]
+    known = [g for g in comparison.groups if g.step_seconds and any(has(r) for r in g.record.ranks)]
     drawn = drawable(known)
     if not drawn:
         return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from harness.compare.repeats import Repeats, group_repeats, place_to_compare
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
+from harness.compare.repeats import Repeats, place_to_compare
 from harness.compare.wording import listed
 from harness.report.document import Picture
 from harness.report.drawing import COLOURS, GREY, MARKERS
@@ -22,14 +22,14 @@ AXIS_POINTS = (430.0, 240.0)
 SHIFTS = ((5, 4), (5, -10), (-14, 4), (-14, -10), (5, 14), (5, -20), (-14, 14), (-14, -20))
 
 
-def trade_off_picture(rows: Sequence[Row]) -> Picture | None:
+def trade_off_picture(comparison: Comparison) -> Picture | None:
     """Each backend where the verdict compares them; None below two of them.
 
     What left its reference does other work and is not shown.
     """
     known = [
         group
-        for group in group_repeats(rows)
+        for group in comparison.groups
         if group.whole
         and group.parity != "diverged"
         and group.rank_peaks

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from harness.compare.repeats import Repeats, group_repeats
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
+from harness.compare.repeats import Repeats
 from harness.report.document import Picture
 from harness.report.drawing import COLOURS
 from harness.report.pictures.bars import caption, drawable, height_inches, label_bars, legend_below
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def volume_picture(rows: Sequence[Row]) -> Picture | None:
+def volume_picture(comparison: Comparison) -> Picture | None:
     """None where nobody sent anything."""
-    known = [group for group in group_repeats(rows) if group.median("sent_bytes_per_step")]
+    known = [group for group in comparison.groups if group.median("sent_bytes_per_step")]
     drawn = drawable(known)
     if not drawn:
         return None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from harness.compare.repeats import group_repeats
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
 from harness.compare.volume import expected_payload, is_derived, volume_of
 from harness.record import CommunicationPart, Record
 from harness.report.document import Block, Column, Paragraph, Section, Table
@@ -36,10 +35,10 @@ COLUMNS = (
 )
 
 
-def communication_section(rows: Sequence[Row]) -> Section | None:
+def communication_section(comparison: Comparison) -> Section | None:
     """What rank 0 asked for: per step within the steps, else in the whole run; None if nothing counted."""
     body = []
-    for group in group_repeats(rows):
+    for group in comparison.groups:
         record = group.record
         counted = record.windows.counted if record.windows else 0
         kinds: dict[Key, list[CommunicationPart]] = {}
@@ -50,8 +49,7 @@ def communication_section(rows: Sequence[Row]) -> Section | None:
         if counted:
             body += [
                 [
-                    record.backend.label,
-                    record.world.world_size,
+                    *group.cell,
                     *key,
                     *_sums(kinds[key], times, expected(key)),
                 ]
@@ -61,12 +59,14 @@ def communication_section(rows: Sequence[Row]) -> Section | None:
     if not body:
         return None
     table = Table(key="collectives", columns=COLUMNS, rows=body)
-    return Section("communication", "Collectives of rank 0", [Paragraph(MEANING), table, *_reasons(rows)])
+    return Section(
+        "communication", "Collectives of rank 0", [Paragraph(MEANING), table, *_reasons(comparison)]
+    )
 
 
-def _reasons(rows: Sequence[Row]) -> list[Block]:
+def _reasons(comparison: Comparison) -> list[Block]:
     """Why parts of phases have no closed form, each reason once."""
-    pairs = [pair for row in rows if (pair := volume_of(row.record)) is not None]
+    pairs = [pair for row in comparison.rows if (pair := volume_of(row.record)) is not None]
     parts = dict.fromkeys(part for _, volume in pairs for part in volume.underived)
     return [
         Paragraph(f"No closed form of {' and '.join(part.dtypes)} in a {part.phase}: {part.reason}.")

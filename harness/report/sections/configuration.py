@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.compare.repeats import Repeats, group_repeats
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
+from harness.compare.repeats import Repeats
 from harness.compare.wording import ranks
 from harness.nested import differences
 from harness.record import Record
@@ -19,10 +19,10 @@ OBSERVED_SETTINGS = (
 """What the harness saw of the live model and optimizer, whatever the backend says of itself."""
 
 
-def configuration_section(rows: Sequence[Row]) -> Section | None:
+def configuration_section(comparison: Comparison) -> Section | None:
     """What was in force, folded: of each backend in full once, then what other cells of it change."""
     by_label: dict[tuple[str, str], list[Repeats]] = {}
-    for group in group_repeats(rows):
+    for group in comparison.groups:
         if group.record.backend.effective is not None:
             by_label.setdefault((group.record.job_id, group.label), []).append(group)
     blocks = [_folded(groups) for groups in by_label.values()]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import median
 
 from harness.compare import measures
-from harness.compare.repeats import group_repeats
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
 from harness.report.document import Block, Column, Heading, Paragraph, Table
 from harness.report.formats import milliseconds, number
 from harness.report.tables import LABELS
@@ -27,15 +25,15 @@ COLUMNS = (
 )
 
 
-def evaluation_blocks(rows: Sequence[Row]) -> list[Block]:
+def evaluation_blocks(comparison: Comparison) -> list[Block]:
     """A line for each cell that was evaluated while its steps were timed; [] without any."""
     body = []
-    for group in group_repeats(rows):
+    for group in comparison.groups:
         timed = [pair for row in group.rows for pair in measures.timed_evaluations(row.record)]
         if timed:
             samples, seconds = timed[0][0], median(seconds for _, seconds in timed)
             rate = group.median("evaluation_samples_per_second")
-            body.append([group.label, group.world_size, len(timed), samples, seconds, rate])
+            body.append([*group.cell, len(timed), samples, seconds, rate])
     if not body:
         return []
     return [Heading("Evaluation"), Table(key="evaluation", columns=COLUMNS, rows=body), Paragraph(TEXT)]

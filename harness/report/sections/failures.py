@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.compare.cell import Cell, name_cells
-from harness.compare.repeats import Repeats, group_repeats, job_marks
-from harness.compare.rows import Row, reason
+from harness.compare.comparison import Comparison
+from harness.compare.repeats import Repeats, job_marks
+from harness.compare.rows import reason
 from harness.record import Record
 from harness.report.document import Items, Paragraph, Section
 
@@ -14,9 +15,9 @@ Alike = tuple[str, int, int, str, str | None]
 """Mark of the job, failed runs and all runs of a cell, status, reason without the rank that failed."""
 
 
-def failures_section(rows: Sequence[Row]) -> Section:
+def failures_section(comparison: Comparison) -> Section:
     """Each reason with its cells and their number of runs, or that no cell failed."""
-    groups = group_repeats(rows)
+    groups = comparison.groups
     marks = job_marks(groups)
     found: dict[Alike, list[tuple[Cell, Record]]] = {}
     for group in groups:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.compare.cell import Backends, Cell, name_cells
-from harness.compare.findings.catalogue import find_all, kinds
+from harness.compare.comparison import Comparison
+from harness.compare.findings.catalogue import kinds
 from harness.compare.findings.finding import Finding
 from harness.compare.findings.groups import (
     DOCUMENT,
@@ -15,7 +16,6 @@ from harness.compare.findings.groups import (
     role_of,
     statements,
 )
-from harness.compare.rows import Row
 from harness.compare.wording import words
 from harness.report.document import Block, Column, Folded, Heading, Items, Paragraph, Section, Table
 from harness.report.formats import milliseconds, percent
@@ -40,12 +40,12 @@ MOST_OF_A_KIND = 3
 """Sentences about one kind of finding that stand in the open."""
 
 
-def findings_section(rows: Sequence[Row]) -> Section:
+def findings_section(comparison: Comparison) -> Section:
     """Every finding, what its kind means, and the figures behind it; or that there is none."""
-    found = find_all(rows)
+    found = comparison.findings
     if not found:
         is_judged = any(
-            row.judgement.parity != "unjudged" and row.reference is not row.record for row in rows
+            row.judgement.parity != "unjudged" and not row.is_reference for row in comparison.rows
         )
         text = (
             "None: every judged run is the same job as its reference and agrees with it."

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
 from harness.report.document import Block, Folded, Paragraph, Section, yaml_code
 
 SOURCES = {"prose": "prose, the English help texts of the Python that ran"}
 
 
-def job_section(rows: Sequence[Row]) -> Section:
+def job_section(comparison: Comparison) -> Section:
     """Each job in a sentence, every setting folded."""
-    ids = list(dict.fromkeys(row.record.job_id for row in rows))
+    ids = list(dict.fromkeys(row.record.job_id for row in comparison.rows))
     blocks: list[Block] = []
     if len(ids) > 1:
         blocks.append(
@@ -22,7 +20,7 @@ def job_section(rows: Sequence[Row]) -> Section:
             )
         )
     for job_id in ids:
-        of_job = [row.record for row in rows if row.record.job_id == job_id]
+        of_job = [row.record for row in comparison.rows if row.record.job_id == job_id]
         job = of_job[0].job
         weights = next((r.initial_weights for r in of_job if r.initial_weights), None)
         built = next((r.model for r in of_job if r.model), None)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from harness.compare.comparison import Comparison
 from harness.compare.noise import BAND_FACTOR, TIGHT_FACTOR, UNMEASURED_FACTOR, Level, Limits, Noise
-from harness.compare.repeats import repeat_spreads
-from harness.compare.rows import Row
 from harness.compare.wording import listed
 from harness.report.document import Block, Column, Folded, Items, Paragraph, Section, Table
 from harness.report.formats import scientific, short
@@ -76,9 +75,9 @@ DISTANCES = (
 )
 
 
-def levels_section(rows: Sequence[Row]) -> Section | None:
+def levels_section(comparison: Comparison) -> Section | None:
     """None where no run was judged."""
-    noises = {row.record.job_id: row.noise for row in rows if row.noise is not None}
+    noises = comparison.noises
     if not noises:
         return None
     labels = [label for noise in noises.values() for level in noise.levels for label in level.repetitions]
@@ -88,8 +87,8 @@ def levels_section(rows: Sequence[Row]) -> Section | None:
     blocks.append(
         Items([_source(level, job_id, noises) for job_id, n in noises.items() for level in n.levels])
     )
-    blocks.append(Folded("How far each run lies from the reference", [_distances(rows)]))
-    spreads = repeat_spreads(rows)
+    blocks.append(Folded("How far each run lies from the reference", [_distances(comparison)]))
+    spreads = comparison.repeat_spreads
     if spreads:
         title = "How far repeats of one backend lie from each other: the largest difference of a step's loss"
         blocks.append(Folded(title, [Items(_spreads(spreads))]))
@@ -132,12 +131,14 @@ def _source(level: Level, job_id: str, noises: dict[str, Noise]) -> str:
     return f"{where}: measured by {listed(level.repetitions)}; one rounding is that of {level.rounding}."
 
 
-def _distances(rows: Sequence[Row]) -> Table:
+def _distances(comparison: Comparison) -> Table:
     """Runs of a cell that lie equally far are one line."""
-    several = len({row.record.job_id for row in rows}) > 1
+    several = len(comparison.by_job) > 1
     columns = (Column("job_id", "job", align="left"), *DISTANCES) if several else DISTANCES
     keys = [column.key for column in columns if column.key != "runs"]
-    lines = Counter(tuple(document[key] for key in keys) for row in rows for document in (row.as_json(),))
+    lines = Counter(
+        tuple(document[key] for key in keys) for row in comparison.rows for document in (row.as_json(),)
+    )
     before = [column.key for column in columns].index("runs")
     body = [[*line[:before], runs, *line[before:]] for line, runs in lines.items()]
     return Table(key="parity_distances", columns=columns, rows=body)

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
 from harness.report.document import Block, Column, Heading, Section, Table
 from harness.report.formats import number
 from harness.report.pictures.loss import loss_picture
 
 
-def loss_section(rows: Sequence[Row]) -> Section | None:
+def loss_section(comparison: Comparison) -> Section | None:
     """None without any loss."""
-    picture = loss_picture(rows)
+    picture = loss_picture(comparison)
     if picture is None:
         return None
     blocks: list[Block] = [picture]
-    held_out = _held_out(rows)
+    held_out = _held_out(comparison)
     if held_out:
         blocks += [Heading("Loss on held-out samples (nats per token)"), held_out]
     return Section("loss", "Loss", blocks)
 
 
-def _held_out(rows: Sequence[Row]) -> Table | None:
-    steps = sorted({part.step for row in rows for part in row.record.eval})
+def _held_out(comparison: Comparison) -> Table | None:
+    steps = sorted({part.step for row in comparison.rows for part in row.record.eval})
     if not steps:
         return None
     body = []
-    for row in rows:
+    for row in comparison.rows:
         losses = {part.step: part.loss for part in row.record.eval}
         if losses:
-            label = [row.record.backend.label, row.record.world.world_size, row.record.repeat]
+            label = [*row.cell, row.record.repeat]
             body.append([*label, *(losses.get(step) for step in steps)])
     columns = [Column("backend", "backend", align="left"), Column("world_size", "ranks")]
     columns.append(Column("repeat", "repeat"))

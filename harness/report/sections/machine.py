@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
 from harness.compare.wording import listed
 from harness.record import Record
 from harness.report.document import Block, Items, Section
@@ -13,10 +13,10 @@ from harness.report.formats import number
 from harness.report.sections.slurm import slurm_jobs
 
 
-def machine_section(rows: Sequence[Row]) -> Section:
+def machine_section(comparison: Comparison) -> Section:
     """Each distinct machine once, with the load that its runs found."""
     seen: dict[tuple[tuple[str, str], ...], list[Record]] = {}
-    for row in rows:
+    for row in comparison.rows:
         e = row.record.environment
         world = row.record.world
         facts = [
@@ -31,7 +31,7 @@ def machine_section(rows: Sequence[Row]) -> Section:
         facts += _network(e)
         seen.setdefault(tuple(facts), []).append(row.record)
     blocks: list[Block] = [Items([*facts, *_time_and_load(runs)]) for facts, runs in seen.items()]
-    jobs = slurm_jobs(rows)
+    jobs = slurm_jobs(comparison)
     return Section("machine", "Machine and versions", [*blocks, jobs] if jobs else blocks)
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
-from harness.compare.repeats import group_repeats
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
 from harness.compare.wording import listed
 from harness.record import Record
 from harness.report.document import Block, Column, Folded, Paragraph, Section, Table, yaml_code
@@ -36,12 +34,12 @@ TEXT = (
 )
 
 
-def measurement_section(rows: Sequence[Row]) -> Section:
+def measurement_section(comparison: Comparison) -> Section:
     """A line for each layout with the backends that ran in it, and the settings of the measurement.
 
     What all cells share is told in a sentence.
     """
-    layouts = [(group.label, _layout(row.record)) for group in group_repeats(rows) for row in group.rows]
+    layouts = [(group.label, _layout(row.record)) for group in comparison.groups for row in group.rows]
     kept, shared = [0], []
     for index, column in list(enumerate(COLUMNS[:-1]))[1:]:
         values = {layout[index] for _, layout in layouts} - {None}
@@ -58,7 +56,9 @@ def measurement_section(rows: Sequence[Row]) -> Section:
     if shared:
         blocks.append(Paragraph(f"The same in all cells that trained: {', '.join(shared)}."))
     blocks.append(Paragraph(TEXT))
-    settings = {json.dumps(row.record.measure): row.record.measure for row in rows if row.record.measure}
+    settings = {
+        json.dumps(row.record.measure): row.record.measure for row in comparison.rows if row.record.measure
+    }
     for number, measure in enumerate(settings.values(), 1):
         which = f" ({number} of {len(settings)})" if len(settings) > 1 else ""
         blocks.append(Folded(f"Every setting of the measurement{which}", [yaml_code({"measure": measure})]))

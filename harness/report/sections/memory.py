@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.compare import measures
-from harness.compare.repeats import group_repeats
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
 from harness.record import Record
 from harness.report.document import Block, Column, Folded, Paragraph, Section, Table
 from harness.report.formats import megabytes
@@ -38,12 +37,12 @@ TEXT = (
 )
 
 
-def memory_section(rows: Sequence[Row]) -> Section | None:
+def memory_section(comparison: Comparison) -> Section | None:
     """Live bytes by kind after the backward pass, and at the others; None if nothing was counted."""
     after_backward: list[list[Any]] = []
     others: list[list[Any]] = []
-    for group in group_repeats(rows):
-        head = [group.record.backend.label, group.record.world.world_size]
+    for group in comparison.groups:
+        head = group.cell
         for moment, title in MOMENTS.items():
             line = _line(group.record, moment)
             if line is not None:
@@ -68,7 +67,7 @@ def memory_section(rows: Sequence[Row]) -> Section | None:
         Paragraph(TEXT),
         table,
         *([Folded("Memory at the other moments", [moments])] if others else []),
-        *process_memory_blocks(rows),
+        *process_memory_blocks(comparison),
     ]
     return Section("memory", "Memory after the backward pass, by kind", blocks)
 

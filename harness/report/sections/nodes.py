@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from harness.compare.comparison import Comparison
 from harness.compare.nodes import node_volumes
-from harness.compare.repeats import group_repeats
-from harness.compare.rows import Row
 from harness.report.document import Column, Paragraph, Section, Table
 from harness.report.formats import megabytes
 
@@ -28,10 +25,10 @@ TEXT = (
 )
 
 
-def nodes_section(rows: Sequence[Row]) -> Section | None:
+def nodes_section(comparison: Comparison) -> Section | None:
     """A line for each cell, of its first run that was counted; None where every run was on one node."""
     body = []
-    for group in group_repeats(rows):
+    for group in comparison.groups:
         record = group.record
         of_runs = [node_volumes(row.record) for row in group.rows] if record.world.nodes > 1 else []
         volumes = next(filter(None, of_runs), [])
@@ -39,9 +36,7 @@ def nodes_section(rows: Sequence[Row]) -> Section | None:
             most = max(volumes, key=lambda volume: volume.between)
             roles = [most.between_by_role.get(role, 0.0) for role in ("world", "shard", "replica")]
             world = record.world
-            body.append(
-                [record.backend.label, world.nodes, world.world_size, most.inside, most.between, *roles]
-            )
+            body.append([group.label, world.nodes, world.world_size, most.inside, most.between, *roles])
     if not body:
         return None
     table = Table(key="nodes", columns=COLUMNS, rows=body)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
 from harness.report.document import Paragraph, Section
 from harness.report.tables import not_comparable_table
 
@@ -16,9 +14,9 @@ TEXT = (
 )
 
 
-def not_comparable_section(rows: Sequence[Row]) -> Section | None:
+def not_comparable_section(comparison: Comparison) -> Section | None:
     """None where all runs of a job are one job."""
-    table = not_comparable_table(rows)
+    table = not_comparable_table(comparison)
     if table is None:
         return None
     return Section("not_comparable", "Not comparable, and why", [Paragraph(TEXT), table])

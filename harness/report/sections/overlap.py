@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.compare.cell import Cell, name_cells
-from harness.compare.repeats import Repeats, group_repeats, job_marks
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
+from harness.compare.repeats import Repeats, job_marks
 from harness.compare.speed import median_step
 from harness.record import OverlapPart
 from harness.report.document import Block, Column, Folded, Items, Paragraph, Section, Table
@@ -56,13 +56,13 @@ WAIT_COLUMNS = (
 )
 
 
-def overlap_section(rows: Sequence[Row]) -> Section | None:
+def overlap_section(comparison: Comparison) -> Section | None:
     """One line per backend and rank, its median traced step of all repeats; None where none was traced."""
-    groups = group_repeats(rows)
+    groups = comparison.groups
     body = [line for group in groups for line in _lines(group)]
     if not body:
         return None
-    traced = [row.record for row in rows if any(rank.overlap for rank in row.record.ranks)]
+    traced = [row.record for row in comparison.rows if any(rank.overlap for rank in row.record.ranks)]
     texts = [TEXTS[device] for device in dict.fromkeys(record.world.device for record in traced)]
     blocks: list[Block] = [Paragraph(text) for text in [*texts, SUM_TEXT]]
     marks = job_marks(groups)
@@ -83,7 +83,7 @@ def overlap_section(rows: Sequence[Row]) -> Section | None:
         blocks.append(Folded(title, [table]))
     traces = [
         f"{row.record.run_id}/{name}"
-        for row in rows
+        for row in comparison.rows
         for what, name in row.record.artifacts.items()
         if what.startswith("trace of rank")
     ]
@@ -112,7 +112,7 @@ def _lines(group: Repeats) -> list[list[Any]]:
         for rank in row.record.ranks:
             parts.setdefault(rank.rank, []).extend(rank.overlap)
     return [
-        [group.label, group.world_size, rank, *_times(of_rank, alone=group.world_size == 1)]
+        [*group.cell, rank, *_times(of_rank, alone=group.world_size == 1)]
         for rank, of_rank in parts.items()
         if of_rank
     ]
@@ -141,4 +141,4 @@ def _waits(group: Repeats) -> list[list[Any]]:
         for wait in part.waits
     ]
     waits.sort(key=lambda wait: -wait[-1])
-    return [[group.label, group.world_size, *wait] for wait in waits[:LONGEST_WAITS]]
+    return [[*group.cell, *wait] for wait in waits[:LONGEST_WAITS]]

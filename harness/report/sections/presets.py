@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from harness.backends import registry
 from harness.backends.presets import preset_changes
-from harness.compare.repeats import Repeats, group_repeats
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
+from harness.compare.repeats import Repeats
 from harness.report.document import Column, Paragraph, Section, Table
 
 COLUMNS = (
@@ -19,13 +17,15 @@ COLUMNS = (
 )
 
 
-def presets_section(rows: Sequence[Row]) -> Section | None:
+def presets_section(comparison: Comparison) -> Section | None:
     """The changes, each once with its backends; None without a run that was set up."""
-    presets = list(dict.fromkeys(row.record.world.preset for row in rows if row.record.backend.effective))
+    presets = list(
+        dict.fromkeys(row.record.world.preset for row in comparison.rows if row.record.backend.effective)
+    )
     if not presets:
         return None
     backends: dict[tuple[str, ...], list[str]] = {}
-    for group in group_repeats(rows):
+    for group in comparison.groups:
         for change in _changes(group):
             changed = backends.setdefault(change, [])
             if group.backend not in changed:

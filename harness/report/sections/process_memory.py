@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from harness.compare.repeats import group_repeats
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
 from harness.record import MemoryPart, Record
 from harness.report.document import Block, Column, Paragraph, Table
 from harness.report.formats import megabytes
@@ -39,9 +38,10 @@ FIGURES: tuple[tuple[str, str, str, Callable[[MemoryPart], int | None]], ...] = 
 """Key, title, meaning and value at one moment."""
 
 
-def process_memory_blocks(rows: Sequence[Row]) -> list[Block]:
+def process_memory_blocks(comparison: Comparison) -> list[Block]:
     """A table of those figures that any record has, and why the driver's is missing; [] without any."""
-    records = [group.record for group in group_repeats(rows)]
+    groups = comparison.groups
+    records = [group.record for group in groups]
     known = [figure for figure in FIGURES if any(_by_rank(record, figure[3]) for record in records)]
     if not known:
         return []
@@ -50,10 +50,10 @@ def process_memory_blocks(rows: Sequence[Row]) -> list[Block]:
         columns.append(Column(f"least_{key}_bytes", f"{title} MB, least", megabytes))
         columns.append(Column(f"most_{key}_bytes", f"{title} MB, most", megabytes))
     body: list[list[Any]] = []
-    for record in records:
-        line: list[Any] = [record.backend.label, record.world.world_size]
+    for group in groups:
+        line: list[Any] = [*group.cell]
         for _, _, _, value in known:
-            sizes = _by_rank(record, value)
+            sizes = _by_rank(group.record, value)
             line += [min(sizes, default=None), max(sizes, default=None)]
         if any(size is not None for size in line[2:]):
             body.append(line)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
 from harness.compare.statistics import LEAST_FOR_P95, LEVEL, MOST_DIVISIONS, interval_runs, runs_to_judge
 from harness.report.document import Items, Section
 from harness.report.formats import percent
 
 
-def reading_section(rows: Sequence[Row]) -> Section:
+def reading_section(comparison: Comparison) -> Section:
     """Definitions and formulae of the columns."""
     return Section("reading", "How to read the numbers", [Items(_LINES)])
 

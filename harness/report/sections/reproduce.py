@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.backends.registry import REFERENCE
 from harness.command_lines import by_name
+from harness.compare.comparison import Comparison
 from harness.compare.rows import Row
 from harness.compare.wording import listed
 from harness.record import Record
@@ -23,11 +24,11 @@ CONFIGURATION = (
 )
 
 
-def reproduce_section(rows: Sequence[Row]) -> Section:
+def reproduce_section(comparison: Comparison) -> Section:
     """Code, commands, each once and without folders of the machine that ran them, and configurations."""
-    records = [row.record for row in rows]
+    records = [row.record for row in comparison.rows]
     commands = list(dict.fromkeys(shlex.join(by_name(record.command)) for record in records))
-    files = _configurations(rows)
+    files = _configurations(comparison)
     blocks: list[Block] = [
         Paragraph(" ".join([*_commits(records), *_builds(records), WHERE])),
         Code("sh", "\n".join([INSTALL, *commands])),
@@ -53,14 +54,14 @@ def _builds(records: Sequence[Record]) -> list[str]:
     )
 
 
-def _configurations(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def _configurations(comparison: Comparison) -> dict[str, dict[str, Any]]:
     """Title and content of a configuration file for each job, cut of its batch and way of measuring.
 
     A reference is added to every comparison, cut in its own way: it counts where nothing else ran.
     """
-    others = {row.record.job_id for row in rows if row.record.backend.name != REFERENCE}
+    others = {row.record.job_id for row in comparison.rows if row.record.backend.name != REFERENCE}
     found: list[tuple[dict[str, Any], list[Row]]] = []
-    for row in rows:
+    for row in comparison.rows:
         record = row.record
         if record.backend.name == REFERENCE and record.job_id in others:
             continue

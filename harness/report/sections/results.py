@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from harness.compare.repeats import group_repeats, most_rivals
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
+from harness.compare.repeats import most_rivals
 from harness.compare.statistics import LEVEL, pairs_among, runs_to_judge
 from harness.compare.wording import counted
 from harness.report.document import Block, Folded, Paragraph, Section
@@ -14,12 +12,12 @@ from harness.report.pictures.trade_off import trade_off_picture
 from harness.report.tables import NOT_JUDGED, WITHIN_NOISE, results_table, spread_table
 
 
-def results_section(rows: Sequence[Row]) -> Section:
+def results_section(comparison: Comparison) -> Section:
     """One line per job, backend and world size; the spread folded."""
-    blocks: list[Block] = [results_table(rows)]
-    spread = spread_table(rows)
+    blocks: list[Block] = [results_table(comparison)]
+    spread = spread_table(comparison)
     if spread is not None:
-        groups = group_repeats(rows)
+        groups = comparison.groups
         runs = max(len(group.rows) for group in groups)
         cells = most_rivals(groups)
         text = (
@@ -31,7 +29,7 @@ def results_section(rows: Sequence[Row]) -> Section:
         )
         title = f"Repeats and spread: {counted(runs, 'run')} of each cell at most"
         blocks += [Paragraph(text), Folded(title, [spread])]
-    picture = trade_off_picture(rows)
+    picture = trade_off_picture(comparison)
     if picture is not None:
         blocks.append(picture)
     return Section("results", "Results", blocks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
 from harness.compare.scaling import Point, run_seconds, strong_scaling, weak_scaling
 from harness.report.document import Block, Column, Heading, Paragraph, Section, Table
 from harness.report.formats import megabytes, milliseconds, number, percent
@@ -63,9 +63,9 @@ WEAK_TEXT = (
 )
 
 
-def scaling_section(rows: Sequence[Row]) -> Section | None:
+def scaling_section(comparison: Comparison) -> Section | None:
     """None where nothing was run on several numbers of ranks."""
-    strong, weak = strong_scaling(rows), weak_scaling(rows)
+    strong, weak = strong_scaling(comparison), weak_scaling(comparison)
     blocks: list[Block] = []
     for curves, heading, text, table, picture in (
         (strong, "Strong scaling", STRONG_TEXT, _strong_table(strong), strong_picture(strong)),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from harness.compare.cell import name_cells
+from harness.compare.comparison import Comparison
 from harness.compare.effective import Effect
-from harness.compare.rows import Row
-from harness.compare.settings_in_force import differing_settings
 from harness.compare.wording import words
 from harness.report.document import Column, Paragraph, Section, Shown, Table
 
@@ -28,9 +25,9 @@ TEXT = (
 )
 
 
-def settings_section(rows: Sequence[Row]) -> Section | None:
+def settings_section(comparison: Comparison) -> Section | None:
     """One line for each value; None where no setting differs."""
-    found = differing_settings(rows)
+    found = comparison.settings
     if not found:
         return None
     jobs = list(dict.fromkeys(setting.job_id for setting in found))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
 from harness.report.document import Column, Folded, Table, plain
 from harness.report.formats import megabytes, number
 from harness.report.tables import LABELS
@@ -20,15 +18,14 @@ FACTS = (
 )
 
 
-def slurm_jobs(rows: Sequence[Row]) -> Folded | None:
+def slurm_jobs(comparison: Comparison) -> Folded | None:
     """The jobs, with what at least one of them has; None where no run was a job of `harness slurm`."""
-    jobs = [(row.record, slurm) for row in rows if (slurm := row.record.environment.get("slurm")) is not None]
+    jobs = [
+        (row, slurm) for row in comparison.rows if (slurm := row.record.environment.get("slurm")) is not None
+    ]
     if not jobs:
         return None
-    body = [
-        [record.backend.label, record.world.world_size, record.repeat, *(job.get(c.key) for c in FACTS)]
-        for record, job in jobs
-    ]
+    body = [[*row.cell, row.record.repeat, *(job.get(c.key) for c in FACTS)] for row, job in jobs]
     columns = (*LABELS, Column("repeat", "repeat"), *FACTS)
     table = Table(key="slurm_jobs", columns=columns, rows=body)
     return Folded(f"Slurm jobs: {len(jobs)}", [table])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from harness.compare.repeats import group_repeats
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
+from harness.compare.repeats import Repeats
 from harness.compare.states import largest, rank_states, textbook
-from harness.record import Record
 from harness.report.document import Block, Column, Folded, Paragraph, Section, Table, plain
 from harness.report.formats import megabytes
 from harness.theory.memory.terms import STATE_KINDS
@@ -42,13 +40,13 @@ TERM_COLUMNS = (
 )
 
 
-def states_section(rows: Sequence[Row]) -> Section | None:
+def states_section(comparison: Comparison) -> Section | None:
     """A table of kinds and one of terms; None where no model states were measured."""
     kinds: list[list[Any]] = []
     terms: list[list[Any]] = []
-    for group in group_repeats(rows):
-        kinds += _kinds(group.record)
-        terms += _terms(group.record)
+    for group in comparison.groups:
+        kinds += _kinds(group)
+        terms += _terms(group)
     if not kinds:
         return None
     totals = [[*line[:KIND], *line[KIND + 1 :]] for line in kinds if line[KIND] == ALL]
@@ -64,12 +62,12 @@ def states_section(rows: Sequence[Row]) -> Section | None:
     return Section("model_states", "Model states: measured, expected, textbook", blocks)
 
 
-def _kinds(record: Record) -> list[list[Any]]:
-    held = largest(rank_states(record))
+def _kinds(group: Repeats) -> list[list[Any]]:
+    held = largest(rank_states(group.record))
     if held is None:
         return []
     expected = held.expected.kinds() if held.expected else None
-    book = textbook(record)
+    book = textbook(group.record)
     lines = []
     for kind in STATE_KINDS:
         measured = held.measured.get(kind, 0)
@@ -77,22 +75,18 @@ def _kinds(record: Record) -> list[list[Any]]:
         counted = book[kind] if book is not None else None
         if measured or form or counted:
             off = None if form is None else measured - form
-            lines.append([*_head(record), kind, measured, form, off, counted])
+            lines.append([*group.cell, kind, measured, form, off, counted])
     total = held.expected.model_state_bytes if held.expected else None
     off = None if total is None else held.measured_bytes - total
     whole = sum(book.values()) if book is not None else None
-    return [*lines, [*_head(record), ALL, held.measured_bytes, total, off, whole]]
+    return [*lines, [*group.cell, ALL, held.measured_bytes, total, off, whole]]
 
 
-def _terms(record: Record) -> list[list[Any]]:
-    held = largest(rank_states(record))
+def _terms(group: Repeats) -> list[list[Any]]:
+    held = largest(rank_states(group.record))
     if held is None or held.expected is None:
         return []
     return [
-        [*_head(record), term.kind, term.name, term.bytes, "host" if term.host else "device"]
+        [*group.cell, term.kind, term.name, term.bytes, "host" if term.host else "device"]
         for term in held.expected.terms
     ]
-
-
-def _head(record: Record) -> list[Any]:
-    return [record.backend.label, record.world.world_size]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 from harness.compare import measures, speed
-from harness.compare.repeats import group_repeats
-from harness.compare.rows import Row
+from harness.compare.comparison import Comparison
+from harness.compare.repeats import Repeats
 from harness.compare.statistics import LEAST_FOR_P95
 from harness.compare.steady_state import LEAST_STEPS, SAME_SHARE, steady_from
 from harness.compare.timings import DATA, PHASES, largest_median
@@ -97,12 +97,12 @@ EXTRA_COLUMNS = (
 )
 
 
-def time_section(rows: Sequence[Row]) -> Section | None:
+def time_section(comparison: Comparison) -> Section | None:
     """Tables of medians over repeats; None where no step was timed."""
     cells = [
-        records
-        for group in group_repeats(rows)
-        if (records := [row.record for row in group.rows if measures.timed_steps(row.record)])
+        Repeats(timed)
+        for group in comparison.groups
+        if (timed := [row for row in group.rows if measures.timed_steps(row.record)])
     ]
     if not cells:
         return None
@@ -110,16 +110,16 @@ def time_section(rows: Sequence[Row]) -> Section | None:
         "time",
         "Time",
         [
-            Table(key="time", columns=TIME_COLUMNS, rows=[_times(records) for records in cells]),
+            Table(key="time", columns=TIME_COLUMNS, rows=[_times(cell) for cell in cells]),
             Paragraph(TIME_TEXT),
             Heading("Utilisation"),
             Table(
                 key="utilisation",
                 columns=UTILISATION_COLUMNS,
-                rows=[_utilisations(records) for records in cells],
+                rows=[_utilisations(cell) for cell in cells],
             ),
             Paragraph(UTILISATION_TEXT),
-            *evaluation_blocks(rows),
+            *evaluation_blocks(comparison),
             Heading("Cost of the probes"),
             _probe_table(cells),
             Paragraph(PROBE_TEXT),
@@ -127,10 +127,11 @@ def time_section(rows: Sequence[Row]) -> Section | None:
     )
 
 
-def _times(records: Sequence[Record]) -> list[object]:
+def _times(cell: Repeats) -> list[object]:
+    records = [row.record for row in cell.rows]
     steady = [step for record in records if (step := steady_from(record)) is not None]
     return [
-        *_labels(records),
+        *cell.cell,
         _middle(records, measures.median_step_seconds),
         _middle(records, speed.p95_step_seconds),
         _middle(records, speed.rank_spread_seconds),
@@ -141,14 +142,15 @@ def _times(records: Sequence[Record]) -> list[object]:
     ]
 
 
-def _utilisations(records: Sequence[Record]) -> list[object]:
+def _utilisations(cell: Repeats) -> list[object]:
+    records = [row.record for row in cell.rows]
     sheet, measured = speed.sheet_peak(records[0]), speed.measured_peak(records[0])
     model = [speed.model_flops_per_second(record) for record in records]
     hardware = [speed.hardware_flops_per_second(record) for record in records]
     sheets = [speed.sheet_peak(record) for record in records]
     reached = [speed.measured_peak(record) for record in records]
     return [
-        *_labels(records),
+        *cell.cell,
         speed.compute_dtype(records[0]),
         _median(model),
         _median(hardware),
@@ -162,19 +164,20 @@ def _utilisations(records: Sequence[Record]) -> list[object]:
     ]
 
 
-def _probe_table(cells: Sequence[Sequence[Record]]) -> Table:
+def _probe_table(cells: Sequence[Repeats]) -> Table:
     """A column for each probe that ran in any of the cells."""
-    ran = {name for records in cells for r in records for rank in r.ranks for name in rank.probe_seconds}
+    of_cells = [[row.record for row in cell.rows] for cell in cells]
+    ran = {name for records in of_cells for r in records for rank in r.ranks for name in rank.probe_seconds}
     names = sorted(ran)
     probes = [Column(f"{name}_seconds", f"{name.replace('_', ' ')} ms", milliseconds) for name in names]
     body = [
         [
-            *_labels(records),
+            *cell.cell,
             *(_middle(records, _probe(name)) for name in names),
             _middle(records, lambda record: extra_seconds(record, "counted")),
             _middle(records, lambda record: extra_seconds(record, "traced")),
         ]
-        for records in cells
+        for cell, records in zip(cells, of_cells, strict=True)
     ]
     return Table(key="probe_cost", columns=[*LABELS, *probes, *EXTRA_COLUMNS], rows=body)
 
@@ -184,10 +187,6 @@ def extra_seconds(record: Record, window: str) -> float | None:
     looked_at = [step.seconds for step in record.steps if step.window == window]
     timed = measures.median_step_seconds(record)
     return median(looked_at) - timed if looked_at and timed is not None else None
-
-
-def _labels(records: Sequence[Record]) -> list[object]:
-    return [records[0].backend.label, records[0].world.world_size]
 
 
 def _part(part: str) -> Callable[[Record], float | None]:

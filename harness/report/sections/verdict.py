@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from harness.compare.cell import name_cells
-from harness.compare.findings.catalogue import find_all
+from harness.compare.comparison import Comparison
 from harness.compare.findings.finding import Finding
 from harness.compare.findings.groups import statements
-from harness.compare.repeats import Repeats, group_repeats, place_to_compare
-from harness.compare.rows import Row, comparable, set_apart
+from harness.compare.repeats import Repeats, place_to_compare
 from harness.compare.speed import shares_cores
 from harness.compare.statistics import (
     LEVEL,
@@ -37,15 +36,13 @@ FEW_TIMED_STEPS = 8
 """Fewer of a run say little of its speed."""
 
 
-def verdict_section(rows: Sequence[Row]) -> Section:
+def verdict_section(comparison: Comparison) -> Section:
     """What a reader should take away."""
-    jobs: dict[str, list[Row]] = {}
-    for row in comparable(rows):
-        jobs.setdefault(row.record.job_id, []).append(row)
-    apart = _set_apart(rows)
+    jobs = comparison.comparable.by_job
+    apart = _set_apart(comparison)
     if len(jobs) == 1:
         (own,) = jobs.values()
-        first, *others = sentences(own, find_all(rows))
+        first, *others = sentences(own, comparison.findings)
         return Section("verdict", "Verdict", [Items([_joined([first, *apart]), *others])])
     blocks: list[Block] = [
         Items(
@@ -54,7 +51,7 @@ def verdict_section(rows: Sequence[Row]) -> Section:
                 for job_id, own in list(jobs.items())[:MOST_JOBS]
             ]
         ),
-        *(Paragraph(sentence) for sentence in [*apart, _findings(find_all(rows))]),
+        *(Paragraph(sentence) for sentence in [*apart, _findings(comparison.findings)]),
     ]
     if len(jobs) > MOST_JOBS:
         rest = f"The other {len(jobs) - MOST_JOBS} of {len(jobs)} jobs are in the tables below."
@@ -62,12 +59,12 @@ def verdict_section(rows: Sequence[Row]) -> Section:
     return Section("verdict", "Verdict", blocks)
 
 
-def sentences(rows: Sequence[Row], found: Sequence[Finding] | None) -> list[str]:
+def sentences(comparison: Comparison, found: Sequence[Finding] | None) -> list[str]:
     """Three to six sentences of one job: what fits, what is fastest, what it costs, whether losses agree.
 
     `found`: what was found, which is told last; None where that is told elsewhere.
     """
-    groups = group_repeats(rows)
+    groups = comparison.groups
     told = [_fits(groups)]
     place = place_to_compare(groups)
     if place is not None:
@@ -289,9 +286,9 @@ def _losses(groups: Sequence[Repeats]) -> str:
     return text + "."
 
 
-def _set_apart(rows: Sequence[Row]) -> list[str]:
+def _set_apart(comparison: Comparison) -> list[str]:
     """Which runs were left out of everything above; nothing where none was."""
-    groups = group_repeats(set_apart(rows))
+    groups = comparison.set_apart.groups
     if not groups:
         return []
     one = len(groups) == 1

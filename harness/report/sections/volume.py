@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from harness.compare.repeats import Repeats, group_repeats
+from harness.compare.comparison import Comparison
+from harness.compare.repeats import Repeats
 from harness.compare.rows import Row
 from harness.compare.volume import textbook_differences, volume_differences, volume_of, why_unknown
 from harness.report.document import Block, Column, Paragraph, Section, Table, plain
@@ -54,9 +53,9 @@ DIFFERENCES = (
 )
 
 
-def volume_section(rows: Sequence[Row]) -> Section | None:
+def volume_section(comparison: Comparison) -> Section | None:
     """Three columns per backend, and two tables that explain how they differ; None without figures."""
-    firsts = [row for group in group_repeats(rows) if group.record.comm for row in _distinct(group)]
+    firsts = [row for group in comparison.groups if group.record.comm for row in _distinct(group)]
     if not firsts:
         return None
     blocks: list[Block] = [
@@ -126,7 +125,7 @@ def _verdict(row: Row) -> str:
 def _terms(row: Row) -> list[list[object]]:
     record = row.record
     return [
-        [record.backend.label, record.world.world_size, d.term, d.expected_bytes, d.textbook_bytes,
+        [*row.cell, d.term, d.expected_bytes, d.textbook_bytes,
          d.difference, d.remark]
         for d in textbook_differences(record) or ()
     ]  # fmt: skip
@@ -135,7 +134,7 @@ def _terms(row: Row) -> list[list[object]]:
 def _differences(row: Row) -> list[list[object]]:
     record = row.record
     return [
-        [record.backend.label, record.world.world_size, d.phase, d.op, d.dtype, d.group, d.measured_bytes,
+        [*row.cell, d.phase, d.op, d.dtype, d.group, d.measured_bytes,
          d.expected_bytes, d.measured_bytes - d.expected_bytes]
         for d in volume_differences(record) or ()
     ]  # fmt: skip

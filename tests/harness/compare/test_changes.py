@@ -1,5 +1,5 @@
 from harness.compare.changes import Change, changes, settings
-from harness.compare.rows import Row, make_rows
+from harness.compare.comparison import Comparison
 from harness.record import BackendPart, Record
 from tests.records import (
     ENVIRONMENT,
@@ -11,40 +11,40 @@ from tests.records import (
 )
 
 
-def rows(*seconds: float, label: str = "ddp", **changes: object) -> list[Row]:
+def side(*seconds: float, label: str = "ddp", **changes: object) -> Comparison:
     records: list[Record] = [
         make_record(label=label, repeat=n, run_id=f"{label}-{n}", steps=make_steps(seconds=s), **changes)
         for n, s in enumerate(seconds)
     ]
-    return make_rows(records)
+    return Comparison(records)
 
 
-def change(before: list[Row], after: list[Row], measure: str) -> Change:
+def change(before: Comparison, after: Comparison, measure: str) -> Change:
     (found,) = [c for c in changes(before, after) if c.measure == measure]
     return found
 
 
 def test_slower_beyond_the_spread_of_the_runs() -> None:
-    found = change(rows(0.50, 0.51, 0.51, 0.52), rows(0.60, 0.61, 0.61, 0.62), "step_seconds")
+    found = change(side(0.50, 0.51, 0.51, 0.52), side(0.60, 0.61, 0.61, 0.62), "step_seconds")
     assert found.judgement == "beyond noise"
     assert found.relative is not None
     assert abs(found.relative - 0.1 / 0.51) < 1e-9
 
 
 def test_slower_within_the_spread_of_the_runs() -> None:
-    found = change(rows(0.50, 0.55, 0.60, 0.60), rows(0.52, 0.57, 0.62, 0.62), "step_seconds")
+    found = change(side(0.50, 0.55, 0.60, 0.60), side(0.52, 0.57, 0.62, 0.62), "step_seconds")
     assert found.judgement == "within noise"
 
 
 def test_single_runs_are_not_judged_in_time_but_in_counts() -> None:
-    more = rows(0.6, comm=make_communication(2, payload_bytes=5000), ranks=make_ranks(2, 20_000))
-    assert change(rows(0.5), more, "step_seconds").judgement == "not judged"
-    assert change(rows(0.5), more, "sent_bytes_per_step").judgement == "beyond noise"
-    assert change(rows(0.5), more, "model_state_bytes").judgement == "beyond noise"
+    more = side(0.6, comm=make_communication(2, payload_bytes=5000), ranks=make_ranks(2, 20_000))
+    assert change(side(0.5), more, "step_seconds").judgement == "not judged"
+    assert change(side(0.5), more, "sent_bytes_per_step").judgement == "beyond noise"
+    assert change(side(0.5), more, "model_state_bytes").judgement == "beyond noise"
 
 
 def test_equal_figures_are_equal() -> None:
-    assert {c.judgement for c in changes(rows(0.5), rows(0.5))} <= {"equal", "n/a"}
+    assert {c.judgement for c in changes(side(0.5), side(0.5))} <= {"equal", "n/a"}
 
 
 def test_versions_and_options_that_differ_are_named() -> None:
@@ -52,8 +52,8 @@ def test_versions_and_options_that_differ_are_named() -> None:
     backend = BackendPart(
         label="ddp", name="ddp", effective=make_effective(reduce_dtype="bfloat16"), native_config={"a": 1}
     )
-    after = rows(0.5, environment=ENVIRONMENT | {"packages": packages}, backend=backend)
-    found = {(s.backend, s.field): (s.before, s.after) for s in settings(rows(0.5), after)}
+    after = side(0.5, environment=ENVIRONMENT | {"packages": packages}, backend=backend)
+    found = {(s.backend, s.field): (s.before, s.after) for s in settings(side(0.5), after)}
     assert found == {
         ("", "environment.packages.torch"): ("2.11.0", "2.12.0"),
         ("ddp, 2", "effective.reduce_dtype"): ("float32", "bfloat16"),
@@ -63,8 +63,8 @@ def test_versions_and_options_that_differ_are_named() -> None:
 
 def test_versions_of_every_run_are_compared() -> None:
     other = ENVIRONMENT | {"packages": {"torch": "2.12.0", "deepspeed": "0.19.8"}}
-    before = [*rows(0.5), *rows(0.5, label="fsdp")]
-    after = [*rows(0.5), *rows(0.5, label="fsdp", environment=other)]
+    before = Comparison.of_rows([*side(0.5).rows, *side(0.5, label="fsdp").rows])
+    after = Comparison.of_rows([*side(0.5).rows, *side(0.5, label="fsdp", environment=other).rows])
     (found,) = settings(before, after)
     assert (found.field, found.before) == ("environment.packages.torch", "2.11.0")
     assert found.after == ["2.11.0", "2.12.0"]
@@ -73,7 +73,7 @@ def test_versions_of_every_run_are_compared() -> None:
 
 def test_the_number_of_a_job_is_no_setting_that_differs() -> None:
     sides = [
-        rows(0.5, environment=ENVIRONMENT | {"variables": {"SLURM_JOB_ID": job, "NCCL_ALGO": algorithm}})
+        side(0.5, environment=ENVIRONMENT | {"variables": {"SLURM_JOB_ID": job, "NCCL_ALGO": algorithm}})
         for job, algorithm in (("17", "Ring"), ("18", "Tree"))
     ]
     assert [s.field for s in settings(*sides)] == ["environment.variables.NCCL_ALGO"]

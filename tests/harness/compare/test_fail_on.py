@@ -1,19 +1,19 @@
 import pytest
 
+from harness.compare.comparison import Comparison
 from harness.compare.fail_on import failures, parse_conditions
-from harness.compare.rows import Row, make_rows
 from harness.errors import HarnessError
 from tests.records import make_ranks, make_record, make_steps, make_weights
 
 
-def rows(*seconds: float, **changes: object) -> list[Row]:
-    return make_rows(
+def rows(*seconds: float, **changes: object) -> Comparison:
+    return Comparison(
         make_record(label="ddp", repeat=n, run_id=f"ddp-{n}", steps=make_steps(seconds=s), **changes)
         for n, s in enumerate(seconds)
     )
 
 
-def failed(text: str, before: list[Row], after: list[Row]) -> list[str]:
+def failed(text: str, before: Comparison, after: Comparison) -> list[str]:
     return failures(parse_conditions(text), before, after)
 
 
@@ -77,7 +77,7 @@ def test_cell_that_was_lost_fails_whatever_the_condition() -> None:
     assert failed("peak_bytes>+5%", before, rows(0.5, status="failed"))[0] == (
         "ddp on 2 ranks: was ok, is failed"
     )
-    other = make_rows([make_record(label="fsdp")])
+    other = Comparison([make_record(label="fsdp")])
     assert failed("peak_bytes>+5%", before, other)[0].endswith("not in the other records")
 
 
@@ -92,8 +92,8 @@ def test_something_out_of_nothing_fails_a_limit_on_rising() -> None:
 
 
 def test_a_cell_that_is_not_the_same_job_any_more_fails() -> None:
-    before = make_rows([make_record(), make_record(label="ddp")])
-    after = make_rows([make_record(), make_record(label="ddp", initial_weights=make_weights("d" * 64))])
+    before = Comparison([make_record(), make_record(label="ddp")])
+    after = Comparison([make_record(), make_record(label="ddp", initial_weights=make_weights("d" * 64))])
     assert failed("peak_bytes>+5%", before, after) == [
         "ddp on 2 ranks: is not the same job as the others any more"
     ]

@@ -4,8 +4,8 @@ from typing import Literal
 
 import pytest
 
+from harness.compare.comparison import Comparison
 from harness.compare.nodes import node_volumes
-from harness.compare.rows import make_rows
 from harness.record import CommunicationPart, Record
 from harness.report.sections.nodes import nodes_section
 from harness.theory.nodes import NodeTraffic, node_traffic
@@ -74,17 +74,17 @@ def test_hybrid_sharding_crosses_by_replica_groups_alone() -> None:
 
 @pytest.mark.parametrize("label", ["single", "ddp"])
 def test_one_node_has_no_section(label: str) -> None:
-    assert nodes_section(make_rows([make_record(label=label)])) is None
+    assert nodes_section(Comparison([make_record(label=label)])) is None
 
 
 def test_the_section_says_what_crosses() -> None:
-    section = nodes_section(make_rows([hybrid()]))
+    section = nodes_section(Comparison([hybrid()]))
     assert section is not None
     (row,) = section.blocks[1].rows  # type: ignore[union-attr]
     assert list(row) == ["fsdp-hybrid", 2, 4, P, P, 0.0, 0.0, P]
 
 
 def test_repeats_have_one_line() -> None:
-    section = nodes_section(make_rows([hybrid(), hybrid().model_copy(update={"repeat": 1})]))
+    section = nodes_section(Comparison([hybrid(), hybrid().model_copy(update={"repeat": 1})]))
     assert section is not None
     assert len(section.blocks[1].rows) == 1  # type: ignore[union-attr]

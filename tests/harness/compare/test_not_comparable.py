@@ -1,12 +1,10 @@
 """Runs that are not the same job stand apart everywhere."""
 
-from harness.compare.document import compare_document
-from harness.compare.findings.catalogue import find_all
-from harness.compare.rows import comparable, make_rows, set_apart
+from harness.compare.comparison import Comparison
 from harness.compare.scaling import strong_scaling, weak_scaling
 from harness.record import Record
 from harness.report.before_after import before_after
-from harness.report.outline import comparison
+from harness.report.outline import comparison_document
 from harness.report.tables import main_table, not_comparable_table
 from harness.report.writers.markdown import render_markdown
 from tests.records import make_record, make_steps, make_weights
@@ -20,7 +18,7 @@ def odd(label: str = "zero1", **changes: object) -> Record:
 
 
 def test_the_main_table_leaves_it_out_and_a_table_below_says_why() -> None:
-    text = main_table(make_rows([make_record(), make_record(label="ddp"), odd()]))
+    text = main_table(Comparison([make_record(), make_record(label="ddp"), odd()]))
     main, _, apart = text.partition("\n\n")
     assert "zero1" not in main
     assert [line.split()[1:5] for line in main.splitlines()[2:]] == [
@@ -35,13 +33,13 @@ def test_the_main_table_leaves_it_out_and_a_table_below_says_why() -> None:
 
 
 def test_nothing_is_said_where_all_are_one_job() -> None:
-    rows = make_rows([make_record(), make_record(label="ddp")])
-    assert not_comparable_table(rows) is None
-    assert "not comparable" not in main_table(rows)
+    comparison = Comparison([make_record(), make_record(label="ddp")])
+    assert not_comparable_table(comparison) is None
+    assert "not comparable" not in main_table(comparison)
 
 
 def test_the_document_names_each_field_with_both_values() -> None:
-    document = compare_document(make_rows([make_record(), odd()]))
+    document = Comparison([make_record(), odd()]).as_json()
     (apart,) = document["not_comparable"]
     assert (apart["backend"], apart["world_size"], apart["beside"]) == ("zero1", 2, "run-single-n1")
     assert apart["differences"] == [
@@ -52,7 +50,7 @@ def test_the_document_names_each_field_with_both_values() -> None:
 
 
 def test_the_report_sets_it_apart_from_verdict_tables_and_pictures() -> None:
-    document = comparison(make_rows([make_record(), make_record(label="ddp"), odd()]))
+    document = comparison_document(Comparison([make_record(), make_record(label="ddp"), odd()]))
     text = render_markdown(document, {picture.key: picture.key for picture in document.pictures()}, "")
     verdict = text.partition("## Verdict")[2].partition("##")[0]
     assert "ddp is fastest" not in verdict or "zero1" not in verdict.partition("is fastest")[0]
@@ -66,61 +64,61 @@ def test_the_report_sets_it_apart_from_verdict_tables_and_pictures() -> None:
 
 def test_one_repeat_of_another_job_leaves_the_other_repeats() -> None:
     records = [make_record(), make_record(label="ddp"), odd("ddp", repeat=1, run_id="ddp-1")]
-    rows = make_rows(records)
-    assert [row.record.repeat for row in comparable(rows)] == [0, 0]
-    assert [row.record.repeat for row in set_apart(rows)] == [1]
+    comparison = Comparison(records)
+    assert [row.record.repeat for row in comparison.comparable.rows] == [0, 0]
+    assert [row.record.repeat for row in comparison.set_apart.rows] == [1]
 
 
 def test_a_job_without_reference_beside_one_that_has_it_stands_apart() -> None:
     other = make_record(label="ddp", job_id="b" * 12, training={"global_batch_size": 16})
-    rows = make_rows([make_record(), make_record(label="zero1"), other])
-    (apart,) = set_apart(rows)
+    comparison = Comparison([make_record(), make_record(label="zero1"), other])
+    (apart,) = comparison.set_apart.rows
     assert [d.field for d in apart.judgement.not_same_job][:2] == ["training.global_batch_size", "job_id"]
     # Told once for the whole table, not once more for each field.
-    assert [finding.id for finding in find_all(rows)] == ["several-jobs"]
+    assert [finding.id for finding in comparison.findings] == ["several-jobs"]
 
 
 def test_two_jobs_with_a_reference_each_are_both_judged() -> None:
     second = {"job_id": "b" * 12}
-    rows = make_rows([make_record(), make_record(**second), make_record(label="ddp", **second)])
-    assert set_apart(rows) == []
+    comparison = Comparison([make_record(), make_record(**second), make_record(label="ddp", **second)])
+    assert comparison.set_apart.rows == []
 
 
 def test_without_a_reference_the_run_that_most_agree_with_stands_in() -> None:
     lost = make_record(status="oom", steps=[], ranks=[])
-    rows = make_rows([lost, odd("fsdp"), make_record(label="ddp"), make_record(label="zero1")])
-    (apart,) = set_apart(rows)
+    comparison = Comparison([lost, odd("fsdp"), make_record(label="ddp"), make_record(label="zero1")])
+    (apart,) = comparison.set_apart.rows
     assert apart.record.backend.label == "fsdp"
     assert apart.same_job_as is not None
-    assert apart.same_job_as.backend.label == "ddp"
+    assert apart.same_job_as.label == "ddp"
     assert "ddp has" in (apart.judgement.reason or "")
-    (finding,) = (f for f in find_all(rows) if f.id == "initial-weights-differ")
+    (finding,) = (f for f in comparison.findings if f.id == "initial-weights-differ")
     assert "from ddp, as the reference has no result" in finding.message
 
 
 def test_a_job_with_dropout_is_still_held_against_its_reference() -> None:
     dropout = {"model": {"dropout": 0.1}}
-    rows = make_rows([make_record(**dropout), odd(**dropout)])
-    assert [row.record.backend.label for row in set_apart(rows)] == ["zero1"]
+    comparison = Comparison([make_record(**dropout), odd(**dropout)])
+    assert [row.record.backend.label for row in comparison.set_apart.rows] == ["zero1"]
 
 
 def test_strong_scaling_leaves_it_out() -> None:
     sizes = [make_record(label="ddp", world_size=size) for size in (1, 2)]
-    assert len(strong_scaling(make_rows([make_record(), *sizes]))) == 1
+    assert len(strong_scaling(Comparison([make_record(), *sizes]))) == 1
     broken = [make_record(label="ddp", world_size=2, **OTHER_WEIGHTS), sizes[0]]
-    assert strong_scaling(make_rows([make_record(), *broken])) == []
+    assert strong_scaling(Comparison([make_record(), *broken])) == []
 
 
 def test_weak_scaling_keeps_jobs_that_grow_with_the_ranks() -> None:
     grown = make_record(label="ddp", world_size=4, job_id="b" * 12, training={"global_batch_size": 16})
-    rows = make_rows([make_record(), make_record(label="ddp"), grown])
-    (curve,) = weak_scaling(rows)
+    comparison = Comparison([make_record(), make_record(label="ddp"), grown])
+    (curve,) = weak_scaling(comparison)
     assert [point.group.world_size for point in curve] == [2, 4]
 
 
 def test_a_baseline_leaves_it_out_of_changes_and_shows_it_on_its_side() -> None:
-    rows = make_rows([make_record(), odd()])
-    document = before_after(rows, rows)
+    comparison = Comparison([make_record(), odd()])
+    document = before_after(comparison, comparison)
     text = render_markdown(document, {}, "")
     assert "zero1" not in text.partition("## Each side")[0]
     assert "Not comparable, and why" in text.partition("## Each side")[2]

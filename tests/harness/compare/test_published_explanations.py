@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from harness.compare.cell import Cell
-from harness.compare.findings.catalogue import find_all
+from harness.compare.comparison import Comparison
 from harness.compare.findings.groups import Statement, statements
-from harness.compare.rows import Row, make_rows
 from harness.compare.states import rank_states
 from harness.store import read_runs
 from harness.theory.memory.terms import STATE_KINDS
@@ -15,16 +14,16 @@ from harness.theory.memory.terms import STATE_KINDS
 REPORTS = Path(__file__).parents[3] / "reports"
 
 
-def published(name: str) -> list[Row]:
+def published(name: str) -> Comparison:
     runs, problems = read_runs([REPORTS / name / "runs"])
     assert runs
     assert not problems
-    return make_rows(record for _, record in runs)
+    return Comparison(record for _, record in runs)
 
 
 def said(name: str) -> list[Statement]:
     """What is said of the training; figures of speed and memory are no question of these reports."""
-    return [told for told in statements(find_all(published(name))) if told.role != "figures"]
+    return [told for told in statements(published(name).findings) if told.role != "figures"]
 
 
 def test_a_default_clipping_is_named_before_what_follows_from_it() -> None:
@@ -57,7 +56,7 @@ def test_missing_masters_are_named_before_the_updates_that_vanish() -> None:
 
 
 def test_states_without_masters_are_their_closed_form_to_the_byte() -> None:
-    records = [row.record for row in published("explain-master-weights")]
+    records = [row.record for row in published("explain-master-weights").rows]
     (record,) = (r for r in records if r.backend.label == "fsdp:masters=compute")
     held = rank_states(record)
     assert len(held) == 2
@@ -71,6 +70,6 @@ def test_states_without_masters_are_their_closed_form_to_the_byte() -> None:
 @pytest.mark.parametrize("name", ["explain-clipping", "explain-master-weights"])
 def test_the_other_backends_of_the_job_agree(name: str) -> None:
     blamed = {cell for statement in said(name) for cell in statement.cells}
-    sound = [row for row in published(name) if Cell.of(row.record) not in blamed]
+    sound = [row for row in published(name).rows if row.cell not in blamed]
     assert {row.judgement.parity for row in sound} <= {"exact", "tight", "band"}
     assert {"ddp", "zero1", "zero3", "fsdp"} & {row.record.backend.label for row in sound}

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from harness.compare.changes import pairs
-from harness.compare.repeats import fastest, group_repeats, repeat_spreads
-from harness.compare.rows import make_rows
+from harness.compare.comparison import Comparison
+from harness.compare.repeats import fastest
 from harness.compare.scaling import strong_scaling
 from harness.record import EvaluationPart, Record
 from harness.report.document import Table
@@ -40,39 +40,39 @@ NEWER = {"environment": {"packages": {"torch": "2.12.0", "deepspeed": "0.19.8"}}
     ],
 )
 def test_runs_in_other_circumstances_are_no_repeats(other: dict[str, Any], words: list[str]) -> None:
-    groups = group_repeats(make_rows([run(), run(**other), run()]))
+    groups = Comparison([run(), run(**other), run()]).groups
     assert [len(group.rows) for group in groups] == [2, 1]
     assert [group.label for group in groups] == [f"ddp ({word})" for word in words]
-    assert [group.record.backend.label for group in groups] == [group.label for group in groups]
+    assert [group.record.backend.label for group in groups] == ["ddp", "ddp"]
     assert len(fastest(groups)) == 2
 
 
 def test_repeats_are_told_by_the_backend_alone() -> None:
-    groups = group_repeats(make_rows([run(), run(), run(ranks=2), run(ranks=8, **TWO_NODES)]))
+    groups = Comparison([run(), run(), run(ranks=2), run(ranks=8, **TWO_NODES)]).groups
     assert [group.label for group in groups] == ["ddp"] * 3
 
 
 def test_fastest_of_two_nodes_is_not_sought_among_those_of_one() -> None:
-    groups = group_repeats(make_rows([run("ddp", seconds=0.5), run("fsdp"), run("fsdp", **TWO_NODES)]))
+    groups = Comparison([run("ddp", seconds=0.5), run("fsdp"), run("fsdp", **TWO_NODES)]).groups
     assert [best.label for best in fastest(groups).values()] == ["ddp (1 node x 4)", "fsdp (2 nodes x 2)"]
 
 
 def test_both_sides_of_a_baseline_keep_their_layouts_apart() -> None:
-    both = make_rows([run(), run(**TWO_NODES)])
-    newer = make_rows([run(**NEWER), run(**NEWER, **TWO_NODES)])
+    both = Comparison([run(), run(**TWO_NODES)])
+    newer = Comparison([run(**NEWER), run(**NEWER, **TWO_NODES)])
     found = pairs(both, newer)
     assert [pair.backend for pair in found] == ["ddp (1 node x 4)", "ddp (2 nodes x 2)"]
     assert all(pair.before is not None and pair.after is not None for pair in found)
-    (pair, alone) = pairs(both, newer[1:])
+    (pair, alone) = pairs(both, Comparison.of_rows(newer.rows[1:]))
     assert (pair.after, alone.backend) == (None, "ddp (2 nodes x 2)")
 
 
 def test_scaling_does_not_join_two_versions() -> None:
-    assert strong_scaling(make_rows([run(ranks=2), run(**NEWER)])) == []
+    assert strong_scaling(Comparison([run(ranks=2), run(**NEWER)])) == []
 
 
 def test_scaling_table_tells_the_runs_and_their_range() -> None:
-    section = scaling_section(make_rows([run(ranks=2), run(seconds=0.5), run(seconds=0.7)]))
+    section = scaling_section(Comparison([run(ranks=2), run(seconds=0.5), run(seconds=0.7)]))
     assert section is not None
     (table,) = [block for block in section.blocks if isinstance(block, Table)]
     found = [line[4:7] for line in table.values()]
@@ -83,7 +83,7 @@ def test_scaling_table_tells_the_runs_and_their_range() -> None:
 def test_scaling_table_tells_of_an_evaluation_where_there_was_one(evaluated: bool) -> None:
     part = EvaluationPart(step=4, loss=4.5, target_tokens=254, samples=6, seconds=0.5)
     records = [run(ranks=2), run().model_copy(update={"eval": [part] if evaluated else []})]
-    section = scaling_section(make_rows(records))
+    section = scaling_section(Comparison(records))
     assert section is not None
     (table,) = [block for block in section.blocks if isinstance(block, Table)]
     figures = [dict(zip((c.key for c in table.columns), line, strict=True)) for line in table.values()]
@@ -93,7 +93,7 @@ def test_scaling_table_tells_of_an_evaluation_where_there_was_one(evaluated: boo
 
 
 def test_a_record_that_does_not_say_how_it_was_measured_is_a_repeat_of_one_that_does() -> None:
-    (group,) = group_repeats(make_rows([run(), run().model_copy(update={"measure": None})]))
+    (group,) = Comparison([run(), run().model_copy(update={"measure": None})]).groups
     assert group.label == "ddp"
 
 
@@ -102,8 +102,10 @@ def test_the_spread_of_repeats_is_that_of_runs_in_equal_circumstances() -> None:
         return record.model_copy(update={"steps": make_steps([value + loss for value in LOSSES])})
 
     longer = {"measure": {"warmup_steps": 5}}
-    rows = make_rows([run(), shifted(run(), 0.25), shifted(run(**longer), 1.0), shifted(run(**longer), 1.5)])
-    assert repeat_spreads(rows) == {
+    comparison = Comparison(
+        [run(), shifted(run(), 0.25), shifted(run(**longer), 1.0), shifted(run(**longer), 1.5)]
+    )
+    assert comparison.repeat_spreads == {
         "ddp (measure.warmup_steps=3) on 4": 0.25,
         "ddp (measure.warmup_steps=5) on 4": 0.5,
     }
@@ -111,4 +113,4 @@ def test_the_spread_of_repeats_is_that_of_runs_in_equal_circumstances() -> None:
 
 def test_the_spread_of_repeats_tells_jobs_apart() -> None:
     jobs = [run().model_copy(update={"job_id": job_id * 12}) for job_id in "aabb"]
-    assert list(repeat_spreads(make_rows(jobs))) == [f"ddp on 4, job {job_id * 12}" for job_id in "ab"]
+    assert list(Comparison(jobs).repeat_spreads) == [f"ddp on 4, job {job_id * 12}" for job_id in "ab"]

@@ -1,8 +1,8 @@
 import json
 
-from harness.compare.document import compare_document
+from harness.compare.comparison import Comparison
 from harness.compare.noise import is_variant
-from harness.compare.rows import make_rows, reason
+from harness.compare.rows import reason
 from harness.record import ErrorPart
 from tests.records import ENVIRONMENT, LOSSES, make_record, make_steps
 
@@ -17,14 +17,14 @@ ROW_KEYS = {
 
 
 def test_a_row_holds_every_key_whatever_the_run_gave() -> None:
-    rows = make_rows(
+    comparison = Comparison(
         [make_record(), make_record(label="ddp", status="failed", steps=[], ranks=[], windows=None)]
     )
-    assert [set(row.as_json()) for row in rows] == [ROW_KEYS, ROW_KEYS]
+    assert [set(row.as_json()) for row in comparison.rows] == [ROW_KEYS, ROW_KEYS]
 
 
 def test_document_is_json_and_holds_the_job() -> None:
-    document = compare_document(make_rows([make_record(), make_record(label="ddp")]))
+    document = Comparison([make_record(), make_record(label="ddp")]).as_json()
     assert json.loads(json.dumps(document)) == document
     assert set(document) == {
         "job_id", "job_ids", "rows", "not_comparable", "noise", "repeat_spreads", "settings", "findings",
@@ -34,7 +34,7 @@ def test_document_is_json_and_holds_the_job() -> None:
 
 
 def test_document_of_several_jobs_names_no_single_one() -> None:
-    document = compare_document(make_rows([make_record(), make_record(job_id="b" * 12)]))
+    document = Comparison([make_record(), make_record(job_id="b" * 12)]).as_json()
     assert document["job_id"] is None
     assert document["job_ids"] == ["0123456789ab", "b" * 12]
 
@@ -42,20 +42,20 @@ def test_document_of_several_jobs_names_no_single_one() -> None:
 def test_each_run_is_judged_by_the_reference_of_its_own_job() -> None:
     losses = [loss + 1 for loss in LOSSES]
     second = {"job_id": "b" * 12, "steps": make_steps(losses)}
-    rows = make_rows(
+    comparison = Comparison(
         [make_record(label="ddp", **second), make_record(), make_record(label="single", **second)]
     )
-    assert [row.judgement.parity for row in rows] == ["exact", "exact", "exact"]
+    assert [row.judgement.parity for row in comparison.rows] == ["exact", "exact", "exact"]
 
 
 def test_run_without_a_reference_of_its_job_is_unjudged() -> None:
-    rows = make_rows([make_record(), make_record(label="ddp", job_id="b" * 12)])
-    assert rows[1].judgement.parity == "unjudged"
+    comparison = Comparison([make_record(), make_record(label="ddp", job_id="b" * 12)])
+    assert comparison.rows[1].judgement.parity == "unjudged"
 
 
 def test_a_reference_that_worked_is_preferred_to_one_that_failed() -> None:
-    rows = make_rows([make_record(status="failed"), make_record(), make_record(label="ddp")])
-    assert rows[2].judgement.parity == "exact"
+    comparison = Comparison([make_record(status="failed"), make_record(), make_record(label="ddp")])
+    assert comparison.rows[2].judgement.parity == "exact"
 
 
 def test_reason_names_error_rank_and_first_line() -> None:
@@ -77,7 +77,10 @@ def test_empty_message_is_still_a_reason() -> None:
 
 def test_a_reference_with_words_in_brackets_is_still_the_reference() -> None:
     newer = make_record(run_id="newer", environment=ENVIRONMENT | {"python": "3.13.0"})
-    rows = make_rows([make_record(), newer])
-    assert [row.record.backend.label for row in rows] == ["single (python 3.12.0)", "single (python 3.13.0)"]
-    assert not any(is_variant(row.record) for row in rows)
+    comparison = Comparison([make_record(), newer])
+    assert [row.label for row in comparison.rows] == [
+        "single (python 3.12.0)",
+        "single (python 3.13.0)",
+    ]
+    assert not any(is_variant(row.record) for row in comparison.rows)
     assert is_variant(make_record(label="single:micro_batch_size=4"))

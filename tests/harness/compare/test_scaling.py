@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from harness.compare.rows import Row, make_rows
+from harness.compare.comparison import Comparison
 from harness.compare.scaling import strong_scaling, weak_scaling
 from harness.record import Record, WeightsPart
 from tests.records import make_record, make_steps
@@ -29,8 +29,8 @@ def growing(ranks: int, seconds: float, parameters: int = 1000, tokens: int | No
     )
 
 
-def rows(*records: Record) -> list[Row]:
-    return make_rows(records)
+def rows(*records: Record) -> Comparison:
+    return Comparison(records)
 
 
 def test_published_times_give_the_published_speed_up() -> None:
@@ -125,7 +125,7 @@ def test_a_run_that_left_the_reference_is_no_point() -> None:
     alone, wrong = run("single", 1, 1.0), run("ddp", 4, 0.1)
     wrong = wrong.model_copy(update={"steps": make_steps(norms=(4.0, 3.0, 2.5, 2.0), seconds=0.1)})
     judged = rows(alone, run("ddp", 2, 1.0), wrong)
-    assert [row.judgement.parity for row in judged] == ["exact", "exact", "diverged"]
+    assert [row.judgement.parity for row in judged.rows] == ["exact", "exact", "diverged"]
     (curve,) = strong_scaling(judged)
     assert [point.group.world_size for point in curve] == [1, 2]
 

@@ -1,7 +1,7 @@
 import json
 
-from harness.compare.rows import make_rows
-from harness.compare.settings_in_force import DifferingSetting, differing_settings
+from harness.compare.comparison import Comparison
+from harness.compare.settings_in_force import DifferingSetting
 from harness.record import BackendPart, Record
 from harness.report.sections.settings import settings_section
 from harness.report.terminal import where_to_read
@@ -14,7 +14,7 @@ def run(label: str, world_size: int = 2, **effective: object) -> Record:
 
 
 def differing(*records: Record) -> list[DifferingSetting]:
-    return differing_settings(make_rows([run("single", 1, prefetch="none"), *records]))
+    return Comparison([run("single", 1, prefetch="none"), *records]).settings
 
 
 def test_each_value_comes_with_its_cells_and_the_reference_first() -> None:
@@ -72,8 +72,10 @@ def test_a_run_of_another_job_is_left_out() -> None:
 
 
 def test_the_report_has_a_line_for_each_value() -> None:
-    rows = make_rows([run("single", 1, prefetch="none"), run("zero1", prefetch="8 elements"), run("ddp")])
-    section = settings_section(rows)
+    comparison = Comparison(
+        [run("single", 1, prefetch="none"), run("zero1", prefetch="8 elements"), run("ddp")]
+    )
+    section = settings_section(comparison)
     assert section is not None
     table = section.blocks[1]
     assert table.texts() == [  # type: ignore[union-attr]
@@ -83,9 +85,9 @@ def test_the_report_has_a_line_for_each_value() -> None:
 
 
 def test_the_terminal_says_how_many_and_where() -> None:
-    rows = make_rows([run("single", 1, prefetch="none"), run("ddp", prefetch="all")])
-    assert where_to_read(rows) == [
+    comparison = Comparison([run("single", 1, prefetch="none"), run("ddp", prefetch="all")])
+    assert where_to_read(comparison) == [
         "settings in force that differ: 1, of them 0 that change the mathematics; --json has them under "
         "'settings', a report under 'Settings in force that differ'"
     ]
-    assert where_to_read(make_rows([make_record(), make_record(label="ddp")])) == []
+    assert where_to_read(Comparison([make_record(), make_record(label="ddp")])) == []

@@ -1,4 +1,4 @@
-from harness.compare.rows import Row, make_rows
+from harness.compare.comparison import Comparison
 from harness.record import ErrorPart, Record
 from harness.report.before_after import before_after
 from harness.report.document import Document
@@ -6,9 +6,9 @@ from harness.report.writers.markdown import render_markdown
 from tests.records import make_record
 
 
-def rows(**status: str) -> list[Row]:
+def rows(**status: str) -> Comparison:
     """The reference and a run of each backend, with its status."""
-    return make_rows([make_record(), *(_run(label, how) for label, how in status.items())])
+    return Comparison([make_record(), *(_run(label, how) for label, how in status.items())])
 
 
 def _run(label: str, status: str) -> Record:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.rows import make_rows
+from harness.compare.comparison import Comparison
 from harness.report.before_after import before_after
 from harness.report.document import Document
 from harness.report.drawing import draw
-from harness.report.outline import SECTIONS, comparison
+from harness.report.outline import SECTIONS, comparison_document
 from harness.report.report import write_report
 from harness.report.verify import verify
 from harness.report.writers.csv import render_csv
@@ -33,12 +33,12 @@ KINDS = ("comparison", "baseline")
 
 @lru_cache(maxsize=8)
 def document(name: str, kind: str) -> Document:
-    rows = make_rows(hostile_records(name))
+    comparison = Comparison(hostile_records(name))
     if kind == "comparison":
-        return comparison(rows)
+        return comparison_document(comparison)
     kept = [record for record in hostile_records(name) if record.run_id != "third"]
     changed = [record.model_copy(update={"environment": ENVIRONMENT}) for record in kept]
-    return before_after(rows, make_rows(changed))
+    return before_after(comparison, Comparison(changed))
 
 
 def report(name: str, form: str, kind: str = "comparison") -> str:

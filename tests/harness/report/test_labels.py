@@ -4,25 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.repeats import group_repeats
-from harness.compare.rows import Row, make_rows
-from harness.report.outline import comparison
+from harness.compare.comparison import Comparison
+from harness.report.outline import comparison_document
 from harness.store import read_runs
 
 REPORTS = Path(__file__).parents[3] / "reports"
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
+def rows() -> Comparison:
     """Six strategies, among them on four ranks of one node and of two."""
-    return make_rows(record for _, record in read_runs([REPORTS / "node-scaling" / "runs"])[0])
+    return Comparison(record for _, record in read_runs([REPORTS / "node-scaling" / "runs"])[0])
 
 
-def test_every_table_calls_a_cell_by_its_whole_name(rows: list[Row]) -> None:
-    cells = {(group.label, group.world_size) for group in group_repeats(rows)}
+def test_every_table_calls_a_cell_by_its_whole_name(rows: Comparison) -> None:
+    cells = {(group.label, group.world_size) for group in rows.groups}
     assert {("ddp (1 node x 4)", 4), ("ddp (2 nodes x 2)", 4), ("ddp", 2)} <= cells
     told = {}
-    for table in comparison(rows).tables():
+    for table in comparison_document(rows).tables():
         keys = [column.key for column in table.columns]
         if {"backend", "world_size"} <= set(keys):
             places = keys.index("backend"), keys.index("world_size")
@@ -31,8 +30,8 @@ def test_every_table_calls_a_cell_by_its_whole_name(rows: list[Row]) -> None:
     assert {"slurm_jobs", "parity_distances", "communication_volume", "time", "probe_cost"} <= set(told)
 
 
-def test_cells_are_ordered_by_ranks_nodes_and_backend(rows: list[Row]) -> None:
-    worlds = [(group.world_size, group.record.world.nodes) for group in group_repeats(rows)]
+def test_cells_are_ordered_by_ranks_nodes_and_backend(rows: Comparison) -> None:
+    worlds = [(group.world_size, group.record.world.nodes) for group in rows.groups]
     assert worlds == sorted(worlds)
-    on_two = [group.backend for group in group_repeats(rows) if group.world_size == 2]
+    on_two = [group.backend for group in rows.groups if group.world_size == 2]
     assert on_two == ["ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-hybrid"]

@@ -1,12 +1,14 @@
-from harness.compare.rows import make_rows
+from harness.compare.comparison import Comparison
 from harness.report.document import Document, Folded, Table
-from harness.report.outline import LONGEST_OPEN_TABLE, comparison
+from harness.report.outline import LONGEST_OPEN_TABLE, comparison_document
 from harness.report.writers.html import render_html
 from tests.records import make_record
 
 
 def document(cells: int) -> Document:
-    return comparison(make_rows([make_record(label=f"ddp:cell={number}") for number in range(cells)]))
+    return comparison_document(
+        Comparison([make_record(label=f"ddp:cell={number}") for number in range(cells)])
+    )
 
 
 def open_tables(of: Document) -> set[str]:

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.compare.rows import make_rows
+from harness.compare.comparison import Comparison
 from harness.record import ErrorPart, Record
 from harness.report.tables import cell_line, main_table, results_table, spread_table
 from tests.records import LOSSES, make_record, make_steps, make_weights
@@ -10,7 +10,7 @@ from tests.records import LOSSES, make_record, make_steps, make_weights
 
 def lines(*records: Record) -> list[dict[str, str]]:
     """Lines of the main table by column."""
-    table = results_table(make_rows(records))
+    table = results_table(Comparison(records))
     return [dict(zip((c.key for c in table.columns), row, strict=True)) for row in table.texts()]
 
 
@@ -77,7 +77,7 @@ def test_difference_of_three_runs_is_not_judged() -> None:
 
 
 def test_spread_holds_the_range_of_the_runs_and_the_percentile_of_the_steps() -> None:
-    table = spread_table(make_rows(timed("ddp", 1024, 512, 256)))
+    table = spread_table(Comparison(timed("ddp", 1024, 512, 256)))
     assert table is not None
     line = dict(zip((c.key for c in table.columns), table.values()[0], strict=True))
     assert (line["tokens_per_second_least"], line["tokens_per_second_most"]) == (256, 1024)
@@ -87,7 +87,7 @@ def test_spread_holds_the_range_of_the_runs_and_the_percentile_of_the_steps() ->
 
 
 def test_percentile_is_told_of_twenty_steps() -> None:
-    table = spread_table(make_rows(timed("ddp", *[1024, 512] * 5)))
+    table = spread_table(Comparison(timed("ddp", *[1024, 512] * 5)))
     assert table is not None
     line = dict(zip((c.key for c in table.columns), table.values()[0], strict=True))
     assert (line["steps"], line["step_seconds_p95"]) == (20, pytest.approx(2.0))
@@ -107,24 +107,24 @@ def test_run_without_result_shows_not_available() -> None:
 
 
 def test_terminal_shows_the_same_table() -> None:
-    text = main_table(make_rows([make_record(), make_record(label="ddp")]))
+    text = main_table(Comparison([make_record(), make_record(label="ddp")]))
     assert text.splitlines()[0].split()[:4] == ["backend", "ranks", "status", "tokens/s"]
     assert text.splitlines()[3].split()[:4] == ["ddp", "2", "ok", "2,048"]
 
 
 def test_finished_cell_is_one_line_with_its_reason() -> None:
     error = ErrorPart(kind="RuntimeError", message="no\nmemory", rank=1)
-    row = make_rows([make_record(label="ddp", status="failed", error=error)])[0]
+    row = Comparison([make_record(label="ddp", status="failed", error=error)]).rows[0]
     assert cell_line(row) == "ddp on 2 ranks: failed: RuntimeError (rank 1): no"
 
 
 def test_finished_cell_is_one_line_with_its_figures() -> None:
-    line = cell_line(make_rows([make_record(label="ddp")])[0])
+    line = cell_line(Comparison([make_record(label="ddp")]).rows[0])
     assert line == "ddp on 2 ranks: ok, loss 4.75, 2,048 tokens/s, step 500 ms, peak 2.00 MB"
 
 
 def test_finished_cell_that_nothing_timed_says_so() -> None:
     record = make_record(label="single:micro_batch_size=4", ranks=[])
     steps = [replace(step, window="warmup") for step in record.steps]
-    line = cell_line(make_rows([record.model_copy(update={"steps": steps})])[0])
+    line = cell_line(Comparison([record.model_copy(update={"steps": steps})]).rows[0])
     assert line == "single:micro_batch_size=4 on 1 rank: ok, loss 4.75, not timed"

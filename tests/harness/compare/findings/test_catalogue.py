@@ -1,7 +1,7 @@
 from pathlib import Path
 
-from harness.compare.findings.catalogue import explain, find_all, kinds
-from harness.compare.rows import make_rows
+from harness.compare.comparison import Comparison
+from harness.compare.findings.catalogue import explain, kinds
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
 
 DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "findings.md"
@@ -20,13 +20,13 @@ def test_every_kind_says_cause_confirmation_and_remedy() -> None:
 
 
 def test_agreement_gives_no_finding() -> None:
-    assert find_all(make_rows([make_record(), make_record(label="ddp")])) == []
+    assert Comparison([make_record(), make_record(label="ddp")]).findings == []
 
 
 def test_divergence_is_a_finding_with_its_size() -> None:
     steps = make_steps(LOSSES, [norm * 2 for norm in NORMS])
     other = make_record(label="zero1", steps=steps, final_weights=make_weights("c" * 64))
-    found, cause = find_all(make_rows([make_record(), other]))
+    found, cause = Comparison([make_record(), other]).findings
     assert (found.id, cause.id) == ("diverged", "gradient-scale")
     assert "summed over 2 ranks" in cause.message
     assert found.backends == ("zero1",)
@@ -35,7 +35,7 @@ def test_divergence_is_a_finding_with_its_size() -> None:
 
 def test_another_job_is_a_finding_with_both_values() -> None:
     other = make_record(label="ddp", initial_weights=make_weights("d" * 64))
-    (found,) = find_all(make_rows([make_record(), other]))
+    (found,) = Comparison([make_record(), other]).findings
     assert found.id == "initial-weights-differ"
     assert "initial weights" in found.message
     assert found.values == {"reference": "a" * 64, "given": "d" * 64}
@@ -44,7 +44,7 @@ def test_another_job_is_a_finding_with_both_values() -> None:
 def test_different_micro_batches_on_one_world_are_a_finding() -> None:
     ddp, zero = make_record(label="ddp"), make_record(label="zero1")
     world = zero.world.model_copy(update={"micro_batch_size": 2, "accumulation_steps": 2})
-    rows = make_rows([make_record(), ddp, zero.model_copy(update={"world": world})])
-    (found,) = find_all(rows)
+    comparison = Comparison([make_record(), ddp, zero.model_copy(update={"world": world})])
+    (found,) = comparison.findings
     assert found.id == "micro-batch-differs"
     assert found.values == {"4 x 1": ["ddp"], "2 x 2": ["zero1"]}

@@ -2,15 +2,14 @@
 
 from typing import Any
 
-from harness.compare.findings.catalogue import find_all
+from harness.compare.comparison import Comparison
 from harness.compare.findings.finding import Finding
-from harness.compare.rows import make_rows
 from harness.record import Record
 from tests.volumes import make_volume_record, with_rows
 
 
 def finding_of(record: Record) -> Finding | None:
-    found = [f for f in find_all(make_rows([record])) if f.id == "communication-differs"]
+    found = [f for f in Comparison([record]).findings if f.id == "communication-differs"]
     assert len(found) <= 1
     return found[0] if found else None
 

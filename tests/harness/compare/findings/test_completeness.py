@@ -1,16 +1,15 @@
 import pytest
 
-from harness.compare.findings.catalogue import find_all
+from harness.compare.comparison import Comparison
 from harness.compare.findings.finding import Finding
 from harness.compare.findings.groups import statements
-from harness.compare.rows import make_rows
 from harness.record import Record
 from tests.records import ENVIRONMENT, make_record
 
 
 def missing(*records: Record) -> list[Finding]:
-    rows = make_rows([make_record(), *records])
-    return [finding for finding in find_all(rows) if finding.id == "runs-missing"]
+    comparison = Comparison([make_record(), *records])
+    return [finding for finding in comparison.findings if finding.id == "runs-missing"]
 
 
 def run(repeat: int, label: str = "ddp", command: str = "harness compare", **changes: object) -> Record:

@@ -1,5 +1,5 @@
+from harness.compare.comparison import Comparison
 from harness.compare.findings.divergence import _exceeded, find
-from harness.compare.rows import make_rows
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
 
 BEYOND = (
@@ -35,7 +35,7 @@ def test_what_is_not_a_number_comes_first() -> None:
 def test_a_run_that_diverged_tells_what_lies_beyond() -> None:
     steps = make_steps([LOSSES[0] + 0.5, *LOSSES[1:]], [norm * 1.5 for norm in NORMS])
     other = make_record(label="ddp", steps=steps, final_weights=make_weights("c" * 64))
-    (found, *_) = find(make_rows([make_record(), other]))
+    (found, *_) = find(Comparison([make_record(), other]))
     assert "(a gradient norm differs by 50 %, " in found.message
     assert "a loss differs by 5.0e-01 nats per token, " in found.message
     assert list(found.values["exceeded"]) == ["loss", "norm"]

@@ -1,8 +1,8 @@
 from harness.compare.cell import Cell, name_cells
-from harness.compare.findings.catalogue import find_all, kinds
+from harness.compare.comparison import Comparison
+from harness.compare.findings.catalogue import kinds
 from harness.compare.findings.finding import Finding
 from harness.compare.findings.groups import ABOUT_FIGURES, CONSEQUENCES, statements
-from harness.compare.rows import make_rows
 from tests.records import NORMS, make_record, make_steps, make_weights
 
 
@@ -46,7 +46,7 @@ def test_causes_come_before_what_follows_and_figures_last() -> None:
 def test_divergence_names_its_cause_first() -> None:
     steps = make_steps(norms=[norm * 2 for norm in NORMS])
     other = make_record(label="zero1", steps=steps, final_weights=make_weights("c" * 64))
-    assert [s.id for s in statements(find_all(make_rows([make_record(), other])))] == [
+    assert [s.id for s in statements(Comparison([make_record(), other]).findings)] == [
         "gradient-scale",
         "diverged",
     ]

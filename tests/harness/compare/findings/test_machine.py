@@ -1,17 +1,17 @@
-from harness.compare.findings.catalogue import find_all, kinds
+from harness.compare.comparison import Comparison
+from harness.compare.findings.catalogue import kinds
 from harness.compare.findings.groups import role_of, statements
-from harness.compare.rows import Row, make_rows
 from tests.records import ENVIRONMENT, make_record
 
 
-def rows(load: float | None) -> list[Row]:
+def rows(load: float | None) -> Comparison:
     """One thread of the reference and two of ddp, on 8 cores."""
     quiet = make_record(environment=ENVIRONMENT | {"load_average": 0.1})
-    return make_rows([quiet, make_record(label="ddp", environment=ENVIRONMENT | {"load_average": load})])
+    return Comparison([quiet, make_record(label="ddp", environment=ENVIRONMENT | {"load_average": load})])
 
 
 def test_a_load_that_no_run_before_it_leaves_is_told() -> None:
-    (finding,) = [f for f in find_all(rows(10.5)) if f.id == "busy-machine"]
+    (finding,) = [f for f in rows(10.5).findings if f.id == "busy-machine"]
     assert finding.backends == ("ddp",)
     assert finding.values == {"load_average": 10.5, "cores": 8, "threads_of_largest_run": 2}
     assert role_of("busy-machine") == "figures"
@@ -22,7 +22,7 @@ def test_only_what_was_seen_is_told_and_of_cells_alike_once() -> None:
         make_record(label=label, environment=ENVIRONMENT | {"load_average": load})
         for label, load in (("ddp", 10.5), ("zero1", 12.25))
     ]
-    (told,) = [s for s in statements(find_all(make_rows(records))) if s.id == "busy-machine"]
+    (told,) = [s for s in statements(Comparison(records).findings) if s.id == "busy-machine"]
     assert told.sentence == (
         "ddp and zero1 on 2 ranks: the load average when the run began was above the cores and the threads "
         "of the largest run together: other work, or processes of a run before"
@@ -35,7 +35,7 @@ def test_the_kind_tells_of_nodes_that_share_processors() -> None:
 
 def test_ranks_that_take_turns_on_cores_are_told() -> None:
     records = [make_record(label=label, world_size=16) for label in ("ddp", "fsdp")]
-    (told,) = [s for s in statements(find_all(make_rows(records))) if s.id == "cores-shared"]
+    (told,) = [s for s in statements(Comparison(records).findings) if s.id == "cores-shared"]
     assert told.sentence == (
         "ddp and fsdp on 16 ranks: 16 threads of a node share 8 cores: speed and scaling are those of ranks "
         "that take turns"
@@ -47,9 +47,9 @@ def test_as_many_threads_as_cores_take_no_turns_nor_do_ranks_on_gpus() -> None:
     full, wide = make_record(label="ddp", world_size=8), make_record(label="ddp", world_size=16)
     on_gpus = wide.model_copy(update={"world": wide.world.model_copy(update={"device": "cuda"})})
     for record in (full, on_gpus):
-        assert "cores-shared" not in {f.id for f in find_all(make_rows([record]))}
+        assert "cores-shared" not in {f.id for f in Comparison([record]).findings}
 
 
 def test_cells_one_after_the_other_are_no_other_work() -> None:
     for load in (None, 0.0, 2.0, 8.5, 10.0):
-        assert "busy-machine" not in {f.id for f in find_all(rows(load))}
+        assert "busy-machine" not in {f.id for f in rows(load).findings}

@@ -1,8 +1,8 @@
 import pytest
 
+from harness.compare.comparison import Comparison
 from harness.compare.findings.catalogue import kinds
 from harness.compare.findings.memory import _gap, find
-from harness.compare.rows import make_rows
 from harness.record import LayoutPart, MemoryPart, Record, TensorPart
 from tests.records import make_ranks, make_record
 
@@ -27,7 +27,7 @@ def run(memory: list[list[MemoryPart]], label: str = "ddp", **changes) -> Record
 
 
 def ids(record: Record) -> list[str]:
-    return [finding.id for finding in find(make_rows([record]))]
+    return [finding.id for finding in find(Comparison([record]))]
 
 
 def steady(**changes) -> list[MemoryPart]:
@@ -41,7 +41,7 @@ def test_exact_and_steady_memory_gives_no_finding() -> None:
 
 def test_states_off_by_more_than_a_thousandth_are_a_finding_with_both_figures() -> None:
     half = EXACT | {"optimizer": 4004}
-    (finding,) = find(make_rows([run([steady(kinds=half)] * 2)]))
+    (finding,) = find(Comparison([run([steady(kinds=half)] * 2)]))
     assert finding.id == "memory-differs"
     assert finding.values["differences"] == [
         {"rank": rank, "kind": "optimizer", "measured_bytes": 4004, "expected_bytes": 8004} for rank in (0, 1)
@@ -71,7 +71,7 @@ def leaking(per_step: int, moments=("after_forward", "after_backward", "after_st
 
 
 def test_growth_at_every_moment_is_a_leak() -> None:
-    (finding,) = find(make_rows([run([leaking(4000), leaking(0)])]))
+    (finding,) = find(Comparison([run([leaking(4000), leaking(0)])]))
     assert finding.id == "memory-grows"
     assert finding.values == {"bytes_per_step_by_rank": {"0": 4000}}
 
@@ -93,7 +93,7 @@ def held(*allocated: int, moments=("after_forward", "after_backward", "after_ste
 @pytest.mark.parametrize("begin", [0, 4000])
 def test_a_leak_in_every_second_step_is_half_as_steep(begin: int) -> None:
     steps = [begin, 4000, begin + 4000, 8000, begin + 8000]
-    (finding,) = find(make_rows([run([held(*steps)])]))
+    (finding,) = find(Comparison([run([held(*steps)])]))
     (growth,) = finding.values["bytes_per_step_by_rank"].values()
     assert growth == pytest.approx(2000, rel=0.35)
 
@@ -120,7 +120,7 @@ def test_a_leak_shows_through_lingering_buffers() -> None:
         else m
         for m in steady
     ]
-    (finding,) = find(make_rows([run([jitter])]))
+    (finding,) = find(Comparison([run([jitter])]))
     assert finding.values == {"bytes_per_step_by_rank": {"0": 4000}}
 
 
@@ -133,7 +133,7 @@ def test_one_counted_step_cannot_show_a_leak() -> None:
 
 
 def test_a_rank_that_holds_much_more_is_a_finding() -> None:
-    (finding,) = find(make_rows([run([steady(), steady(peak_bytes=40_000)])]))
+    (finding,) = find(Comparison([run([steady(), steady(peak_bytes=40_000)])]))
     assert finding.id == "memory-imbalance"
     assert finding.values["peak_bytes_by_rank"] == [16_004, 40_000]
     assert finding.values["expected_model_state_bytes_by_rank"] == [16_004, 16_004]
@@ -146,7 +146,7 @@ def test_a_rank_that_holds_much_more_is_a_finding() -> None:
 def test_the_rank_that_differs_is_named_among_many() -> None:
     memory = [steady(peak_bytes=20_000) for _ in range(8)]
     memory[5] = steady(peak_bytes=24_000)
-    (finding,) = find(make_rows([run(memory)]))
+    (finding,) = find(Comparison([run(memory)]))
     assert "rank 5 has a peak of 24,000 bytes, rank 0 of 20,000: 20 % of the mean" in finding.message
 
 
@@ -154,10 +154,10 @@ def test_a_peak_higher_by_one_buffer_of_the_transport_is_chance() -> None:
     record = run([steady(), steady(peak_bytes=20_000)])
     comm = [part.model_copy(update={"largest_bytes": 4000}) for part in record.comm]
     assert comm
-    assert [finding.id for finding in find(make_rows([record]))] == ["memory-imbalance"]
-    assert find(make_rows([record.model_copy(update={"comm": comm})])) == []
+    assert [finding.id for finding in find(Comparison([record]))] == ["memory-imbalance"]
+    assert find(Comparison([record.model_copy(update={"comm": comm})])) == []
     on_gpus = record.world.model_copy(update={"collectives": "nccl"})
-    found = find(make_rows([record.model_copy(update={"comm": comm, "world": on_gpus})]))
+    found = find(Comparison([record.model_copy(update={"comm": comm, "world": on_gpus})]))
     assert [finding.id for finding in found] == ["memory-imbalance"]
 
 

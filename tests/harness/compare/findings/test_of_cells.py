@@ -1,6 +1,7 @@
 from harness.compare.cell import Cell
+from harness.compare.comparison import Comparison
 from harness.compare.findings.finding import Finding, of_cells
-from harness.compare.rows import Row, make_rows
+from harness.compare.rows import Row
 from tests.records import make_record
 
 
@@ -11,13 +12,13 @@ def judge(row: Row) -> Finding | None:
 
 
 def test_what_not_all_repeats_say_is_told_with_their_number() -> None:
-    rows = make_rows([make_record(label="ddp", repeat=repeat) for repeat in range(3)])
-    assert [finding.message for finding in of_cells(rows, judge)] == [
+    comparison = Comparison([make_record(label="ddp", repeat=repeat) for repeat in range(3)])
+    assert [finding.message for finding in of_cells(comparison, judge)] == [
         "ddp on 2 ranks: rank 0 waits; in 1 of 3 runs",
         "ddp on 2 ranks: rank 1 waits; in 1 of 3 runs",
     ]
 
 
 def test_what_every_repeat_says_is_told_plainly() -> None:
-    rows = make_rows([make_record(label="ddp")])
-    assert [finding.message for finding in of_cells(rows, judge)] == ["ddp on 2 ranks: rank 0 waits"]
+    comparison = Comparison([make_record(label="ddp")])
+    assert [finding.message for finding in of_cells(comparison, judge)] == ["ddp on 2 ranks: rank 0 waits"]

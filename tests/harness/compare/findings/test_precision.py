@@ -2,9 +2,8 @@ from typing import Any
 
 import pytest
 
-from harness.compare.findings.catalogue import find_all
+from harness.compare.comparison import Comparison
 from harness.compare.findings.finding import Finding
-from harness.compare.rows import make_rows
 from harness.record import BackendPart, Record
 from tests.records import make_effective, make_record
 
@@ -15,7 +14,7 @@ def run(label: str, precision: str = "fp32", **effective: Any) -> Record:
 
 
 def found(precision: str = "fp32", *, reference: dict[str, Any], given: dict[str, Any]) -> list[Finding]:
-    return find_all(make_rows([run("single", precision, **reference), run("ddp", precision, **given)]))
+    return Comparison([run("single", precision, **reference), run("ddp", precision, **given)]).findings
 
 
 def test_matrix_products_in_another_dtype() -> None:
@@ -70,6 +69,6 @@ def test_another_optimizer() -> None:
 
 
 def test_accumulation_that_the_library_does_not_share_with_the_loop() -> None:
-    (finding,) = find_all(make_rows([make_record(), run("ddp", accumulation_steps=4)]))
+    (finding,) = Comparison([make_record(), run("ddp", accumulation_steps=4)]).findings
     assert finding.id == "accumulation-differs"
     assert finding.values == {"asked": 1, "given": 4}

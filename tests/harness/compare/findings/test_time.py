@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
+from harness.compare.comparison import Comparison
 from harness.compare.findings import impossible
-from harness.compare.findings.catalogue import find_all
 from harness.compare.findings.finding import Finding
-from harness.compare.rows import make_rows
 from harness.record import LayoutPart, OverlapPart, RankPart, Record, TensorPart
 from tests.records import ENVIRONMENT, make_ranks, make_record, make_steps
 
@@ -39,7 +38,7 @@ def run(label: str = "ddp", **changes: Any) -> Record:
 
 def found(*records: Record) -> list[Finding]:
     reference = make_record(steps=steps(), ranks=ranks(1))
-    return find_all(make_rows([reference, *records]))
+    return Comparison([reference, *records]).findings
 
 
 def test_a_clean_run_raises_nothing() -> None:
@@ -136,7 +135,7 @@ def billion(seconds: float, **of_ranks: Any) -> Record:
 
 def impossible_ones(record: Record) -> list[Finding]:
     """This module alone: the collectives of these records are not those of the model."""
-    return impossible.find(make_rows([record]))
+    return impossible.find(Comparison([record]))
 
 
 def test_throughput_beyond_the_data_sheet_is_found() -> None:
@@ -192,4 +191,4 @@ def test_a_debugging_variable_in_one_row_is_found_and_in_all_it_is_not() -> None
     (finding,) = found(run(environment=environment))
     assert finding.values["ddp on 2"] == ["CUDA_LAUNCH_BLOCKING=1"]
     both = [make_record(steps=steps(), ranks=ranks(1), environment=environment), run(environment=environment)]
-    assert find_all(make_rows(both)) == []
+    assert Comparison(both).findings == []

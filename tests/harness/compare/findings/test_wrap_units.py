@@ -1,8 +1,8 @@
 import pytest
 
+from harness.compare.comparison import Comparison
 from harness.compare.findings.finding import Finding
 from harness.compare.findings.wrap_units import find
-from harness.compare.rows import make_rows
 from harness.record import BackendPart, LayoutPart, MemoryPart, TensorPart
 from tests.records import make_effective, make_ranks, make_record
 
@@ -47,7 +47,7 @@ def findings(
     )
     ranks = [rank.model_copy(update={"memory": [held]}) for rank in make_ranks(2)]
     record = make_record(label="mine", world_size=2, layout=LAYOUT, ranks=ranks, backend=part)
-    return find(make_rows([record]))
+    return find(Comparison([record]))
 
 
 def test_one_unit_for_several_blocks_is_a_finding_with_what_was_gathered() -> None:

@@ -1,5 +1,4 @@
-from harness.compare.repeats import group_repeats
-from harness.compare.rows import make_rows
+from harness.compare.comparison import Comparison
 from harness.record import MemoryPart, Moment
 from harness.report.pictures.memory import _kinds
 from tests.records import make_record
@@ -17,6 +16,6 @@ def test_kinds_are_those_of_the_moment() -> None:
         for moment, held in kinds.items()
     ]
     ranks = [rank.model_copy(update={"memory": moments}) for rank in record.ranks]
-    (group,) = group_repeats(make_rows([record.model_copy(update={"ranks": ranks})]))
+    (group,) = Comparison([record.model_copy(update={"ranks": ranks})]).groups
     assert _kinds(group, "after_backward") == {"weights": 1.0, "gradients": 1.0}
     assert _kinds(group, "after_forward") == {"weights": 1.0, "activations": 5.0}

@@ -1,6 +1,6 @@
 import pytest
 
-from harness.compare.rows import make_rows
+from harness.compare.comparison import Comparison
 from harness.record import Record
 from harness.report.document import Table
 from harness.report.sections import communication
@@ -10,7 +10,7 @@ from tests.records import make_record
 
 
 def lines(record: Record) -> list[list[object]]:
-    section = communication_section(make_rows([record]))
+    section = communication_section(Comparison([record]))
     assert section is not None
     table = section.blocks[1]
     assert isinstance(table, Table)

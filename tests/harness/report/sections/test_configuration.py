@@ -1,4 +1,4 @@
-from harness.compare.rows import make_rows
+from harness.compare.comparison import Comparison
 from harness.report.document import Code, Folded, Paragraph
 from harness.report.sections.configuration import configuration_section, difference
 from tests.records import make_record
@@ -14,7 +14,7 @@ def test_a_backend_is_told_once_and_other_sizes_by_what_differs() -> None:
     two, four, eight = (make_record(label="ddp", world_size=size) for size in (2, 4, 8))
     backend = four.backend.model_copy(update={"native_config": {"buckets": 4}})
     four = four.model_copy(update={"backend": backend})
-    section = configuration_section(make_rows([two, four, eight]))
+    section = configuration_section(Comparison([two, four, eight]))
     assert section is not None
     (folded,) = section.blocks
     assert isinstance(folded, Folded)

@@ -1,4 +1,4 @@
-from harness.compare.rows import make_rows
+from harness.compare.comparison import Comparison
 from harness.record import ErrorPart
 from harness.report.document import Items
 from harness.report.sections.failures import failures_section
@@ -14,7 +14,7 @@ def test_one_error_of_several_cells_is_told_once_whichever_rank_it_met_first() -
         for rank, label in enumerate(("ddp", "fsdp"))
         for repeat in range(2)
     ]  # fmt: skip
-    (items,) = failures_section(make_rows(records)).blocks
+    (items,) = failures_section(Comparison(records)).blocks
     assert isinstance(items, Items)
     assert list(items.items) == [
         "ddp and fsdp on 2 ranks, 2 of 2 runs of each: oom: OutOfMemoryError: no memory"
@@ -26,7 +26,7 @@ def test_cells_of_two_jobs_are_told_apart() -> None:
         make_record(label="ddp", job_id=job * 12, status="unsupported", reasons=["needs 4 ranks"])
         for job in "ab"
     ]
-    (items,) = failures_section(make_rows(records)).blocks
+    (items,) = failures_section(Comparison(records)).blocks
     assert isinstance(items, Items)
     assert [str(item).split(": ")[0] for item in items.items] == [
         f"ddp on 2 ranks, job {job * 12}" for job in "ab"
@@ -46,7 +46,7 @@ def test_repeats_of_a_cell_have_one_line_with_their_number() -> None:
         make_record(label="zero1", status="unsupported", reasons=["needs 4 ranks"]),
         make_record(label="zero2", status="unsupported", reasons=["needs 4 ranks"]),
     ]
-    section = failures_section(make_rows(records))
+    section = failures_section(Comparison(records))
     assert section is not None
     (items,) = section.blocks
     assert isinstance(items, Items)

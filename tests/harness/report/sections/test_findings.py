@@ -1,7 +1,7 @@
+from harness.compare.comparison import Comparison
 from harness.compare.findings.groups import ROLES, role_of
-from harness.compare.rows import make_rows
 from harness.report.document import Folded, Items, Table
-from harness.report.outline import comparison
+from harness.report.outline import comparison_document
 from harness.report.sections.findings import MOST_OF_A_KIND, findings_section, flat
 from harness.report.writers.markdown import render_markdown
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
@@ -35,8 +35,8 @@ def test_figures_have_names_and_units_and_no_brackets() -> None:
 def test_causes_are_told_before_divergence_and_each_is_explained_in_the_report() -> None:
     steps = make_steps(norms=[norm * 2 for norm in NORMS])
     other = make_record(label="zero1", steps=steps, final_weights=make_weights("c" * 64))
-    rows = make_rows([make_record(), other])
-    document = comparison(rows)
+    comparison = Comparison([make_record(), other])
+    document = comparison_document(comparison)
     text = render_markdown(document, {picture.key: picture.key for picture in document.pictures()}, "")
     section = text.partition("\n## Findings")[2].partition("\n## ")[0]
     assert section.index("**gradient-scale**") < section.index("**diverged**")
@@ -44,7 +44,7 @@ def test_causes_are_told_before_divergence_and_each_is_explained_in_the_report()
     assert "### Consequences" in section
     assert "How to mend it: Decide on one place that divides." in section
     assert '{"' not in section
-    assert [block.title for block in findings_section(rows).blocks if hasattr(block, "title")] == [
+    assert [block.title for block in findings_section(comparison).blocks if hasattr(block, "title")] == [
         "What each of these findings means, how to confirm it and how to mend it",
         "The figures behind the findings",
     ]
@@ -61,7 +61,7 @@ def test_findings_of_repeats_and_of_cells_alike_are_told_once_and_many_are_folde
         for repeat in range(3)
     ]  # fmt: skip
     alike = make_record(label="fsdp1", steps=worse[0].steps, final_weights=make_weights("c" * 64))
-    blocks = findings_section(make_rows([make_record(), *worse, alike])).blocks
+    blocks = findings_section(Comparison([make_record(), *worse, alike])).blocks
     open_ = [item for block in blocks if isinstance(block, Items) for item in block.items]
     assert 0 < len(open_) <= MOST_OF_A_KIND * len({name for name, _ in open_})
     more = next(block for block in blocks if isinstance(block, Folded))

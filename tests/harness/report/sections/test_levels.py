@@ -1,4 +1,4 @@
-from harness.compare.rows import make_rows
+from harness.compare.comparison import Comparison
 from harness.report.document import Folded, Items, Table
 from harness.report.sections.levels import levels_section
 from tests.records import LOSSES, make_record, make_steps, make_weights
@@ -10,7 +10,7 @@ def shifted(label: str, loss: float, **changes: object):  # type: ignore[no-unty
 
 
 def section(*records):  # type: ignore[no-untyped-def]
-    found = levels_section(make_rows(records))
+    found = levels_section(Comparison(records))
     assert found is not None
     return found
 
@@ -115,4 +115,4 @@ def test_the_spread_of_repeats_is_told() -> None:
 
 
 def test_no_reference_no_levels() -> None:
-    assert levels_section(make_rows([make_record(label="ddp")])) is None
+    assert levels_section(Comparison([make_record(label="ddp")])) is None

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from harness.compare.rows import make_rows
+from harness.compare.comparison import Comparison
 from harness.report.document import Folded, Items
 from harness.report.sections.machine import machine_section
 from tests.records import ENVIRONMENT, make_record
@@ -15,7 +15,7 @@ def test_the_least_and_the_most_load_of_a_machine_are_shown() -> None:
         make_record(repeat=n, run_id=f"r{n}", environment=ENVIRONMENT | {"load_average": load})
         for n, load in enumerate((1.5, 0.25, 0.5))
     ]
-    (items,) = machine_section(make_rows(records)).blocks
+    (items,) = machine_section(Comparison(records)).blocks
     assert isinstance(items, Items)
     facts = dict(item for item in items.items if isinstance(item, tuple))
     assert facts["load before the runs"] == (
@@ -26,7 +26,7 @@ def test_the_least_and_the_most_load_of_a_machine_are_shown() -> None:
 
 def test_what_slurm_knows_is_a_table_of_what_it_knows() -> None:
     records = [make_record(), make_record(label="ddp", environment=ENVIRONMENT | {"slurm": SLURM})]
-    *_, folded = machine_section(make_rows(records)).blocks
+    *_, folded = machine_section(Comparison(records)).blocks
     assert isinstance(folded, Folded)
     (table,) = folded.blocks
     assert [column.key for column in table.columns] == [
@@ -36,7 +36,7 @@ def test_what_slurm_knows_is_a_table_of_what_it_knows() -> None:
 
 
 def test_without_slurm_nothing_is_said_of_it() -> None:
-    assert len(machine_section(make_rows([make_record()])).blocks) == 1
+    assert len(machine_section(Comparison([make_record()])).blocks) == 1
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,6 @@ def test_without_slurm_nothing_is_said_of_it() -> None:
 )
 def test_local_changes_are_named_where_the_record_names_them(git: dict[str, Any], words: str) -> None:
     environment = ENVIRONMENT | {"git": {"commit": "f" * 40} | git}
-    (items,) = machine_section(make_rows([make_record(environment=environment)])).blocks
+    (items,) = machine_section(Comparison([make_record(environment=environment)])).blocks
     assert isinstance(items, Items)
     assert ("harness code", f"0123456789ab, {words}") in items.items

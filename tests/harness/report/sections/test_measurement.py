@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.cells import plan
-from harness.compare.rows import Row, make_rows
+from harness.compare.comparison import Comparison
 from harness.config import load_experiment
 from harness.report.document import Code, Folded, Table
 from harness.report.sections.measurement import measurement_section
@@ -17,12 +17,12 @@ REPORTS = Path(__file__).resolve().parents[4] / "reports"
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
-    return make_rows(record for _, record in read_runs([REPORTS / "default" / "runs"])[0])
+def default() -> Comparison:
+    return Comparison(record for _, record in read_runs([REPORTS / "default" / "runs"])[0])
 
 
-def test_configurations_of_a_report_ask_for_the_same_job(rows: list[Row], tmp_path: Path) -> None:
-    folded = [block for block in reproduce_section(rows).blocks if isinstance(block, Folded)]
+def test_configurations_of_a_report_ask_for_the_same_job(default: Comparison, tmp_path: Path) -> None:
+    folded = [block for block in reproduce_section(default).blocks if isinstance(block, Folded)]
     assert folded
     assert len(folded) == 1
     (code,) = folded[0].blocks
@@ -30,14 +30,16 @@ def test_configurations_of_a_report_ask_for_the_same_job(rows: list[Row], tmp_pa
     path = tmp_path / "job.yaml"
     path.write_text(code.text)
     experiment = load_experiment(path, [])
-    others = [row for row in rows if row.record.backend.label != "single"]
+    others = [row for row in default.rows if row.record.backend.label != "single"]
     assert experiment.compare.backends == list(dict.fromkeys(row.record.backend.label for row in others))
     assert experiment.compare.world_sizes == [2]
     assert experiment.compare.repeats == 7
     assert experiment.runtime.threads_per_rank == others[0].record.world.threads_per_rank
     cells = plan(experiment, ["ddp"], [2], 1, "cpu")
-    assert {cell.job_id for cell in cells} == {row.record.job_id for row in rows}
-    (record,) = [row.record for row in rows if row.record.backend.label == "ddp" and row.record.repeat == 0]
+    assert {cell.job_id for cell in cells} == {row.record.job_id for row in default.rows}
+    (record,) = [
+        row.record for row in default.rows if row.record.backend.label == "ddp" and row.record.repeat == 0
+    ]
     assert cells[-1].measure.model_dump(mode="json") == record.measure
 
 
@@ -46,14 +48,14 @@ def test_accumulation_is_part_of_the_configuration(tmp_path: Path) -> None:
     world = record.world.model_copy(update={"micro_batch_size": 1, "accumulation_steps": 4})
     cut = record.model_copy(update={"world": world})
     (folded,) = [
-        b for b in reproduce_section(make_rows([make_record(), cut])).blocks if isinstance(b, Folded)
+        b for b in reproduce_section(Comparison([make_record(), cut])).blocks if isinstance(b, Folded)
     ]
     assert "accumulation_steps: 4" in str(folded)
 
 
-def test_commit_and_install_line_stand_before_the_commands(rows: list[Row]) -> None:
-    first, commands, *_ = reproduce_section(rows).blocks
-    git = rows[0].record.environment["git"]
+def test_commit_and_install_line_stand_before_the_commands(default: Comparison) -> None:
+    first, commands, *_ = reproduce_section(default).blocks
+    git = default.rows[0].record.environment["git"]
     assert git["commit"] in str(first)
     assert isinstance(commands, Code)
     assert commands.text.startswith("pip install -c constraints.txt -e .\nharness ")
@@ -66,7 +68,7 @@ def test_each_layout_stands_once_with_its_backends() -> None:
         make_record(label="fsdp"),
         make_record(label="fsdp", repeat=1),
     ]
-    table, shared, *_ = measurement_section(make_rows(records)).blocks
+    table, shared, *_ = measurement_section(Comparison(records)).blocks
     assert isinstance(table, Table)
     lines = [dict(zip((c.key for c in table.columns), line, strict=True)) for line in table.values()]
     assert [(line["world_size"], line["backends"]) for line in lines] == [(1, "single"), (2, "ddp and fsdp")]

@@ -1,11 +1,11 @@
-from harness.compare.rows import make_rows
+from harness.compare.comparison import Comparison
 from harness.report.document import Table
 from harness.report.sections.memory import memory_section
 from tests.records import make_record
 
 
 def test_a_kind_that_holds_nothing_anywhere_has_no_column() -> None:
-    section = memory_section(make_rows([make_record(), make_record(label="ddp")]))
+    section = memory_section(Comparison([make_record(), make_record(label="ddp")]))
     assert section is not None
     (table,) = [block for block in section.blocks if isinstance(block, Table)]
     keys = [column.key for column in table.columns]

@@ -1,4 +1,4 @@
-from harness.compare.rows import make_rows
+from harness.compare.comparison import Comparison
 from harness.record import Record
 from harness.report.document import Table
 from harness.report.sections.presets import presets_section
@@ -12,7 +12,7 @@ def run(name: str) -> Record:
 
 
 def test_a_change_stands_once_with_all_its_backends() -> None:
-    section = presets_section(make_rows([make_record(), run("zero1"), run("zero2"), run("ddp")]))
+    section = presets_section(Comparison([make_record(), run("zero1"), run("zero2"), run("ddp")]))
     assert section is not None
     (table,) = [block for block in section.blocks if isinstance(block, Table)]
     backends = {line[0]: line[-1] for line in table.texts()}

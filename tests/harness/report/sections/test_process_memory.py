@@ -1,4 +1,4 @@
-from harness.compare.rows import make_rows
+from harness.compare.comparison import Comparison
 from harness.record import MemoryPart, Record
 from harness.report.document import Paragraph, Table
 from harness.report.sections.process_memory import process_memory_blocks
@@ -21,7 +21,7 @@ def record(*ranks: list[MemoryPart], label: str = "ddp") -> Record:
 
 
 def table(*records: Record) -> Table:
-    (found,) = (b for b in process_memory_blocks(make_rows(list(records))) if isinstance(b, Table))
+    (found,) = (b for b in process_memory_blocks(Comparison(list(records))) if isinstance(b, Table))
     return found
 
 
@@ -55,7 +55,7 @@ def test_a_figure_that_one_record_has_is_a_column_for_all() -> None:
 
 
 def test_records_without_such_figures_have_no_table() -> None:
-    assert process_memory_blocks(make_rows([record([moment("after_step")])])) == []
+    assert process_memory_blocks(Comparison([record([moment("after_step")])])) == []
 
 
 def test_a_missing_figure_of_the_driver_is_explained_once() -> None:
@@ -63,6 +63,6 @@ def test_a_missing_figure_of_the_driver_is_explained_once() -> None:
         moment(name, reserved_bytes=1, device_used_unknown="nvidia-ml-py is not installed")
         for name in ("after_forward", "after_step")
     ]
-    last = process_memory_blocks(make_rows([record(memory, memory)]))[-1]
+    last = process_memory_blocks(Comparison([record(memory, memory)]))[-1]
     assert isinstance(last, Paragraph)
     assert last.text == "The driver's figure is not known: nvidia-ml-py is not installed."

@@ -1,6 +1,6 @@
 from typing import Any
 
-from harness.compare.rows import make_rows
+from harness.compare.comparison import Comparison
 from harness.record import EvaluationPart, OverlapPart, Record, WaitPart
 from harness.report.document import Folded, Heading, Items, Section, Table
 from harness.report.sections.overlap import overlap_section
@@ -18,7 +18,7 @@ def line(section: Section | None, key: str, number: int = 0) -> dict[str, str]:
 
 def test_times_are_of_the_timed_steps() -> None:
     parts = ranks(step_seconds=[9.0] * 4 + [0.4] * 8)
-    found = line(time_section(make_rows([run(ranks=parts)])), "time")
+    found = line(time_section(Comparison([run(ranks=parts)])), "time")
     assert found == {
         "backend": "ddp", "world_size": "2", "step_seconds": "500",
         "rank_spread_seconds": "100.0", "data_seconds": "10.0", "forward_seconds": "100",
@@ -29,7 +29,7 @@ def test_times_are_of_the_timed_steps() -> None:
 
 def test_utilisation_is_model_flops_over_the_sheet_of_all_devices() -> None:
     # 1024 tokens of 6e9 FLOPs each and 12 x 128 for attention, in 0.2 s, on two of 19.5 TFLOP/s.
-    found = line(time_section(make_rows([billion(0.2)])), "utilisation")
+    found = line(time_section(Comparison([billion(0.2)])), "utilisation")
     assert found["model_flops_per_second"] == "30.7"
     assert found["peak_flops_per_second"] == "39.0"
     assert found["model_utilisation"] == f"{1024 * (6e9 + 12 * 128) / 0.2 / 39e12 * 100:.1f} %"
@@ -39,7 +39,7 @@ def test_utilisation_is_model_flops_over_the_sheet_of_all_devices() -> None:
 
 def test_on_a_cpu_utilisation_is_of_the_measured_peak_alone() -> None:
     record = billion(0.2, device_name="cpu", matmul_flops_per_second={"float32": 40e12})
-    found = line(time_section(make_rows([record])), "utilisation")
+    found = line(time_section(Comparison([record])), "utilisation")
     assert not {"model_utilisation", "peak_source"} & set(found)
     share = f"{1024 * (6e9 + 12 * 128) / 0.2 / 80e12 * 100:.1f} %"
     assert found["model_utilisation_of_measured"] == found["hardware_utilisation_of_measured"] == share
@@ -48,7 +48,7 @@ def test_on_a_cpu_utilisation_is_of_the_measured_peak_alone() -> None:
 def test_recomputation_raises_hardware_utilisation_only() -> None:
     plain = billion(0.2)
     again = plain.model_copy(update={"model": {**(plain.model or {}), "activation_checkpointing": True}})
-    without, recomputed = (line(time_section(make_rows([r])), "utilisation") for r in (plain, again))
+    without, recomputed = (line(time_section(Comparison([r])), "utilisation") for r in (plain, again))
     assert without["model_utilisation"] == recomputed["model_utilisation"]
     assert without["hardware_flops_per_second"] == without["model_flops_per_second"]
     assert float(recomputed["hardware_flops_per_second"]) > float(without["hardware_flops_per_second"])
@@ -57,7 +57,7 @@ def test_recomputation_raises_hardware_utilisation_only() -> None:
 def test_the_cost_of_each_probe_is_that_of_the_rank_where_it_took_most() -> None:
     parts = [part.model_copy(update={"probe_seconds": {"counter": 0.001}}) for part in ranks()]
     parts[1] = parts[1].model_copy(update={"probe_seconds": {"counter": 0.002, "tracer": 0.3}})
-    found = line(time_section(make_rows([run(ranks=parts)])), "probe_cost")
+    found = line(time_section(Comparison([run(ranks=parts)])), "probe_cost")
     assert (found["counter_seconds"], found["tracer_seconds"]) == ("2.00", "300")
     assert found["counted_extra_seconds"] == "0"
 
@@ -71,7 +71,7 @@ def evaluated(*seconds: float) -> Record:
 
 
 def test_evaluation_has_its_samples_per_second() -> None:
-    section = time_section(make_rows([evaluated(0.5, 0.75), evaluated(0.5, 1.0)]))
+    section = time_section(Comparison([evaluated(0.5, 0.75), evaluated(0.5, 1.0)]))
     assert line(section, "evaluation") == {
         "backend": "ddp", "world_size": "2", "evaluations": "4", "samples": "6", "evaluation_seconds": "625",
         "evaluation_samples_per_second": "9.50",
@@ -79,13 +79,13 @@ def test_evaluation_has_its_samples_per_second() -> None:
 
 
 def test_without_an_evaluation_nothing_is_said_of_one() -> None:
-    section = time_section(make_rows([run()]))
+    section = time_section(Comparison([run()]))
     assert section is not None
     assert Heading("Evaluation") not in section.blocks
 
 
 def test_a_run_without_timed_steps_has_no_times() -> None:
-    assert time_section(make_rows([run(steps=[])])) is None
+    assert time_section(Comparison([run(steps=[])])) is None
 
 
 def traced(exposed: float, label: str = "ddp", device: str = "cpu", **details: Any) -> Record:
@@ -104,14 +104,14 @@ def traced(exposed: float, label: str = "ddp", device: str = "cpu", **details: A
 
 
 def said(record: Record) -> str:
-    section = overlap_section(make_rows([record]))
+    section = overlap_section(Comparison([record]))
     assert section is not None
     (items,) = [block for block in section.blocks if isinstance(block, Items)]
     return str(items.items[0])
 
 
 def test_cells_of_which_the_same_is_said_stand_together() -> None:
-    section = overlap_section(make_rows([traced(0.1), traced(0.1, "zero1"), traced(0.05, "zero2")]))
+    section = overlap_section(Comparison([traced(0.1), traced(0.1, "zero1"), traced(0.05, "zero2")]))
     assert section is not None
     (items,) = [block for block in section.blocks if isinstance(block, Items)]
     cells = [str(item).split(":")[0] for item in items.items]
@@ -121,13 +121,13 @@ def test_cells_of_which_the_same_is_said_stand_together() -> None:
 def test_one_rank_waits_for_nobody() -> None:
     record = traced(0.1)
     alone = record.model_copy(update={"world": record.world.model_copy(update={"world_size": 1})})
-    section = overlap_section(make_rows([alone]))
+    section = overlap_section(Comparison([alone]))
     assert section is not None
     assert not [block for block in section.blocks if isinstance(block, Items)]
 
 
 def test_each_rank_has_its_line_and_the_share_that_is_hidden() -> None:
-    section = overlap_section(make_rows([traced(0.025)]))
+    section = overlap_section(Comparison([traced(0.025)]))
     assert line(section, "overlap", 1) == {
         "backend": "ddp", "world_size": "2", "rank": "1", "seconds": "500", "compute_seconds": "300",
         "communication_seconds": "100", "exposed_seconds": "25.0", "idle_seconds": "175",
@@ -177,11 +177,11 @@ def test_zero3_gathers_nothing_ahead_like_for_like() -> None:
 
 def test_traces_are_named() -> None:
     record = traced(0.1).model_copy(update={"artifacts": {"trace of rank 0": "trace-00000.json.gz"}})
-    section = overlap_section(make_rows([record]))
+    section = overlap_section(Comparison([record]))
     assert section is not None
     (folded,) = [block for block in section.blocks if isinstance(block, Folded) and block.title == "Traces"]
     assert folded.blocks[1] == Items([f"{record.run_id}/trace-00000.json.gz"])
 
 
 def test_without_a_traced_step_there_is_no_section() -> None:
-    assert overlap_section(make_rows([run()])) is None
+    assert overlap_section(Comparison([run()])) is None

@@ -1,8 +1,7 @@
 from pathlib import Path
 
-from harness.compare.findings.catalogue import find_all
+from harness.compare.comparison import Comparison
 from harness.compare.findings.groups import statements
-from harness.compare.rows import make_rows
 from harness.record import ErrorPart, Record
 from harness.report.document import Document, Items
 from harness.report.sections.verdict import sentences, verdict_section
@@ -18,8 +17,8 @@ def verdict(*records: Record) -> str:
 
 
 def told(*records: Record) -> list[str]:
-    rows = make_rows(records)
-    return sentences(rows, find_all(rows))
+    comparison = Comparison(records)
+    return sentences(comparison, comparison.findings)
 
 
 def repeats(label: str, *seconds: float) -> list[Record]:
@@ -36,7 +35,7 @@ def test_three_to_six_sentences() -> None:
 def test_a_cause_and_a_run_set_apart_make_no_seventh_sentence() -> None:
     wrong = make_record(label="zero1", steps=make_steps(norms=(4.0, 3.0, 2.5, 2.0)))
     apart = make_record(label="fsdp", initial_weights=make_weights("d" * 64))
-    (block,) = verdict_section(make_rows([make_record(), make_record(label="ddp"), wrong, apart])).blocks
+    (block,) = verdict_section(Comparison([make_record(), make_record(label="ddp"), wrong, apart])).blocks
     assert isinstance(block, Items)
     assert len(block.items) == 6
     assert "all ended well; left out: fsdp on 2 ranks is not the same job" in block.items[0]
@@ -56,10 +55,12 @@ def test_of_several_causes_that_by_which_a_run_left_the_reference_is_told() -> N
     other = other.model_copy(update={"backend": other.backend.model_copy(update={"effective": clipped})})
     doubled = make_steps(norms=[norm * 2 for norm in NORMS])
     summed = make_record(label="zero1", steps=doubled, final_weights=make_weights("c" * 64))
-    rows = make_rows([make_record(), other, summed])
-    causes = [s.id for s in statements(find_all(rows)) if s.role == "cause"]
+    comparison = Comparison([make_record(), other, summed])
+    causes = [s.id for s in statements(comparison.findings) if s.role == "cause"]
     assert causes.index("gradient-scale") > 0
-    assert "first cause: zero1 on 2 ranks: all gradients x 2" in sentences(rows, find_all(rows))[-1]
+    assert (
+        "first cause: zero1 on 2 ranks: all gradients x 2" in sentences(comparison, comparison.findings)[-1]
+    )
 
 
 def test_ranks_that_take_turns_on_cores_are_said_where_speed_is() -> None:
@@ -201,7 +202,7 @@ def test_nothing_measured_is_not_called_a_result() -> None:
 
 
 def test_each_job_has_its_own_verdict() -> None:
-    section = verdict_section(make_rows([make_record(), make_record(job_id="b" * 12)]))
+    section = verdict_section(Comparison([make_record(), make_record(job_id="b" * 12)]))
     text = render_markdown(Document("t", [section]), {}, "")
     assert "**Job 0123456789ab**" in text
     assert "**Job bbbbbbbbbbbb**" in text

@@ -1,0 +1,95 @@
+"""Records compared with each other: rows, cells, findings and settings, each computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any, Self
+
+from harness.compare.findings.catalogue import find_all
+from harness.compare.findings.finding import Finding
+from harness.compare.noise import Noise
+from harness.compare.repeats import repeat_spreads
+from harness.compare.rows import Row, make_rows
+from harness.compare.runs import Runs
+from harness.compare.settings_in_force import DifferingSetting, differing_settings
+from harness.record import Record
+
+
+class Comparison(Runs):
+    """Runs judged by the references of their jobs; every part is computed on first use and kept."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        super().__init__(make_rows(records))
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[Row]) -> Self:
+        """A part of another comparison, whose rows stay judged as they are."""
+        part = cls(())
+        part.rows = list(rows)
+        return part
+
+    @cached_property
+    def comparable(self) -> Self:
+        """The runs that may be compared with each other: those that are the same job as their reference."""
+        return self.of_rows(row for row in self.rows if row.is_comparable)
+
+    @cached_property
+    def set_apart(self) -> Self:
+        """The other runs."""
+        return self.of_rows(row for row in self.rows if not row.is_comparable)
+
+    @cached_property
+    def by_job(self) -> dict[str, Self]:
+        """The runs of each job, jobs in the order of the rows."""
+        jobs: dict[str, list[Row]] = {}
+        for row in self.rows:
+            jobs.setdefault(row.record.job_id, []).append(row)
+        return {job_id: self.of_rows(rows) for job_id, rows in jobs.items()}
+
+    @cached_property
+    def noises(self) -> dict[str, Noise]:
+        """What counts as rounding, by job; jobs without a reference have none."""
+        return {row.record.job_id: row.noise for row in self.rows if row.noise is not None}
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """Every finding, in the order of the catalogue."""
+        return find_all(self)
+
+    @cached_property
+    def settings(self) -> list[DifferingSetting]:
+        """Settings in force that differ between comparable runs of a job."""
+        return differing_settings(self.comparable.rows)
+
+    @cached_property
+    def repeat_spreads(self) -> dict[str, float | None]:
+        """How far repeats of a cell lie from each other."""
+        return repeat_spreads(self.groups)
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `compare --json`."""
+        ids = list(self.by_job)
+        return {
+            "job_id": ids[0] if len(ids) == 1 else None,
+            "job_ids": ids,
+            "rows": [row.as_json() for row in self.rows],
+            "not_comparable": [_set_apart(row) for row in self.set_apart.rows],
+            "noise": {job_id: noise.as_json() for job_id, noise in self.noises.items()},
+            "repeat_spreads": self.repeat_spreads,
+            "settings": [setting.as_json() for setting in self.settings],
+            "findings": [finding.as_json() for finding in self.findings],
+        }
+
+
+def _set_apart(row: Row) -> dict[str, Any]:
+    """A run that is not the job of the others: whose job it was held against, and each field that differs."""
+    record, other = row.record, row.same_job_as
+    return {
+        "backend": row.label,
+        "world_size": record.world.world_size,
+        "repeat": record.repeat,
+        "run_id": record.run_id,
+        "beside": other.record.run_id if other is not None else None,
+        "differences": [difference.as_json() for difference in row.judgement.not_same_job],
+    }
