@@ -1,4 +1,7 @@
-"""On four ranks with accumulation, where nothing is wrong, no finding is raised; a module of its own for the time it takes."""
+"""On four ranks with accumulation no finding is raised where nothing is wrong.
+
+A module of its own, since all tests of a module run in one process.
+"""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """Measures what gloo sends for each collective: bytes on `lo` per payload byte and rank.
 
-Run in a namespace of its own as `python -m tests.wire.collectives RANKS`; prints JSON.
+Called inside a namespace.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from statistics import median
 from typing import Any
+
+from tests.wire.namespace import answer_of_ranks, payload_of_calls
 
 PAYLOAD_BYTES = 4 * 2**20
 BLOCKS = 12
@@ -23,8 +23,6 @@ def measure(rank: int, world_size: int, answers: Any) -> None:
     )  # fmt: skip
     import torch
     import torch.distributed as dist
-
-    from tests.wire.namespace import payload_of_calls
 
     dist.init_process_group("gloo")
     whole = torch.ones(PAYLOAD_BYTES // 4)
@@ -47,7 +45,7 @@ def measure(rank: int, world_size: int, answers: Any) -> None:
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    from tests.wire.namespace import answer_of_ranks
-
-    print(json.dumps(answer_of_ranks(measure, int(sys.argv[1]), seconds=120)))  # noqa: T201
+def factors(world_size: int) -> dict[str, float | None]:
+    """Bytes per payload byte and rank, by collective."""
+    found: dict[str, float | None] = answer_of_ranks(measure, world_size, seconds=120)
+    return found

@@ -1,13 +1,10 @@
-"""Runs one backend twice through the command line and prints what counted steps moved on `lo`, as JSON.
+"""Runs one backend twice through the command line, inside a namespace: what counted steps moved on `lo`.
 
-In a namespace of its own: `python -m tests.wire.job FOLDER BACKEND RANKS COUNTED`. The second run has the
-counted steps and the first has not; else both are alike.
+The second run has the counted steps and the first has not; else both are alike.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 from tests.harness.cli.command_line import harness
@@ -38,7 +35,7 @@ def moved_by(folder: Path, backend: str, ranks: int, counted: int) -> Traffic:
     return traffic() - before
 
 
-if __name__ == "__main__":
-    root, backend, ranks, counted = sys.argv[1:]
-    without = moved_by(Path(root) / "without", backend, int(ranks), 0)
-    print(json.dumps(vars(moved_by(Path(root) / "with", backend, int(ranks), int(counted)) - without)))  # noqa: T201
+def moved_by_counted_steps(folder: str, backend: str, ranks: int, counted: int) -> dict[str, int]:
+    """The fields of the traffic of a run with counted steps, less that of one without."""
+    without = moved_by(Path(folder) / "without", backend, ranks, 0)
+    return vars(moved_by(Path(folder) / "with", backend, ranks, counted) - without)

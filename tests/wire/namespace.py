@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from select import select
 from typing import Any
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER_BYTES = 66
@@ -113,25 +113,37 @@ def why_not() -> str | None:
     return None if done.returncode == 0 else done.stderr.strip().splitlines()[-1]
 
 
-def require_namespace() -> None:
-    """Skip the test, with the system's own words, where namespaces are not permitted."""
-    reason = why_not()
-    if reason:
-        # Many containers forbid it, and nothing else here can count what one job alone sends.
-        pytest.skip(f"no network namespace here: {reason}")
+class Namespace:
+    """A process in a fresh network namespace whose loopback interface is up; it starts one fork server."""
 
+    def __init__(self) -> None:
+        environment = os.environ | {
+            "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1",
+        }  # fmt: skip
+        self._process = subprocess.Popen(
+            _in_namespace([sys.executable, "-m", "tests.wire.inside"]), env=environment, cwd=ROOT,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
 
-def run_in_namespace(command: Sequence[str], seconds: float = 300) -> str:
-    """Run a command in a fresh namespace whose loopback interface is up; its standard output."""
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1",
-    }  # fmt: skip
-    done = subprocess.run(
-        _in_namespace(command), env=environment, cwd=ROOT, capture_output=True, text=True, timeout=seconds,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    def answer(self, function: str, *arguments: object, seconds: float = 300) -> Any:
+        """What 'module:function' of this folder returns there; fails with its traceback if it raises."""
+        questions, answers = self._process.stdin, self._process.stdout
+        assert questions is not None
+        assert answers is not None
+        questions.write(json.dumps([function, *arguments]) + "\n")
+        questions.flush()
+        assert select([answers], [], [], seconds)[0], f"{function} gave no answer in {seconds} s"
+        answer = json.loads(answers.readline() or '{"error": "the process ended"}')
+        assert "error" not in answer, answer["error"]
+        return answer["value"]
+
+    def close(self) -> None:
+        """End the process; its fork server and ranks end with it."""
+        try:
+            self._process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
 
 
 def _in_namespace(command: Sequence[str]) -> list[str]:

@@ -1,15 +1,14 @@
 """Measures what a step of each backend sends: bytes on `lo` per rank, beside what its collectives derive.
 
-Run in a namespace of its own as `python -m tests.wire.strategies RANKS PRECISION BACKEND...`; prints JSON:
-of each backend the derived bytes, and those of the steps in which no segment was sent twice.
+Called inside a namespace.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from typing import Any
+
+from tests.wire.namespace import answer_of_ranks, payload_of_calls
 
 WARMUP_STEPS = 3
 """After two forward passes ZeRO-3 knows its trace."""
@@ -43,7 +42,6 @@ def measure_backend(backend: Any, world: Any, precision: str) -> dict[str, Any]:
     from harness.worker.communication import CommunicationCounter
     from tests.contract.cases import global_batches
     from tests.contract.communication import VolumeCase, prepare, take_step
-    from tests.wire.namespace import payload_of_calls
 
     case = VolumeCase(1, precision, "like-for-like", tied=False, clipping=None, family="wide")
     engine, _, _ = prepare(backend, world, case)
@@ -67,8 +65,7 @@ def derived_bytes(rows: list[dict[str, Any]]) -> float:
     )
 
 
-if __name__ == "__main__":
-    from tests.wire.namespace import answer_of_ranks
-
-    size, dtype, *backends = sys.argv[1:]
-    print(json.dumps(answer_of_ranks(measure, int(size), dtype, backends, seconds=280)))  # noqa: T201
+def steps(world_size: int, precision: str, labels: list[str]) -> dict[str, dict[str, Any]]:
+    """Of each backend the derived bytes, and those of the steps in which no segment was sent twice."""
+    found: dict[str, dict[str, Any]] = answer_of_ranks(measure, world_size, precision, labels, seconds=280)
+    return found

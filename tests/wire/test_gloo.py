@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 import pytest
 
 from harness.theory.transports import transport_sent_bytes
-from tests.wire.namespace import require_namespace, run_in_namespace
+from tests.wire.namespace import Namespace
 
 pytestmark = pytest.mark.long(seconds=10)
 
@@ -16,10 +13,8 @@ PAYLOAD = 10**6
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_gloo_sends_what_the_table_says(world_size: int) -> None:
-    require_namespace()
-    command = [sys.executable, "-m", "tests.wire.collectives", str(world_size)]
-    measured = json.loads(run_in_namespace(command).splitlines()[-1])
+def test_gloo_sends_what_the_table_says(world_size: int, namespace: Namespace) -> None:
+    measured = namespace.answer("collectives:factors", world_size)
     assert len(measured) == 5
     for name, factor in measured.items():
         op = name.partition(" ")[0]

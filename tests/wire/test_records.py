@@ -7,15 +7,13 @@ not: the difference of their counters is what those steps moved. The headers of 
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from harness.compare.measures import sent_bytes_per_step, transport_bytes_per_step
 from harness.store import read_runs
-from tests.wire.namespace import Traffic, require_namespace, run_in_namespace
+from tests.wire.namespace import Namespace, Traffic
 
 pytestmark = pytest.mark.long(seconds=25)
 
@@ -24,10 +22,8 @@ RANKS = 2
 
 
 @pytest.mark.parametrize("backend", ["ddp", "fsdp", "zero3"])
-def test_counted_steps_move_what_the_record_says(backend: str, tmp_path: Path) -> None:
-    require_namespace()
-    command = [sys.executable, "-m", "tests.wire.job", str(tmp_path), backend, str(RANKS), str(COUNTED)]
-    moved = Traffic(**json.loads(run_in_namespace(command).splitlines()[-1]))
+def test_counted_steps_move_what_the_record_says(backend: str, tmp_path: Path, namespace: Namespace) -> None:
+    moved = Traffic(**namespace.answer("job:moved_by_counted_steps", str(tmp_path), backend, RANKS, COUNTED))
     ((_, record),), _ = read_runs([tmp_path / "with" / "runs"])
     derived = transport_bytes_per_step(record)
     assert derived is not None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from statistics import median
 
 import pytest
 
-from tests.wire.namespace import require_namespace, run_in_namespace
+from tests.wire.namespace import Namespace
 
 pytestmark = pytest.mark.long(seconds=25)
 
@@ -23,10 +21,10 @@ FAMILIES = ("ddp", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op", "zero0", "z
         (4, "fp32", ("fsdp-hybrid", "fsdp1-hybrid")),
     ],
 )
-def test_a_step_moves_what_its_collectives_say(ranks: int, precision: str, backends: tuple[str, ...]) -> None:
-    require_namespace()
-    command = [sys.executable, "-m", "tests.wire.strategies", str(ranks), precision, *backends]
-    found = json.loads(run_in_namespace(command).splitlines()[-1])
+def test_a_step_moves_what_its_collectives_say(
+    ranks: int, precision: str, backends: tuple[str, ...], namespace: Namespace
+) -> None:
+    found = namespace.answer("strategies:steps", ranks, precision, backends)
     assert list(found) == list(backends)
     for backend, figures in found.items():
         assert figures["measured"], f"{backend}: every step sent segments twice"
