@@ -1,6 +1,6 @@
 """The process inside a namespace: calls functions of this folder and prints what they return.
 
-A line of JSON each: ["module:function", argument, ...] comes in, {"value": ...} or {"error": traceback} goes out.
+A line of JSON each: ["module:function", argument, ...]; {"value": ...} or {"error": traceback}.
 """
 
 from __future__ import annotations
