@@ -40,8 +40,7 @@ def divide(
     busy = union(_clip(computing, window))
     talking = union(_clip(((c.start, c.end) for c in communications), window))
     exposed = subtract(talking, busy)
-    waits = [_wait(stretch, communications) for stretch in exposed]
-    waits.sort(key=lambda wait: -wait["seconds"])
+    longest = sorted(exposed, key=lambda stretch: stretch[0] - stretch[1])[:LONGEST_WAITS]
     return {
         "step": step,
         "seconds": (end - start) / 1e9,
@@ -49,7 +48,7 @@ def divide(
         "communication_seconds": length(talking) / 1e9,
         "exposed_seconds": length(exposed) / 1e9,
         "idle_seconds": (end - start - length(union([*busy, *talking]))) / 1e9,
-        "waits": waits[:LONGEST_WAITS],
+        "waits": [_wait(stretch, communications) for stretch in longest],
     }
 
 
