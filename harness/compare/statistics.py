@@ -9,20 +9,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations, count
+from itertools import count
 from math import comb
 from statistics import quantiles
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 LEVEL = 0.95
 LEAST_FOR_P95 = 20
 """Of fewer values one lies beyond the 95th percentile at most, and it would be the largest in disguise."""
 MOST_DIVISIONS = 20_000
 """Beyond these a fixed sample of divisions stands for all."""
+MOST_NUMBERS = 2**22
+"""Held in memory at once where divisions are tried."""
 SEED = 20260101
 
+Floats: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Significance = Literal["beyond noise", "within noise", "not judged"]
 
 
@@ -47,14 +53,14 @@ def value_range(values: Sequence[float]) -> Interval | None:
 def median_interval(values: Sequence[float]) -> Interval | None:
     """Interval that holds the true median at `LEVEL` or more; None below `interval_runs()` runs.
 
-    Between order statistics, as the sign test gives it: of n runs all lie on one side of the median with
-    probability 2 / 2^n, and so on inwards.
+    Between order statistics, as the sign test gives it (Conover, Practical Nonparametric Statistics).
     """
-    ordered, runs = sorted(values), len(values)
-    outside, cut = 0.0, 0
-    while cut < runs and (outside := outside + 2 * comb(runs, cut) / 2**runs) <= 1 - LEVEL:
-        cut += 1
-    return Interval(ordered[cut - 1], ordered[runs - cut]) if cut else None
+    if len(values) < interval_runs():
+        return None
+    from scipy.stats import quantile_test  # a second to import: only if there are enough runs
+
+    bounds = quantile_test(values, p=0.5).confidence_interval(LEVEL)
+    return Interval(float(bounds.low), float(bounds.high))
 
 
 @lru_cache
@@ -79,30 +85,45 @@ def significance(values: Sequence[float], base: Sequence[float], comparisons: in
 
     Permutation test of the difference of means (Fisher, Pitman), exact but for the sample that stands for
     more than `MOST_DIVISIONS` divisions, two-sided, by Bonferroni over `comparisons`, so that all of them
-    together raise a false alarm in at most 1 - `LEVEL` of cases. Not
-    judged where no figures of so few runs could show a difference.
+    together raise a false alarm in at most 1 - `LEVEL` of cases. Not judged where no figures of so few runs
+    could show a difference.
     """
     allowed = (1 - LEVEL) / comparisons
     if not values or not base or 2 / comb(len(values) + len(base), len(base)) > allowed:
         return "not judged"
-    return "beyond noise" if _chance(values, base) <= allowed else "within noise"
+    return "beyond noise" if _chance(tuple(values), tuple(base)) <= allowed else "within noise"
 
 
-def _chance(values: Sequence[float], base: Sequence[float]) -> float:
-    """Of all divisions of the runs into two such sets, the share with means at least so far apart."""
-    runs = np.asarray([*values, *base], float)
-    runs = runs - runs.mean()
-    sums = np.abs(runs[_divisions(len(runs), len(values))].sum(axis=1))
-    # The first division is the one that was measured; the margin is for rounding.
-    return float(np.mean(sums >= sums[0] - 1e-12 * np.abs(runs).sum()))
+@lru_cache(maxsize=256)
+def _chance(values: tuple[float, ...], base: tuple[float, ...]) -> float:
+    return float(chances([values], [base])[0])
 
 
-@lru_cache(maxsize=16)
-def _divisions(total: int, first: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """Indices of the first set in each division, the measured one first: of all, or of a fixed sample."""
-    if comb(total, first) <= MOST_DIVISIONS:
-        return np.asarray(list(combinations(range(total), first)))
-    shuffled = np.random.default_rng(SEED).permuted(
-        np.tile(np.arange(total), (MOST_DIVISIONS - 1, 1)), axis=1
+def chances(values: ArrayLike, base: ArrayLike) -> Floats:
+    """The share of all divisions of the runs into two such sets whose means are at least so far apart.
+
+    `values` and `base` have a row per comparison and a column per run; many rows take hardly longer than one.
+    """
+    from scipy.stats import permutation_test  # a second to import: only if there is something to judge
+
+    runs = np.concatenate([np.asarray(values, float), np.asarray(base, float)], axis=1)
+    runs -= runs.mean(axis=1, keepdims=True)  # then the sum of one set tells how far apart both means are
+    left, right = np.hsplit(runs, [np.shape(values)[1]])
+    least = np.abs(left.sum(axis=1)) - 1e-12 * np.abs(runs).sum(axis=1)  # a margin for rounding
+    if 1 in (left.shape[1], right.shape[1]):  # scipy 1.17 wants two runs on each side
+        return np.asarray(np.mean(np.abs(runs) >= least[:, np.newaxis], axis=1))
+
+    def is_as_far(left: Floats, _right: Floats, axis: int) -> Floats:
+        return (np.abs(left.sum(axis=axis)) >= least).astype(float)
+
+    test = permutation_test(
+        (left, right),
+        is_as_far,
+        vectorized=True,
+        axis=1,
+        n_resamples=MOST_DIVISIONS,
+        batch=1 + MOST_NUMBERS // runs.size,
+        alternative="greater",
+        rng=SEED,
     )
-    return np.vstack([np.arange(first), shuffled[:, :first]])
+    return np.asarray(test.pvalue)

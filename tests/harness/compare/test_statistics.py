@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 
 from harness.compare.statistics import (
+    LEVEL,
     Interval,
+    chances,
     median_interval,
     pairs_among,
     percentile_95,
@@ -37,10 +39,15 @@ def test_interval_holds_the_true_median_as_often_as_it_says(runs: int) -> None:
 def test_equal_cells_raise_a_false_alarm_in_at_most_one_of_twenty_comparisons(cells: int, runs: int) -> None:
     """The fastest is chosen after the fact, as the report does, and all others stand beside it."""
     generator = np.random.default_rng(11)
-    alarms, tries = 0, 1000
-    for _ in range(tries):
-        drawn = sorted((list(generator.lognormal(0, 0.1, runs)) for _ in range(cells)), key=np.median)
-        alarms += "beyond noise" in [significance(own, drawn[-1], pairs_among(cells)) for own in drawn[:-1]]
+    tries = 1000
+    drawn = generator.lognormal(0, 0.1, (tries, cells, runs))
+    drawn = np.take_along_axis(drawn, np.argsort(np.median(drawn, axis=2))[:, :, np.newaxis], axis=1)
+    others, fastest = drawn[:, :-1], np.repeat(drawn[:, -1:], cells - 1, axis=1)
+    found = chances(others.reshape(-1, runs), fastest.reshape(-1, runs)).reshape(tries, cells - 1)
+    assert significance(others[0, 0].tolist(), fastest[0, 0].tolist(), pairs_among(cells)) == (
+        "beyond noise" if found[0, 0] <= (1 - LEVEL) / pairs_among(cells) else "within noise"
+    )
+    alarms = np.count_nonzero(found.min(axis=1) <= (1 - LEVEL) / pairs_among(cells))
     assert alarms / tries <= 0.05 + 3 * (0.05 * 0.95 / tries) ** 0.5
 
 
@@ -62,6 +69,22 @@ def test_chance_is_the_share_of_divisions_at_least_so_far_apart() -> None:
 def test_three_runs_of_two_cells_are_not_judged_however_far_apart() -> None:
     assert significance([1.0, 1.1, 1.2], [9.0, 9.1, 9.2]) == "not judged"
     assert significance([], [9.0]) == "not judged"
+
+
+def test_one_run_is_judged_against_many() -> None:
+    others = [1.0 + 0.01 * number for number in range(39)]
+    assert significance([9.0], others) == significance(others, [9.0]) == "beyond noise"
+    assert significance([1.1], others) == "within noise"
+    assert significance([9.0], others[1:]) == "not judged"
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_divisions_that_lie_equally_far_apart_count_whatever_their_rounding(offset: float) -> None:
+    """Of the 20 divisions of 0 to 5, 2 are as far apart as 0, 1, 2 and 14 at least as far as 0, 4, 5."""
+    low, high, mixed, others = (
+        [offset + 0.1 * number for number in of] for of in ((0, 1, 2), (3, 4, 5), (0, 4, 5), (1, 2, 3))
+    )
+    assert chances([low, mixed], [high, others]) == pytest.approx([2 / 20, 14 / 20])
 
 
 def test_many_runs_are_judged_by_a_fixed_sample_of_divisions() -> None:
