@@ -1,4 +1,4 @@
-"""Why a run left its reference, as far as losses, norms and weights of the records tell."""
+"""Why a run diverged from its reference, from losses, norms and weights of the records."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ REDUCTION_ROUNDING = 2.0**-7
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A cause, under the id of the finding that tells it."""
+    """A cause, under the id of the finding that reports it."""
 
     kind: str
-    message: str
+    text: str
     values: dict[str, Any] = field(default_factory=dict)
 
 
@@ -45,7 +45,7 @@ def explain(reference: Record, record: Record, limits: Limits, settings: Sequenc
         return _update(reference, record, limits, settings, None)
     left, right = reference.steps[index], record.steps[index]
     if left.loss is None or right.loss is None:
-        return Explanation(kind="diverged", message=f"the loss is not finite {_from(index)}")
+        return Explanation(kind="diverged", text=f"the loss is not finite {_from(index)}")
     if abs(left.loss - right.loss) > limits.loss:
         cause = _forward(record, left.loss, right.loss, index, limits)
     else:
@@ -77,11 +77,11 @@ def _step(index: int | None) -> dict[str, Any]:
     return {"step": index} if index else {}
 
 
-def _beside(ratio: float) -> str:
-    """'is 0.7 times', 'lies 0.0086 % below': a ratio in words that do not round it to one."""
+def _compared(ratio: float) -> str:
+    """'is 0.7 times', 'is 0.0086 % below': a ratio in words that do not round it to one."""
     if abs(ratio - 1) >= 0.01:
         return f"is {ratio:.4g} times"
-    return f"lies {percent(abs(ratio - 1))} {'above' if ratio > 1 else 'below'}"
+    return f"is {percent(abs(ratio - 1))} {'above' if ratio > 1 else 'below'}"
 
 
 def _from(index: int) -> str:
@@ -96,42 +96,42 @@ def _forward(record: Record, expected: float, given: float, index: int, limits: 
         began = altered_step(record)
         return Explanation(
             kind="loss-of-one-rank",
-            message=f"the loss is that of rank 0 only {_from(index if began is None else began)}: the other "
+            text=f"the loss is that of rank 0 only {_from(index if began is None else began)}: the other "
             "ranks report " + ("0" if not any(sums[1:]) else "the same"),
             values=values | {"loss_sums": sums},
         )
     targets = [r.target_tokens[index] for r in record.ranks if len(r.target_tokens) > index]
     if len(sums) == len(targets) > 1 and len(set(targets)) > 1:
         # If each rank divided by its own targets, undoing that gives the reference's sum.
-        whole = sum(targets)
-        undone = sum(total * count * len(targets) / whole for total, count in zip(sums, targets, strict=True))
-        if abs(undone / whole - expected) < 1e-5 * expected:
+        total = sum(targets)
+        undone = sum(part * count * len(targets) / total for part, count in zip(sums, targets, strict=True))
+        if abs(undone / total - expected) < 1e-5 * expected:
             return Explanation(
                 kind="loss-normalisation",
-                message="the loss is a mean of per-rank means although ranks hold different numbers of "
-                "target tokens; the job has the mean over all target tokens",
+                text="the loss is a mean of per-rank means although ranks hold different numbers of "
+                "target tokens; the job asks for the mean over all target tokens",
                 values=values | {"target_tokens": targets},
             )
     causes = name_scale(given / expected, record.world.world_size, record.world.accumulation_steps)
     if causes:
         return Explanation(
             kind="loss-scale",
-            message=f"losses x {given / expected:.4g} {_from(index)}: {' or '.join(causes)}",
+            text=f"losses x {given / expected:.4g} {_from(index)}: {' or '.join(causes)}",
             values=values,
         )
     computed = whole_loss(record, index)
     if computed is not None and abs(computed - expected) <= limits.loss:
         return Explanation(
             kind="loss-altered",
-            message=f"the loss that is reported ({given:.6g}) is not the one that was computed "
-            f"({computed:.6g}), which agrees with the reference, {_from(index)}",
+            text=f"the reported loss ({given:.6g}) is not the computed one ({computed:.6g}), which agrees "
+            f"with the reference, {_from(index)}",
             values=values | {"computed": computed},
         )
     if index > 0:
         return None
     return Explanation(
         kind="diverged",
-        message=f"the first loss differs ({given:.6g} against {expected:.6g}) from equal weights and "
+        text=f"the first loss differs ({given:.6g} against {expected:.6g}) from equal weights and "
         "samples: the forward pass computes something else (dtype, attention, masking) or reports another "
         "loss",
         values=values,
@@ -144,25 +144,25 @@ def _gradient(record: Record, ratio: float, before: float, index: int) -> Explan
     ratio: of the norm to the reference's; before: the same a step earlier.
     """
     world = record.world
-    told = [rank.gradient_norms[index] for rank in record.ranks if len(rank.gradient_norms) > index]
-    if len(set(told)) > 1 and replicas_differ(record):
+    norms = [rank.gradient_norms[index] for rank in record.ranks if len(rank.gradient_norms) > index]
+    if len(set(norms)) > 1 and replicas_differ(record):
         return Explanation(
             kind="diverged",
-            message="ranks are told different gradient norms and end with different weights: gradients are "
-            "not reduced over ranks",
+            text="ranks see different gradient norms and end with different weights: gradients are not "
+            "reduced over ranks",
         )
-    if len(set(told)) > 1:
+    if len(set(norms)) > 1:
         return Explanation(
             kind="norm-of-shard",
-            message="ranks are told different gradient norms: each clips by the norm of what it holds and "
-            "not by the global norm",
-            values={"gradient_norms": told},
+            text="ranks see different gradient norms: each clips by the norm of its own shard instead of the "
+            "global norm",
+            values={"gradient_norms": norms},
         )
     causes = name_scale(ratio, world.world_size, world.accumulation_steps)
     if causes:
         return Explanation(
             kind="gradient-scale",
-            message=f"all gradients x {ratio:.4g}"
+            text=f"all gradients x {ratio:.4g}"
             + (f" {_from(index)}" if index else "")
             + f": {' or '.join(causes)}",
             values={"ratio": ratio} | _step(index),
@@ -173,18 +173,18 @@ def _gradient(record: Record, ratio: float, before: float, index: int) -> Explan
     reduced = [dtype for dtype in reduce_dtypes(record) or [] if dtype != "float32"]
     hint = ""
     if reduced and abs(ratio - 1) < REDUCTION_ROUNDING:
-        hint = f"; gradients are reduced in {', '.join(reduced)}, which rounds them by as much"
+        hint = f"; gradients are reduced in {', '.join(reduced)}, which rounds by as much"
     elif len(targets) > 1:
         hint = (
-            "; ranks hold different numbers of target tokens, so a loss averaged per rank and not per "
-            "token would do this"
+            "; ranks hold different numbers of target tokens: a loss averaged per rank instead of per "
+            "token would explain it"
         )
     elif world.accumulation_steps > 1 or world.world_size > 1:
         hint = "; gradients of a rank, a micro-step or a parameter may be missing"
     which = "first gradient norm" if index == 0 else f"gradient norm of step {index}"
     return Explanation(
         kind="gradient-differs",
-        message=f"the {which} {_beside(ratio)} the reference's although the loss agrees" + hint,
+        text=f"the {which} {_compared(ratio)} the reference's although the loss agrees" + hint,
         values={"ratio": ratio} | _step(index),
     )
 
@@ -194,21 +194,24 @@ def _update(
 ) -> Explanation:
     """What is left when losses and gradients agree at first."""
     if replicas_differ(record):
-        return Explanation(kind="diverged", message="ranks do not hold the same weights")
+        return Explanation(kind="diverged", text="ranks hold different weights")
     still = _standing_still(reference, record)
     if still is not None:
         return still
-    suspects = "clipping, learning rate, optimizer constants or dtype of masters"
-    known = f"by settings that differ ({', '.join(settings)})" if settings else suspects
-    message = f"losses and gradients agree at first, so the update differs: {known}"
+    known = (
+        f"settings that differ: {', '.join(settings)}"
+        if settings
+        else "suspects: clipping, learning rate, optimizer constants, dtype of masters"
+    )
+    text = f"losses and gradients agree at first, so the update differs; {known}"
     if index is not None:
         left, right = reference.steps[index].loss, record.steps[index].loss
         losses = left is not None and right is not None and abs(left - right) > limits.loss
-        message += f"; {'losses' if losses else 'gradient norms'} leave the reference at step {index}"
+        text += f"; {'losses' if losses else 'gradient norms'} diverge at step {index}"
     beyond = _parameters_beyond(reference, record, limits)
     if beyond:
-        message += f"; weights that end elsewhere: {_some(beyond)}"
-    return Explanation(kind="update-differs", message=message, values={"parameters": beyond} | _step(index))
+        text += f"; final weights that differ: {_some(beyond)}"
+    return Explanation(kind="update-differs", text=text, values={"parameters": beyond} | _step(index))
 
 
 def replicas_differ(record: Record) -> bool:
@@ -230,12 +233,12 @@ def _standing_still(reference: Record, record: Record) -> Explanation | None:
     if held is not None and all(name in held for name in still):
         return Explanation(
             kind="gradient-differs",
-            message=f"no gradient reaches {_some(still)}: held by an optimizer, never moved",
+            text=f"no gradient reaches {_some(still)}: in the optimizer, but never moved",
             values={"parameters": still},
         )
     return Explanation(
         kind="parameters-not-updated",
-        message=f"{_some(still)} never moved although the reference moves them",
+        text=f"{_some(still)} never moved although the reference moves them",
         values={"parameters": still},
     )
 
@@ -244,13 +247,13 @@ def _parameters_beyond(reference: Record, record: Record, limits: Limits) -> lis
     left = (reference.final_weights.sketch if reference.final_weights else None) or {}
     right = (record.final_weights.sketch if record.final_weights else None) or {}
     moved = movement(reference)
-    apart = {
+    distances = {
         name: estimate(left[name], right[name]) / moved[name]
         for name in left
         if name in right and moved.get(name)
     }
-    beyond = [n for n, value in apart.items() if n in limits.parameters and value > limits.parameters[n]]
-    return sorted(beyond, key=lambda name: -apart[name])
+    beyond = [n for n, value in distances.items() if n in limits.parameters and value > limits.parameters[n]]
+    return sorted(beyond, key=lambda name: -distances[name])
 
 
 def _some(names: list[str]) -> str:

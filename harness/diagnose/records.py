@@ -86,7 +86,7 @@ def about_reports(baseline: Run, other: Run, limits: Limits) -> Iterator[str]:
     """A loss or a norm that is told wrongly, where the first step shows it."""
     cause = explain(baseline.record, other.record, limits)
     if cause.kind in REPORTED:
-        yield cause.message
+        yield cause.text
 
 
 def _values(difference: SettingDifference) -> tuple[str, str]:

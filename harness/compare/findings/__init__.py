@@ -1,1 +1,1 @@
-"""What a comparison must tell its reader: one module per concern, each a pure function of rows."""
+"""Findings of a comparison: one module per concern, each a pure function of rows."""

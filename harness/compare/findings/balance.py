@@ -1,4 +1,4 @@
-"""Ranks that hold the others up, and steps that wait for data."""
+"""Ranks that slow down the others, and steps that wait for data."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from harness.compare.timings import DATA, Seconds, largest_median, timings
 from harness.record import Record
 
 LEAST_STEPS = 5
-"""Fewer do not tell a slow rank from a disturbance."""
+"""With fewer a slow rank cannot be distinguished from a disturbance."""
 PERSISTENT_SHARE = 0.8
-"""A rank is persistently slower if it is the slowest in so many of the steps."""
+"""A rank is persistently slower if it is the slowest in at least this share of the steps."""
 LEAST_SHARE_OF_STEP = 0.05
-"""Less than so much of the step is not worth telling."""
+"""A smaller share of the step is not reported."""
 SLOWER = 1.25
-"""And its median is so many times that of the others: cores of one machine differ by less."""
+"""Its median must also be this many times that of the others: cores of one machine differ by less."""
 LARGE_DATA_SHARE = 0.2
 
 KINDS = (
     Kind(
         id="slow-rank",
-        title="One rank is persistently slower than the others, which wait for it",
-        cause="It has more to do (longer samples, a larger shard), a slower or hotter device, fewer or "
+        title="One rank is persistently slower and makes the others wait",
+        cause="The rank has more work (longer samples, a larger shard), a slower or hotter device, fewer or "
         "shared CPU cores, or a slower link.",
-        confirm="The values hold each rank's median. Ranks meet in collectives, so whole steps look alike: "
-        "what is compared is the time up to the end of the forward pass, fetching, and computing in "
-        "traced steps.",
-        fix="Look at the rank's host and device (clocks, other processes, `runtime.threads_per_rank`); give "
+        confirm="The values hold each rank's median. Collectives synchronise the ranks, so step times look "
+        "alike: the comparison uses the time up to the end of the forward pass, data loading, and computing "
+        "in traced steps.",
+        fix="Check the rank's host and device (clocks, other processes, `runtime.threads_per_rank`); give "
         "every rank samples of equal length.",
     ),
     Kind(
         id="slow-data",
-        title="A large share of the step goes into fetching batches",
+        title="Fetching batches takes a large share of the step",
         cause="Batches are made or copied while the device waits.",
-        confirm="The values hold the share of the median step, on the rank where it is largest.",
-        fix="Prepare the data before the run, or measure with samples of the job's real size; on a tiny "
-        "model the fixed costs of a batch weigh more.",
+        confirm="The values hold the share of the median step on the rank with the largest share.",
+        fix="Prepare the data before the run, or measure with samples of realistic size; with a tiny "
+        "model the fixed cost of a batch weighs more.",
     ),
 )
 
@@ -60,7 +60,7 @@ def _slow_rank(row: Row) -> Finding | None:
             return Finding(
                 id="slow-rank",
                 about=row.cell,
-                text=f"rank {rank} is persistently slower in {what}; the others wait",
+                text=f"rank {rank} is persistently slower in {what} and makes the others wait",
                 values={"rank": rank, "what": what, "median_seconds": medians},
             )
     return None
@@ -79,21 +79,21 @@ def persistently_slowest(series: Seconds) -> int | None:
 
 
 def _is_large(record: Record, series: Seconds) -> bool:
-    """Whether the difference of the ranks matters beside the whole step."""
+    """Whether the difference between the ranks matters in a step."""
     medians = np.median(series, axis=1)
     step = measures.median_step_seconds(record)
     return step is not None and bool(medians.max() - medians.min() > LEAST_SHARE_OF_STEP * step)
 
 
 def _series(record: Record) -> dict[str, Seconds]:
-    """What does not contain waiting for a slower rank, by its name."""
+    """Series of seconds that contain no waiting for a slower rank, by name."""
     timed = timings(record)
     if timed is None:
         return {}
     found = {"whole steps": timed.whole}
     if "forward" in timed.seconds:
-        # Ranks end a step together and may begin it apart. One that begins early waits in the forward
-        # pass for the others, so all are counted from where the first began.
+        # Ranks end a step at the same time but may begin it at different ones. A rank that begins early
+        # waits in the forward pass for the others, so all are measured from the earliest begin.
         start = timed.whole.max(axis=0) - timed.whole
         found["fetching and forward pass"] = start + timed.data + timed.seconds["forward"]
     traced = [[part.compute_seconds for part in rank.overlap] for rank in record.ranks]
@@ -109,6 +109,6 @@ def _slow_data(row: Row) -> Finding | None:
     return Finding(
         id="slow-data",
         about=row.cell,
-        text=f"{share:.0%} of the step goes into fetching batches",
+        text=f"fetching batches takes {share:.0%} of the step",
         values={"data_share": share, "data_seconds": largest_median(row.record, DATA)},
     )

@@ -1,4 +1,4 @@
-"""Runs that cut the same global batch in different ways, or otherwise than they were asked to."""
+"""Runs that split the same global batch in different ways, or not as requested."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from harness.compare.wording import ranks
 KINDS = (
     Kind(
         id="micro-batch-differs",
-        title="Backends of one world size cut the global batch differently",
-        cause="Micro-batch and accumulation were chosen per backend, so that speed and memory differ by "
-        "them and not by the strategy.",
-        confirm="The values list each cut with its backends.",
+        title="Backends of one world size split the global batch differently",
+        cause="Micro-batch and accumulation were chosen per backend, so speed and memory differ for that "
+        "reason and not because of the strategy.",
+        confirm="The values list each split with its backends.",
         fix="Give all backends the same `training.micro_batch_size` and `training.accumulation_steps`.",
     ),
     Kind(
         id="accumulation-differs",
-        title="The library accumulates over another number of micro-steps than the loop",
-        cause="Its own configuration has another number of accumulation steps, so it divides the loss, "
-        "synchronises or steps at other micro-steps than the loop means.",
+        title="The library and the loop accumulate over different numbers of micro-steps",
+        cause="The configuration of the library has a different number of accumulation steps, so it divides "
+        "the loss, synchronises or steps at the wrong micro-steps.",
         confirm="`effective.accumulation_steps` against `world.accumulation_steps` of the record.",
-        fix="DeepSpeed: `gradient_accumulation_steps` must equal the loop's; Accelerate: the same of "
+        fix="DeepSpeed: set `gradient_accumulation_steps` to the loop's number; Accelerate: set it in "
         "`Accelerator` or its DeepSpeedPlugin; torch has no such setting.",
     ),
 )
 
 
 def find(runs: Runs) -> list[Finding]:
-    """One finding per world size at which cuts differ, and one per run that accumulates otherwise."""
+    """One finding per world size with different splits, and one per run that accumulates differently."""
     layouts: dict[int, dict[str, list[str]]] = {}
     for row in runs.rows:
         world = row.record.world
         if row.record.backend.name != REFERENCE and row.record.status == "ok":
-            cut = f"{world.micro_batch_size} x {world.accumulation_steps}"
-            layouts.setdefault(world.world_size, {}).setdefault(cut, []).append(row.backend)
-    return [*_cuts(layouts), *(finding for row in runs.rows if (finding := _accumulation(row)) is not None)]
+            split = f"{world.micro_batch_size} x {world.accumulation_steps}"
+            layouts.setdefault(world.world_size, {}).setdefault(split, []).append(row.backend)
+    return [*_splits(layouts), *(finding for row in runs.rows if (finding := _accumulation(row)) is not None)]
 
 
 def _accumulation(row: Row) -> Finding | None:
@@ -53,14 +53,14 @@ def _accumulation(row: Row) -> Finding | None:
     )
 
 
-def _cuts(layouts: dict[int, dict[str, list[str]]]) -> list[Finding]:
+def _splits(layouts: dict[int, dict[str, list[str]]]) -> list[Finding]:
     return [
         Finding(
             id="micro-batch-differs",
-            about=tuple(sorted({label for labels in cuts.values() for label in labels})),
-            text=f"on {ranks(size)} micro-batch x accumulation differs: " + ", ".join(sorted(cuts)),
-            values=cuts,
+            about=tuple(sorted({label for labels in splits.values() for label in labels})),
+            text=f"on {ranks(size)} micro-batch x accumulation differs: " + ", ".join(sorted(splits)),
+            values=splits,
         )
-        for size, cuts in layouts.items()
-        if len(cuts) > 1
+        for size, splits in layouts.items()
+        if len(splits) > 1
     ]

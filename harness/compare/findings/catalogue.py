@@ -45,7 +45,7 @@ MODULES: tuple[ModuleType, ...] = (
     memory,
     wrap_units,
 )
-"""In the order in which a reader is told."""
+"""In the order of the report."""
 
 
 def find_all(runs: Runs) -> list[Finding]:
@@ -62,14 +62,14 @@ def explain() -> str:
     """The text of `docs/findings.md`."""
     parts = [
         "# Findings",
-        "What `compare` and the report tell beside the numbers. Ids are stable: `compare --json` has them "
-        "under `findings`, each with the backends it is about and the values behind it.",
-        "Written from the catalogue in `harness/compare/findings`; `pytest --update-golden` writes it anew.",
+        "Warnings that `compare` and the report print with the numbers. Ids are stable; `compare --json` "
+        "lists them under `findings`, each with the backends it is about and the values behind it.",
+        "Generated from the catalogue in `harness/compare/findings`; `pytest --update-golden` rewrites it.",
     ]
     for kind in kinds().values():
         parts += [
             f"## {kind.id}",
             f"{kind.title}.",
-            f"- Cause: {kind.cause}\n- How to confirm it: {kind.confirm}\n- How to mend it: {kind.fix}",
+            f"- Cause: {kind.cause}\n- Confirm: {kind.confirm}\n- Fix: {kind.fix}",
         ]
     return "\n\n".join(parts) + "\n"

@@ -1,4 +1,4 @@
-"""Runs that communicated something else than their implementation is expected to."""
+"""Runs that communicated something other than the closed form of their implementation."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from harness.compare.volume import ELSEWHERE, VolumeDifference, volume_differenc
 KINDS = (
     Kind(
         id="communication-differs",
-        title="The payload of a collective is not what this implementation is expected to move, to the byte",
-        cause="Gradients are synchronised in every micro-step, or reduced in another dtype, or never across "
-        "replicas, or in a group of other ranks; or the version of the library does something else than the "
-        "one that the expectation was derived from.",
+        title="The payload of a collective differs from the closed form of this implementation",
+        cause="Gradients are synchronised in every micro-step, reduced in another dtype, never reduced "
+        "across replicas, or reduced in a group of other ranks; or the library's version differs from the "
+        "one that the closed form was derived from.",
         confirm="The values list every phase, collective, dtype and group with both figures. A ratio equal "
-        "to the accumulation steps is a synchronisation too many; the same number of elements in another "
-        "dtype is a reduction in that dtype.",
+        "to the accumulation steps means a synchronisation in every micro-step; the same number of elements "
+        "in another dtype means a reduction in that dtype.",
         fix="DDP and FSDP1: enter `no_sync()` around forward and backward of every micro-step but the last. "
         "FSDP2: `set_requires_gradient_sync(False)`. Accelerate: `accumulate()`, or `no_sync()`. Dtype: "
         "`reduce_dtype` of the mixed precision policy (FSDP), `communication_data_type` (DeepSpeed), the "
@@ -29,13 +29,13 @@ KINDS = (
     ),
     Kind(
         id="synchronised-early",
-        title="A third party's backend reduces gradients in every micro-step",
-        cause="Nothing keeps the backward passes of accumulation from synchronising, so gradients cross the "
-        "wire once per micro-step and not once per step.",
+        title="A third-party backend reduces gradients in every micro-step",
+        cause="Nothing prevents the backward passes of accumulation from synchronising, so gradients cross "
+        "the wire once per micro-step instead of once per step.",
         confirm="`ranks[].early_reduced_bytes` of the record: payload of reductions in the counted steps "
-        "before their last micro-step. Where the expected volume of a backend is known, "
-        "`communication-differs` tells the same.",
-        fix="As for `communication-differs`.",
+        "before their last micro-step. For a backend with a closed form "
+        "`communication-differs` reports the same.",
+        fix="See `communication-differs`.",
     ),
 )
 
@@ -61,14 +61,14 @@ def _differs(row: Row) -> Finding | None:
 
 
 def _early(row: Row) -> Finding | None:
-    """Of a backend whose volume is not known; one that shards gradients may have to, if it says so."""
+    """Of a backend without a closed form; one that shards gradients may reduce early, if it declares so."""
     record = row.record
     if volume_of(record) is not None or counted_synchronisation(record) != EVERY_MICRO_STEP:
         return None
     effective = record.backend.effective or {}
-    told = effective.get("gradient_synchronisation")
+    declared = effective.get("gradient_synchronisation")
     sharded = (effective.get("details", {}).get("shard_size") or 1) > 1
-    if told == EVERY_MICRO_STEP and sharded:
+    if declared == EVERY_MICRO_STEP and sharded:
         return None
     early = max(rank.early_reduced_bytes or 0 for rank in record.ranks)
     return Finding(
@@ -76,8 +76,9 @@ def _early(row: Row) -> Finding | None:
         about=row.cell,
         text=f"gradients are reduced in every micro-step: {early} of "
         f"{reduced_bytes(record)} reduced bytes cross the wire before the last of "
-        f"{record.world.accumulation_steps} micro-steps" + (f", it says: {told}" if told else ""),
-        values={"early_reduced_bytes": early, "reduced_bytes": reduced_bytes(record), "told": told},
+        f"{record.world.accumulation_steps} micro-steps"
+        + (f", although it declares: {declared}" if declared else ""),
+        values={"early_reduced_bytes": early, "reduced_bytes": reduced_bytes(record), "told": declared},
     )
 
 

@@ -1,4 +1,4 @@
-"""Cells of which runs are missing: what is left may be a choice among them."""
+"""Cells with missing runs: the remaining ones may be a selection."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ OPTION = "--repeats"
 KINDS = (
     Kind(
         id="runs-missing",
-        title="Runs of a cell are not among the records",
-        cause="The comparison was not finished, or records were left out or removed. Whoever chooses which "
-        "runs count chooses the median.",
+        title="Runs of a cell are missing from the records",
+        cause="The comparison was not finished, or records were left out or removed. Selecting runs "
+        "changes the median.",
         confirm="Runs of a cell are numbered from 0. The values hold the numbers that are missing below the "
         "highest one, or below the `--repeats` of the recorded command.",
-        fix="Run the same command again, which runs what is missing, or report all records of the folder.",
+        fix="Repeat the command, which makes only the missing runs, or report all records of the folder.",
     ),
 )
 
 
 def find(runs: Runs) -> list[Finding]:
-    """One finding per cell with a gap, wherever its runs were made; unsupported cells do not run."""
+    """One finding per cell with a gap, whatever machine its runs were made on, unless it is unsupported."""
     cells: dict[tuple[str, str, int], list[Record]] = {}
     for row in runs.rows:
         record = row.record
@@ -47,9 +47,8 @@ def _missing(backend: str, size: int, records: Sequence[Record]) -> Finding | No
     return Finding(
         id="runs-missing",
         about=Cell(backend, size),
-        text=f"of {due} runs, counted from 0, "
-        + (f"number {numbers} is" if len(missing) == 1 else f"numbers {numbers} are")
-        + " not among the records",
+        text=f"{len(missing)} of {due} runs {'is' if len(missing) == 1 else 'are'} missing from the records: "
+        f"{'number' if len(missing) == 1 else 'numbers'} {numbers}, counted from 0",
         values={"missing": missing, "runs": due},
     )
 

@@ -1,4 +1,4 @@
-"""Runs of the same job that did not train as their reference did, and why."""
+"""Runs of the same job that diverged from their reference, and why."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ DIAGNOSE = "`harness diagnose RUN_A RUN_B` reruns the step and compares gradient
 KINDS = (
     Kind(
         id="diverged",
-        title="Losses, gradient norms or weights leave the reference by more than rounding explains",
-        cause="The backend computes something else. Further findings about it name what was recognised.",
+        title="Losses, gradient norms or weights differ from the reference by more than rounding explains",
+        cause="The backend computes something else. Other findings about the run name the recognised cause.",
         confirm=DIAGNOSE,
-        fix="Compare the effective configuration with the reference's and remove the differences that "
+        fix="Compare the effective configuration with that of the reference and remove the differences that "
         "change the mathematics.",
     ),
     Kind(
         id="gradient-scale",
-        title="Gradient scale differs by a whole factor",
-        cause="Gradients are summed over ranks where they should be averaged, or divided by the world size "
-        "or the accumulation steps twice or not at all. Adam hides it: the loss hardly moves, while "
-        "clipping acts at another norm.",
+        title="Gradients are scaled by a constant factor",
+        cause="Gradients are summed over ranks instead of averaged, or divided by the world size or the "
+        "accumulation steps twice or not at all. Adam hides it: the loss hardly moves, while "
+        "clipping acts at a different norm.",
         confirm="The ratio of the first gradient norms is the world size, the accumulation steps, or their "
         "product or inverse. " + DIAGNOSE,
-        fix="Decide on one place that divides. DeepSpeed divides by world size itself, and by the "
+        fix="Divide in one place only. DeepSpeed divides by world size itself, and by the "
         "accumulation steps in `engine.backward` unless `scale_wrt_gas=False`; DDP and FSDP average over "
         "ranks; `accelerator.backward` divides by `gradient_accumulation_steps`.",
     ),
@@ -43,22 +43,22 @@ KINDS = (
         confirm=DIAGNOSE,
         fix="Synchronise in the last micro-step (`no_sync` must not cover it; FSDP2: "
         "`set_requires_gradient_sync(True)`; DeepSpeed: `set_gradient_accumulation_boundary`), and divide "
-        "the summed loss by the target tokens of the whole global batch."
+        "the summed loss by the target tokens of the global batch."
         " Accelerate: `accelerator.accumulate(model)` around every micro-step, and no scaling of your own.",
     ),
     Kind(
         id="norm-of-shard",
-        title="Ranks are told different gradient norms",
-        cause="Clipping uses the norm of the local shard and not the global norm.",
+        title="Ranks see different gradient norms",
+        cause="Clipping uses the norm of the local shard instead of the global norm.",
         confirm="`ranks[].gradient_norms` of the record differ.",
         fix="FSDP1: `model.clip_grad_norm_`, not `torch.nn.utils.clip_grad_norm_`; Accelerate: "
         "`accelerator.clip_grad_norm_`; FSDP2: torch's function, and `.full_tensor()` of what it returns.",
     ),
     Kind(
         id="loss-normalisation",
-        title="Loss normalisation: per-rank mean against per-token mean",
+        title="Loss is a mean of per-rank means instead of a per-token mean",
         cause="Each rank divides by its own target tokens, although ranks hold different numbers of them.",
-        confirm="`ranks[].target_tokens` differ; with equally long samples the difference disappears.",
+        confirm="`ranks[].target_tokens` differ; with samples of equal length the difference disappears.",
         fix="Sum the loss, divide by the target tokens of the global batch, and multiply by the world size "
         "since DDP, FSDP and DeepSpeed average gradients. Trainer: `average_tokens_across_devices=True`.",
     ),
@@ -71,26 +71,26 @@ KINDS = (
     ),
     Kind(
         id="loss-altered",
-        title="The loss that is reported is not the loss that was computed",
-        cause="The backend returns another number than the loss of its batch: averaged, scaled, smoothed, of "
-        "another batch or of another rank.",
+        title="The reported loss is not the computed loss",
+        cause="The backend returns something other than the loss of its batch: averaged, scaled, smoothed, "
+        "from another batch or from another rank.",
         confirm="`ranks[].loss_sums` against `ranks[].computed_loss_sums` of the record.",
         fix="Return the loss of the batch as it was computed; scale a copy for the backward pass.",
     ),
     Kind(
         id="loss-scale",
-        title="Losses differ by a whole factor",
-        cause="The loss that is reported was divided by the world size or the accumulation steps, or summed.",
+        title="Losses are scaled by a constant factor",
+        cause="The reported loss was divided by the world size or the accumulation steps, or summed.",
         confirm="The ratio of the first losses.",
         fix="Report the loss before it is divided for the backward pass.",
     ),
     Kind(
         id="update-differs",
         title="Loss and gradient agree at first, so the update differs",
-        cause="Clipping, learning rate, optimizer constants, weight decay or the dtype of masters are other "
-        "than in the reference, or an optimizer of its own is at work.",
+        cause="Clipping, learning rate, optimizer constants, weight decay or the dtype of masters differ "
+        "from the reference, or the library uses its own optimizer.",
         confirm=DIAGNOSE,
-        fix="Compare the optimizer's groups; pin clipping, betas, epsilon and weight decay explicitly; keep "
+        fix="Compare the optimizer's groups; set clipping, betas, epsilon and weight decay explicitly; keep "
         "fp32 masters.",
     ),
     Kind(
@@ -121,15 +121,15 @@ MEASURES = {
 """What a run is judged by, in words, and what its percent are of, unless of itself. The loss has a unit, and
 anything else is a parameter's name."""
 ONE_RANK = "the loss is that of rank 0 only"
-OTHER_LOSS = "ranks report another loss than they compute"
+OTHER_LOSS = "the reported loss is not the computed one"
 MOST_MEASURES = 3
-"""So many are told; the values hold all."""
+"""The text names this many; the values hold all."""
 LOST_SHARE = 0.5
 """Weights that moved less than this share of the reference's distance lost updates."""
 
 
 def find(runs: Runs) -> list[Finding]:
-    """For each run that left its reference: that it did, and the cause if it was recognised."""
+    """Each run that diverged from its reference, with the cause if it was recognised."""
     found = []
     for row in runs.rows:
         if row.judgement.parity != "diverged" or row.reference is None or row.noise is None:
@@ -139,12 +139,12 @@ def find(runs: Runs) -> list[Finding]:
         settings = [s.setting for s in row.judgement.settings if s.effect == "mathematics"]
         cause = explain(row.reference.record, row.record, limits, settings)
         beyond = _exceeded(row.judgement.exceeded)
-        why = cause.message if cause.kind == "diverged" else f"see {cause.kind}"
+        why = cause.text if cause.kind == "diverged" else f"see {cause.kind}"
         found.append(
             Finding(
                 id="diverged",
                 about=row.cell,
-                text=f"leaves the reference ({beyond or 'a loss or norm is missing'}); "
+                text=f"diverges from the reference ({beyond or 'a loss or norm is missing'}); "
                 f"{why}" + ("" if cause.kind == "update-differs" else _named(settings)),
                 values={
                     key: values[key]
@@ -164,7 +164,7 @@ def find(runs: Runs) -> list[Finding]:
                 Finding(
                     id=cause.kind,
                     about=row.cell,
-                    text=cause.message,
+                    text=cause.text,
                     values=cause.values,
                 )
             )
@@ -172,11 +172,11 @@ def find(runs: Runs) -> list[Finding]:
 
 
 def _exceeded(measures: Sequence[tuple[str, float, float]]) -> str:
-    """What lies beyond its limit, that of the whole model before single parameters, farthest first."""
+    """What lies beyond its limit, the model before single parameters, farthest first."""
     ordered = sorted(measures, key=lambda m: (m[0] == "loss" or m[0] in MEASURES, _times_its_limit(m)))[::-1]
     rest = len(ordered) - MOST_MEASURES
-    told = [_measure(*measure) for measure in ordered[:MOST_MEASURES]]
-    return "; ".join([*told, *([f"and {rest} more"] if rest > 0 else [])])
+    shown = [_measure(*measure) for measure in ordered[:MOST_MEASURES]]
+    return "; ".join([*shown, *([f"and {rest} more"] if rest > 0 else [])])
 
 
 def _times_its_limit(measure: tuple[str, float, float]) -> float:
@@ -194,7 +194,7 @@ def _measure(name: str, found: float, allowed: float) -> str:
 
 
 def _named(settings: list[str]) -> str:
-    return f". Settings that change the mathematics differ: {', '.join(settings)}" if settings else ""
+    return f"; settings that differ: {', '.join(settings)}" if settings else ""
 
 
 def _altered_losses(rows: Sequence[Row]) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""Findings as a reader is told them: equal ones together, causes first, then what follows from them."""
+"""Findings as a reader sees them: equal ones merged, causes first, then consequences and caveats."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from harness.compare.findings.finding import Finding
 
 Role = Literal["cause", "consequence", "figures"]
 ROLES: dict[Role, str] = {
-    "cause": "Causes: what differs from the reference, from the others or from what was asked",
-    "consequence": "Consequences: what follows from it",
-    "figures": "To mind in figures of speed and memory",
+    "cause": "Causes",
+    "consequence": "Consequences",
+    "figures": "Caveats for speed and memory",
 }
-"""In the order in which a reader is told, with the heading of each."""
+"""Headings, in the order of the report."""
 CONSEQUENCES = ("lost-updates", "gradient-differs", "update-differs", "diverged")
-"""Of several about one run the last is the most general."""
+"""From the most specific to the most general."""
 ABOUT_FIGURES = frozenset(
     kind.id
     for module in (completeness, timing, impossible, warmup, machine, instrumentation, balance, memory)

@@ -1,4 +1,4 @@
-"""Speed that cannot be: faster than the device, or steps shorter than what happened in them."""
+"""Impossible speed: faster than the device, or steps shorter than the sum of their phases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.compare.runs import Runs
 from harness.compare.timings import timings
 
 MEASURED_MARGIN = 1.25
-"""A measured peak is what the machine did in one second; another may be better by its clock and load."""
+"""A measured peak holds for one second; at another clock and load the machine may be faster."""
 CLOCK_SHARE = 0.01
 CLOCK_SECONDS = 1e-4
 """The clocks of host and device may differ by so much of a step, and by so much at its borders."""
@@ -19,20 +19,20 @@ CLOCK_SECONDS = 1e-4
 KINDS = (
     Kind(
         id="faster-than-possible",
-        title="Throughput is beyond what the devices can do: timing is not synchronised",
-        cause="The timer stopped before the device had finished, so a step's time is that of launching it.",
-        confirm="The values hold the FLOP/s that the tokens need at the least (6 N plus half of the "
+        title="Throughput exceeds the peak of the devices: timing is not synchronised",
+        cause="The timer stopped before the device had finished, so it measured only the launch of a step.",
+        confirm="The values hold the least FLOP/s that the tokens need (6 N plus half of the "
         "attention term, per token) and the peak of the devices.",
         fix="Synchronise the device (`torch.cuda.synchronize()`) before each reading of the clock, or time "
-        "with CUDA events. With library timers switch on their synchronisation.",
+        "with CUDA events. With the library's timers, enable their synchronisation.",
     ),
     Kind(
         id="inconsistent-timing",
-        title="Steps are shorter than their parts, so one of the two clocks is wrong",
+        title="Steps are shorter than their phases, so one of the two clocks is wrong",
         cause="The step's timer does not wait for the device, or phases were timed twice.",
-        confirm="The values hold a step's seconds and the sum of its phases on the rank where they differ "
-        "most.",
-        fix="Synchronise the device at both ends of the step; read events after that.",
+        confirm="The values hold the seconds of a step and the sum of its phases on the rank where they "
+        "differ most.",
+        fix="Synchronise the device at both ends of the step; read events only then.",
     ),
 )
 
@@ -55,7 +55,7 @@ def _beyond_peak(row: Row) -> list[Finding]:
                 Finding(
                     id="faster-than-possible",
                     about=row.cell,
-                    text=f"needs {achieved / 1e12:.3g} TFLOP/s where the devices reach "
+                    text=f"needs {achieved / 1e12:.3g} TFLOP/s but the devices reach "
                     f"{peak.flops_per_second / 1e12:.3g} ({peak.source}): timing is not synchronised",
                     values={
                         "least_flops_per_second": achieved,
@@ -68,7 +68,7 @@ def _beyond_peak(row: Row) -> list[Finding]:
 
 
 def _shorter_than_parts(row: Row) -> list[Finding]:
-    """The worst timed step that does not hold its phases, or whose seconds are none."""
+    """The timed step that is shortest compared with its phases."""
     record, timed = row.record, timings(row.record)
     if timed is None or timed.phases is None:
         return []

@@ -1,4 +1,4 @@
-"""Timed windows that were looked at in different ways."""
+"""Timed windows with different instrumentation."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ OFF = ("", "0", "false", "off", "version", "warn")
 KINDS = (
     Kind(
         id="instrumented-timing",
-        title="The timed steps of these runs were not instrumented alike, so their speeds do not compare",
+        title="The timed steps of these runs were instrumented differently, so speeds are not comparable",
         cause="A probe, a library's own logger (DeepSpeed's `comms_logger`, `wall_clock_breakdown` and "
-        "`flops_profiler` synchronise) or a debugging variable was at work in some of them only.",
+        "`flops_profiler` synchronise) or a debugging variable was active in only some of them.",
         confirm="The values list the instrumentation of each run; an empty list is none.",
-        fix="Switch it off for all, and keep looking to the counted and traced steps.",
+        fix="Disable it for all, and instrument only the counted and traced steps.",
     ),
 )
 
@@ -50,7 +50,7 @@ def find(runs: Runs) -> list[Finding]:
 
 
 def instrumentation(record: Record) -> tuple[str, ...]:
-    """What looked at the timed steps of a run: probes, loggers of the library, variables."""
+    """Instrumentation of the timed steps of a run: probes, loggers of the library, variables."""
     found = {probe for rank in record.ranks for probe in rank.timed_probes}
     config = record.backend.native_config or {}
     found |= {name for name in LIBRARY_LOGGERS if _is_on(config.get(name))}

@@ -1,4 +1,4 @@
-"""Runs that are not the job of their reference, and tables that hold several jobs."""
+"""Runs that trained another job than their reference, and tables with several jobs."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ KINDS = (
         id="several-jobs",
         title="The table holds runs of different jobs",
         cause="Batch, sequence length, model, data, optimizer or precision were changed between runs, so "
-        "that rows beside each other are not comparable. Weak scaling does this on purpose.",
-        confirm="The values list each setting that differs with its values.",
+        "the rows are not comparable with each other. Weak scaling does this on purpose.",
+        confirm="The values list every setting that differs.",
         fix="Compare rows of one job only. For strong scaling fix `training.global_batch_size`.",
     ),
     Kind(
         id="not-same-job",
-        title="A run did not train what its reference trained, so it is not compared",
-        cause="A setting that decides the mathematics differs.",
+        title="A run trained something other than its reference, so it is not compared",
+        cause="A setting that changes the mathematics differs.",
         confirm="The message names the first field that differs; the values hold both sides.",
-        fix="Give both the same setting.",
+        fix="Use the same setting for both.",
     ),
     Kind(
         id="initial-weights-differ",
         title="Initial weights differ",
-        cause="The model was initialised from another seed, often one per rank, and not synchronised; or it "
-        "was cast, resized or loaded otherwise before training.",
-        confirm="Compare the digests of the initial weights in the records; `ranks[].initial_digest` has "
-        "them per rank.",
-        fix="Seed equally on every rank before building the model. FSDP1: `sync_module_states=True`; FSDP2: "
-        "load or broadcast a full state dict; DDP and DeepSpeed broadcast from rank 0 themselves.",
+        cause="The model was initialised from another seed, often one per rank without synchronisation; or "
+        "it was cast, resized or loaded differently before training.",
+        confirm="Compare the digests of the initial weights in the records; `ranks[].initial_digest` "
+        "has them per rank.",
+        fix="Use the same seed on every rank before building the model. FSDP1: `sync_module_states=True`; "
+        "FSDP2: load or broadcast a full state dict; DDP and DeepSpeed broadcast from rank 0 themselves.",
     ),
     Kind(
         id="parameters-differ",
@@ -48,17 +48,17 @@ KINDS = (
     Kind(
         id="samples-repeated",
         title="Samples are repeated across ranks",
-        cause="Every rank, or some of them, trained on the same batch: the data is not split over ranks.",
+        cause="Some or all ranks trained on the same batch: the data is not split over ranks.",
         confirm="`ranks[].fed` of the record lists the samples that reached the model in the first steps.",
         fix="Use a `DistributedSampler` or let Accelerate or DeepSpeed shard the loader, but one of them "
-        "only. Accelerate with DeepSpeed and `cpu=True` believes in one process: take rank and world size "
+        "only. Accelerate with DeepSpeed and `cpu=True` assumes a single process: take rank and world size "
         "from torch.distributed.",
     ),
     Kind(
         id="samples-missing",
         title="Samples are missing",
-        cause="The data was sharded twice, by the sampler and again by the library, so that part of each "
-        "batch is lost.",
+        cause="The data was sharded twice, by the sampler and again by the library, so part of each batch is "
+        "lost.",
         confirm="`ranks[].fed` of the record lists the samples that reached the model in the first steps.",
         fix="Shard once: hand `accelerator.prepare` an unsharded loader, or do not prepare the loader; do "
         "not give `deepspeed.initialize` training data that is already split.",
@@ -74,7 +74,7 @@ KINDS = (
     Kind(
         id="learning-rate-differs",
         title="Learning-rate trace differs",
-        cause="The schedule is stepped once per process or per micro-step, or the library has its own.",
+        cause="The schedule is stepped once per process or per micro-step, or the library runs its own.",
         confirm="Compare `learning_rate` and `applied_learning_rate` of the steps in the record.",
         fix="Step the scheduler once per optimizer step. Accelerate: a prepared scheduler steps once per "
         "process unless `split_batches=True` or `step_scheduler_with_optimizer=False`; DeepSpeed: leave "
@@ -102,7 +102,7 @@ def find(runs: Runs) -> list[Finding]:
     """Jobs side by side, then for each run everything in which it is another job."""
     found = _several_jobs(runs.rows)
     for row in runs.rows:
-        # That a table holds several jobs is told once, by `_several_jobs`.
+        # `_several_jobs` reports once that a table holds several jobs.
         for difference in () if row.is_of_another_job else row.judgement.not_same_job:
             given, other = both(difference.given, difference.reference)
             whose = "the reference" if row.reference is row.same_job_as else _name(row.same_job_as)
@@ -147,5 +147,5 @@ def _several_jobs(rows: Sequence[Row]) -> list[Finding]:
 
 
 def _name(run: Run | None) -> str:
-    """The run that stands in for a reference without a result."""
+    """The run that replaces a reference without a result."""
     return "the others" if run is None else f"{run.label}, as the reference has no result"

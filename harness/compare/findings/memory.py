@@ -1,4 +1,4 @@
-"""Memory that is not what the strategy should hold, that grows, or that lies unevenly."""
+"""Memory that differs from the closed form, that grows, or that is unbalanced between ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.record import RankPart, Record
 from harness.theory.memory.terms import STATE_KINDS
 
 STATES_TOLERANCE = 1e-3
-"""Of a kind's closed form. The forms are exact; what is left room for is a library's next version."""
+"""Relative to the closed form. The forms are exact; this leaves room for a library's next version."""
 GROWTH_BYTES = 1024
 """Per step at every moment; libraries move scalars and events of a few bytes."""
 IMBALANCE = 0.1
@@ -25,13 +25,13 @@ IMBALANCE = 0.1
 KINDS = (
     Kind(
         id="memory-differs",
-        title="Measured model states are not what the closed form of the strategy gives",
-        cause="The library holds something that its source did not hold when the form was written, keeps a "
-        "copy, or runs in other dtypes than the job asks for.",
+        title="Measured model states differ from the closed form of the strategy",
+        cause="The library holds something that it did not hold when the form was derived, keeps a copy, or "
+        "uses other dtypes than the job asks for.",
         confirm="The values hold the kind, both figures and the rank; the table of model states has the "
         "named terms of the form.",
-        fix="Look for dtypes first: masters or optimizer states of half the size are bf16, gradients of "
-        "twice the size are fp32 copies. Then compare the library's version with the one the form names.",
+        fix="Check dtypes first: masters or optimizer states of half the size are bf16, gradients of "
+        "twice the size are fp32 copies. Then compare the library's version with that of the form.",
     ),
     Kind(
         id="memory-grows",
@@ -39,22 +39,23 @@ KINDS = (
         cause="Something keeps a tensor of every step: a loss with its graph in a list, a hook that stores "
         "activations, gradients that are never freed.",
         confirm="The values hold the growth per step of each rank, the median over all pairs of counted "
-        "steps; it is there at every moment of the step. A tensor that is kept in some steps only shows from "
-        "five counted steps on. On CUDA `measure.memory_snapshot: true` names the stack that allocated it.",
+        "steps; it is there at every moment of the step. A tensor that is kept in only some steps shows "
+        "with five or more counted steps. On CUDA `measure.memory_snapshot: true` names the "
+        "allocating stack.",
         fix="Store `loss.detach()` or a float, remove hooks after use, call `zero_grad(set_to_none=True)`.",
     ),
     Kind(
         id="memory-imbalance",
         title="Ranks hold very different amounts of memory",
-        cause="One rank has a larger batch, or keeps what the others do not. What the strategy itself cuts "
-        "unevenly is taken off first where a closed form knows it. Rank 0 alone or a mean over ranks would "
-        "hide it. On a CPU some of it is chance: gloo finishes a collective in a thread of its own and holds "
-        "its buffer until then, so that peaks can differ between ranks although all hold the same. The "
-        "largest call of a step is taken off for that.",
-        confirm="The message names the ranks that are farthest apart; the values hold the peak and the model "
-        "states of the ranks, and what closed forms expect. A rank that keeps something does so in a repeat "
-        "too, and gloo's buffers are no model states.",
-        fix="Look at what that rank alone does: logging, gathering, its samples.",
+        cause="One rank has a larger batch, or keeps something that the others do not. The comparison first "
+        "subtracts what the strategy itself distributes unevenly, if a closed form gives it. Rank 0 alone or "
+        "a mean over ranks would hide the imbalance. On a CPU some of it is chance: gloo finishes a "
+        "collective in its own thread and holds the buffer until then, so peaks can differ between ranks "
+        "that hold the same; the largest call of a step is subtracted for that.",
+        confirm="The message names the ranks that differ most; the values hold peak and model states of "
+        "every rank, and what closed forms expect. A rank that keeps something does so in every repeat, and "
+        "gloo's buffers are not model states.",
+        fix="Check what only that rank does: logging, gathering, its samples.",
     ),
 )
 
@@ -84,7 +85,7 @@ def _differs(row: Row) -> Finding | None:
         id="memory-differs",
         about=row.cell,
         text=f"rank {first['rank']} holds {first['measured_bytes']} bytes of "
-        f"{first['kind']} where the closed form has {first['expected_bytes']}",
+        f"{first['kind']}, the closed form gives {first['expected_bytes']}",
         values={"differences": found},
     )
 
@@ -161,7 +162,7 @@ def _imbalance(row: Row) -> Finding | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Gap:
-    """The ranks with most and least of something, less what closed forms say that each holds by design."""
+    """The ranks with most and least of something, minus what closed forms give for each by design."""
 
     what: str
     largest: tuple[int, int]
@@ -176,13 +177,13 @@ class _Gap:
 
     @property
     def sentence(self) -> str:
-        """'rank 1 has a peak of 150 bytes, rank 0 of 100: 40 % of the mean over ranks apart'."""
+        """'rank 1 has a peak of 150 bytes, rank 0 of 100: a gap of 40 % of the mean over ranks'."""
         (most, most_bytes), (least, least_bytes) = self.largest, self.smallest
         text = f"rank {most} has {self.what} of {most_bytes:,} bytes, rank {least} of {least_bytes:,}: "
-        text += f"{percent(self.share)} of the mean over ranks apart"
+        text += f"a gap of {percent(self.share)} of the mean over ranks"
         less = ["what the closed forms expect of each"] if self.uneven_by_design else []
         less += ["a buffer that gloo may hold"] if self.by_chance else []
-        return text + (f", less {' and '.join(less)}" if less else "")
+        return text + (f", minus {' and '.join(less)}" if less else "")
 
 
 def _held_by_transport(record: Record) -> int:
@@ -194,7 +195,7 @@ def _held_by_transport(record: Record) -> int:
 
 
 def _gap(what: str, held: dict[int, int], expected: dict[int, int], by_chance: int = 0) -> _Gap | None:
-    """Between the ranks, by their bytes, less what may differ by chance; None: nothing held or measured."""
+    """Gap between ranks, minus what may differ by chance; None if nothing was held or measured."""
     if not sum(held.values()):
         return None
     design = expected if expected.keys() == held.keys() else dict.fromkeys(held, 0)

@@ -15,27 +15,27 @@ KINDS = (
     Kind(
         id="clipping-differs",
         title="Gradient clipping differs",
-        cause="DeepSpeed 0.19 clips at 1.0 when its configuration says nothing; torch and Accelerate clip "
-        "only when told.",
-        confirm="`applied_gradient_norm` of the first steps against `gradient_norm`: what the optimizer was "
-        "given, and what it was before. Where neither reached the threshold, the effective configuration.",
-        fix='Write it down: DeepSpeed `"gradient_clipping": 0.0` for none; torch `clip_grad_norm_`; '
+        cause="DeepSpeed 0.19 clips at 1.0 unless configured otherwise; torch and Accelerate clip only on "
+        "request.",
+        confirm="Compare `gradient_norm` (before clipping) with `applied_gradient_norm` (what the optimizer "
+        "received) in the first steps. If neither reached the threshold, see the effective configuration.",
+        fix='Set it explicitly: DeepSpeed `"gradient_clipping": 0.0` for none; torch `clip_grad_norm_`; '
         "Accelerate's DeepSpeedPlugin `gradient_clipping=`.",
     ),
     Kind(
         id="master-dtype-differs",
         title="Dtype of masters or optimizer states differs",
-        cause="One backend updates fp32 masters, another the low-precision weights themselves.",
+        cause="One backend updates fp32 masters, another updates the low-precision weights directly.",
         confirm="`observed.master_dtypes` and `observed.optimizer_state_dtypes` of the records.",
         fix="FSDP: load the model in fp32 and let the mixed-precision policy cast; DeepSpeed: leave "
-        "`bf16_master_weights_and_grads` off. Accelerate upcasts since 1.0 only with `mixed_precision` set.",
+        "`bf16_master_weights_and_grads` off. Accelerate 1.0 and later upcasts only with `mixed_precision`.",
     ),
     Kind(
         id="reduce-dtype-differs",
         title="Gradients are reduced in different dtypes",
         cause="Defaults differ: DeepSpeed reduces in the model's dtype, FSDP in the parameter dtype of its "
         "policy, DDP under autocast in fp32.",
-        confirm="The dtype column of the communication table; `effective.reduce_dtype`.",
+        confirm="See the dtype column of the communication table, and `effective.reduce_dtype`.",
         fix='DeepSpeed `"communication_data_type": "fp32"`; FSDP `reduce_dtype=torch.float32`; DDP: no '
         "compression hook."
         " Accelerate: the same in `FullyShardedDataParallelPlugin(mixed_precision_policy=...)` or in the "
@@ -47,14 +47,14 @@ KINDS = (
         cause="Another optimizer, other betas, epsilon or weight decay, weight decay on other parameters "
         "(biases, norms), groups whose parameters were swapped, or parameters without an optimizer.",
         confirm="`effective.optimizer`, `observed.optimizer_groups` and `observed.parameters_left_out` of "
-        "the records; the observed ones are of every torch optimizer that steps, whoever built it.",
+        "the records; the observed ones cover every torch optimizer that steps, whoever built it.",
         fix="Pass every constant explicitly; decide decay groups on the unsharded model, since shards lose "
         "their shapes and FSDP1 with `use_orig_params=False` its groups."
-        " Accelerate: prepare the optimizer that you built, no `DummyOptim`.",
+        " Accelerate: prepare your own optimizer instead of `DummyOptim`.",
     ),
     Kind(
         id="strategy-differs",
-        title="Effective strategy differs from the requested",
+        title="Effective strategy differs from the requested one",
         cause="The library fell back: FSDP1 takes NO_SHARD on one rank; Accelerate on a CPU runs DDP or "
         "single processes when given an FSDP plugin.",
         confirm="`effective.strategy` against `effective.requested_strategy`.",
@@ -63,11 +63,11 @@ KINDS = (
     Kind(
         id="step-environment-differs",
         title="Activation checkpointing, attention kernel, compile or TF32 differ",
-        cause="One run computes its steps with other kernels, so that speed and rounding differ by that "
-        "(torch.compile fuses operations and reorders sums, TF32 rounds the factors of matrix products to "
-        "10 bits), or recomputes activations, so that speed and memory do.",
-        confirm="`observed` of the records.",
-        fix="Set them equally for all backends.",
+        cause="One run uses different kernels, which changes speed and rounding (torch.compile fuses "
+        "operations and reorders sums, TF32 rounds the factors of matrix products to 10 bits), or "
+        "recomputes activations, which changes speed and memory.",
+        confirm="Compare `observed` of the records.",
+        fix="Use the same settings for all backends.",
     ),
     Kind(
         id="replicas-differ",
@@ -81,9 +81,9 @@ KINDS = (
     Kind(
         id="skipped-steps",
         title="Optimizer steps were skipped",
-        cause="A loss scaler met gradients that are not finite and skipped the update, silently.",
+        cause="A loss scaler silently skipped updates because gradients were NaN or infinite.",
         confirm="Steps without a gradient norm in the record.",
-        fix="A few at the start are the scaler finding its scale: lower `training.initial_loss_scale`. Many: "
+        fix="A few at the start: the scaler is finding its scale; lower `training.initial_loss_scale`. Many: "
         "use bf16.",
     ),
 )
@@ -170,7 +170,7 @@ def _skipped(row: Row) -> list[Finding]:
 
 
 def _reduction(rows: Sequence[Row]) -> list[Finding]:
-    """Of the runs of one job, those that reduce in another dtype than fp32 although some use it."""
+    """Runs that reduce in another dtype although others of the same job use fp32."""
     found = []
     for job_id in dict.fromkeys(row.record.job_id for row in rows):
         dtypes = [(row, reduce_dtypes(row.record)) for row in rows if row.record.job_id == job_id]
@@ -179,7 +179,7 @@ def _reduction(rows: Sequence[Row]) -> list[Finding]:
                 _about(
                     row,
                     "reduce-dtype-differs",
-                    f"gradients are reduced in {', '.join(given)}, by others in float32",
+                    f"gradients are reduced in {', '.join(given)}, in other runs in float32",
                     {"given": given, "others": ["float32"]},
                 )
                 for row, given in dtypes
@@ -210,8 +210,8 @@ def _replicas(row: Row) -> list[Finding]:
             _about(
                 row,
                 "replicas-differ",
-                "ranks compute different losses from the same batch after training, so the weights that they "
-                "compute with differ although the masters agree",
+                "ranks compute different losses from the same batch after training: their compute weights "
+                "differ although the masters agree",
                 {"probe_losses": losses},
             )
         ]

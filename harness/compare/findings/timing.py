@@ -1,4 +1,4 @@
-"""Speed that was not measured, or not as it should be."""
+"""Speed that was not measured."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ KINDS = (
     Kind(
         id="nothing-timed",
         title="A run was too short for a step to be timed",
-        cause="`measure.warmup_steps`, `measure.counted_steps` and `measure.traced_steps` take all its "
+        cause="`measure.warmup_steps`, `measure.counted_steps` and `measure.traced_steps` use up all its "
         "steps.",
-        confirm="Its tokens/s and step time are n/a.",
+        confirm="tokens/s and step time are n/a.",
         fix="Raise `training.steps`, or lower the three settings.",
     ),
 )
 
 
 def find(runs: Runs) -> list[Finding]:
-    """Runs that ended well but were too short for a step to be timed, in one finding."""
+    """Successful runs that were too short for a timed step, in one finding."""
     short = [r for r in runs.rows if r.record.status == "ok" and not measures.timed_steps(r.record)]
     if not short:
         return []
@@ -28,8 +28,8 @@ def find(runs: Runs) -> list[Finding]:
         Finding(
             id="nothing-timed",
             about=labels(short),
-            text=f"{steps} steps leave none to time after those of measure.warmup_steps, "
-            "measure.counted_steps and measure.traced_steps: speed is n/a",
+            text=f"speed is n/a: of {steps} steps none is left to time after measure.warmup_steps, "
+            "measure.counted_steps and measure.traced_steps",
             values={"steps": steps},
         )
     ]

@@ -15,13 +15,13 @@ KINDS = (
     Kind(
         id="warmup-too-short",
         title="Steps were timed before their duration was steady",
-        cause="The first steps allocate, compile, tune or fill caches, and the warm-up ends before they do; "
-        "or the machine changed its speed while it was measured.",
+        cause="The first steps allocate, compile, tune or fill caches, and the warm-up ends before that is "
+        "done; or the machine changed its speed during the measurement.",
         confirm="The values name the first timed step and the first steady one (MSER on the running median "
-        "of the step times); look at the seconds of the steps in the record. Told where the timed steps are "
-        "on average more than 5 % longer than those from the first steady one on.",
+        "of the step times); see the seconds of the steps in the record. Reported if the timed steps take on "
+        "average more than 5 % longer than those from the first steady one on.",
         fix="Raise `measure.warmup_steps` to the first steady step, and `training.steps` with it. If no step "
-        "is steady, measure longer, or on a machine that does nothing else.",
+        "is steady, measure longer, or on an otherwise idle machine.",
     ),
 )
 

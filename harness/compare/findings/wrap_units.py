@@ -1,4 +1,4 @@
-"""Whether weights are gathered block by block, as the adapter lists its units and as was measured."""
+"""Whether weights are gathered block by block: by the adapter's list of units, and as measured."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ BLOCKS_AT_ONCE = 2
 KINDS = (
     Kind(
         id="one-wrap-unit",
-        title="The whole model is one FSDP unit where one per transformer block was expected",
+        title="The model is one FSDP unit instead of one per transformer block",
         cause="No wrap policy reached the blocks, so every forward and backward pass gathers all weights at "
-        "once: no overlap, and a peak as if nothing were sharded.",
+        "once: no overlap, and the peak memory of an unsharded model.",
         confirm="The values hold the units that the adapter lists, the blocks, the most and the least "
-        "gathered weights seen at the end of a module in forward passes, and what the root and the largest "
-        "blocks make.",
+        "gathered weights at the end of a module in forward passes, and the size of the root and the "
+        "largest blocks.",
         fix="FSDP2: call `fully_shard` on each block before the root. FSDP1: `ModuleWrapPolicy` of the "
         "block's class. Accelerate: `transformer_cls_names_to_wrap`.",
     ),
@@ -31,7 +31,7 @@ KINDS = (
 
 
 def find(runs: Runs) -> list[Finding]:
-    """At most one finding per run: units that are not listed, else units that are listed but not there."""
+    """At most one finding per run: blocks that are not listed as units, else listed but not wrapped."""
     return [finding for row in runs.rows if (finding := _not_listed(row) or _not_there(row)) is not None]
 
 
@@ -44,8 +44,8 @@ def _not_listed(row: Row) -> Finding | None:
         return None
     return _finding(
         row,
-        f"wrap units: root and {len(units)} of {len(layout.blocks)} blocks; what lies in no unit of its own "
-        "is gathered with the root, without overlap",
+        f"wrap units: root and {len(units)} of {len(layout.blocks)} blocks; everything else is gathered with "
+        "the root, without overlap",
     )
 
 
@@ -64,8 +64,8 @@ def _not_there(row: Row) -> Finding | None:
         return None
     return _finding(
         row,
-        f"every block is listed as a unit, but {seen} bytes of weights were gathered at once in a forward "
-        f"pass where the root and the largest blocks are {limit}: blocks are not gathered one by one",
+        f"every block is listed as a unit, but a forward pass gathered {seen} bytes of weights at once, more "
+        f"than the {limit} of root and largest blocks: blocks are not gathered one by one",
     )
 
 
@@ -81,7 +81,7 @@ def at_once(moment: MemoryPart, limit: int) -> int:
 
 
 def gathered_limit(record: Record) -> int | None:
-    """The root and the largest blocks in bytes; None: the record does not tell, or nothing is cut."""
+    """Bytes of the root and the largest blocks; None if the record lacks them or nothing is sharded."""
     setting, effective = setting_for_rank(record, 0), record.backend.effective
     if setting is None or effective is None or setting.shards < 2:
         return None

@@ -28,7 +28,7 @@ def failures_section(comparison: Comparison) -> Section:
             found.setdefault(alike, []).append((group.cell, first))
     lines = [_line(alike, cells) for alike, cells in found.items()]
     block = Items(lines) if lines else Paragraph("None: no cell failed, ran out of memory or is unsupported.")
-    return Section("failures", "Cells without a whole result", [block])
+    return Section("failures", "Failed and unsupported cells", [block])
 
 
 def _line(alike: Alike, cells: Sequence[tuple[Cell, Record]]) -> str:

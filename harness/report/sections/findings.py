@@ -1,4 +1,4 @@
-"""What makes a comparison unfair or a run wrong, by name: causes first, then what follows from them."""
+"""Findings: causes first, then consequences and caveats."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from harness.report.formats import milliseconds, percent
 
 COLUMNS = (
     Column("finding", "finding", align="left"),
-    Column("cells", "of", align="left"),
+    Column("cells", "cells", align="left"),
     Column("figure", "figure", align="left"),
     Column("value", "value", align="left"),
 )
@@ -31,61 +31,61 @@ UNITS = {
     "_seconds": lambda value: f"{milliseconds(value)} ms",
     "_share": percent,
 }
-"""By the end of a figure's name."""
+"""By the suffix of a figure's name."""
 MOST_FIGURES = 12
 """Of one finding; `compare --json` has all."""
 MOST_VALUES = 3
 """Of one figure of one cell, which may differ between repeats."""
 MOST_OF_A_KIND = 3
-"""Sentences about one kind of finding that stand in the open."""
+"""Sentences about one kind of finding that are not folded."""
 
 
 def findings_section(comparison: Comparison) -> Section:
-    """Every finding, what its kind means, and the figures behind it; or that there is none."""
+    """Every finding, the meaning of its kind, and its figures; or that there is none."""
     found = comparison.findings
     if not found:
         is_judged = any(
             row.judgement.parity != "unjudged" and not row.is_reference for row in comparison.rows
         )
         text = (
-            "None: every judged run is the same job as its reference and agrees with it."
+            "None: every judged run trained the same job as its reference and agrees with it."
             if is_judged
-            else "None, and no run could be judged by a reference."
+            else "None, but no run could be compared with a reference."
         )
         return Section("findings", "Findings", [Paragraph(text)])
-    told = statements(found)
+    merged = statements(found)
     blocks: list[Block] = []
     for role, heading in ROLES.items():
-        of_role = [statement for statement in told if statement.role == role]
+        of_role = [statement for statement in merged if statement.role == role]
         if of_role:
             blocks += [Heading(heading), *_sentences(of_role)]
     table = Table(key="finding_figures", columns=COLUMNS, rows=_figures(found))
     blocks += [
-        Folded("What each of these findings means, how to confirm it and how to mend it", [_meanings(told)]),
-        Folded("The figures behind the findings", [table]),
+        Folded("Meaning of each finding, how to confirm and fix it", [_meanings(merged)]),
+        Folded("Figures behind the findings", [table]),
     ]
     return Section("findings", "Findings", blocks)
 
 
-def _meanings(told: Sequence[Statement]) -> Items:
+def _meanings(merged: Sequence[Statement]) -> Items:
     """The entry of the catalogue of each kind that was found, so that a report can be read by itself."""
     known = kinds()
     return Items(
         [
             (
                 f"{name} ({DOCUMENT}#{name})",
-                f"{known[name].title}. Cause: {known[name].cause} How to confirm it: {known[name].confirm} "
-                f"How to mend it: {known[name].fix}",
+                f"{known[name].title}. Cause: {known[name].cause} Confirm: {known[name].confirm} "
+                f"Fix: {known[name].fix}",
             )
-            for name in dict.fromkeys(statement.id for statement in told)
+            for name in dict.fromkeys(statement.id for statement in merged)
         ]
     )
 
 
-def _sentences(told: Sequence[Statement]) -> list[Block]:
+def _sentences(merged: Sequence[Statement]) -> list[Block]:
     """The first sentences of each kind, and the others folded."""
     of_kind: dict[str, list[tuple[str, str]]] = {}
-    for statement in told:
+    for statement in merged:
         of_kind.setdefault(statement.id, []).append((statement.id, statement.sentence))
     first = [line for lines in of_kind.values() for line in lines[:MOST_OF_A_KIND]]
     rest = {name: lines[MOST_OF_A_KIND:] for name, lines in of_kind.items() if lines[MOST_OF_A_KIND:]}
@@ -97,7 +97,7 @@ def _sentences(told: Sequence[Statement]) -> list[Block]:
 
 
 def _figures(found: Sequence[Finding]) -> list[list[str]]:
-    """What is behind the findings, causes first; cells whose figures read alike are in one line."""
+    """Figures of the findings, causes first; cells with equal figures share a line."""
     order = list(ROLES)
     values: dict[tuple[str, Cell | Backends, str], list[str]] = {}
     for finding in sorted(found, key=lambda finding: order.index(role_of(finding.id))):
@@ -123,7 +123,7 @@ def _joined(values: Sequence[str]) -> str:
 
 
 def flat(values: Any, name: str = "", unit: str = "") -> Iterator[tuple[str, str]]:
-    """(figure, value with its unit) of every leaf of a finding's values; what is None is left out."""
+    """(figure, value with its unit) of every leaf of a finding's values that is not None."""
     if name == "exceeded":
         values = {key: f"{words(found)}, allowed {words(most)}" for key, (found, most) in values.items()}
     if isinstance(values, dict):

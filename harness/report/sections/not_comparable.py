@@ -1,4 +1,4 @@
-"""Runs that are not the same job as the others, apart from them, and why."""
+"""Runs that trained another job than the others, in a table of their own with the reasons."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from harness.report.document import Paragraph, Section
 from harness.report.tables import not_comparable_table
 
 TEXT = (
-    "These runs ended, but did not train the job of the others: other settings, initial weights, samples, "
-    "tokens per step, learning rates or numbers of steps. No figure of theirs stands beside another run's, "
-    "in no table, picture, ranking or verdict of this report. The table names each field with both values; a "
-    "reference without a result is replaced by the run that most others agree with."
+    "These runs finished, but trained a different job: other settings, initial weights, samples, tokens per "
+    "step, learning rates or numbers of steps. They are excluded from every other table, picture, ranking "
+    "and verdict of this report. The table names each differing field with both values; if the reference has "
+    "no result, the run that most others agree with replaces it."
 )
 
 

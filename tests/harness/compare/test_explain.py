@@ -66,7 +66,7 @@ def test_a_ratio_that_ranks_and_steps_both_explain_names_both() -> None:
 
 def test_a_first_loss_that_is_not_finite_is_said() -> None:
     found = explained(steps=make_steps((None, *LOSSES[1:])))
-    assert (found.kind, "not finite" in found.message) == ("diverged", True)
+    assert (found.kind, "not finite" in found.text) == ("diverged", True)
 
 
 def test_a_loss_of_rank_0_alone() -> None:
@@ -91,20 +91,20 @@ def test_a_mean_of_means_over_ranks_with_unequal_targets() -> None:
 def test_a_loss_that_was_divided_before_it_was_reported() -> None:
     found = explained(4, steps=make_steps([LOSSES[0] / 4, *LOSSES[1:]]))
     assert found.kind == "loss-scale"
-    assert "divided by the 4 accumulation steps again" in found.message
+    assert "divided by the 4 accumulation steps again" in found.text
 
 
 def test_another_first_loss_is_the_forward_pass() -> None:
     found = explained(steps=make_steps([LOSSES[0] + 0.01, *LOSSES[1:]]))
     assert found.kind == "diverged"
-    assert "forward pass" in found.message
+    assert "forward pass" in found.text
     assert found.values == {"reference": LOSSES[0], "given": LOSSES[0] + 0.01}
 
 
 def test_a_gradient_that_was_summed() -> None:
     found = explained(steps=make_steps(norms=[2 * norm for norm in NORMS]))
     assert found.kind == "gradient-scale"
-    assert "x 2: summed over 2 ranks" in found.message
+    assert "x 2: summed over 2 ranks" in found.text
     assert found.values == {"ratio": 2.0}
 
 
@@ -116,22 +116,22 @@ def test_ranks_that_are_told_other_norms_clip_by_their_shard() -> None:
 
 def test_a_gradient_of_no_known_scale_hints_at_what_the_job_allows() -> None:
     steps = make_steps(norms=(1.37, *NORMS[1:]))
-    assert "a rank, a micro-step or a parameter may be missing" in explained(steps=steps).message
+    assert "a rank, a micro-step or a parameter may be missing" in explained(steps=steps).text
     uneven = explained(steps=steps, ranks=ranks(target_tokens=[216, 800]))
     assert uneven.kind == "gradient-differs"
-    assert "averaged per rank and not per token" in uneven.message
+    assert "averaged per rank instead of per token" in uneven.text
 
 
 @pytest.mark.parametrize(
     ("ratio", "told"),
     [
-        (1 - 8.6e-4, "the first gradient norm lies 0.086 % below the reference's although"),
-        (1 + 2.04e-3, "the first gradient norm lies 0.20 % above the reference's although"),
+        (1 - 8.6e-4, "the first gradient norm is 0.086 % below the reference's although"),
+        (1 + 2.04e-3, "the first gradient norm is 0.20 % above the reference's although"),
         (0.7, "the first gradient norm is 0.7 times the reference's although"),
     ],
 )
 def test_a_gradient_norm_is_told_beside_the_references(ratio: float, told: str) -> None:
-    assert told in explained(steps=make_steps(norms=(NORMS[0] * ratio, *NORMS[1:]))).message
+    assert told in explained(steps=make_steps(norms=(NORMS[0] * ratio, *NORMS[1:]))).text
 
 
 def test_a_parameter_that_stood_still_is_named_before_the_gradient() -> None:
@@ -144,7 +144,7 @@ def test_a_run_that_parts_later_has_another_update() -> None:
     losses = [*LOSSES[:2], LOSSES[2] + 0.01, LOSSES[3] + 0.02]
     found = explained(steps=make_steps(losses), **start(b=2.5))
     assert found.kind == "update-differs"
-    assert "losses leave the reference at step 2" in found.message
+    assert "losses diverge at step 2" in found.text
     assert found.values["parameters"] == ["b"]
 
 

@@ -34,14 +34,14 @@ def test_a_gradient_that_is_wrong_from_a_later_step_on_is_no_update() -> None:
     losses = [*LOSSES[:3], LOSSES[3] + 0.01]
     cause = explained(make_record(label="ddp", steps=make_steps(losses, norms)))
     assert cause.kind == "gradient-differs"
-    assert "norm of step 2 is 0.7 times" in cause.message
+    assert "norm of step 2 is 0.7 times" in cause.text
 
 
 def test_a_later_norm_that_differs_a_little_is_an_update() -> None:
     norms = [*NORMS[:2], NORMS[2] * 1.01, NORMS[3] * 1.02]
     cause = explained(make_record(label="ddp", steps=make_steps(LOSSES, norms)))
     assert cause.kind == "update-differs"
-    assert "at step 2" in cause.message
+    assert "at step 2" in cause.text
 
 
 def test_norms_that_part_bit_by_bit_are_an_update() -> None:
@@ -57,7 +57,7 @@ def test_gradients_that_are_summed_from_a_later_step_on_are_named() -> None:
     norms = [*NORMS[:2], NORMS[2] * 2, NORMS[3] * 2]
     cause = explained(make_record(label="ddp", steps=make_steps(LOSSES, norms)))
     assert cause.kind == "gradient-scale"
-    assert "from step 2 on: summed over 2 ranks" in cause.message
+    assert "from step 2 on: summed over 2 ranks" in cause.text
 
 
 @pytest.mark.parametrize("shown", ["nothing", "that of rank 0"])
@@ -69,7 +69,7 @@ def test_a_loss_of_rank_0_only_is_named_with_its_step(shown: str) -> None:
     parts = ranks(own, loss_sums=reported)
     cause = explained(make_record(label="ddp", steps=make_steps(losses), ranks=parts))
     assert cause.kind == "loss-of-one-rank"
-    assert "from step 2 on" in cause.message
+    assert "from step 2 on" in cause.text
 
 
 def test_a_loss_that_was_altered_after_it_was_computed_is_named() -> None:
@@ -108,7 +108,7 @@ def test_ranks_with_other_weights_are_no_wrong_update() -> None:
     ]
     losses = [*LOSSES[:2], LOSSES[2] + 0.01, LOSSES[3] + 0.02]
     cause = explained(make_record(label="ddp", steps=make_steps(losses), ranks=parts))
-    assert (cause.kind, cause.message) == ("diverged", "ranks do not hold the same weights")
+    assert (cause.kind, cause.text) == ("diverged", "ranks hold different weights")
 
 
 def test_samples_that_differ_in_a_later_step_are_found() -> None:

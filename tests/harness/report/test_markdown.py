@@ -91,7 +91,7 @@ def test_same_records_give_the_same_bytes(tmp_path: Path) -> None:
 
 def test_cells_without_a_result_appear_with_their_reason(tmp_path: Path) -> None:
     text = report_of(tmp_path, fixed_records()).read_text()
-    section = text.partition("## Cells without a whole result")[2].partition("##")[0]
+    section = text.partition("## Failed and unsupported cells")[2].partition("##")[0]
     assert "fsdp1-hybrid on 2 ranks: unsupported: needs 4 ranks, not 2" in section
     assert r"fsdp on 2 ranks: failed: RuntimeError (rank 1): no \| such \`device\`" in section
     table = text.partition("## Results")[2].partition("##")[0]
@@ -106,7 +106,7 @@ def test_divergence_is_told_among_the_findings(tmp_path: Path) -> None:
 
 def test_agreement_is_told(tmp_path: Path) -> None:
     text = report_of(tmp_path, [make_record(), make_record(label="ddp")]).read_text()
-    assert "None: every judged run is the same job as its reference" in text
+    assert "None: every judged run trained the same job as its reference" in text
 
 
 def test_records_are_linked_relative_to_the_report(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def test_a_gap_is_named() -> None:
     (finding,) = missing(run(0), run(2), run(4))
     assert finding.values == {"missing": [1, 3], "runs": 5}
     assert finding.message == (
-        "ddp on 2 ranks: of 5 runs, counted from 0, numbers 1 and 3 are not among the records"
+        "ddp on 2 ranks: 2 of 5 runs are missing from the records: numbers 1 and 3, counted from 0"
     )
 
 
@@ -29,13 +29,15 @@ def test_a_gap_is_named() -> None:
 def test_the_command_says_how_many_there_should_be(option: str) -> None:
     (finding,) = missing(run(0, command=f"harness compare {option}"), run(1))
     assert finding.values == {"missing": [2], "runs": 3}
-    assert "number 2 is not among the records" in finding.message
+    assert "1 of 3 runs is missing from the records: number 2," in finding.message
 
 
 def test_cells_that_lack_the_same_runs_are_told_together() -> None:
     found = missing(run(1), run(1, label="zero1"))
     (told,) = statements(found)
-    assert told.sentence.startswith("ddp and zero1 on 2 ranks: of 2 runs, counted from 0, number 0 is not")
+    assert told.sentence.startswith(
+        "ddp and zero1 on 2 ranks: 1 of 2 runs is missing from the records: number 0"
+    )
 
 
 @pytest.mark.parametrize(

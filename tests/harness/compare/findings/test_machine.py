@@ -24,8 +24,8 @@ def test_only_what_was_seen_is_told_and_of_cells_alike_once() -> None:
     ]
     (told,) = [s for s in statements(Comparison(records).findings) if s.id == "busy-machine"]
     assert told.sentence == (
-        "ddp and zero1 on 2 ranks: the load average when the run began was above the cores and the threads "
-        "of the largest run together: other work, or processes of a run before"
+        "ddp and zero1 on 2 ranks: the load average at the start exceeded cores and threads of the largest "
+        "run combined: other work, or processes of an earlier run"
     )
 
 
@@ -37,8 +37,8 @@ def test_ranks_that_take_turns_on_cores_are_told() -> None:
     records = [make_record(label=label, world_size=16) for label in ("ddp", "fsdp")]
     (told,) = [s for s in statements(Comparison(records).findings) if s.id == "cores-shared"]
     assert told.sentence == (
-        "ddp and fsdp on 16 ranks: 16 threads of a node share 8 cores: speed and scaling are those of ranks "
-        "that take turns"
+        "ddp and fsdp on 16 ranks: 16 threads per node share 8 cores: speed and scaling say little about the "
+        "strategies"
     )
     assert told.role == "figures"
 

@@ -138,8 +138,8 @@ def test_a_rank_that_holds_much_more_is_a_finding() -> None:
     assert finding.values["peak_bytes_by_rank"] == [16_004, 40_000]
     assert finding.values["expected_model_state_bytes_by_rank"] == [16_004, 16_004]
     assert finding.message == (
-        "ddp on 2 ranks: rank 1 has a peak of 40,000 bytes, rank 0 of 16,004: 86 % of the mean over ranks "
-        "apart"
+        "ddp on 2 ranks: rank 1 has a peak of 40,000 bytes, rank 0 of 16,004: a gap of 86 % of the mean "
+        "over ranks"
     )
 
 
@@ -147,7 +147,7 @@ def test_the_rank_that_differs_is_named_among_many() -> None:
     memory = [steady(peak_bytes=20_000) for _ in range(8)]
     memory[5] = steady(peak_bytes=24_000)
     (finding,) = find(Comparison([run(memory)]))
-    assert "rank 5 has a peak of 24,000 bytes, rank 0 of 20,000: 20 % of the mean" in finding.message
+    assert "rank 5 has a peak of 24,000 bytes, rank 0 of 20,000: a gap of 20 % of the mean" in finding.message
 
 
 def test_a_peak_higher_by_one_buffer_of_the_transport_is_chance() -> None:
@@ -176,6 +176,6 @@ def test_a_gap_less_what_the_strategy_cuts_unevenly_says_so() -> None:
     gap = _gap("a peak", {0: 100, 1: 150}, {0: 80, 1: 90})
     assert gap is not None
     assert gap.sentence == (
-        "rank 1 has a peak of 150 bytes, rank 0 of 100: 32 % of the mean over ranks apart, less what the "
+        "rank 1 has a peak of 150 bytes, rank 0 of 100: a gap of 32 % of the mean over ranks, minus what the "
         "closed forms expect of each"
     )

@@ -42,11 +42,11 @@ def test_causes_are_told_before_divergence_and_each_is_explained_in_the_report()
     assert section.index("**gradient-scale**") < section.index("**diverged**")
     assert "### Causes" in section
     assert "### Consequences" in section
-    assert "How to mend it: Decide on one place that divides." in section
+    assert "Fix: Divide in one place only." in section
     assert '{"' not in section
     assert [block.title for block in findings_section(comparison).blocks if hasattr(block, "title")] == [
-        "What each of these findings means, how to confirm it and how to mend it",
-        "The figures behind the findings",
+        "Meaning of each finding, how to confirm and fix it",
+        "Figures behind the findings",
     ]
 
 
@@ -66,7 +66,7 @@ def test_findings_of_repeats_and_of_cells_alike_are_told_once_and_many_are_folde
     assert 0 < len(open_) <= MOST_OF_A_KIND * len({name for name, _ in open_})
     more = next(block for block in blocks if isinstance(block, Folded))
     assert more.title.startswith("More of the same kinds: ")
-    figures = next(b for b in blocks if isinstance(b, Folded) and b.title.startswith("The figures"))
+    figures = next(b for b in blocks if isinstance(b, Folded) and b.title.startswith("Figures"))
     (table,) = figures.blocks
     assert isinstance(table, Table)
     lines = [tuple(line) for line in table.rows]

@@ -1,0 +1,204 @@
+"""Speed, memory and communication in the verdict: one clause each for the cells that are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from harness.compare.repeats import Repeats
+from harness.compare.speed import shares_cores
+from harness.compare.statistics import (
+    LEVEL,
+    median_interval,
+    pairs_among,
+    runs_to_judge,
+    significance,
+    value_range,
+)
+from harness.compare.wording import counted, listed, ranks
+from harness.report.formats import megabytes, number, percent
+from harness.theory.transports import EMULATED
+
+ALIKE = 0.99
+"""Throughputs of at least this share of the fastest count as equal."""
+FEW_TIMED_STEPS = 8
+"""With fewer per run, speeds are rough."""
+
+
+def speed(groups: Sequence[Repeats], size: int, among: str) -> str:
+    """Which cell is fastest, which slowest, and what the runs can tell; `among` says of which cells."""
+    key = "tokens_per_second"
+    ordered = sorted((g for g in groups if g.values(key)), key=lambda g: g.median(key) or 0.0, reverse=True)
+    if not ordered:
+        return ""
+    best, others = ordered[0], ordered[1:]
+    rate = number(best.median(key))
+    if not others:
+        return f"on {ranks(size)} only {best.label}{among} was timed, at {rate} tokens/s"
+    name = f"{best.label}, which diverged," if best.parity == "diverged" else best.label
+    presets = {g.record.world.preset for g in ordered}
+    preset = f" under the preset {presets.pop()}" if len(presets) == 1 else ""
+    pairs = pairs_among(len(ordered))
+    fewest = min(len(steps) for group in ordered for steps in group.timed_steps)
+    clauses = [
+        f"on {ranks(size)} {name} is fastest{among} at {rate} tokens/s{_extent(best.values(key))}{preset}, "
+        + _slowest(best, others, pairs),
+        *_significance(best, others, pairs),
+    ]
+    if any(shares_cores(row.record) for group in ordered for row in group.rows):
+        clauses.append("ranks share processor cores, so these speeds say little about the strategies")
+    if fewest < FEW_TIMED_STEPS:
+        clauses.append(f"with only {counted(fewest, 'timed step')} per run, speeds are rough")
+    return "; ".join(clauses)
+
+
+def _significance(best: Repeats, others: Sequence[Repeats], pairs: int) -> list[str]:
+    """Which of `others` may be as fast as the best one."""
+    key = "tokens_per_second"
+    judged = {g.label: significance(g.values(key), best.values(key), pairs) for g in others}
+    close = [label for label, found in judged.items() if found == "within noise"]
+    open_ = [label for label, found in judged.items() if found == "not judged"]
+    clauses = []
+    if close:
+        clauses.append(
+            f"{listed(close)} {'is' if len(close) == 1 else 'are'} statistically tied with the fastest"
+        )
+    if len(open_) == len(others):
+        clauses.append(
+            f"fewer than {runs_to_judge(pairs)} runs of each, so no difference is tested against noise"
+        )
+    elif open_:
+        clauses.append(f"too few runs to judge {listed(open_)}")
+    elif not close:
+        clauses.append("every difference to the fastest is beyond noise")
+    return clauses
+
+
+def _slowest(best: Repeats, others: Sequence[Repeats], pairs: int) -> str:
+    """The last of `others`, in falling order, with those next to it that are tied with it."""
+    key = "tokens_per_second"
+    last = others[-1]
+    distinct = [
+        n for n, g in enumerate(others[:-1], 1) if not _alike(g, last, pairs) or _alike(g, best, pairs)
+    ]
+    level = others[max(distinct, default=0) :]
+    shares = [(g.median(key) or 0) / (best.median(key) or 1) for g in level]
+    if shares[-1] >= ALIKE:
+        return f"all others reach at least {percent(ALIKE)} of that"
+    least, most = percent(shares[-1]), percent(shares[0])
+    extent = least if least == most else f"{least} to {most}"
+    return f"{listed([g.label for g in level])} slowest at {extent} of that"
+
+
+def _alike(group: Repeats, other: Repeats, pairs: int) -> bool:
+    key = "tokens_per_second"
+    return significance(group.values(key), other.values(key), pairs) == "within noise"
+
+
+def speed_of_one_process(groups: Sequence[Repeats], size: int) -> list[str]:
+    """Throughput of the reference; empty where it is among the compared cells."""
+    timed = [g for g in groups if g.is_reference and g.whole and g.values("tokens_per_second")]
+    if len(timed) != 1 or size == 1:
+        return []
+    threads = timed[0].record.world.threads_per_rank
+    others = {g.record.world.threads_per_rank for g in groups if g.world_size == size}
+    cut = ""
+    if others != {threads}:
+        cut = f" with {counted(threads, 'thread')} (ranks use {listed(sorted(map(str, others)))})"
+    rate = number(timed[0].median("tokens_per_second"))
+    return [f"the reference, one process{cut}, reaches {rate} tokens/s"]
+
+
+def not_alike(size: int) -> str:
+    """In place of speeds where conditions differ."""
+    return (
+        f"on {ranks(size)} no two cells were measured under the same conditions, so speeds are not compared"
+    )
+
+
+def _extent(values: Sequence[float]) -> str:
+    """The interval of the median, or the range if there are too few runs for one."""
+    interval, extent = median_interval(values), value_range(values)
+    if interval is not None:
+        return f" ({percent(LEVEL)} interval {number(interval.low)} to {number(interval.high)})"
+    if extent is None or len(values) < 2:
+        return ""
+    return f" (range of {len(values)} runs {number(extent.low)} to {number(extent.high)})"
+
+
+def memory(groups: Sequence[Repeats]) -> list[str]:
+    """Peak memory per rank."""
+    peaks = {group.label: max(group.rank_peaks) for group in groups if group.rank_peaks}
+    if not peaks:
+        return ["peak memory was not measured"]
+    least, *fastest = _range(peaks, groups)
+    return [f"on {ranks(groups[0].world_size)} peak memory per rank is {least}", *fastest]
+
+
+def communication(groups: Sequence[Repeats]) -> list[str]:
+    """Traffic per rank and step, and whether it is what the closed forms give."""
+    sent = {g.label: value for g in groups if (value := g.median("sent_bytes_per_step")) is not None}
+    if not sent:
+        return ["communication was not measured"]
+    if not any(sent.values()):
+        return ["nothing was communicated"] if groups[0].world_size > 1 else []
+    off = []
+    for group in groups:
+        most = max(_bytes_off(group), key=abs, default=0.0)
+        if abs(most) >= 1:
+            off.append(f"{group.label} ({most:+,.0f} bytes)")
+    unknown = [
+        group.label
+        for group in groups
+        if group.label in sent and group.median("expected_sent_bytes_per_step") is None
+    ]
+    least, *fastest = _range(sent, groups)
+    size = groups[0].world_size
+    clauses = [f"on {ranks(size)} traffic per rank and step (ring algorithm) is {least}", *fastest]
+    if off:
+        clauses.append(f"not what the closed form expects: {listed(off)}")
+    elif len(unknown) < len(sent):
+        of = f" in the {len(sent) - len(unknown)} of {len(sent)} cells with a closed form" if unknown else ""
+        clauses.append(f"as expected to the byte{of}")
+    if unknown:
+        clauses.append(f"without a closed form: {listed(unknown)}")
+    return [*clauses, *_emulated(groups)]
+
+
+def _emulated(groups: Sequence[Repeats]) -> list[str]:
+    """What a transport sends that implements a collective as another one; empty where none does."""
+    pairs = [(g.median("sent_bytes_per_step"), g.median("transport_sent_bytes_per_step"), g) for g in groups]
+    more = [(real, g) for ring, real, g in pairs if ring is not None and real is not None and real != ring]
+    if not more:
+        return []
+    most, group = max(more, key=lambda pair: pair[0])
+    transport = group.record.world.collectives
+    instead = listed([f"{op} as {other}" for op, other in EMULATED[transport].items()]).replace("_", "-")
+    return [f"{transport} implements {instead} and sends up to {megabytes(most)} MB"]
+
+
+def _bytes_off(group: Repeats) -> list[float]:
+    """Sent minus expected per step, of each repeat of which both are known."""
+    pairs = [
+        (document["sent_bytes_per_step"], document["expected_sent_bytes_per_step"])
+        for document in group.documents
+    ]
+    return [sent - expected for sent, expected in pairs if sent is not None and expected is not None]
+
+
+def _range(figures: Mapping[str, float], groups: Sequence[Repeats]) -> list[str]:
+    """'1 MB (a, b) to 2 MB (c)' and 'the fastest, d, has 1.5 MB'."""
+    least, most = min(figures.values()), max(figures.values())
+
+    def who(value: float) -> str:
+        return listed(
+            [label for label, figure in figures.items() if megabytes(figure) == megabytes(value)], 4
+        )
+
+    if megabytes(least) == megabytes(most):
+        return [f"{megabytes(most)} MB{' for each of them' if len(figures) > 1 else ''}"]
+    clauses = [f"{megabytes(least)} MB ({who(least)}) to {megabytes(most)} MB ({who(most)})"]
+    timed = [group for group in groups if group.label in figures and group.values("tokens_per_second")]
+    best = max(timed, key=lambda group: group.median("tokens_per_second") or 0.0, default=None)
+    if best is not None:
+        clauses.append(f"the fastest, {best.label}, has {megabytes(figures[best.label])} MB")
+    return clauses
