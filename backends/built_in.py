@@ -68,7 +68,7 @@ def _accelerate_fsdp(name: str, version: int, summary: str) -> Entry:
 ENTRIES = [
     _entry(
         "single", "single:SingleBackend", "SingleOptions", "one process, whole global batch: the reference",
-        StrategyKind(family="single"), default=True,
+        StrategyKind(family="single", sharding="single"), default=True,
     ),
     _entry(
         "ddp", "ddp:DdpBackend", "NoOptions", "DistributedDataParallel: nothing sharded",

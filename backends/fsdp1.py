@@ -39,7 +39,7 @@ from harness.backends.presets import reduce_dtype_changes
 from harness.backends.strategy import Sharding
 from harness.backends.torch_engine import Strategy, TorchEngine, full_tensor
 
-STRATEGIES: dict[Sharding, ShardingStrategy] = {
+STRATEGIES: dict[str, ShardingStrategy] = {
     "none": ShardingStrategy.NO_SHARD,
     "grad-op": ShardingStrategy.SHARD_GRAD_OP,
     "full-shard": ShardingStrategy.FULL_SHARD,

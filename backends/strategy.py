@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Sharding = Literal["none", "grad-op", "full-shard", "hybrid"]
-"""What is divided among ranks: nothing; optimizer states and gradients; weights too; weights too, within
-groups of ranks that replicate one another."""
+Sharding = Literal["single", "none", "grad-op", "full-shard", "hybrid"]
+"""What is divided among ranks: there is one rank; nothing; optimizer states and gradients; weights too;
+weights too, within groups of ranks that replicate one another."""
 Route = Literal["native", "accelerate"]
-TEXTBOOK_STAGES: dict[Sharding, int] = {"none": 0, "grad-op": 2, "full-shard": 3, "hybrid": 3}
+TEXTBOOK_STAGES: dict[Sharding, int] = {"single": 0, "none": 0, "grad-op": 2, "full-shard": 3, "hybrid": 3}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from harness.compare.volume import (
 from harness.record import Record
 from harness.report.sections.machine import commit_words
 from harness.store import read_runs
-from harness.theory.expected.textbook import STEP_PHASES
+from harness.theory.terms import STEP_PHASES
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "communication.md"
 GEOMETRIES = {
@@ -116,7 +116,7 @@ def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
         f"{_origin(ran)}.",
         "Each figure is the payload in bytes that a rank handed to collectives per step, which is the size "
         "of the whole tensors, over forward, backward and step. The kernels of `harness/worker/"
-        "communication.py` counted it; `harness/theory/expected` derives what is expected from the job "
+        "communication.py` counted it; `harness/theory` derives what is expected from the job "
         "alone. A bare number: measured and expected agree to the byte, on every rank, in every phase "
         "(setup, weight digest, forward, backward, step), collective, dtype and group.",
         f"{len(ran)} runs; {len(ran) - len(differing)} agree to the byte, {len(differing)} differ.",

@@ -17,7 +17,7 @@ from harness.compare import measures
 from harness.compare.states import RankStates, largest, rank_states, textbook
 from harness.record import Record
 from harness.store import read_runs
-from harness.theory.memory.terms import STATE_KINDS
+from harness.theory.terms import STATE_KINDS
 
 SHARED_KINDS = ("optimizer", "gradients", "weights")
 """In the order in which ZeRO's stages cut them."""

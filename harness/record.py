@@ -10,6 +10,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
+from harness.backends.strategy import StrategyKind
+from harness.theory.terms import OwnForms
+
 SCHEMA_VERSION: Literal[1] = 1
 Status = Literal["ok", "oom", "failed", "timeout", "diverged", "unsupported"]
 Window = Literal["warmup", "counted", "traced", "settling", "timed"]
@@ -42,6 +45,10 @@ class BackendPart(Part):
     effective: dict[str, Any] | None = None
     native_config: dict[str, Any] | None = None
     versions: dict[str, str] = {}
+    claim: StrategyKind | None = None
+    """The strategy that a third party's backend claims to be; None: a built-in one, or nothing claimed."""
+    own_forms: OwnForms | None = None
+    """Closed forms that a third party's backend brought, in place of those of a family."""
 
 
 class TensorPart(Part):

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from harness.theory.expected.setting import Setting, Tensor
+from harness.backends.registry import BUILT_IN
+from harness.backends.strategy import StrategyKind
+from harness.theory.families import collectives
+from harness.theory.layout import Layout, Tensor
+from harness.theory.terms import Volume
+from harness.theory.workload import Window, Workload
+
+LAYOUT = ("tied", "buffers", "blocks")
+WINDOW = ("evaluation_every", "evaluation_passes", "evaluation_spells", "digest", "checkpoint")
 
 
 def bloom_560m() -> list[Tensor]:
@@ -23,31 +32,42 @@ def bloom_560m() -> list[Tensor]:
     return found + _norm("transformer.ln_f", hidden)
 
 
-def setting(parameters: list[Tensor], block_count: int, prefix: str, **changes: object) -> Setting:
-    """One counted step of a job on these parameters, like for like, fp32, on 2 ranks."""
-    world_size = changes.get("world_size", 2)
-    values: dict[str, object] = {
-        "tied": {},
-        "decaying": frozenset(t.name for t in parameters if len(t.shape) > 1),
-        "buffers": (),
-        "blocks": tuple(f"{prefix}.{index}" for index in range(block_count)),
-        "precision": "fp32",
-        "preset": "like-for-like",
-        "world_size": world_size,
-        "shard_size": world_size,
-        "accumulation_steps": 1,
-        "clipping": True,
-        "offload": "none",
-        "steps": (4,),
-    }
+def workload(parameters: list[Tensor], block_count: int, prefix: str, **changes: Any) -> Workload:
+    """One counted step of a job on these parameters, like for like, fp32, on 2 ranks, not yet of a backend.
+
+    `changes` may name fields of the layout and the window too.
+    """
     if changes.get("precision") == "bf16":
-        values["master_dtype"] = "bfloat16"
         parameters = [replace(tensor, dtype="bfloat16") for tensor in parameters]
-    return Setting(**(values | changes | {"parameters": tuple(parameters)}))  # type: ignore[arg-type]
+    of_layout = {name: changes.pop(name) for name in LAYOUT if name in changes}
+    of_window = {name: changes.pop(name) for name in WINDOW if name in changes}
+    layout = Layout(
+        parameters=tuple(parameters),
+        decaying=frozenset(t.name for t in parameters if len(t.shape) > 1),
+        **({"blocks": tuple(f"{prefix}.{index}" for index in range(block_count))} | of_layout),
+    )
+    return Workload(
+        layout=layout,
+        strategy=StrategyKind(family="not chosen"),
+        window=Window(steps=changes.pop("steps", (4,)), **of_window),
+        **({"world_size": 2} | changes),
+    )
 
 
-def bloom_setting(**changes: object) -> Setting:
-    return setting(bloom_560m(), 24, "transformer.h", **changes)
+def volume_of(backend: str, workload: Workload) -> Volume:
+    """What a built-in backend is expected to communicate."""
+    return collectives(under(backend, workload))
+
+
+def under(backend: str, workload: Workload) -> Workload:
+    """The workload under a built-in backend."""
+    strategy = BUILT_IN[backend].strategy
+    assert strategy is not None
+    return replace(workload, strategy=strategy)
+
+
+def bloom_workload(**changes: Any) -> Workload:
+    return workload(bloom_560m(), 24, "transformer.h", **changes)
 
 
 def small(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -56,8 +76,8 @@ def small(*shapes: tuple[int, ...]) -> list[Tensor]:
     return [Tensor(name, shape, "float32") for name, shape in zip(names, shapes, strict=True)]
 
 
-def small_setting(*shapes: tuple[int, ...], **changes: object) -> Setting:
-    return setting(small(*shapes), len(shapes) - 1, "blocks", **changes)
+def small_workload(*shapes: tuple[int, ...], **changes: Any) -> Workload:
+    return workload(small(*shapes), len(shapes) - 1, "blocks", **changes)
 
 
 def _matrix(name: str, rows: int, columns: int) -> Tensor:

@@ -15,7 +15,7 @@ WITHOUT_TORCH = [
     "harness.compare.rows", "harness.config", "harness.launch.assemble", "harness.launch.local",
     "harness.provenance", "harness.record", "harness.report.report", "harness.report.drawing",
     "harness.report.tables", "harness.cli.slurm", "harness.spec", "harness.store",
-    "harness.theory.communication",
+    "harness.theory.families",
     "harness.backends.base", "backends.options", "backends.registry",
 ]  # fmt: skip
 

@@ -8,16 +8,16 @@ from statistics import median
 
 from harness.compare.once import once
 from harness.compare.states import after_backward, all_kinds
+from harness.compare.workload import known_strategy
 from harness.record import CommunicationPart, MemoryPart, Record, StepPart
-from harness.theory.communication import ring_sent_bytes, textbook_sent_bytes
-from harness.theory.expected.textbook import STEP_PHASES
-from harness.theory.memory.terms import STATE_KINDS
-from harness.theory.strategies import TEXTBOOK
+from harness.theory.dtypes import DTYPE_BYTES
+from harness.theory.ring import ring_sent_bytes
+from harness.theory.terms import STATE_KINDS, STEP_PHASES
+from harness.theory.textbook import textbook_sent_bytes
 from harness.theory.transports import transport_sent_bytes
 
 STEP_MOMENTS = ("after_forward", "after_backward", "after_step")
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def timed_steps(record: Record) -> list[StepPart]:
@@ -126,7 +126,7 @@ def _per_step(record: Record, sent: Callable[[CommunicationPart], float]) -> flo
 def textbook_bytes_per_step(record: Record) -> float | None:
     """What the textbook says that a rank sends per step; None for a strategy it does not know."""
     effective = record.backend.effective
-    strategy = TEXTBOOK.get(record.backend.name)
+    strategy = known_strategy(record)
     if effective is None or strategy is None:
         return None
     weights = DTYPE_BYTES.get(effective["parameter_dtype"])
@@ -134,7 +134,7 @@ def textbook_bytes_per_step(record: Record) -> float | None:
     if weights is None or reduced is None:
         return None
     return textbook_sent_bytes(
-        strategy,
+        strategy.sharding,
         effective["parameter_count"],
         record.world.world_size,
         weight_bytes=weights,

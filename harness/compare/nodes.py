@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.record import Record
-from harness.theory.expected.textbook import STEP_PHASES
 from harness.theory.nodes import NodeTraffic, node_traffic
+from harness.theory.terms import STEP_PHASES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.compare.workload import expected_states, known_strategy
 from harness.record import MemoryPart, RankPart, Record
-from harness.theory.memory import ModelStates, Setting, expected_states
-from harness.theory.memory.terms import STATE_KINDS
-from harness.theory.memory.textbook import textbook_states
+from harness.theory.terms import STATE_KINDS, ModelStates
+from harness.theory.textbook import textbook_states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class RankStates:
     step: int
     measured: dict[str, int]
     expected: ModelStates | None
-    """None: a third party's backend, no layout in the record, or the first step, before Adam's states."""
+    """None: no closed form is known, no layout in the record, or the first step, before Adam's states."""
 
     @property
     def measured_bytes(self) -> int:
@@ -36,7 +36,7 @@ def rank_states(record: Record) -> list[RankStates]:
                     rank=part.rank,
                     step=moment.step,
                     measured=all_kinds(moment),
-                    expected=expected_for_rank(record, part.rank) if moment.step > 0 else None,
+                    expected=expected_states(record, part.rank) if moment.step > 0 else None,
                 )
             )
     return found
@@ -61,47 +61,21 @@ def largest(states: list[RankStates]) -> RankStates | None:
     return max(states, key=lambda of_rank: of_rank.measured_bytes, default=None)
 
 
-def expected_for_rank(record: Record, rank: int) -> ModelStates | None:
-    """The closed form for one rank of a run."""
-    setting = setting_for_rank(record, rank)
-    return None if setting is None else expected_states(setting)
-
-
-def setting_for_rank(record: Record, rank: int) -> Setting | None:
-    """What decides the memory of one rank; None: a record without layout."""
-    if record.layout is None:
-        return None
-    effective = record.backend.effective or {}
-    return Setting(
-        layout=record.layout,
-        backend=record.backend.name,
-        precision=record.job["training"]["precision"],
-        preset=record.world.preset,
-        world_size=record.world.world_size,
-        rank=rank,
-        shard_size=effective.get("details", {}).get("shard_size"),
-        accumulation_steps=record.world.accumulation_steps,
-        device=record.world.device,
-        options=record.backend.options,
-    )
-
-
 def expected_model_state_bytes(record: Record) -> int | None:
     """The largest rank's closed form; None where there is none."""
     sizes = [
         states.model_state_bytes
         for rank in range(record.world.world_size)
-        if (states := expected_for_rank(record, rank)) is not None
+        if (states := expected_states(record, rank)) is not None
     ]
     return max(sizes) if sizes else None
 
 
 def textbook(record: Record) -> dict[str, float] | None:
-    """What the ZeRO paper counts per kind; None for a backend it does not cover or an unknown size."""
-    effective = record.backend.effective
-    if effective is None:
+    """What the ZeRO paper counts per kind; None for an unknown strategy or size."""
+    effective, strategy = record.backend.effective, known_strategy(record)
+    if effective is None or strategy is None:
         return None
     shards = effective["details"].get("shard_size") or record.world.world_size
-    return textbook_states(
-        record.backend.name, effective["parameter_count"], shards, record.job["training"]["precision"]
-    )
+    precision = record.job["training"]["precision"]
+    return textbook_states(strategy.stage, effective["parameter_count"], shards, precision)

@@ -8,7 +8,7 @@ implements reduce-scatter on gloo as an all-reduce of the whole tensor (`Process
 
 from __future__ import annotations
 
-from harness.theory.communication import ring_sent_bytes
+from harness.theory.ring import ring_sent_bytes
 
 EMULATED = {"gloo": {"reduce_scatter": "all_reduce"}}
 """Transport -> collective -> what runs in its place."""

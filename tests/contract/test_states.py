@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from harness.backends import registry
+from harness.compare.workload import layout_of
 from harness.record import LayoutPart
-from harness.theory.memory import Setting, expected_states
+from harness.theory.families import model_states
+from harness.theory.workload import Workload
 from tests.contract.communication import VolumeCase
 from tests.contract.ranks import on_ranks
 from tests.contract.states import STATE_CASES, Held
@@ -61,10 +63,11 @@ def is_unsupported(label: str, case: VolumeCase) -> bool:
 
 def expected_kinds(label: str, case: VolumeCase, held: Held, ranks: int, rank: int) -> dict[str, int]:
     entry, options = registry.parse(label)
-    states = expected_states(
-        Setting(
-            layout=LayoutPart(**held.layout),
-            backend=entry.name,
+    assert entry.strategy is not None
+    states = model_states(
+        Workload(
+            layout=layout_of(LayoutPart(**held.layout)),
+            strategy=entry.strategy,
             precision=case.precision,
             preset=case.preset,
             world_size=ranks,
@@ -74,6 +77,5 @@ def expected_kinds(label: str, case: VolumeCase, held: Held, ranks: int, rank: i
             options=options.model_dump(exclude_none=True),
         )
     )
-    assert states is not None
     kinds = states.kinds()
     return {kind: kinds.get(kind, 0) for kind in KINDS}

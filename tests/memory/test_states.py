@@ -6,7 +6,7 @@ import pytest
 
 from harness.compare.states import rank_states
 from harness.record import Record
-from harness.theory.memory.terms import STATE_KINDS
+from harness.theory.terms import STATE_KINDS
 from tests.memory.runs import BLOOM, LLAMA, Outcome, compare
 
 pytestmark = pytest.mark.long(seconds=70)

@@ -13,7 +13,7 @@ from harness.compare.runs import Runs
 from harness.compare.states import rank_states
 from harness.compare.wording import percent
 from harness.record import RankPart, Record
-from harness.theory.memory.terms import STATE_KINDS
+from harness.theory.terms import STATE_KINDS
 
 STATES_TOLERANCE = 1e-3
 """Relative to the closed form. The forms are exact; this leaves room for a library's next version."""

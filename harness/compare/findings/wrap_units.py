@@ -7,10 +7,11 @@ from typing import Any
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.rows import Row
 from harness.compare.runs import Runs
-from harness.compare.states import all_kinds, setting_for_rank
+from harness.compare.states import all_kinds
+from harness.compare.workload import of_record
 from harness.record import MemoryPart, Record
-from harness.theory.memory.gathered import most_gathered_bytes
-from harness.theory.memory.terms import DTYPE_BYTES
+from harness.theory.dtypes import DTYPE_BYTES
+from harness.theory.gathered import most_gathered_bytes
 
 BLOCKS_AT_ONCE = 2
 """The block that computes, and one gathered ahead; `prefetch=N` of a backend comes on top."""
@@ -82,14 +83,14 @@ def at_once(moment: MemoryPart, limit: int) -> int:
 
 def gathered_limit(record: Record) -> int | None:
     """Bytes of the root and the largest blocks; None if the record lacks them or nothing is sharded."""
-    setting, effective = setting_for_rank(record, 0), record.backend.effective
-    if setting is None or effective is None or setting.shards < 2:
+    workload, effective = of_record(record), record.backend.effective
+    if workload is None or effective is None or workload.shards < 2:
         return None
     width = DTYPE_BYTES.get(effective.get("gather_dtype") or effective["parameter_dtype"])
     if width is None:
         return None
     ahead = int(record.backend.options.get("prefetch") or 0)
-    return most_gathered_bytes(setting, width, BLOCKS_AT_ONCE + ahead)
+    return most_gathered_bytes(workload, width, BLOCKS_AT_ONCE + ahead)
 
 
 def _sharded(effective: dict[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from harness.compare.volume import expected_payload, is_derived, volume_of
 from harness.record import CommunicationPart, Record
 from harness.report.document import Block, Column, Paragraph, Section, Table
 from harness.report.formats import megabytes, short
-from harness.theory.expected.textbook import STEP_PHASES
+from harness.theory.terms import STEP_PHASES
 
 Key = tuple[str, str, str, str, int]
 PHASES = ("setup", "digest", *STEP_PHASES, "evaluation", "checkpoint")

@@ -9,7 +9,7 @@ from harness.compare.repeats import Repeats
 from harness.compare.states import largest, rank_states, textbook
 from harness.report.document import Block, Column, Folded, Paragraph, Section, Table, plain
 from harness.report.formats import megabytes
-from harness.theory.memory.terms import STATE_KINDS
+from harness.theory.terms import STATE_KINDS
 
 TEXT = (
     "Of the first repeat, after a backward pass, on the rank that holds most of them. expected: the closed "

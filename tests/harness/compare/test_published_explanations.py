@@ -9,7 +9,7 @@ from harness.compare.comparison import Comparison
 from harness.compare.findings.groups import Statement, statements
 from harness.compare.states import rank_states
 from harness.store import read_runs
-from harness.theory.memory.terms import STATE_KINDS
+from harness.theory.terms import STATE_KINDS
 
 REPORTS = Path(__file__).parents[3] / "reports"
 

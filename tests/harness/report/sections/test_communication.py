@@ -5,7 +5,7 @@ from harness.record import Record
 from harness.report.document import Table
 from harness.report.sections import communication
 from harness.report.sections.communication import communication_section
-from harness.theory.expected.setting import Collective, Volume
+from harness.theory.terms import Collective, Volume
 from tests.records import make_record
 
 

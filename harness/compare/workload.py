@@ -1,0 +1,102 @@
+"""The workload that a record describes, and the closed forms that it is held to."""
+
+from __future__ import annotations
+
+from harness.backends.registry import strategy_of
+from harness.backends.strategy import StrategyKind
+from harness.record import LayoutPart, Record, TensorPart
+from harness.theory import families
+from harness.theory.layout import Layout, Tensor
+from harness.theory.recomputation import recomputed_until
+from harness.theory.terms import ModelStates, Volume
+from harness.theory.workload import Window, Workload
+
+NOT_CLAIMED = StrategyKind(family="not claimed")
+"""In place of a third party's strategy that nothing is known of."""
+
+
+def known_strategy(record: Record) -> StrategyKind | None:
+    """What a built-in backend's name stands for, or what a third party's claims to be; None: nothing."""
+    return strategy_of(record.backend.name) or record.backend.claim
+
+
+def of_record(record: Record, rank: int = 0) -> Workload | None:
+    """The workload of one rank of a run; None: the record does not describe the model."""
+    if record.layout is None:
+        return None
+    strategy = known_strategy(record) or NOT_CLAIMED
+    training, world = record.job["training"], record.world
+    return Workload(
+        layout=layout_of(record.layout),
+        strategy=strategy,
+        world_size=world.world_size,
+        rank=rank,
+        shard_size=_shard_size(record, strategy),
+        ranks_per_node=world.ranks_per_node,
+        precision=training["precision"],
+        preset=world.preset,  # type: ignore[arg-type]
+        micro_batch_size=world.micro_batch_size,
+        accumulation_steps=world.accumulation_steps,
+        sequence_length=record.job["data"].get("sequence_length"),
+        gradient_clipping=training["gradient_clipping"],
+        activation_checkpointing=training["activation_checkpointing"],
+        recomputed_until=recomputed_until((record.model or {}).get("architecture")),
+        device=world.device,
+        transport=world.collectives,
+        options=record.backend.options,
+        window=_window(record),
+    )
+
+
+def layout_of(part: LayoutPart) -> Layout:
+    """The layout as closed forms take it."""
+    return Layout(
+        parameters=tuple(map(_tensor, part.parameters)),
+        decaying=frozenset(part.decaying),
+        buffers=tuple(map(_tensor, part.buffers)),
+        blocks=tuple(part.blocks),
+        tied=part.tied,
+    )
+
+
+def expected_states(record: Record, rank: int) -> ModelStates | None:
+    """The closed form for one rank: of its family, or its own; None: there is none."""
+    if record.backend.own_forms is not None:
+        return record.backend.own_forms.states[rank]
+    workload = of_record(record, rank)
+    if workload is None or workload.strategy is NOT_CLAIMED:
+        return None
+    return families.model_states(workload)
+
+
+def expected_volume(record: Record, workload: Workload) -> Volume | None:
+    """What the run should communicate by its family, or by its own closed form; None: there is none."""
+    if record.backend.own_forms is not None:
+        return record.backend.own_forms.volume
+    return None if workload.strategy is NOT_CLAIMED else families.collectives(workload)
+
+
+def _tensor(part: TensorPart) -> Tensor:
+    return Tensor(part.name, tuple(part.shape), part.dtype)
+
+
+def _shard_size(record: Record, strategy: StrategyKind) -> int:
+    """Ranks of a shard group, as the backend's mesh has it where the strategy leaves that open."""
+    if strategy.sharding in ("grad-op", "full-shard"):
+        return record.world.world_size
+    details = (record.backend.effective or {}).get("details", {})
+    return details.get("shard_size") or record.world.world_size
+
+
+def _window(record: Record) -> Window:
+    """What was counted of the run."""
+    held_out = (record.data or {}).get("evaluation_samples", 0)
+    phases = {row.phase for row in record.comm}
+    return Window.of_run(
+        tuple(step.step for step in record.steps if step.window == "counted"),
+        every=record.job["evaluation"]["every_steps"],
+        evaluated=[part.step for part in record.eval],
+        batches=-(-held_out // (record.world.micro_batch_size * record.world.world_size)),
+        digest="digest" in phases,
+        checkpoint="checkpoint" in phases,
+    )

@@ -1,0 +1,48 @@
+"""Model states that several strategies have in common: Adam's, buffers, and whole replicas."""
+
+from __future__ import annotations
+
+from harness.theory.dtypes import DTYPE_BYTES
+from harness.theory.layout import Tensor, elements
+from harness.theory.terms import Term
+from harness.theory.workload import Workload
+
+ADAM_MOMENTS = 2
+ADAM_STEP_BYTES = 4
+"""torch.optim.AdamW keeps one fp32 scalar `step` per parameter, on the host unless capturable or fused
+(torch 2.13, `optim/adam.py`, `Adam._init_group`)."""
+
+
+def step_counters(count: int) -> Term:
+    """Adam's counters of steps, one per tensor that it updates."""
+    return Term(
+        kind="optimizer",
+        name="Adam's step counters",
+        bytes=ADAM_STEP_BYTES * count,
+        host=True,
+        extra=True,
+    )
+
+
+def buffer_terms(workload: Workload) -> list[Term]:
+    """The model's buffers: every rank holds them, and every library keeps their dtypes here."""
+    size = sum(buffer.numel * _width(workload, buffer) for buffer in workload.layout.buffers)
+    return [Term(kind="buffers", name="model buffers", bytes=size, extra=True)]
+
+
+def replica_terms(workload: Workload) -> list[Term]:
+    """P elements of weights and of gradients, 2 P of Adam, and one step counter per parameter."""
+    parameters = workload.layout.parameters
+    size = elements(parameters) * workload.master_bytes
+    return [
+        Term(kind="weights", name="whole weights", bytes=size),
+        Term(kind="gradients", name="whole gradients", bytes=size),
+        Term(kind="optimizer", name="Adam's moments", bytes=ADAM_MOMENTS * size),
+        step_counters(len(parameters)),
+        *buffer_terms(workload),
+    ]
+
+
+def _width(workload: Workload, buffer: Tensor) -> int:
+    is_float = "float" in buffer.dtype
+    return DTYPE_BYTES["float32" if is_float and workload.widened else buffer.dtype]

@@ -1,0 +1,41 @@
+"""The closed forms by strategy family: a module each, or what a third party brings in its place."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from harness.theory import ddp, fsdp1, fsdp2, single, zero0, zero3, zero12
+from harness.theory.terms import ModelStates, Volume
+from harness.theory.workload import Workload
+
+
+class ClosedForms(Protocol):
+    """What one implementation of a strategy holds and communicates."""
+
+    def model_states(self, workload: Workload) -> ModelStates:
+        """What one rank holds after a backward pass, from the second step on."""
+
+    def collectives(self, workload: Workload) -> Volume:
+        """What each rank hands to collectives: over the counted steps in the phases 'forward', 'backward'
+        and 'step', over the whole run in 'setup', 'digest', 'evaluation' and 'checkpoint'."""
+
+
+FAMILIES: dict[str, ClosedForms] = {
+    "single": single,
+    "ddp": ddp,
+    "zero0": zero0,
+    "zero12": zero12,
+    "zero3": zero3,
+    "fsdp1": fsdp1,
+    "fsdp2": fsdp2,
+}
+
+
+def model_states(workload: Workload) -> ModelStates:
+    """The model states of the workload's family."""
+    return FAMILIES[workload.strategy.family].model_states(workload)
+
+
+def collectives(workload: Workload) -> Volume:
+    """The collectives of the workload's family."""
+    return FAMILIES[workload.strategy.family].collectives(workload)

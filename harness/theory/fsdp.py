@@ -1,0 +1,117 @@
+"""What FSDP1 and FSDP2 of torch 2.13 do alike: units that are gathered, reduced and given back or kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.theory.dtypes import DTYPE_BYTES
+from harness.theory.terms import (
+    BACKWARD,
+    FORWARD,
+    FURTHER_BACKWARD,
+    FURTHER_FORWARD,
+    GRADIENTS,
+    NORM,
+    PADDING,
+    REPLICAS,
+    Collective,
+    gathered,
+)
+from harness.theory.workload import Role, Workload
+
+KEPT_BY_EVALUATION = "units that an evaluation left gathered are not gathered again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """Modules whose weights are gathered at once."""
+
+    elements: int
+    padded: int
+    """Elements with padding to whole shards."""
+    kept: bool
+    """Whether its weights stay gathered between forward and backward pass."""
+
+
+def sizes(units: Sequence[Unit], *, kept: bool | None = None) -> list[tuple[int, int]]:
+    """(elements, padded elements) of each unit; only of those that keep their weights, or do not."""
+    return [(unit.elements, unit.padded) for unit in units if kept is None or unit.kept is kept]
+
+
+def shard_role(workload: Workload) -> Role:
+    """The shard group is the world unless the mesh has replicas."""
+    return "world" if workload.shards == workload.world_size else "shard"
+
+
+def reduce_dtype(workload: Workload) -> str:
+    """The policy's `reduce_dtype`, which like for like is fp32 when mixed; else the compute dtype.
+
+    `_init_param_reduce_dtypes` (FSDP1, _flat_param.py), `foreach_reduce` (FSDP2, _fsdp_collectives.py).
+    """
+    return "float32" if workload.mixed and workload.like_for_like else workload.compute_dtype
+
+
+def gathers_and_reductions(
+    workload: Workload, units: Sequence[Unit], step: int, *, kept_within_step: bool
+) -> list[Collective]:
+    """One step: weights gathered in every micro-step, gradients reduced in the last one.
+
+    The backward pass gives weights back; `kept_within_step`: it does so in the last micro-step only.
+    """
+    role, dtype, further = shard_role(workload), workload.compute_dtype, workload.accumulation_steps - 1
+    # After an evaluation, units that keep their weights are still gathered.
+    first = sizes(units, kept=False) if workload.window.follows_evaluation(step) else sizes(units)
+    again, back = 0 if kept_within_step else further, sizes(units, kept=False)
+    found = [
+        *gathered("forward", FORWARD, first, dtype, role=role),
+        *gathered("forward", FURTHER_FORWARD, sizes(units), dtype, role=role, passes=again),
+        *gathered("backward", BACKWARD, back, dtype, role=role),
+        *gathered("backward", FURTHER_BACKWARD, back, dtype, role=role, passes=further),
+        *gathered(
+            "backward", GRADIENTS, sizes(units), reduce_dtype(workload), op="reduce_scatter", role=role
+        ),
+    ]
+    return found + (_across_replicas(workload, units) if role == "shard" else [])
+
+
+def _across_replicas(workload: Workload, units: Sequence[Unit]) -> list[Collective]:
+    """Each rank all-reduces its reduced shard of every unit with the ranks that hold the same.
+
+    `_reduce_grad` over `_inter_node_pg` (FSDP1, _runtime_utils.py), `foreach_reduce` (FSDP2).
+    """
+    dtype, shards = reduce_dtype(workload), workload.shards
+    width = DTYPE_BYTES[dtype]
+    whole = sum(unit.padded for unit in units) // shards * width
+    exact = workload.layout.parameter_count * width // shards
+    found = [
+        Collective(
+            phase="backward", op="all_reduce", dtype=dtype, role="replica", term=REPLICAS,
+            payload_bytes=exact, calls=len(units),
+        )
+    ]  # fmt: skip
+    if whole > exact:
+        found.append(
+            Collective(
+                phase="backward", op="all_reduce", dtype=dtype, role="replica", term=PADDING,
+                payload_bytes=whole - exact, calls=0,
+            )
+        )  # fmt: skip
+    return found
+
+
+def norm(role: Role) -> Collective:
+    """`backends/gradients.py`, global_norm: one fp64 sum of squares over the ranks of a shard group."""
+    return Collective(phase="step", op="all_reduce", dtype="float64", term=NORM, payload_bytes=8, role=role)
+
+
+def evaluation(workload: Workload, units: Sequence[Unit]) -> list[Collective]:
+    """A forward pass gathers what is not gathered already; without a backward pass kept units stay."""
+    window, dtype, role = workload.window, workload.compute_dtype, shard_role(workload)
+    if not window.evaluation_passes:
+        return []
+    passes, spells = window.evaluation_passes, window.evaluation_spells
+    return [
+        *gathered("evaluation", FORWARD, sizes(units, kept=False), dtype, role=role, passes=passes),
+        *gathered("evaluation", FORWARD, sizes(units, kept=True), dtype, role=role, passes=spells),
+    ]

@@ -1,0 +1,179 @@
+"""FullyShardedDataParallel (FSDP1) of torch 2.13 with original parameters, one flat parameter per unit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.theory.checkpoint import PHASE, with_pickled_plans
+from harness.theory.common_states import ADAM_MOMENTS, buffer_terms, step_counters
+from harness.theory.dtypes import DTYPE_BYTES
+from harness.theory.fsdp import (
+    KEPT_BY_EVALUATION,
+    Unit,
+    evaluation,
+    gathers_and_reductions,
+    norm,
+    reduce_dtype,
+    shard_role,
+    sizes,
+)
+from harness.theory.layout import Tensor, ceil_to, elements
+from harness.theory.terms import (
+    BACKWARD,
+    DIGEST,
+    FORWARD,
+    GRADIENTS,
+    OVERFLOW,
+    Collective,
+    ModelStates,
+    Share,
+    Volume,
+    gathered,
+    over_steps,
+    states,
+)
+from harness.theory.workload import Workload
+
+ALIGNMENT_BYTES = 16
+"""Of original parameters within a flat one (`_get_aligned_numel`, _flat_param.py)."""
+ROOT_KEPT = "the root unit is not resharded after the forward pass"
+
+
+@dataclass(frozen=True)
+class FlatUnit:
+    """One flat parameter: where each original one begins, and the whole length in elements."""
+
+    offsets: tuple[int, ...]
+    parameters: tuple[Tensor, ...]
+    length: int
+
+
+def flat_unit(parameters: Sequence[Tensor], compute_dtype: str, ranks: int) -> FlatUnit:
+    """Lay out a unit as `FlatParamHandle._init_flat_param_and_metadata` does with original parameters.
+
+    Each parameter begins at a multiple of 16 bytes, counted in the dtype of the forward pass; the end is
+    padded to a multiple of the ranks.
+    """
+    aligned = ALIGNMENT_BYTES // DTYPE_BYTES[compute_dtype]
+    offsets, position = [], 0
+    for parameter in parameters:
+        position = ceil_to(position, aligned)
+        offsets.append(position)
+        position += parameter.numel
+    return FlatUnit(tuple(offsets), tuple(parameters), ceil_to(position, ranks))
+
+
+def is_sharded(workload: Workload) -> bool:
+    """Not with NO_SHARD, nor on one rank, where FSDP1 falls back to it (`_init_core_state`,
+    _init_utils.py)."""
+    return workload.strategy.sharding != "none" and workload.shards > 1
+
+
+def model_states(workload: Workload) -> ModelStates:
+    """Closed form per rank, from torch 2.13, `distributed/fsdp/_flat_param.py`.
+
+    Weights and gradients: the rank's piece of each flat parameter, padding included. Adam's moments: the
+    parts of original parameters that fall into the piece (`_get_shard_metadata`); a parameter without a
+    part has no gradient, so no state and no step counter.
+    """
+    width = workload.master_bytes
+    host = workload.offload == "cpu"
+    sharded = is_sharded(workload)
+    pieces = workload.shards if sharded else 1
+    held = own = present = 0
+    for flat in _flat_units(workload):
+        length = flat.length // pieces
+        begin = length * (workload.shard_rank if sharded else 0)
+        held += length
+        for offset, parameter in zip(flat.offsets, flat.parameters, strict=True):
+            part = min(offset + parameter.numel, begin + length) - max(offset, begin)
+            if part > 0:
+                own += part
+                present += 1
+    assert pieces > 1 or own == workload.layout.parameter_count
+    piece = Share(own=own, padding=held - own, padding_name="alignment to 16 bytes and padding to the ranks")
+    return states(
+        [
+            *piece.terms("weights", "own piece of each unit", width, host=host),
+            *piece.terms("gradients", "own piece of each unit", width, host=host),
+            *piece.unpadded().terms(
+                "optimizer", "Adam's moments of own piece", ADAM_MOMENTS * width, host=host
+            ),
+            step_counters(present),
+            *buffer_terms(workload),
+        ]
+    )
+
+
+def collectives(workload: Workload) -> Volume:
+    """Sharded: units are gathered and reduce-scattered. NO_SHARD all-reduces the flat gradient of each
+    unit once per step (`_reduce_grad_no_shard`).
+
+    Under `no_sync` nothing is reduced, and `_should_free_in_backward` (_runtime_utils.py) frees the
+    weights only where the strategy reshards after forward: the others gather once per step.
+    """
+    reshards = workload.strategy.sharding != "grad-op"
+    units = _units(workload, reshards=reshards)
+    if not is_sharded(workload):
+        return with_pickled_plans(workload, _not_sharded(workload, units))
+
+    def step(workload: Workload, index: int) -> list[Collective]:
+        moved = gathers_and_reductions(workload, units, index, kept_within_step=not reshards)
+        return [*moved, norm(shard_role(workload)), *_overflow(workload)]
+
+    found = over_steps(workload, step) + evaluation(workload, units)
+    if workload.window.digest:
+        # `summon_full_params` gathers every unit in the dtype of the masters.
+        dtype, role = workload.master_dtype, shard_role(workload)
+        found += gathered("digest", DIGEST, sizes(units), dtype, role=role)
+    if workload.window.checkpoint:
+        found += _checkpoint(workload, units)
+    remarks = [(BACKWARD, ROOT_KEPT)] if reshards else []
+    if workload.window.evaluation_spells:
+        remarks.append((FORWARD, KEPT_BY_EVALUATION))
+    return with_pickled_plans(workload, Volume(collectives=tuple(found), remarks=tuple(remarks)))
+
+
+def _flat_units(workload: Workload) -> list[FlatUnit]:
+    """NO_SHARD pads the end of a unit to the ranks of the world all the same."""
+    ranks = workload.shards if is_sharded(workload) else workload.world_size
+    return [flat_unit(tensors, workload.compute_dtype, ranks) for _, tensors in workload.layout.units()]
+
+
+def _units(workload: Workload, *, reshards: bool) -> list[Unit]:
+    """The root keeps its weights whatever the strategy."""
+    named = zip(workload.layout.units(), _flat_units(workload), strict=True)
+    return [
+        Unit(elements=elements(tensors), padded=flat.length, kept=not (reshards and name))
+        for (name, tensors), flat in named
+    ]
+
+
+def _not_sharded(workload: Workload, units: Sequence[Unit]) -> Volume:
+    def step(workload: Workload, _: int) -> list[Collective]:
+        reduced = gathered("backward", GRADIENTS, sizes(units), reduce_dtype(workload), op="all_reduce")
+        return reduced + _overflow(workload)
+
+    return Volume(collectives=tuple(over_steps(workload, step)))
+
+
+def _overflow(workload: Workload) -> list[Collective]:
+    """`ShardedGradScaler.unscale_` reduces its flag over its process group, by default the world."""
+    if workload.precision != "fp16-mixed":
+        return []
+    return [Collective(phase="step", op="all_reduce", dtype="float32", term=OVERFLOW, payload_bytes=4)]
+
+
+def _checkpoint(workload: Workload, units: Sequence[Unit]) -> list[Collective]:
+    """FSDP1 makes whole tensors of every unit before it cuts them into the pieces that are written.
+
+    torch 2.13: `_sharded_pre_state_dict_hook` (_state_dict_utils.py) unshards the weights, and
+    `_allgather_orig_param_states` (_optim_utils.py) each of Adam's two moments. FSDP2 and DDP gather nothing.
+    """
+    dtype, role = workload.master_dtype, shard_role(workload)
+    weights, moments = "weights gathered for a checkpoint", "Adam's moments gathered for a checkpoint"
+    return [
+        *gathered(PHASE, weights, sizes(units), dtype, role=role),
+        *gathered(PHASE, moments, sizes(units), dtype, role=role, passes=ADAM_MOMENTS),
+    ]

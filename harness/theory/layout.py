@@ -1,0 +1,74 @@
+"""The tensors of a model, as closed forms need them: names, shapes and dtypes, whatever they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from harness.theory.dtypes import DTYPE_BYTES
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A parameter or buffer of the bare model."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Rows along the first dimension, and elements of one row."""
+        return (self.shape[0], prod(self.shape[1:])) if self.shape else (1, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A model before any library touched it."""
+
+    parameters: tuple[Tensor, ...]
+    """In the model's order; a tied tensor once, under its first name."""
+    decaying: frozenset[str]
+    """Names of the parameters that decay: the optimizer has one group of them and one of the rest."""
+    buffers: tuple[Tensor, ...] = ()
+    blocks: tuple[str, ...] = ()
+    """Names of the transformer blocks, each of which is wrapped as one unit."""
+    tied: Mapping[str, str] = field(default_factory=dict)
+    """Further name of a tied parameter -> its first name."""
+
+    @property
+    def parameter_count(self) -> int:
+        return elements(self.parameters)
+
+    def groups(self) -> list[list[Tensor]]:
+        """Parameters by optimizer group: those that decay, then the rest; empty groups are left out."""
+        decaying = [t for t in self.parameters if t.name in self.decaying]
+        rest = [t for t in self.parameters if t.name not in self.decaying]
+        return [group for group in (decaying, rest) if group]
+
+    def units(self) -> list[tuple[str, list[Tensor]]]:
+        """Parameters by wrap unit: one per block, and '' for the rest; empty units are left out."""
+        units: dict[str, list[Tensor]] = {name: [] for name in (*self.blocks, "")}
+        for tensor in self.parameters:
+            owner = next((b for b in self.blocks if tensor.name.startswith(f"{b}.")), "")
+            units[owner].append(tensor)
+        return [(name, tensors) for name, tensors in units.items() if tensors]
+
+
+def elements(tensors: Iterable[Tensor]) -> int:
+    """Elements of several tensors."""
+    return sum(tensor.numel for tensor in tensors)
+
+
+def ceil_to(value: int, multiple: int) -> int:
+    """The smallest multiple that is not below `value`."""
+    return -(-value // multiple) * multiple

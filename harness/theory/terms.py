@@ -1,0 +1,184 @@
+"""What closed forms give: named terms of model states in bytes, and named collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from harness.theory.dtypes import DTYPE_BYTES
+from harness.theory.ring import ring_sent_bytes
+from harness.theory.workload import Role, Workload
+
+STATE_KINDS = ("weights", "gradients", "masters", "optimizer")
+"""Kinds that make the model states; every byte of them has a closed form."""
+STEP_PHASES = ("forward", "backward", "step")
+
+GRADIENTS = "gradients reduced"
+REPLICAS = "gradients reduced across replicas"
+FORWARD = "weights gathered for the forward pass"
+BACKWARD = "weights gathered for the backward pass"
+UPDATED = "updated weights gathered"
+FURTHER_GRADIENTS = "gradients reduced in further micro-steps"
+FURTHER_FORWARD = "weights gathered for the forward pass of further micro-steps"
+FURTHER_BACKWARD = "weights gathered for the backward pass of further micro-steps"
+PADDING = "padding"
+NORM = "gradient norm"
+OVERFLOW = "overflow flag"
+BUFFERS = "buffers broadcast"
+DIGEST = "weights gathered for their digest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """A part of one kind, with the reason why it is there."""
+
+    kind: str
+    name: str
+    bytes: int
+    host: bool = False
+    """Lies in host memory also when the run computes on another device."""
+    extra: bool = False
+    """Beyond the rank's own share of the strategy: padding, copies, counters, buffers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one rank holds of parameters that are cut over ranks, in elements."""
+
+    own: int
+    padding: int
+    padding_name: str
+    """Why there is padding."""
+
+    def terms(
+        self, kind: str, name: str, width: int, *, host: bool = False, extra: bool = False
+    ) -> list[Term]:
+        """The own elements under `name` and the padding under its own, at `width` bytes per element.
+
+        `extra`: the own elements too are beyond the strategy's share, as in a second copy.
+        """
+        return [
+            Term(kind=kind, name=name, bytes=self.own * width, host=host, extra=extra),
+            Term(kind=kind, name=self.padding_name, bytes=self.padding * width, host=host, extra=True),
+        ]
+
+    def unpadded(self) -> Share:
+        """The same without padding."""
+        return replace(self, padding=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelStates:
+    """What one rank holds between its backward pass and its update, from the second step on."""
+
+    terms: tuple[Term, ...]
+
+    def kinds(self, *, host: bool | None = None) -> dict[str, int]:
+        """Bytes by kind; `host` True or False: only what lies there or on the device."""
+        sums: dict[str, int] = {}
+        for term in self.terms:
+            if host is None or term.host == host:
+                sums[term.kind] = sums.get(term.kind, 0) + term.bytes
+        return sums
+
+    @property
+    def model_state_bytes(self) -> int:
+        kinds = self.kinds()
+        return sum(kinds.get(kind, 0) for kind in STATE_KINDS)
+
+
+def states(terms: Sequence[Term]) -> ModelStates:
+    """Collect terms; those of no bytes are left out."""
+    return ModelStates(terms=tuple(term for term in terms if term.bytes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """Calls of one kind that have one cause."""
+
+    phase: str
+    op: str
+    dtype: str
+    term: str
+    """The cause, in a few words."""
+    payload_bytes: int
+    """Of all calls together: size of the whole tensors that they work on."""
+    calls: int | None = 1
+    """None: how many depends on the order in which gradients become ready. 0: a part of calls that are
+    counted under another term, such as their padding."""
+    role: Role = "world"
+
+    def sent_bytes(self, workload: Workload) -> float:
+        """Ring bytes that a rank sends."""
+        return ring_sent_bytes(self.op, self.payload_bytes, workload.group_size(self.role))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Underived:
+    """Collectives of a phase whose payload does not follow from the job."""
+
+    phase: str
+    dtypes: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Volume:
+    """What a run is expected to communicate, or why that is not known."""
+
+    collectives: tuple[Collective, ...] = ()
+    remarks: tuple[tuple[str, str], ...] = ()
+    """(term, why this implementation moves less under it than the textbook, or by another collective)."""
+    unknown: str | None = None
+    """Why nothing can be said of the steps and evaluations; None: they were derived."""
+    underived: tuple[Underived, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnForms:
+    """Closed forms that a third party's backend brought, evaluated for one run."""
+
+    states: tuple[ModelStates, ...]
+    """By rank."""
+    volume: Volume
+
+
+def over_steps(workload: Workload, one_step: Callable[[Workload, int], list[Collective]]) -> list[Collective]:
+    """The collectives of all counted steps."""
+    return [collective for step in workload.window.steps for collective in one_step(workload, step)]
+
+
+Sizes = Sequence[tuple[int, int]]
+"""(elements, elements with padding) of each unit that is gathered or reduced at once."""
+
+
+def gathered(
+    phase: str,
+    term: str,
+    sizes: Sizes,
+    dtype: str,
+    *,
+    op: str = "all_gather",
+    role: Role = "world",
+    calls: int | None = None,
+    passes: int = 1,
+) -> list[Collective]:
+    """Collectives over units, their padding under a term of its own."""
+    width = DTYPE_BYTES[dtype]
+    whole = sum(numel for numel, _ in sizes) * width * passes
+    padding = sum(padded_numel - numel for numel, padded_numel in sizes) * width * passes
+    count = len(sizes) * passes if calls is None else calls * passes
+    found = []
+    if sizes and passes:
+        found.append(
+            Collective(
+                phase=phase, op=op, dtype=dtype, term=term, payload_bytes=whole, calls=count, role=role
+            )
+        )
+    if padding:
+        found.append(
+            Collective(
+                phase=phase, op=op, dtype=dtype, term=PADDING, payload_bytes=padding, calls=0, role=role
+            )
+        )
+    return found

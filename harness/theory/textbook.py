@@ -1,0 +1,169 @@
+"""What the papers count for a strategy, whatever the library, and what explains the difference to it.
+
+Memory: the ZeRO paper (arXiv 1910.02054, section 5 and figure 1). Communication: the same, section 7, and the
+FSDP paper (arXiv 2304.11277).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness.backends.base import Precision
+from harness.theory.dtypes import DTYPE_BYTES
+from harness.theory.terms import (
+    BACKWARD,
+    FORWARD,
+    GRADIENTS,
+    REPLICAS,
+    STEP_PHASES,
+    UPDATED,
+    Collective,
+    Volume,
+)
+from harness.theory.workload import Role, Workload
+
+SHARDED_KINDS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("masters", "optimizer"),
+    ("masters", "optimizer", "gradients"),
+    ("masters", "optimizer", "gradients", "weights"),
+)
+"""By stage."""
+ELEMENT_BYTES: dict[str, dict[str, int]] = {
+    "mixed": {"weights": 2, "gradients": 2, "masters": 4, "optimizer": 8},
+    "fp32": {"weights": 4, "gradients": 4, "masters": 0, "optimizer": 8},
+    "bf16": {"weights": 2, "gradients": 2, "masters": 0, "optimizer": 4},
+}
+
+
+def textbook_states(stage: int, parameters: int, shards: int, precision: Precision) -> dict[str, float]:
+    """Bytes per rank and kind with Adam.
+
+    Mixed precision, per parameter: 2 weights, 2 gradients, 12 of fp32 master and moments: DDP 16 P, ZeRO-1
+    4 P + 12 P / N, ZeRO-2 2 P + 14 P / N, ZeRO-3 16 P / N. All fp32: 4, 4 and 8.
+    """
+    widths = ELEMENT_BYTES["mixed" if precision.endswith("-mixed") else precision]
+    return {
+        kind: width * parameters / (shards if kind in SHARDED_KINDS[stage] else 1)
+        for kind, width in widths.items()
+    }
+
+
+def textbook_sent_bytes(
+    sharding: str,
+    parameters: int,
+    world_size: int,
+    *,
+    weight_bytes: int,
+    reduce_bytes: int,
+    shard_size: int | None = None,
+) -> float | None:
+    """Bytes that a rank sends per optimizer step with one synchronisation; None: no closed form here.
+
+    With P parameters, f = (N - 1) / N, w and r bytes per element of gathered weights and reduced
+    gradients: DDP 2 f P r; ZeRO-1 and ZeRO-2 and SHARD_GRAD_OP f P (w + r); ZeRO-3 and FULL_SHARD
+    f P (2 w + r); hybrid the same within S ranks, plus an all-reduce of P / S over N / S replicas.
+    """
+    fraction = (world_size - 1) / world_size
+    match sharding:
+        case "single":
+            return 0.0
+        case "none":
+            return 2 * fraction * parameters * reduce_bytes
+        case "grad-op":
+            return fraction * parameters * (weight_bytes + reduce_bytes)
+        case "full-shard":
+            return fraction * parameters * (2 * weight_bytes + reduce_bytes)
+        case "hybrid":
+            if not shard_size:
+                return None
+            replicas = world_size // shard_size
+            inside = (shard_size - 1) / shard_size * parameters * (2 * weight_bytes + reduce_bytes)
+            across = 2 * (replicas - 1) / replicas * parameters / shard_size * reduce_bytes
+            return inside + across
+        case _:
+            return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TermDifference:
+    """One cause of what an implementation sends beyond the textbook, or less."""
+
+    term: str
+    expected_bytes: float
+    """Ring bytes per rank and step."""
+    textbook_bytes: float
+    remark: str
+
+    @property
+    def difference(self) -> float:
+        return self.expected_bytes - self.textbook_bytes
+
+
+def textbook_collectives(workload: Workload, *, weight_dtype: str, reduce_dtype: str) -> list[Collective]:
+    """What `textbook_sent_bytes` adds up, collective by collective, under the terms of the families."""
+    sharding, count = workload.strategy.sharding, workload.layout.parameter_count
+    weights, gradients = count * DTYPE_BYTES[weight_dtype], count * DTYPE_BYTES[reduce_dtype]
+    role: Role = "shard" if sharding == "hybrid" else "world"
+
+    def gather(phase: str, term: str) -> Collective:
+        return Collective(
+            phase=phase, op="all_gather", dtype=weight_dtype, term=term, payload_bytes=weights, role=role
+        )
+
+    def reduce(op: str) -> Collective:
+        return Collective(
+            phase="backward", op=op, dtype=reduce_dtype, term=GRADIENTS, payload_bytes=gradients, role=role
+        )
+
+    match sharding:
+        case "single":
+            return []
+        case "none":
+            return [reduce("all_reduce")]
+        case "grad-op":
+            # ZeRO gathers what it has updated, FSDP what it is about to use.
+            zero = workload.strategy.zero_stage is not None
+            once = gather("step", UPDATED) if zero else gather("forward", FORWARD)
+            return [once, reduce("reduce_scatter")]
+    found = [gather("forward", FORWARD), gather("backward", BACKWARD), reduce("reduce_scatter")]
+    if sharding == "hybrid":
+        found.append(
+            Collective(
+                phase="backward", op="all_reduce", dtype=reduce_dtype, term=REPLICAS,
+                payload_bytes=gradients // workload.shards, role="replica",
+            )
+        )  # fmt: skip
+    return found
+
+
+def explain(workload: Workload, volume: Volume, textbook: Iterable[Collective]) -> list[TermDifference]:
+    """Expected minus textbook, term by term, per step; terms that agree are left out.
+
+    The differences add up to the whole difference.
+    """
+    expected = _by_term(workload, (c for c in volume.collectives if c.phase in STEP_PHASES))
+    steps = len(workload.window.steps)
+    given = _by_term(workload, textbook)
+    remarks = dict(volume.remarks)
+    found = []
+    for term in dict.fromkeys((*given, *expected)):
+        ours, theirs = expected.get(term, 0.0) / steps, given.get(term, 0.0)
+        if ours != theirs:
+            found.append(
+                TermDifference(
+                    term=term,
+                    expected_bytes=ours,
+                    textbook_bytes=theirs,
+                    remark=remarks.get(term, "" if theirs else "the textbook leaves it out"),
+                )
+            )
+    return found
+
+
+def _by_term(workload: Workload, collectives: Iterable[Collective]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for collective in collectives:
+        sums[collective.term] = sums.get(collective.term, 0.0) + collective.sent_bytes(workload)
+    return sums

@@ -1,0 +1,165 @@
+"""What decides the memory and the communication of one rank; built from a record or from a model alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from harness.backends.base import Precision, Preset
+from harness.backends.strategy import StrategyKind
+from harness.theory.dtypes import COMPUTE, DTYPE_BYTES
+from harness.theory.layout import Layout
+
+Role = Literal["world", "shard", "replica"]
+ORDINARY_STEP = 2
+"""The first step that does as all later ones: before it Adam has no states, DDP orders its buckets and
+ZeRO-3 records its trace."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """What of a run is summed up; by default one ordinary step."""
+
+    steps: tuple[int, ...] = (ORDINARY_STEP,)
+    """Indices, from 0, of the counted steps."""
+    evaluation_every: int | None = None
+    evaluation_passes: int = 0
+    """Forward passes of one rank in all evaluations."""
+    evaluation_spells: int = 0
+    """Spells of such passes without a training step between them."""
+    digest: bool = False
+    """Whether the initial weights are gathered for their digest."""
+    checkpoint: bool = False
+
+    @classmethod
+    def of_run(
+        cls,
+        counted: tuple[int, ...],
+        *,
+        every: int | None,
+        evaluated: Collection[int],
+        batches: int,
+        **rest: bool,
+    ) -> Window:
+        """`evaluated` holds the steps taken before each evaluation, which runs `batches` passes per rank.
+
+        Where evaluations are asked for, one pass more follows the last counted step, for its memory.
+        """
+        if not every:
+            return cls(steps=counted, evaluation_every=every, **rest)
+        after_counted = [step + 1 for step in counted[-1:]]
+        ran = list(evaluated) if batches else []
+        return cls(
+            steps=counted,
+            evaluation_every=every,
+            evaluation_passes=len(ran) * batches + len(after_counted),
+            evaluation_spells=len({*ran, *after_counted}),
+            **rest,
+        )
+
+    def follows_evaluation(self, step: int) -> bool:
+        """Whether an evaluation ran between the step before and this one."""
+        return bool(self.evaluation_every) and step > 0 and step % (self.evaluation_every or 1) == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A model, trained with AdamW under one strategy, as one rank sees it."""
+
+    layout: Layout
+    strategy: StrategyKind
+    world_size: int
+    rank: int = 0
+    shard_size: int | None = None
+    """Ranks that share one copy of the weights; None: all."""
+    ranks_per_node: int | None = None
+    """None: one node."""
+    precision: Precision = "fp32"
+    preset: Preset = "like-for-like"
+    micro_batch_size: int = 1
+    accumulation_steps: int = 1
+    sequence_length: int | None = None
+    gradient_clipping: float | None = 1.0
+    """Largest norm of the gradient; None or 0: no clipping."""
+    activation_checkpointing: bool = False
+    recomputed_until: str | None = None
+    """The module of each block in which its recomputation stops; None: not known."""
+    device: str = "cpu"
+    transport: str = "gloo"
+    has_fp64: bool = True
+    """Whether the device has fp64, in which DeepSpeed adds up norms."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the backend, as typed after its name."""
+    window: Window = Window()
+
+    @property
+    def like_for_like(self) -> bool:
+        return self.preset == "like-for-like"
+
+    @property
+    def mixed(self) -> bool:
+        return self.precision.endswith("-mixed")
+
+    @property
+    def compute_dtype(self) -> str:
+        """Dtype of the weights that a library casts for computing; `single:precision=fp32` widens them."""
+        return "float32" if self.widened else COMPUTE[self.precision]
+
+    @property
+    def widened(self) -> bool:
+        """Whether the whole model is made fp32 whatever the job's precision."""
+        return bool(self.options.get("precision") == "fp32")
+
+    @property
+    def master_dtype(self) -> str:
+        """Dtype of the weights that the optimizer updates: fp32 unless precision or options say otherwise."""
+        low = self.precision == "bf16" or self.options.get("masters") == "compute"
+        return self.compute_dtype if low else "float32"
+
+    @property
+    def compute_bytes(self) -> int:
+        return DTYPE_BYTES[self.compute_dtype]
+
+    @property
+    def master_bytes(self) -> int:
+        return DTYPE_BYTES[self.master_dtype]
+
+    @property
+    def offload(self) -> str:
+        """'none', 'optimizer' or 'cpu'."""
+        return str(self.options.get("offload", "none"))
+
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped; options of DeepSpeed's backends overrule the job."""
+        own = self.options.get("gradient_clipping")
+        limit = self.gradient_clipping if own is None else own
+        return (limit or 0.0) > 0 or bool(self.options.get("default_clipping"))
+
+    @property
+    def shards(self) -> int:
+        """Ranks of a shard group."""
+        return self.shard_size or self.world_size
+
+    @property
+    def shard_rank(self) -> int:
+        """Position within the shard group; groups are consecutive ranks."""
+        return self.rank % self.shards
+
+    def group_size(self, role: Role) -> int:
+        """Ranks in a group of this role."""
+        if role == "shard":
+            return self.shards
+        return self.world_size // self.shards if role == "replica" else self.world_size
+
+    def group_ranks(self, role: Role, rank: int) -> list[int]:
+        """Ranks of the group of this role that `rank` is in: shard groups are rows of the mesh, replica
+        groups its columns (`init_device_mesh`)."""
+        size = self.shards
+        if role == "shard":
+            first = rank - rank % size
+            return list(range(first, first + size))
+        return list(
+            range(rank % size, self.world_size, size) if role == "replica" else range(self.world_size)
+        )

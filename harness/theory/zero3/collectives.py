@@ -1,0 +1,234 @@
+"""Collectives of ZeRO stage 3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from harness.backends.presets import ZERO3_DEFAULTS
+from harness.theory.layout import Tensor, ceil_to
+from harness.theory.terms import (
+    BACKWARD,
+    DIGEST,
+    FORWARD,
+    FURTHER_BACKWARD,
+    FURTHER_FORWARD,
+    FURTHER_GRADIENTS,
+    GRADIENTS,
+    NORM,
+    OVERFLOW,
+    UPDATED,
+    Collective,
+    Underived,
+    Volume,
+    gathered,
+    over_steps,
+)
+from harness.theory.workload import Workload
+from harness.theory.zero import broadcast_model, bucket_calls, reduce_dtype, with_checkpoint
+from harness.theory.zero3.states import sub_groups
+
+PERSISTENCE_ELEMENTS = ZERO3_DEFAULTS["stage3_param_persistence_threshold"]
+REUSE_ELEMENTS = min(
+    ZERO3_DEFAULTS["stage3_max_reuse_distance"], ZERO3_DEFAULTS["stage3_max_live_parameters"]
+)
+"""Like for like all of these are 0."""
+TRACED_FROM_PASS = 2
+"""Forward passes until the fetch trace is complete and its agreement among the ranks was checked."""
+TRACE_CHECK = Underived(
+    phase="forward",
+    dtypes=("int64",),
+    reason="in its first two forward passes ZeRO-3 broadcasts its trace of modules to compare it between the "
+    "ranks (assert_ints_same_as_other_ranks), 8 bytes for each module that ran, those without parameters "
+    "too, which a job does not tell",
+)
+RECOMPUTED = "weights gathered to recompute activations"
+TIED_TERM = "tied weights gathered at each use"
+GATHERED_ONCE = "weights stay gathered for the backward pass (max_reuse_distance, max_live_parameters)"
+PERSISTENT = "parameters below the persistence threshold stay gathered, and are gathered after the update"
+
+
+def collectives(workload: Workload) -> Volume:
+    """Weights gathered module by module, gradients reduce-scattered in every micro-step.
+
+    `PartitionedParameterCoordinator` fetches what a module needs and is not there, and releases it after
+    the module unless it persists or is used again within the reuse distance
+    (partitioned_param_coordinator.py).
+    """
+    unknown = _unknown(workload)
+    found = [*_setup(workload), *_digest(workload)]
+    if unknown:
+        return with_checkpoint(workload, Volume(collectives=tuple(found), unknown=unknown))
+    found += over_steps(workload, _step) + _evaluation(workload)
+    remarks = []
+    if not workload.like_for_like:
+        remarks = [(FORWARD, PERSISTENT), (BACKWARD, GATHERED_ONCE)]
+    underived = (TRACE_CHECK,) if _traces(workload) else ()
+    volume = Volume(collectives=tuple(found), remarks=tuple(remarks), underived=underived)
+    return with_checkpoint(workload, volume)
+
+
+def _traces(workload: Workload) -> bool:
+    """Whether steps that are counted are among those in which the trace is recorded and checked.
+
+    Until it is complete each module gives back everything it gathered, persistent parameters too
+    (`release_sub_module`): like for like that is what happens anyway.
+    """
+    steps = workload.window.steps
+    return bool(steps) and steps[0] * workload.accumulation_steps < TRACED_FROM_PASS
+
+
+def _unknown(workload: Workload) -> str | None:
+    plain = not (workload.activation_checkpointing or workload.window.evaluation_every)
+    if _traces(workload) and not (workload.like_for_like and plain):
+        return (
+            "ZeRO-3 records its trace of modules in the first two forward passes, gathers otherwise than "
+            "later meanwhile, and checks it between the ranks; count later steps (measure.warmup_steps)"
+        )
+    if workload.like_for_like and workload.activation_checkpointing and workload.recomputed_until is None:
+        return (
+            "recomputation stops in the module of a block that runs last and leaves its weights gathered for "
+            "the backward pass (torch.utils.checkpoint, early stop); which one that is was not looked up for "
+            "this architecture (harness/theory/recomputation.py)"
+        )
+    if not workload.like_for_like and 2 * workload.layout.parameter_count > REUSE_ELEMENTS:
+        return (
+            "above 5e8 parameters what ZeRO-3 keeps gathered under its default reuse distance and fetches "
+            "ahead depends on the order of all modules that run, those without parameters too "
+            "(PartitionedParameterCoordinator); use runtime.preset=like-for-like"
+        )
+    return None
+
+
+def _persistent(workload: Workload, tensor: Tensor) -> bool:
+    """`mark_persistent_parameters` (parameter_offload.py)."""
+    return not workload.like_for_like and tensor.numel <= PERSISTENCE_ELEMENTS
+
+
+def _sizes(workload: Workload, tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Each parameter is cut into equal partitions (`Init._partition`, `_aligned_size`)."""
+    return [(tensor.numel, ceil_to(tensor.numel, workload.world_size)) for tensor in tensors]
+
+
+def _modules(tensors: Iterable[Tensor]) -> int:
+    """Modules that own parameters: each gathers all of its own in one call."""
+    return len({tensor.name.rpartition(".")[0] for tensor in tensors})
+
+
+def _pass(workload: Workload, phase: str, term: str, passes: int, found: list[Collective]) -> None:
+    """What one pass gathers, `passes` times."""
+    if workload.world_size == 1 or not passes:
+        return  # `_no_gather_coalesced`
+    layout, dtype = workload.layout, workload.compute_dtype
+    if workload.like_for_like:
+        every = _sizes(workload, layout.parameters)
+        calls = _modules(layout.parameters)
+        found += gathered(phase, term, every, dtype, calls=calls, passes=passes)
+        # A tied weight is fetched for every module that uses it, and released after each.
+        tied = [t for first in layout.tied.values() for t in layout.parameters if t.name == first]
+        found += gathered(phase, TIED_TERM, _sizes(workload, tied), dtype, passes=passes)
+        if phase == "backward" and workload.activation_checkpointing:
+            again = _recomputed(workload)
+            found += gathered(
+                phase, RECOMPUTED, _sizes(workload, again), dtype, calls=_modules(again), passes=passes
+            )
+        return
+    # Everything is used again within the reuse distance, so that forward fetches it and backward finds
+    # it. The prefetcher joins what modules need, so the number of calls is not the modules'.
+    fetched = [t for t in layout.parameters if not _persistent(workload, t)]
+    if phase != "backward" and fetched:
+        found += [
+            c if not c.calls else _without_calls(c)
+            for c in gathered(phase, term, _sizes(workload, fetched), dtype, passes=passes)
+        ]
+
+
+def _recomputed(workload: Workload) -> list[Tensor]:
+    """What recomputation gathers that the backward pass gathers again: each block, but for the module in
+    which it stops.
+
+    torch.utils.checkpoint stops once the last saved tensor is there again (`_StopRecomputationError`), so
+    this module's post-forward hook, which would release its weights, does not run.
+    """
+    layout = workload.layout
+    last = tuple(f"{block}.{workload.recomputed_until}." for block in layout.blocks)
+    blocks = tuple(f"{block}." for block in layout.blocks)
+    return [t for t in layout.parameters if t.name.startswith(blocks) and not t.name.startswith(last)]
+
+
+def _without_calls(collective: Collective) -> Collective:
+    return replace(collective, calls=None)
+
+
+def _step(workload: Workload, step: int) -> list[Collective]:
+    found: list[Collective] = []
+    further = workload.accumulation_steps - 1
+    # Without a backward pass an evaluation leaves what the reuse distance covers gathered.
+    there_already = workload.window.follows_evaluation(step) and not workload.like_for_like
+    _pass(workload, "forward", FORWARD, 0 if there_already else 1, found)
+    _pass(workload, "forward", FURTHER_FORWARD, further, found)
+    _pass(workload, "backward", BACKWARD, 1, found)
+    _pass(workload, "backward", FURTHER_BACKWARD, further, found)
+    sizes = _sizes(workload, workload.layout.parameters)
+    calls, dtype = bucket_calls(workload), reduce_dtype(workload)
+    # `independent_gradient_partition_epilogue` runs after every backward pass (stage3.py).
+    for term, passes in ((GRADIENTS, 1), (FURTHER_GRADIENTS, further)):
+        reduced = gathered("backward", term, sizes, dtype, op="reduce_scatter", calls=1, passes=passes)
+        found += reduced if calls else [_without_calls(c) if c.calls else c for c in reduced]
+    return found + _norms(workload) + _persisting(workload)
+
+
+def _norms(workload: Workload) -> list[Collective]:
+    """One sum of squares per sub-group (`_get_norm_groups`, stage3.py); in fp16 the overflow flag.
+
+    fp64 where the device has it (`get_norm_dtype`), fp32 with an offloaded optimizer
+    (`complete_grad_norm_calculation_for_cpu_offload`).
+    """
+    groups = sub_groups(workload)
+    wide = workload.has_fp64 and workload.offload == "none"
+    found = [
+        Collective(
+            phase="step", op="all_reduce", dtype="float64" if wide else "float32", term=NORM,
+            payload_bytes=(8 if wide else 4) * groups, calls=groups,
+        )
+    ]  # fmt: skip
+    if workload.precision == "fp16-mixed":
+        found.append(Collective(phase="step", op="all_reduce", dtype="uint8", term=OVERFLOW, payload_bytes=1))
+    return found
+
+
+def _persisting(workload: Workload) -> list[Collective]:
+    """`_post_step` (stage3.py) gathers persistent parameters again, one by one, after the update."""
+    kept = [tensor for tensor in workload.layout.parameters if _persistent(workload, tensor)]
+    if workload.world_size == 1:
+        return []
+    return gathered("step", UPDATED, _sizes(workload, kept), workload.compute_dtype)
+
+
+def _evaluation(workload: Workload) -> list[Collective]:
+    found: list[Collective] = []
+    window = workload.window
+    passes = window.evaluation_passes if workload.like_for_like else window.evaluation_spells
+    _pass(workload, "evaluation", FORWARD, passes, found)
+    return found
+
+
+def _setup(workload: Workload) -> list[Collective]:
+    """The engine broadcasts every parameter, `Init._zero_init_param` once more while it partitions them,
+    and `create_reduce_and_remove_grad_hooks` (stage3.py) gathers each to attach its hook."""
+    hooked = gathered(
+        "setup", "weights gathered to attach hooks", _sizes(workload, workload.layout.parameters),
+        workload.compute_dtype,
+    )  # fmt: skip
+    barriers = Collective(
+        phase="setup", op="barrier", dtype="none", term="barriers", payload_bytes=0, calls=3
+    )
+    return [*broadcast_model(workload), *broadcast_model(workload), barriers, *hooked]
+
+
+def _digest(workload: Workload) -> list[Collective]:
+    """`safe_get_full_fp32_param` gathers the fp32 partition of every parameter (`_fp32_state_allgather`)."""
+    if not workload.window.digest:
+        return []
+    sizes = _sizes(workload, workload.layout.parameters)
+    return gathered("digest", DIGEST, sizes, workload.master_dtype)

@@ -1,0 +1,89 @@
+"""Model states of ZeRO stage 3: every parameter is flattened and cut into N pieces."""
+
+from __future__ import annotations
+
+from harness.backends.presets import ZERO3_DEFAULTS
+from harness.theory.common_states import ADAM_MOMENTS, buffer_terms, step_counters
+from harness.theory.dtypes import DTYPE_BYTES
+from harness.theory.layout import ceil_to
+from harness.theory.terms import ModelStates, Share, Term, states
+from harness.theory.workload import Workload
+from harness.theory.zero import (
+    FP32_SURPLUS,
+    bucket_elements,
+    gradient_accumulation_bytes,
+    preset_values,
+    reduce_dtype,
+)
+
+SUB_GROUP_ELEMENTS = 1_000_000_000
+"""DeepSpeed 0.19.8, `runtime/zero/config.py`, `sub_group_size`, in elements of the rank's pieces."""
+
+
+def model_states(workload: Workload) -> ModelStates:
+    """Closed form per rank, from DeepSpeed 0.19.8.
+
+    `partition_parameters.py`, `_partition_param`: each parameter is padded to a multiple of N. `stage3.py`:
+    `_create_fp16_partitions_with_defragmentation` lays the pieces into one buffer; `_create_fp32_partitions`
+    copies them for the optimizer, in fp32 too (it compares a device with the name of one, which never
+    agree); `_setup_for_real_optimizer` keeps a gradient of every piece, in the dtype in which micro-steps add
+    up, and one reduction bucket for good.
+    With the optimizer offloaded, `initialize_optimizer_states` keeps a second gradient on the host.
+    Parameters up to the persistence threshold stay gathered.
+    """
+    width, trained, ranks = workload.compute_bytes, workload.master_bytes, workload.world_size
+    accumulated = gradient_accumulation_bytes(workload)
+    offload = workload.offload != "none"
+    pieces = sum(-(-parameter.numel // ranks) for parameter in workload.layout.parameters)
+    own = sum(_own(parameter.numel, ranks, workload.rank) for parameter in workload.layout.parameters)
+    pad = "padding of each parameter to N pieces"
+    cut = Share(own=own, padding=pieces - own, padding_name=pad)
+    fp32 = workload.precision == "fp32"
+    masters = "second fp32 copy of own pieces" if fp32 else "masters of own pieces"
+    return states(
+        [
+            *cut.terms("weights", "own pieces", width, host=workload.offload == "cpu"),
+            Term(kind="gathered", name="parameters below the persistence threshold",
+                 bytes=_persistent_elements(workload) * width, extra=True),
+            *cut.terms("masters", masters, trained, host=offload, extra=fp32),
+            Term(kind="gradients", name="own pieces", bytes=own * width, host=offload),
+            Term(kind="gradients", name=FP32_SURPLUS, bytes=own * (accumulated - width), host=offload,
+                 extra=True),
+            Term(kind="gradients", name=pad, bytes=(pieces - own) * accumulated, host=offload, extra=True),
+            Term(kind="gradients", name="second gradient for the offloaded optimizer",
+                 bytes=pieces * trained if offload else 0, host=True, extra=True),
+            *cut.terms("optimizer", "Adam's moments of own pieces", ADAM_MOMENTS * trained, host=offload),
+            step_counters(sub_groups(workload)),
+            Term(kind="communication", name="persistent reduction bucket",
+                 bytes=bucket_elements(workload) * DTYPE_BYTES[reduce_dtype(workload)], extra=True),
+            *buffer_terms(workload),
+        ]
+    )  # fmt: skip
+
+
+def _own(count: int, ranks: int, rank: int) -> int:
+    piece = -(-count // ranks)
+    return max(0, min(count - piece * rank, piece))
+
+
+def _persistent_elements(workload: Workload) -> int:
+    """`parameter_offload.py`, `mark_persistent_parameters`: all up to the threshold, padded to N pieces."""
+    name = "stage3_param_persistence_threshold"
+    if workload.world_size == 1:
+        return 0  # `NoGatherHandle`: the parameter is a view of its only piece
+    threshold = preset_values(workload).get(name, ZERO3_DEFAULTS[name])
+    counts = (tensor.numel for tensor in workload.layout.parameters)
+    return sum(ceil_to(count, workload.world_size) for count in counts if count <= threshold)
+
+
+def sub_groups(workload: Workload) -> int:
+    """Parts of the optimizer's groups: `_create_fp16_sub_groups` closes one at the size."""
+    total = 0
+    for group in workload.layout.groups():
+        held, closed = 0, 0
+        for parameter in group:
+            held += -(-parameter.numel // workload.world_size)
+            if held >= SUB_GROUP_ELEMENTS:
+                closed, held = closed + 1, 0
+        total += closed + (1 if held else 0)
+    return total
