@@ -11,21 +11,21 @@ from harness.cli.lazy_group import LazyGroup
 COMMANDS = {
     "backends": "List the backends with their options and library versions.",
     "compare": "Run the missing cells of backends x world sizes x repeats and compare them all.",
-    "diagnose": "Say why two runs of one job differ: give the folders of both.",
+    "diagnose": "Explain why two runs of one job differ, given their folders.",
     "doctor": "Show what this machine can run, known traps of its versions, and whether to trust results.",
-    "export": "Hand records over to other tools.",
-    "fabric": "Measure the network under the collectives, and gate on its bus bandwidth.",
+    "export": "Export records to other tools.",
+    "fabric": "Measure the network that collectives use, and check its bus bandwidth.",
     "report": "Write a report of records: files, run folders, folders of runs, or archives (runs.tar.xz).",
     "run": "Run one job under one backend and record it.",
     "slurm": "Run a matrix of cells as Slurm jobs.",
-    "verify": "Compute a report again from the records beside it; name every line that differs.",
+    "verify": "Recompute a report from its records and list every line that differs.",
 }
-"""Each command, which is in the module of its name, with the first sentence of its help."""
+"""Commands, each in the module of its name, with the first sentence of its help."""
 
 
 def main() -> None:
     """Entry point of the `harness` command."""
-    # A launcher that is told to end must stop its ranks and write their record, as for Ctrl-C.
+    # A terminated launcher must stop its ranks and write their record, as for Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     harness(prog_name="harness")

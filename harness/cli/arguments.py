@@ -1,4 +1,4 @@
-"""What the commands make of their arguments. It prints nothing."""
+"""Reads the arguments that commands share. It prints nothing."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def numbers(text: str, option: str, unit: str) -> list[int]:
 
 
 def default_ranks(device: str) -> int:
-    """Ranks on this machine where nobody says how many: one for each GPU, or two on the CPU."""
+    """Default number of ranks on this machine: one per GPU, or two on the CPU."""
     return max(1, gpu_count()) if device == "cuda" else DEFAULT_CPU_RANKS
 
 
 def require_gpus(device: str, world_size: int) -> None:
-    """Raise HarnessError where ranks on CUDA would outnumber the GPUs."""
+    """Raise HarnessError if there are more ranks on CUDA than GPUs."""
     if device == "cuda" and world_size > gpu_count():
         raise HarnessError(
             f"{world_size} ranks were asked for, but this machine has {gpu_count()} GPUs; lower --nproc "
@@ -51,5 +51,5 @@ def require_gpus(device: str, world_size: int) -> None:
 
 
 def command_line() -> list[str]:
-    """The command line as a person would type it again."""
+    """The command line to type to repeat this one."""
     return inside(Path.cwd(), ["harness", *sys.argv[1:]])

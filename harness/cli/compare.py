@@ -1,4 +1,4 @@
-"""`harness compare`: the missing cells of a matrix, then all of them beside each other."""
+"""`harness compare`: runs the missing cells of a matrix, then compares all of them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from harness.cells import Cell, modules_to_preload, plan, reusable, run_cell
 from harness.cli.arguments import command_line, numbers, require_gpus, split_backends
 from harness.cli.options import (
     EXIT_STRICT,
+    PATH,
+    backends_option,
     common,
     config_option,
     json_option,
+    repeats_option,
     runs_option,
     set_option,
     trace_option,
+    warn_skipped,
     with_trace,
 )
 from harness.cli.progress import Progress
@@ -41,15 +45,17 @@ if TYPE_CHECKING:
 
 @click.command()
 @config_option
-@click.option("--backends", help="Comma-separated names with their options, or all.")
+@backends_option
 @click.option("--nproc", help="Numbers of ranks, comma-separated: 2,4.")
-@click.option("--repeats", type=click.IntRange(1), help="Runs of each cell.")
+@repeats_option
 @set_option
 @runs_option
 @click.option(
-    "--report", type=click.Path(path_type=Path), help="Write a report here; its ending tells the format."
+    "--report",
+    type=PATH,
+    help="Write a report here; the format follows from the extension.",
 )
-@click.option("--fresh", is_flag=True, help="Run every cell, also those that have a record.")
+@click.option("--fresh", is_flag=True, help="Run every cell, even if it has a record.")
 @click.option("--strict", is_flag=True, help="Exit with 3 if a cell failed or parity failed.")
 @trace_option
 @json_option
@@ -68,11 +74,7 @@ def compare(
     as_json: bool,
 ) -> int:
     """Run the missing cells of backends x world sizes x repeats and compare them all."""
-    if started_as_rank():
-        raise HarnessError(
-            "compare starts its own ranks and cannot be one of a launcher's: run it without torchrun, or "
-            "start `harness run` under torchrun for each backend"
-        )
+    _require_no_launcher()
     experiment = load_experiment(config, with_trace(assignments, trace))
     device = resolve_device(experiment.runtime.device)
     names = split_backends(backends) if backends is not None else experiment.compare.backends
@@ -83,12 +85,11 @@ def compare(
     store = Store(runs)
     store.prepare()
     if report is not None:
-        from harness.cli.report import require_writable
+        from harness.report.destination import require_writable
 
         require_writable(report)
-    wanted = {cell.key for cell in cells}
     job = requeued_job()
-    known = reusable(_takeable_records(store, fresh, job), wanted.__contains__)
+    known = reusable(_takeable_records(store, fresh, job), {cell.key for cell in cells}.__contains__)
     missing = [cell for cell in cells if cell.key not in known]
     if len(missing) < len(cells):
         again = f"job {job} was started again: " if job is not None else ""
@@ -106,6 +107,14 @@ def compare(
     if len(records) < len(cells):
         return 130
     return EXIT_STRICT if strict and _any_bad(comparison.rows) else 0
+
+
+def _require_no_launcher() -> None:
+    if started_as_rank():
+        raise HarnessError(
+            "compare starts its own ranks and cannot be one of a launcher's: run it without torchrun, or "
+            "start `harness run` under torchrun for each backend"
+        )
 
 
 def _run_cells(cells: Sequence[Cell], experiment: Experiment, store: Store, device: str) -> dict[str, Record]:
@@ -134,15 +143,14 @@ def _run_cells(cells: Sequence[Cell], experiment: Experiment, store: Store, devi
 
 
 def _takeable_records(store: Store, fresh: bool, requeued: str | None) -> list[Record]:
-    """Records to take over; one that cannot be read is named and passed over.
+    """Records to take over; one that cannot be read is named and skipped.
 
     Fresh means none, but for those that earlier attempts of the same requeued job made.
     """
     if fresh and requeued is None:
         return []
     records, unreadable = store.records()
-    for problem in unreadable:
-        click.echo(f"passed over: {problem}", err=True)
+    warn_skipped(unreadable)
     return made_in_job(records, requeued) if fresh and requeued is not None else records
 
 
@@ -151,7 +159,7 @@ def _present(comparison: Comparison, report: Path | None, as_json: bool) -> None
     from harness.report.terminal import finding_lines, where_to_read
 
     table = "\n".join([main_table(comparison), *finding_lines(comparison)])
-    # With --json the table is for the person who watches, the document for the program that reads.
+    # With --json a person reads the table, a program the document.
     click.echo(table, err=as_json)
     if as_json:
         click.echo(json.dumps(comparison.as_json(), indent=1))

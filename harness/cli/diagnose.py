@@ -1,4 +1,4 @@
-"""`harness diagnose`: reads two runs, has their difference looked into, and prints through click."""
+"""`harness diagnose`: reads two runs and prints why they differ."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from harness.cli.options import EXIT_STRICT, common, json_option
+from harness.cli.options import EXIT_STRICT, PATH, common, json_option
 from harness.diagnose import diagnosis as diagnosing
 from harness.diagnose.diagnosis import CLEAN, Diagnosis
 from harness.diagnose.pair import read_pair
@@ -15,17 +15,17 @@ from harness.worker.events import finite
 
 
 @click.command()
-@click.argument("first", type=click.Path(path_type=Path))
-@click.argument("second", type=click.Path(path_type=Path))
+@click.argument("first", type=PATH)
+@click.argument("second", type=PATH)
 @click.option("--strict", is_flag=True, help="Exit with 3 if the runs differ by more than noise.")
 @json_option
 @common
 def diagnose(first: Path, second: Path, strict: bool, as_json: bool) -> int:
-    """Say why two runs of one job differ: give the folders of both.
+    """Explain why two runs of one job differ, given their folders.
 
-    Names the settings in which they differ, the first step, the tensors and the ratio in which they part,
-    or says that there is no difference beyond noise. Reruns both, and the reference where noise was not
-    measured, on this machine.
+    Lists the settings that differ, the first step, the tensors and the ratio of the difference, or reports
+    that there is none beyond noise. Reruns both on this machine, and the reference if noise was not
+    measured.
     """
     pair = read_pair(first, second)
     diagnosis = diagnosing.diagnose(pair, lambda text: click.echo(text, err=True))

@@ -1,4 +1,4 @@
-"""`harness doctor`: runs the self-check and prints what it saw."""
+"""`harness doctor`: runs the self-check and prints its results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEEDED = ("torch", "transformers")
 
 @click.command()
 @click.option(
-    "--backends", help="Comma-separated names to try, also of third parties; else all built-in ones."
+    "--backends", help="Comma-separated names to try, third-party ones included; default: all built-in."
 )
 @json_option
 @common
@@ -38,7 +38,7 @@ def doctor(backends: str | None, as_json: bool) -> int:
     """Show what this machine can run, known traps of its versions, and whether to trust results.
 
     Runs a tiny job under every backend that fits this machine and two minutes, and three planted defects;
-    says what was not tried. Exits with 1 if something is off.
+    lists what was not tried. Exits with 1 if a check fails.
     """
     named = split_backends(backends) if backends is not None else []
     return examine([] if named == ["all"] else named, as_json=as_json)

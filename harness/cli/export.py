@@ -1,4 +1,4 @@
-"""`harness export ...`: what was measured or configured, for other tools."""
+"""`harness export ...`: measurements and settings for other tools."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 import click
 
-from harness.cli.options import common
+from harness.cli.options import PATH, common, warn_skipped
 
 
 @click.group()
 def export() -> None:
-    """Hand records over to other tools."""
+    """Export records to other tools."""
 
 
 @export.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--to", required=True, type=click.Choice(["tensorboard", "mlflow", "wandb"]), help="The tool.")
+@click.argument("runs", nargs=-1, required=True, type=PATH)
 @click.option(
-    "-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder that the tool writes into."
+    "--to", required=True, type=click.Choice(["tensorboard", "mlflow", "wandb"]), help="Tool to export to."
 )
+@click.option("-o", "--output", required=True, type=PATH, help="Folder for the tool's files.")
 @common
 def tracking(runs: tuple[Path, ...], to: Any, output: Path) -> int:
     """Log records to TensorBoard, MLflow or Weights & Biases (offline), one run each."""
@@ -29,8 +29,7 @@ def tracking(runs: tuple[Path, ...], to: Any, output: Path) -> int:
     from harness.tracking import export_runs
 
     found, unreadable = read_runs(runs)
-    for problem in unreadable:
-        click.echo(f"passed over: {problem}", err=True)
+    warn_skipped(unreadable)
     count = export_runs(Comparison(record for _, record in found), to, output)
     click.echo(f"{output}: {count} of {len(found)} runs logged for {to}", err=True)
     return 0

@@ -9,7 +9,7 @@ import click
 
 from harness.backends.explain import choices
 from harness.cli.arguments import default_ranks
-from harness.cli.options import EXIT_GATE, common, json_option
+from harness.cli.options import EXIT_GATE, PATH, common, json_option
 from harness.errors import HarnessError
 from harness.fabric.gate import parse_rate, parse_size, shortfall
 from harness.fabric.ranks import NO_GPU, start_ranks
@@ -22,23 +22,26 @@ from harness.worker.termination import leave
 
 DEFAULT_LARGEST = {"cuda": "4GB", "cpu": "64MB"}
 """gloo moves about 1 GB/s: larger tensors tell no more and take minutes."""
-_path = click.Path(path_type=Path)
 
 
 @click.command()
-@click.option("--nproc", type=click.IntRange(2), help="Ranks on this machine; under torchrun leave it out.")
+@click.option("--nproc", type=click.IntRange(2), help="Ranks on this machine; omit under torchrun.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--max-size", help="Largest tensor; without it 4GB on GPUs, 64MB on the CPU, as memory allows.")
-@click.option("--operations", help="Some of all_reduce,all_gather,reduce_scatter,broadcast,point_to_point.")
-@click.option("--repeats", type=click.IntRange(1), default=20, show_default=True, help="Per timed batch.")
-@click.option("--warmup", type=click.IntRange(1), default=5, show_default=True, help="Operations not timed.")
+@click.option("--max-size", help="Largest tensor; default: 4GB on GPUs, 64MB on the CPU, limited by memory.")
+@click.option("--operations", help="Any of all_reduce,all_gather,reduce_scatter,broadcast,point_to_point.")
+@click.option(
+    "--repeats", type=click.IntRange(1), default=20, show_default=True, help="Operations per timed batch."
+)
+@click.option(
+    "--warmup", type=click.IntRange(1), default=5, show_default=True, help="Operations before the timed ones."
+)
 @click.option(
     "--seconds-per-row", type=click.FloatRange(0.001), default=5.0, show_default=True,
-    help="Fewer repeats where one size would take longer.",
+    help="Reduce the repeats of a size that would take longer.",
 )  # fmt: skip
-@click.option("--require-busbw", metavar="RATE", help="Exit with 3 if all-reduce has less: 5GB/s.")
-@click.option("--output", type=_path, help="Keep the result in this file.")
-@click.option("--plot", type=_path, help="Draw it: FILE.svg or FILE.png.")
+@click.option("--require-busbw", metavar="RATE", help="Exit with 3 if all-reduce is slower, e.g. 5GB/s.")
+@click.option("--output", type=PATH, help="Write the result to this file.")
+@click.option("--plot", type=PATH, help="Draw the result: FILE.svg or FILE.png.")
 @click.option("--silent", is_flag=True, hidden=True)
 @json_option
 @common
@@ -56,7 +59,7 @@ def fabric(
     as_json: bool,
     silent: bool,
 ) -> int:
-    """Measure the network under the collectives, and gate on its bus bandwidth.
+    """Measure the network that collectives use, and check its bus bandwidth.
 
     Starts ranks on this machine, or becomes one of them under torchrun.
     """
@@ -125,11 +128,11 @@ def _check_writable(path: Path, option: str) -> None:
 def present(
     result: FabricResult, asked_bytes: int, required: float | None, plot: Path | None, as_json: bool
 ) -> int:
-    """Show a result, and whether it ends before the size asked for; 3 if it misses the required bytes/s."""
+    """Show a result and whether memory limited its sizes; return 3 if it misses the required bytes/s."""
     click.echo(fabric_table(result), err=as_json)
     largest = max(row.size_bytes for row in result.rows)
     if largest < 4 * whole_elements(asked_bytes, result.world_size):
-        click.echo(f"memory is short for {asked_bytes:,} bytes: measured up to {largest:,}", err=True)
+        click.echo(f"not enough memory for {asked_bytes:,} bytes: measured up to {largest:,}", err=True)
     if as_json:
         rows = [
             row.model_dump()

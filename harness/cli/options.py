@@ -1,10 +1,10 @@
-"""Options and the treatment of errors that the commands of the command line share."""
+"""Options, exit codes and the treatment of errors that commands share."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import click
 EXIT_ERROR = 1
 EXIT_STRICT = 3
 EXIT_GATE = 3
+PATH = click.Path(path_type=Path)
 
 
 def common(command: Callable[..., int]) -> Callable[..., None]:
@@ -54,21 +55,25 @@ def _at_most_one(context: click.Context, parameter: click.Parameter, given: tupl
 
 config_option = click.option(
     "--config",
-    type=click.Path(path_type=Path),
+    type=PATH,
     multiple=True,
     callback=_at_most_one,
-    help="YAML file; without one the default job.",
+    help="YAML file; default: the built-in job.",
 )
 set_option = click.option(
     "--set", "assignments", multiple=True, metavar="A.B=C", help="Override a setting; repeatable."
 )
+backends_option = click.option("--backends", help="Comma-separated names with their options, or all.")
+repeats_option = click.option("--repeats", type=click.IntRange(1), help="Runs of each cell.")
 runs_option = click.option(
-    "--runs", type=click.Path(path_type=Path), default=Path("runs"), show_default=True,
+    "--runs", type=PATH, default=Path("runs"), show_default=True,
     help="Folder of the records.",
 )  # fmt: skip
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document on standard output."
+)
 port_option = click.option(
-    "--port", type=click.IntRange(1, 65535), help="Rendezvous port; without one a free port."
+    "--port", type=click.IntRange(1, 65535), help="Rendezvous port; default: a free port."
 )
 trace_option = click.option(
     "--trace", is_flag=True, help="Keep each rank's profiler trace (measure.trace=true)."
@@ -76,5 +81,11 @@ trace_option = click.option(
 
 
 def with_trace(assignments: tuple[str, ...], trace: bool) -> tuple[str, ...]:
-    """The settings given with --set, and the one that --trace stands for."""
+    """Add the setting that --trace stands for to those given with --set."""
     return (*assignments, "measure.trace=true") if trace else assignments
+
+
+def warn_skipped(problems: Iterable[str]) -> None:
+    """Name the records that cannot be read."""
+    for problem in problems:
+        click.echo(f"skipped: {problem}", err=True)

@@ -1,42 +1,38 @@
-"""`harness report`: of records, or of those before and after a change."""
+"""`harness report`: writes a report of records, or of those before and after a change."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from harness.cli.options import EXIT_STRICT, common
+from harness.cli.options import EXIT_STRICT, PATH, common, warn_skipped
 from harness.compare.comparison import Comparison
 from harness.compare.fail_on import failures, parse_conditions
 from harness.errors import HarnessError
 from harness.record_files import ARCHIVE_NAME, is_folder_of_runs
+from harness.report.destination import require_writable
 from harness.report.manifest import Format
 from harness.report.report import Run, format_of, write_report
-from harness.store import archive_runs, read_runs, try_writing, without_collection
-
-LONGEST_NAME = 200
-"""Bytes of a report's file name; file systems allow 255, of which names of tables and pictures need some."""
-NOT_IN_TEX = '{}%#\\"\n'
+from harness.store import archive_runs, read_runs, without_collection
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="File to write.")
+@click.argument("runs", nargs=-1, required=True, type=PATH)
+@click.option("-o", "--output", required=True, type=PATH, help="File to write.")
 @click.option(
     "--format",
     "form",
     type=click.Choice(["md", "html", "csv", "json", "latex"]),
-    help="Without it the name of the file tells.",
+    help="Format; default: follows from the extension.",
 )
-@click.option("--baseline", is_flag=True, help="RUNS are two: the same job before and after a change.")
+@click.option("--baseline", is_flag=True, help="Compare two RUNS: the same job before and after a change.")
 @click.option(
     "--fail-on",
     metavar="CONDITIONS",
-    help='With --baseline, exit with 3 if one is met: "peak_bytes>+5%,tokens_per_second<-3%".',
+    help='With --baseline, exit with 3 if a condition is met: "peak_bytes>+5%,tokens_per_second<-3%".',
 )
 @click.option(
     "--archive",
@@ -95,32 +91,9 @@ def report_baseline(runs: Sequence[Path], output: Path, *, form: Format | None, 
     return EXIT_STRICT if failed else 0
 
 
-def require_writable(report: Path, form: Format | None = None) -> None:
-    """Say before hours of runs, not after them, that a report cannot be written."""
-    form = form or format_of(report)
-    length = len(os.fsencode(report.name))
-    if length > LONGEST_NAME:
-        raise HarnessError(
-            f"report's file name has {length} bytes; at most {LONGEST_NAME} are allowed, as files beside it "
-            "have longer names; give a shorter one"
-        )
-    refused = [character for character in NOT_IN_TEX if character in report.name]
-    if refused and form == "latex":
-        raise HarnessError(
-            f"report's file name {report.name!r} holds {' '.join(map(repr, refused))}, which LaTeX does not "
-            "allow in names of pictures; give another name"
-        )
-    try:
-        report.parent.mkdir(parents=True, exist_ok=True)
-        try_writing(report)
-    except OSError as error:
-        raise HarnessError(f"report '{report}' cannot be written: {error.strerror}") from error
-
-
 def _read(paths: Sequence[Path], *, strict: bool = False) -> list[Run]:
     found, unreadable = read_runs(paths)
     if strict and unreadable:
-        raise HarnessError(f"--archive leaves no record out; mend or remove: {unreadable[0]}")
-    for problem in unreadable:
-        click.echo(f"passed over: {problem}", err=True)
+        raise HarnessError(f"--archive needs readable records; fix or remove: {unreadable[0]}")
+    warn_skipped(unreadable)
     return found

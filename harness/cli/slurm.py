@@ -14,7 +14,16 @@ from tabulate import tabulate
 
 from harness.cells import canonical_label, reusable
 from harness.cli.arguments import DEFAULT_CPU_RANKS, numbers, split_backends
-from harness.cli.options import common, config_option, json_option, runs_option, set_option
+from harness.cli.options import (
+    PATH,
+    backends_option,
+    common,
+    config_option,
+    json_option,
+    repeats_option,
+    runs_option,
+    set_option,
+)
 from harness.cli.slurm_job import begin, finish, gate
 from harness.compare.wording import counted
 from harness.config import load_experiment
@@ -27,7 +36,7 @@ from harness.slurm.site import load_site, with_time_limit
 from harness.slurm.submission import AnotherSubmission, alone, read_jobs, submit_runs, unsubmitted
 from harness.store import Store
 
-_folder = click.argument("folder", type=click.Path(path_type=Path))
+_folder = click.argument("folder", type=PATH)
 
 
 @click.group()
@@ -40,22 +49,22 @@ for command in (begin, finish, gate):
 
 
 @slurm.command()
-@click.option("--site", required=True, type=click.Path(path_type=Path), help="YAML file of the cluster.")
+@click.option("--site", required=True, type=PATH, help="YAML file of the cluster.")
 @config_option
-@click.option("--backends", help="Comma-separated names with their options, or all.")
+@backends_option
 @click.option("--nodes", default="1", show_default=True, help="Numbers of nodes, comma-separated: 1,2,4.")
-@click.option("--nproc", type=click.IntRange(1), help="Ranks per node; without it the GPUs of a node, or 2.")
-@click.option("--repeats", type=click.IntRange(1), help="Runs of each cell.")
+@click.option("--nproc", type=click.IntRange(1), help="Ranks per node; default: the GPUs of a node, or 2.")
+@repeats_option
 @set_option
 @runs_option
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=Path("jobs"), show_default=True,
+    "-o", "--output", type=PATH, default=Path("jobs"), show_default=True,
     help="New folder of the scripts.",
 )  # fmt: skip
-@click.option("--job-name", default="harness", show_default=True, help="Begin of the jobs' names.")
+@click.option("--job-name", default="harness", show_default=True, help="Prefix of job names.")
 @click.option("--array", "arrays", is_flag=True, help="One job array per number of nodes.")
-@click.option("--time", "time_limit", help="Time limit of a cell instead of the site's.")
-@click.option("--fresh", is_flag=True, help="Render every cell, also those that have a record.")
+@click.option("--time", "time_limit", help="Time limit of a cell; overrides the site's.")
+@click.option("--fresh", is_flag=True, help="Render every cell, even if it has a record.")
 @common
 def render(
     site: Path,
@@ -104,7 +113,9 @@ def render(
 
 @slurm.command()
 @_folder
-@click.option("--wait", is_flag=True, help="Submit the rest as the queue empties, until all have a record.")
+@click.option(
+    "--wait", is_flag=True, help="Submit the rest as the queue empties; end when all have a record."
+)
 @click.option("--poll-seconds", type=click.FloatRange(0.1), default=10.0, show_default=True)
 @json_option
 @common
@@ -131,18 +142,18 @@ def submit(folder: Path, wait: bool, poll_seconds: float, as_json: bool) -> int:
 @json_option
 @common
 def status(folder: Path, as_json: bool) -> int:
-    """Show where each run is."""
+    """Show the state of each run."""
     _present(folder, look(folder, read_matrix(folder)), as_json)
     return 0
 
 
 @slurm.command()
 @_folder
-@click.option("--report", type=click.Path(path_type=Path), help="Write a markdown report here.")
+@click.option("--report", type=PATH, help="Write a markdown report here.")
 @json_option
 @common
 def collect(folder: Path, report: Path | None, as_json: bool) -> int:
-    """Give every run whose job is over its record, with what Slurm knows of it."""
+    """Write the record of every run whose job has ended, with what Slurm knows about it."""
     matrix = read_matrix(folder)
     states = collect_records(folder, matrix)
     _present(folder, states, as_json)
@@ -165,7 +176,7 @@ def cancel(folder: Path, run_ids: tuple[str, ...]) -> int:
     unknown = set(run_ids) - {state.run.request.run_id for state in states}
     if unknown:
         raise HarnessError(
-            f"run '{min(unknown)}' is not of this matrix: `harness slurm status {folder}` lists its runs"
+            f"run '{min(unknown)}' is not in this matrix: `harness slurm status {folder}` lists its runs"
         )
     alive = [
         state.job
@@ -182,7 +193,7 @@ def cancel(folder: Path, run_ids: tuple[str, ...]) -> int:
 
 
 def _submit_some(folder: Path, matrix: Matrix, wait: bool) -> tuple[int, list[RunState]]:
-    """Submit what the queue has room for; how many runs are left, and where each is."""
+    """Submit what the queue has room for; return how many runs are left and the state of each."""
 
     def say(job: str, runs: int) -> None:
         click.echo(f"job {job}: {counted(runs, 'run')}", err=True)

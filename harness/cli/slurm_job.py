@@ -7,20 +7,20 @@ from typing import Any
 
 import click
 
-from harness.cli.options import EXIT_GATE, common
+from harness.cli.options import EXIT_GATE, PATH, common
 from harness.fabric.gate import parse_rate, shortfall
 from harness.fabric.result import FABRIC_NAME, read_fabric
 from harness.slurm import attempt
 from harness.slurm.exit_reason import ScriptEnd
 
-_run_directory = click.argument("run_directory", type=click.Path(path_type=Path))
+_run_directory = click.argument("run_directory", type=PATH)
 
 
 @click.command(hidden=True)
 @_run_directory
 @common
 def begin(run_directory: Path) -> int:
-    """For job scripts: an attempt at a run begins."""
+    """For job scripts: note that an attempt at a run begins."""
     attempt.begin(run_directory)
     return 0
 
@@ -32,7 +32,7 @@ def begin(run_directory: Path) -> int:
 @click.option("--require-busbw", metavar="RATE")
 @common
 def finish(run_directory: Path, exit_code: int, ended: Any, require_busbw: str | None) -> int:
-    """For job scripts: the step of a run has ended."""
+    """For job scripts: write the record of a run whose step has ended."""
     end = ScriptEnd(ended=ended, exit_code=exit_code, require_busbw=require_busbw)
     record = attempt.finish(run_directory, end)
     click.echo(f"{record.run_id}: {record.status}", err=True)
@@ -44,7 +44,7 @@ def finish(run_directory: Path, exit_code: int, ended: Any, require_busbw: str |
 @click.argument("rate")
 @common
 def gate(run_directory: Path, rate: str) -> int:
-    """For job scripts: judge what the self-test of the network wrote there."""
+    """For job scripts: check the result of the network's self-test."""
     missed = shortfall(read_fabric(run_directory / FABRIC_NAME), parse_rate(rate))
     if missed is None:
         return 0

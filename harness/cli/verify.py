@@ -1,4 +1,4 @@
-"""`harness verify`: whether everything in a report follows from its records."""
+"""`harness verify`: checks that everything in a report follows from its records."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from pathlib import Path
 
 import click
 
-from harness.cli.options import common, json_option
+from harness.cli.options import PATH, common, json_option
 from harness.compare.wording import counted
 from harness.report.verify import verify as verify_report
 from harness.store import without_collection
 
 
 @click.command()
-@click.argument("report", type=click.Path(path_type=Path))
+@click.argument("report", type=PATH)
 @click.option(
     "--pictures-by-digest",
     is_flag=True,
-    help="Where another matplotlib drew the pictures, accept those whose digest the report lists.",
+    help="Accept pictures drawn by another matplotlib if the report lists their digest.",
 )
 @json_option
 @common
 def verify(report: Path, pictures_by_digest: bool, as_json: bool) -> int:
-    """Compute a report again from the records beside it; name every line that differs.
+    """Recompute a report from its records and list every line that differs.
 
-    Exit code 0 only if every table, sentence and picture follows from unchanged records.
+    Exits with 0 only if every table, sentence and picture follows from unchanged records.
     """
     with without_collection():
         result = verify_report(report, pictures_by_digest=pictures_by_digest)

@@ -113,7 +113,7 @@ def test_archive_leaves_no_record_out(tmp_path: Path) -> None:
     (runs / "broken" / "record.json").write_text("{")
     done = call("report", runs, "-o", tmp_path / "r.md", "--archive")
     assert done.exit_code == 1
-    assert "--archive leaves no record out; mend or remove: record" in done.stderr
+    assert "--archive needs readable records; fix or remove: record" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
 

@@ -68,7 +68,7 @@ def test_a_size_that_memory_was_short_for_is_told(capsys: pytest.CaptureFixture[
     assert "memory" not in capsys.readouterr().err
     assert present(result, 2**32, None, None, False) == 0
     told = capsys.readouterr().err
-    assert told == "memory is short for 4,294,967,296 bytes: measured up to 1,048,576\n"
+    assert told == "not enough memory for 4,294,967,296 bytes: measured up to 1,048,576\n"
 
 
 def test_sizes_end_at_the_largest() -> None:
