@@ -38,14 +38,14 @@ def diagnose(first: Path, second: Path, strict: bool, as_json: bool) -> int:
 
 
 def _print(diagnosis: Diagnosis) -> None:
-    names = f"{diagnosis.other.name} beside {diagnosis.baseline.name}"
+    names = f"{diagnosis.other.name} and {diagnosis.baseline.name}"
     if diagnosis.verdict is None:
         click.echo(f"{names}: {CLEAN}")
     elif diagnosis.verdict.parts:
-        click.echo(f"{names}: they part in step {diagnosis.verdict.step}")
+        click.echo(f"{names} diverge in step {diagnosis.verdict.step}")
     else:
-        click.echo(f"{names}: they differ, but no examined step parts")
-    for sentence in diagnosis.said:
+        click.echo(f"{names} differ, but no examined step does")
+    for sentence in diagnosis.explanation:
         click.echo(f"- {sentence}")
     click.echo("noise:")
     for sentence in diagnosis.derivation:

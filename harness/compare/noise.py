@@ -121,7 +121,8 @@ def is_repetition(record: Record) -> bool:
 
 def is_variant(record: Record) -> bool:
     """Whether a run is the reference with another split or precision."""
-    return record.backend.label.startswith(f"{REFERENCE}:")
+    options = record.backend.options.values()
+    return record.backend.name == REFERENCE and any(value is not None for value in options)
 
 
 def _other_precision(record: Record) -> bool:

@@ -1,4 +1,4 @@
-"""From two runs to what can be said of their difference: records first, then the step in which they part."""
+"""Explains how two runs differ: from the records first, then from the step in which they diverge."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from harness.compare.effective import SettingDifference, setting_differences
 from harness.compare.job_equivalence import Difference, job_differences
 from harness.compare.noise import Limits
 from harness.compare.parity import first_divergent_step
-from harness.diagnose import records as told
 from harness.diagnose.floor import Floor, find_floor
 from harness.diagnose.pair import Run
+from harness.diagnose.records import (
+    about_job,
+    about_replicas,
+    about_reports,
+    about_settings,
+    how_far,
+    steps_to_examine,
+)
 from harness.diagnose.rerun import (
     Rerun,
     Say,
@@ -36,7 +43,7 @@ PARTED = "the runs differ beyond noise"
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What is known of two runs; the baseline is the one that the other is measured by."""
+    """What is known of two runs; the baseline is the one that the other is compared with."""
 
     baseline: Run
     other: Run
@@ -53,13 +60,13 @@ class Diagnosis:
     """First step whose loss or norm lies beyond noise."""
     verdict: StepVerdict | None
     """Of the step that was examined; None for a clean pair."""
-    said: list[str]
+    explanation: list[str]
 
     def as_json(self) -> dict[str, Any]:
         """The document of `diagnose --json`, but for the runs as they were given."""
         return {
             "step": self.verdict.step if self.verdict else None,
-            "said": self.said,
+            "said": self.explanation,
             "verdict": CLEAN if self.clean else PARTED,
             "baseline": self.baseline.record.run_id,
             "parting_step": self.parting_step,
@@ -74,7 +81,7 @@ class Diagnosis:
 
 
 def diagnose(pair: tuple[Run, Run], say: Say) -> Diagnosis:
-    """Compare the records within the noise of their job; if they part, rerun and compare by parameter.
+    """Compare the records within the noise of their job; if they differ, rerun and compare by parameter.
 
     Raises HarnessError where a run that is needed cannot be made on this machine.
     """
@@ -92,26 +99,26 @@ def diagnose(pair: tuple[Run, Run], say: Say) -> Diagnosis:
     same_job = job_differences(baseline.record, other.record)
     settings = setting_differences(baseline.record, other.record)
     parting = first_divergent_step(baseline.record, other.record, limits)
-    replicas = [text for run in (baseline, other) for text in told.about_replicas(run)]
+    replicas = [text for run in (baseline, other) for text in about_replicas(run)]
     clean = not (beyond or same_job or replicas or parting is not None)
     causes = [
-        *told.about_job(same_job, other),
-        *told.about_settings(settings, baseline, other, clean=clean),
+        *about_job(same_job, other),
+        *about_settings(settings, baseline, other, clean=clean),
     ]
-    said = [told.how_far(found, limits)]
+    explanation = [how_far(found, limits)]
     verdict = None
     if clean:
-        said += causes
+        explanation += causes
     else:
-        causes += [*replicas, *told.about_reports(baseline, other, limits)]
+        causes += [*replicas, *about_reports(baseline, other, limits)]
         reruns = _rerun_all(baseline, other, floor, parting, launcher, say)
         verdict = first_parting_step(reruns[0].examined, reruns[1].examined, _noise(reruns, baseline, floor))
-        said += [*causes, *_unlike_records((baseline, other), reruns[:2], limits)]
-        said += sentences(verdict, other.record.world, beyond=beyond, explained=bool(causes))
+        explanation += [*causes, *_unlike_records((baseline, other), reruns[:2], limits)]
+        explanation += sentences(verdict, other.record.world, beyond=beyond, explained=bool(causes))
     return Diagnosis(
         baseline=baseline, other=other, found=found, limits=limits,
         derivation=floor.derivation(baseline.record), same_job=same_job, settings=settings,
-        beyond=beyond, clean=clean, parting_step=parting, verdict=verdict, said=said,
+        beyond=beyond, clean=clean, parting_step=parting, verdict=verdict, explanation=explanation,
     )  # fmt: skip
 
 
@@ -120,7 +127,7 @@ def _rerun_all(
 ) -> list[Rerun]:
     """The baseline, the other, and the runs of the reference that are not the baseline."""
     last = min(len(run.record.steps) for run in (baseline, other)) - 1
-    steps = told.steps_to_examine(parting, last)
+    steps = steps_to_examine(parting, last)
     wanted: list[Record] = [baseline.record, other.record]
     wanted += [r for r in _references(floor) if r is not baseline.record]
     for record in wanted:
@@ -159,12 +166,12 @@ def _options(run: Rerun) -> list[str]:
 
 def _unlike_records(runs: Sequence[Run], reruns: Sequence[Rerun], limits: Limits) -> list[str]:
     """That a rerun does not repeat its record, so that what follows is of other code or another machine."""
-    said = []
+    sentences = []
     for run, again in zip(runs, reruns, strict=True):
         step = first_divergent_step(run.record, again.record, limits)
         if step is not None:
-            said.append(
-                f"the rerun of {run.name} leaves its own record at step {step}: code, versions or machine "
+            sentences.append(
+                f"the rerun of {run.name} diverges from its record at step {step}: code, versions or machine "
                 "have changed since; what follows is about the reruns"
             )
-    return said
+    return sentences

@@ -1,4 +1,4 @@
-"""What counts as noise between two runs: the limits of `compare`, from records beside them or made now."""
+"""What counts as noise between two runs: the limits of `compare`, from records next to them or new ones."""
 
 from __future__ import annotations
 
@@ -39,10 +39,13 @@ class Floor:
 
     def derivation(self, baseline: Record) -> tuple[str, ...]:
         """Where the limits come from, one sentence each."""
-        said = self.noise(baseline).derivation
+        sentences = self.noise(baseline).derivation
         if baseline.backend.label == REFERENCE:
-            return said
-        return (*said, "twice that between two runs, since each may lie so far from the reference")
+            return sentences
+        return (
+            *sentences,
+            "twice as much between two runs: each may differ that much from the reference",
+        )
 
     def limits(self, baseline: Record) -> Limits:
         """What rounding explains between the baseline and another run.
@@ -74,7 +77,7 @@ def find_floor(
     pair: tuple[Run, Run], labels: Sequence[str], run_missing: Callable[[list[str]], list[Record]]
 ) -> Floor:
     """The reference and its repetitions: of the pair, of the folders around it, and the rest run now."""
-    known = _beside(pair)
+    known = _records_nearby(pair)
     missing = [label for label in labels if label not in {record.backend.label for record in known}]
     if missing:
         known += run_missing(missing)
@@ -82,7 +85,7 @@ def find_floor(
     return Floor(reference=reference, repeats=tuple(r for r in known if r is not reference))
 
 
-def _beside(pair: tuple[Run, Run]) -> list[Record]:
+def _records_nearby(pair: tuple[Run, Run]) -> list[Record]:
     """Runs of the reference of this job by the same code on the same kind of device, the pair's own first."""
     found = {run.path: run.record for run in pair}
     files = RecordFiles()
@@ -93,7 +96,7 @@ def _beside(pair: tuple[Run, Run]) -> list[Record]:
             try:
                 found.setdefault(path.resolve(), read_record(path, files))
             except HarnessError:
-                continue  # a damaged record of another run is no matter of this pair
+                continue  # a damaged record of another run does not concern this pair
     job_id, device = pair[0].record.job_id, pair[0].record.world.device
     codes = {run.record.environment.get("code") for run in pair}
     return [

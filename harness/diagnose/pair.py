@@ -1,4 +1,4 @@
-"""The two runs of a diagnosis: read from what a person gave, refused where nothing can be said of them."""
+"""The two runs of a diagnosis: read from the given paths, refused if they cannot be compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two records alone say of why their runs differ: pure functions, before anything is run again."""
+"""Why two runs differ, as far as their records show it, before anything is rerun: pure functions."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from harness.compare.wording import percent, words
 from harness.diagnose.pair import Run
 
 FIRST_STEPS = 4
-"""Most defects are at work from the start, long before losses show them."""
+"""Most defects act from the start, long before losses show them."""
 LAST_STEPS = 4
-"""Before and with the one in which losses or norms were seen to part."""
+"""Up to and including the one in which losses or norms diverge."""
 REPORTED = ("loss-of-one-rank", "loss-normalisation", "loss-scale", "norm-of-shard")
 """Causes that concern what is reported, and not gradients or updates."""
 QUANTITIES = {
-    "loss": "losses lie up to {} nats apart",
-    "norm": "gradient norms up to {} of their size",
-    "update": "distances moved up to {} of their size",
+    "loss": "loss {} nats",
+    "norm": "gradient norm {}",
+    "update": "distance moved {}",
     "weights": "final weights {} of the distance moved",
 }
 """A loss is in nats per token, everything else in percent."""
 
 
 def steps_to_examine(parting: int | None, last: int) -> list[int]:
-    """The first steps, and those up to the one in which the runs were seen to part.
+    """The first steps, and those up to the one in which the runs diverge.
 
     Where only final weights differ that is the last step: the cause may be in any.
     """
@@ -38,13 +38,15 @@ def steps_to_examine(parting: int | None, last: int) -> list[int]:
 
 
 def how_far(found: Distance, limits: Limits) -> str:
-    """'losses lie up to 1.2e-03 nats apart (noise: 4.8e-06), ...'."""
+    """'largest differences: loss 1.2e-03 nats (noise: 4.8e-06), ...'."""
     parts = [
         f"{text.format(_size(name, value))} (noise: {_size(name, getattr(limits, name))})"
         for name, text in QUANTITIES.items()
         if (value := getattr(found, name)) is not None
     ]
-    return ", ".join(parts) or "neither losses, norms nor weights can be compared"
+    if not parts:
+        return "neither losses, norms nor weights can be compared"
+    return f"largest differences: {', '.join(parts)}"
 
 
 def _size(quantity: str, value: float) -> str:
@@ -52,7 +54,7 @@ def _size(quantity: str, value: float) -> str:
 
 
 def about_job(differences: Sequence[Difference], other: Run) -> Iterator[str]:
-    """What makes the other run another training, although both were asked for one job."""
+    """Fields that make the other run a different training, although both have the same job."""
     for difference in differences:
         yield (
             f"not the same training: {difference.field}: {words(difference.given)} in {other.name}, "
@@ -72,7 +74,7 @@ def about_settings(
 
 
 def about_replicas(run: Run) -> Iterator[str]:
-    """Ranks that hold different weights where they should hold the same."""
+    """Ranks that end with different weights although they should be equal."""
     groups: dict[str, list[str]] = {}
     for rank in run.record.ranks:
         if rank.final_digest is not None:
@@ -83,7 +85,7 @@ def about_replicas(run: Run) -> Iterator[str]:
 
 
 def about_reports(baseline: Run, other: Run, limits: Limits) -> Iterator[str]:
-    """A loss or a norm that is told wrongly, where the first step shows it."""
+    """A wrongly reported loss or norm, if a step shows it."""
     cause = explain(baseline.record, other.record, limits)
     if cause.kind in REPORTED:
         yield cause.text

@@ -1,4 +1,4 @@
-"""Runs what a diagnosis needs on this machine: a recorded run again, or repetitions of the reference."""
+"""Runs what a diagnosis needs on this machine: a rerun of a record, or repetitions of the reference."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def run_references(record: Record, labels: Iterable[str], launcher: LocalLaunche
             if made.status == "ok":
                 done.append(made)
             else:
-                say(f"{label} says nothing of noise: it is {made.status} ({reason(made)})")
+                say(f"{label} cannot measure noise: it is {made.status} ({reason(made)})")
     return done
 
 

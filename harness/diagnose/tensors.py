@@ -1,4 +1,4 @@
-"""Gradients and updates of one step by parameter: how far two runs lie apart, and what noise is."""
+"""Gradients and updates of one step by parameter: how far two runs differ, and what noise is."""
 
 from __future__ import annotations
 
@@ -99,11 +99,11 @@ class TensorNoise:
         self, kind: str, repeats: Sequence[Examined], factor: float, units: Mapping[str, float]
     ) -> dict[str, float]:
         reference = getattr(self.reference, kind)
-        apart = [_distances(reference, getattr(repeat, kind)) for repeat in repeats]
-        # What the whole gradient is off by, each of its tensors may be off by: a small one is no surer.
-        whole = max((_whole(reference, getattr(repeat, kind)) for repeat in repeats), default=0.0)
+        distances = [_distances(reference, getattr(repeat, kind)) for repeat in repeats]
+        # Each tensor may be off by as much as the entire gradient: a small one is no more precise.
+        overall = max((_overall(reference, getattr(repeat, kind)) for repeat in repeats), default=0.0)
         return {
-            name: self.factor * factor * max([unit, whole, *(a[name] for a in apart)])
+            name: self.factor * factor * max([unit, overall, *(of_repeat[name] for of_repeat in distances)])
             for name, unit in units.items()
         }
 
@@ -113,16 +113,16 @@ def compare_tensors(first: Sketches, second: Sketches, limits: Mapping[str, floa
     shape = {name: len(sketch) for name, sketch in {**first, **second}.items()}
     first = {name: first.get(name, [0.0] * length) for name, length in shape.items()}
     second = {name: second.get(name, [0.0] * length) for name, length in shape.items()}
-    apart = _distances(first, second)
+    distances = _distances(first, second)
     beyond = [
         TensorDifference(
             name=name,
-            difference=apart[name],
+            difference=distances[name],
             allowed=limits.get(name, 0.0),
             ratio=second[name][0] / sketch[0] if sketch[0] else None,
         )
         for name, sketch in first.items()
-        if not apart[name] <= limits.get(name, 0.0)
+        if not distances[name] <= limits.get(name, 0.0)
     ]
     return Comparison(
         beyond=tuple(sorted(beyond, key=lambda tensor: -tensor.difference)),
@@ -143,17 +143,17 @@ def _common_factor(first: Sketches, second: Sketches, limits: Mapping[str, float
 
 def _distances(first: Sketches, second: Sketches) -> dict[str, float]:
     """Of each tensor, relative to its size in the first, or to that of all where it is zero there."""
-    whole = _norm(first.values())
+    overall = _norm(first.values())
     return {
-        name: estimate(sketch, second.get(name, [0.0] * len(sketch))) / (sketch[0] or whole or 1.0)
+        name: estimate(sketch, second.get(name, [0.0] * len(sketch))) / (sketch[0] or overall or 1.0)
         for name, sketch in first.items()
     }
 
 
-def _whole(first: Sketches, second: Sketches) -> float:
+def _overall(first: Sketches, second: Sketches) -> float:
     """Distance of all tensors together, relative to their size in the first."""
-    apart = [estimate(sketch, second[name]) for name, sketch in first.items() if name in second]
-    return math.hypot(*apart) / (_norm(first.values()) or 1.0)
+    distances = [estimate(sketch, second[name]) for name, sketch in first.items() if name in second]
+    return math.hypot(*distances) / (_norm(first.values()) or 1.0)
 
 
 def _norm(sketches: Any) -> float:

@@ -1,4 +1,4 @@
-"""What the gradients and updates of one step say of two runs, in sentences: pure functions of comparisons."""
+"""What gradients and updates of one step show about two runs, in sentences: pure functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN_TENSORS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class StepVerdict:
-    """The first examined step whose tensors part, or the last if none do."""
+    """The first examined step with different tensors, or the last one if there is none."""
 
     step: int
     gradients: Comparison | None
@@ -30,7 +30,7 @@ class StepVerdict:
 def first_parting_step(
     first: Mapping[int, Examined], second: Mapping[int, Examined], noise: Mapping[int, TensorNoise]
 ) -> StepVerdict:
-    """Go through the examined steps until tensors part by more than noise."""
+    """Compare the examined steps until tensors differ by more than noise."""
     for step in sorted(first):
         left, right, limits = first[step], second[step], noise[step]
         gradients = None
@@ -46,25 +46,22 @@ def first_parting_step(
 def sentences(
     verdict: StepVerdict, world: WorldPart, *, beyond: Collection[str], explained: bool
 ) -> Iterator[str]:
-    """What to tell of a step: gradients, updates, and what follows from both.
+    """Sentences about a step: gradients, updates, and what follows from both.
 
-    `beyond` names what parts in the records (loss, norm, update, weights or a parameter), `explained`
+    `beyond` names what differs in the records (loss, norm, update, weights or a parameter), `explained`
     whether the records named a cause already. `world` is that of the other run, whose ratios are named.
     """
     if verdict.gradients is None:
-        yield (
-            "gradients: one of the engines cannot gather them (Engine.full_gradients), so only updates are "
-            "compared"
-        )
+        yield ("gradients: not compared, since one of the engines cannot gather them (Engine.full_gradients)")
     else:
         yield _about("gradients", verdict.gradients, world)
     yield _about("updates", verdict.updates, world)
     agree = verdict.gradients is not None and not verdict.gradients.beyond
     if agree and verdict.updates.beyond and not explained:
         yield (
-            "so the cause stands between gradient and weight: clipping, learning rate, betas, epsilon, "
-            "weight decay, dtype of masters, or parameters without an optimizer; in what the records hold of "
-            "these there is no difference"
+            "so the cause lies between gradient and weight: clipping, learning rate, betas, epsilon, weight "
+            "decay, dtype of masters, or parameters without an optimizer; the records show no difference in "
+            "any of these"
         )
     if not verdict.parts:
         yield from _nothing_parts(beyond, gathered=verdict.gradients is not None)
@@ -74,18 +71,13 @@ def _nothing_parts(beyond: Collection[str], *, gathered: bool) -> Iterator[str]:
     if not beyond:
         return
     if "norm" in beyond and not gathered:
-        yield (
-            "so the gradient differs, or the norm that is reported of it; Adam may hide either from the "
-            "update"
-        )
+        yield ("so the gradient or its reported norm differs; Adam may hide either from the update")
         return
-    told = [text for name, text in (("loss", "loss"), ("norm", "gradient norm")) if name in beyond]
-    if told and not set(beyond) - {"loss", "norm"}:
-        yield (
-            f"so both train alike, and what is wrong is the {' and the '.join(told)} that one of them reports"
-        )
+    reported = [text for name, text in (("loss", "loss"), ("norm", "gradient norm")) if name in beyond]
+    if reported and not set(beyond) - {"loss", "norm"}:
+        yield (f"so both train equally, but one of them reports a wrong {' and '.join(reported)}")
     else:
-        yield "so no examined step shows it: the difference adds up over many, each within noise"
+        yield "so no examined step shows it: the difference accumulates over many steps, each within noise"
 
 
 def _about(kind: str, compared: Comparison, world: WorldPart) -> str:
@@ -114,8 +106,8 @@ def _some(named: Sequence[str]) -> str:
 
 def _tensor(tensor: TensorDifference) -> str:
     size = "where the baseline has none" if tensor.ratio is None else f"x {number(tensor.ratio)}"
-    apart, noise = percent(tensor.difference), percent(tensor.allowed)
-    return f"{tensor.name} {size}, {apart} of its size apart (noise: {noise})"
+    difference, noise = percent(tensor.difference), percent(tensor.allowed)
+    return f"{tensor.name} {size}, off by {difference} (noise: {noise})"
 
 
 def number(ratio: float) -> str:

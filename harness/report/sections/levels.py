@@ -1,4 +1,4 @@
-"""What counts as agreement: the parity levels, how their limits were found, and how far each run lies."""
+"""Parity levels: their limits, how they were measured, and how far each run is from the reference."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from harness.report.formats import scientific, short
 from harness.report.tables import LABELS
 
 JUDGED = (
-    "Every run is judged by the reference, one process on the whole global batch, in four measures: loss, "
-    "the largest difference of a step in nats per target token; gradient norm, the largest difference of a "
-    "step over the reference's norm; distance moved, the difference of how far the weights went from first "
-    "to last step, over the reference's; final weights, their distance from the reference's over how far "
-    "those moved, for all weights together and for each parameter. The last two are estimated from eight "
+    "Every run is compared with the reference, one process on the entire global batch, by four measures. "
+    "Loss: largest difference of a step, in nats per target token. Gradient norm: largest difference of a "
+    "step, relative to the reference's norm. Distance moved: difference of how far the weights moved from "
+    "first to last step, relative to the reference's. Final weights: distance from the reference's, relative "
+    "to how far those moved, for all weights and for each parameter. The last two are estimated from eight "
     "random projections of each parameter."
 )
 MEANINGS = (
     ("exact", "losses, gradient norms and final weights are equal bit for bit."),
-    ("tight", "no measure lies beyond its limit below: another order of summation explains the difference."),
-    ("band", "beyond tight, within what the low precision itself changes; there is none in fp32."),
-    ("diverged", "beyond: the run computes something else, or lost its loss or norm."),
-    ("unjudged", "no comparison was possible; the reason stands below."),
+    ("tight", "every measure is within its limit below: another order of summation explains the difference."),
+    ("band", "beyond tight, but within what the low precision itself changes; not used in fp32."),
+    ("diverged", "beyond: the run computes something else, or its loss or norm became NaN or infinite."),
+    ("unjudged", "no comparison was possible; the reason is given below."),
 )
-FP32_NORM = " and the gradient norm added in fp32"
+FP32_NORM = " and the gradient norm summed in fp32"
 FOUND = (
-    "The limits are measured for each job. The reference ran again with the batch in other pieces{norm}, "
-    "which adds the same numbers in another order: what differs then is noise, and 'seen' is the largest "
-    "of it. At a low precision it also ran in fp32 and with cast weights, which shows what rounding to "
-    "that precision changes. 'allowed' is the factor times what was seen, at least the factor times the "
-    "lower bound, which is one rounding of the dtype named below: of the largest loss; of the gradient "
-    "norm; for 'distance moved' and 'final weights' of the norm of the weights, over how far they moved. "
-    "Each parameter has such a limit of its own, which is at least that of all weights together and is not "
-    "shown. Since an estimate from eight projections may be small by chance, 'distance moved' is allowed "
-    "at least what 'final weights' is, over the root of eight; and band is never below tight. The factors "
-    f"are choices, not measurements: {TIGHT_FACTOR:g} for tight, since a few repetitions show a few orders "
-    f"of summation and each backend has its own; {BAND_FACTOR:g} for band, since libraries round at other "
-    f"places than the reference but not at more; {UNMEASURED_FACTOR:g} for tight where the reference did "
+    "The limits are measured for each job. The reference ran again with another split of the batch{norm}, "
+    "which adds the same numbers in another order: the difference is noise, and 'seen' is the largest one. "
+    "At low precision the reference also ran in fp32 and with cast weights, which shows what rounding to "
+    "that precision changes. 'allowed' is the factor times 'seen', but at least the factor times a lower "
+    "bound: one rounding, in the dtype named below, of the largest loss; of the gradient norm; or, for "
+    "'distance moved' and 'final weights', of the norm of the weights, relative to how far they moved. "
+    "Each parameter has its own limit, at least that of all weights, which is not shown. An estimate from "
+    "eight projections may be small by chance, so the limit of 'distance moved' is at least that of 'final "
+    "weights' divided by the root of eight; band is never below tight. The factors are choices, not "
+    f"measurements: {TIGHT_FACTOR:g} for tight, because a few repetitions show only a few orders of "
+    f"summation and each backend has its own; {BAND_FACTOR:g} for band, because libraries round in other "
+    f"places than the reference, but not more often; {UNMEASURED_FACTOR:g} for tight if the reference did "
     "not run with another split."
 )
 MEASURES = (
@@ -58,7 +58,7 @@ LIMITS = (
 
 
 def _none(value: Any) -> str:
-    """Nothing to tell is not 'not measured'."""
+    """A dash, which is not 'not measured'."""
     return "-" if value is None else str(value)
 
 
@@ -87,10 +87,10 @@ def levels_section(comparison: Comparison) -> Section | None:
     blocks.append(
         Items([_source(level, job_id, noises) for job_id, n in noises.items() for level in n.levels])
     )
-    blocks.append(Folded("How far each run lies from the reference", [_distances(comparison)]))
+    blocks.append(Folded("Difference of each run from the reference", [_distances(comparison)]))
     spreads = comparison.repeat_spreads
     if spreads:
-        title = "How far repeats of one backend lie from each other: the largest difference of a step's loss"
+        title = "Difference between repeats of one backend: largest difference of a step's loss"
         blocks.append(Folded(title, [Items(_spreads(spreads))]))
     return Section("levels", "Parity levels", blocks)
 
@@ -116,23 +116,23 @@ def _lines(level: Level, limits: Limits | None) -> list[list[Any]]:
 
 
 def _set_by(level: Level, seen: float | None, allowed: float | None) -> str:
-    """Whether what was seen decided a limit, or what bounds it from below."""
+    """Whether the measurement or the lower bound decided a limit."""
     decided = seen is not None and allowed is not None and level.factor * seen >= allowed
-    return "what was seen" if decided else "lower bound"
+    return "measurement" if decided else "lower bound"
 
 
 def _source(level: Level, job_id: str, noises: dict[str, Noise]) -> str:
     where = f"job {job_id}, {level.name}" if len(noises) > 1 else level.name
     if not level.repetitions:
         return (
-            f"{where}: not measured, no other run of the reference is here that would show it; the limits "
-            f"are {level.factor:g} roundings of {level.rounding}."
+            f"{where}: not measured, since no other run of the reference shows it; the limits are "
+            f"{level.factor:g} roundings of {level.rounding}."
         )
-    return f"{where}: measured by {listed(level.repetitions)}; one rounding is that of {level.rounding}."
+    return f"{where}: measured by {listed(level.repetitions)}; lower bound: {level.rounding} rounding."
 
 
 def _distances(comparison: Comparison) -> Table:
-    """Runs of a cell that lie equally far are one line."""
+    """Runs of a cell with equal differences share a line."""
     several = len(comparison.by_job) > 1
     columns = (Column("job_id", "job", align="left"), *DISTANCES) if several else DISTANCES
     keys = [column.key for column in columns if column.key != "runs"]
@@ -146,15 +146,15 @@ def _distances(comparison: Comparison) -> Table:
 
 def _spreads(spreads: Mapping[str, float | None]) -> list[str]:
     """A line for each cell whose repeats differ or cannot be compared, and one for all the others."""
-    told = [
+    lines = [
         f"{cell}: {scientific(value)} nats per token"
         if value is not None
         else f"{cell}: no loss to compare in one of the runs"
         for cell, value in spreads.items()
         if value != 0.0
     ]
-    equal = len(spreads) - len(told)
+    equal = len(spreads) - len(lines)
     if equal:
-        cells = f"{'other ' if told else ''}cell{'s' if equal > 1 else ''} with repeats"
-        told.append(f"{equal} {cells}: losses equal bit for bit")
-    return told
+        cells = f"{'other ' if lines else ''}cell{'s' if equal > 1 else ''} with repeats"
+        lines.append(f"{equal} {cells}: losses equal bit for bit")
+    return lines

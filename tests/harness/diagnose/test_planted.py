@@ -101,7 +101,7 @@ def test_another_beta2_is_named_as_a_setting_and_parts_in_the_second_update(matr
 def test_the_loss_of_rank_0_is_wrong_while_the_training_is_right(matrix) -> None:
     said = beside_reference(matrix, "planted-LossOfRankZero")
     assert "the loss is that of rank 0 only" in text(said)
-    assert said["said"][-1] == "so both train alike, and what is wrong is the loss that one of them reports"
+    assert said["said"][-1] == "so both train equally, but one of them reports a wrong loss"
 
 
 def test_the_defect_is_told_of_the_run_that_has_it_whatever_the_order(matrix) -> None:

@@ -77,13 +77,13 @@ def test_ranks_that_end_with_different_weights_are_named() -> None:
 def test_distances_are_told_beside_their_noise() -> None:
     steps = make_steps([*LOSSES[:3], LOSSES[3] + 0.5])
     found = distance(make_record(), make_record(label="ddp", steps=steps))
-    assert how_far(found, LIMITS).startswith("losses lie up to 5.0e-01 nats apart (noise: 1.0e-06)")
+    assert how_far(found, LIMITS).startswith("largest differences: loss 5.0e-01 nats (noise: 1.0e-06)")
 
 
 def test_a_loss_is_told_in_nats_and_a_norm_in_percent() -> None:
     steps = make_steps(norms=[norm * 1.02 for norm in NORMS])
     found = distance(make_record(), make_record(label="ddp", steps=steps))
-    assert "gradient norms up to 2.0 % of their size (noise: 0.00010 %)" in how_far(found, LIMITS)
+    assert "gradient norm 2.0 % (noise: 0.00010 %)" in how_far(found, LIMITS)
 
 
 def test_another_training_is_named_by_field_with_digests_cut_short() -> None:

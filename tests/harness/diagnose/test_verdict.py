@@ -42,9 +42,7 @@ def test_a_factor_over_updates_is_not_taken_for_one_of_gradients() -> None:
 
 def test_one_tensor_that_differs_is_named_with_its_ratio_and_noise() -> None:
     (gradients, *_) = said(scaled(3.0, "b"), scaled(1.0))
-    assert gradients == (
-        "gradients: 1 of 2 tensors differ: b x 3.000, 200 % of its size apart (noise: 0.10 %)"
-    )
+    assert gradients == ("gradients: 1 of 2 tensors differ: b x 3.000, off by 200 % (noise: 0.10 %)")
 
 
 def test_a_parameter_without_gradient_is_named() -> None:
@@ -62,17 +60,17 @@ def test_an_engine_that_cannot_gather_gradients_says_so() -> None:
 
 def test_without_gradients_a_norm_that_differs_is_not_called_a_wrong_report() -> None:
     last = said(None, scaled(1.0), beyond=("norm",))[-1]
-    assert "the gradient differs, or the norm that is reported of it" in last
+    assert "the gradient or its reported norm differs" in last
 
 
-@pytest.mark.parametrize(("beyond", "what"), [("loss", "the loss"), ("norm", "the gradient norm")])
+@pytest.mark.parametrize(("beyond", "what"), [("loss", "loss"), ("norm", "gradient norm")])
 def test_where_tensors_agree_only_the_report_is_wrong(beyond: str, what: str) -> None:
     last = said(scaled(1.0), scaled(1.0), beyond=(beyond,))[-1]
-    assert last == f"so both train alike, and what is wrong is {what} that one of them reports"
+    assert last == f"so both train equally, but one of them reports a wrong {what}"
 
 
 def test_weights_that_differ_without_a_step_that_does_add_up() -> None:
-    assert "adds up" in said(scaled(1.0), scaled(1.0))[-1]
+    assert "accumulates" in said(scaled(1.0), scaled(1.0))[-1]
 
 
 def test_the_first_step_that_parts_is_taken() -> None:

@@ -19,10 +19,10 @@ def test_limits_stand_beside_what_was_seen_and_the_factor() -> None:
     split = shifted("single:micro_batch_size=4", 1e-5)
     found = section(make_record(), split, shifted("ddp", 5e-5))
     (table,) = (block for block in found.blocks if isinstance(block, Table))
-    assert table.texts()[0] == ["tight", "loss", "1.0e-05", "10", "1.0e-04", "what was seen"]
+    assert table.texts()[0] == ["tight", "loss", "1.0e-05", "10", "1.0e-04", "measurement"]
     assert [line[1] for line in table.texts()] == ["loss", "gradient norm", "distance moved", "final weights"]
     source = [block for block in found.blocks if isinstance(block, Items)][1]
-    assert source.items == ["tight: measured by single:micro_batch_size=4; one rounding is that of fp32."]
+    assert source.items == ["tight: measured by single:micro_batch_size=4; lower bound: fp32 rounding."]
 
 
 def test_a_floor_that_was_not_measured_is_said() -> None:
