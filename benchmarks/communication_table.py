@@ -145,9 +145,9 @@ def _origin(ran: list[tuple[Cut, Record]]) -> str:
     """Dates, versions and code of the runs; several of one where runs of before were taken over."""
     days = sorted({record.created_at[:10] for _, record in ran})
     environments = [record.environment for _, record in ran]
-    versions = {f"Python {e['python']}" for e in environments}
-    versions |= {f"{name} {version}" for e in environments for name, version in e["packages"].items()}
-    code = sorted({f"code {e['code']}{commit_words(e)}" for e in environments})
+    versions = {f"Python {e.python}" for e in environments}
+    versions |= {f"{name} {version}" for e in environments for name, version in e.packages.items()}
+    code = sorted({f"code {e.code}{commit_words(e)}" for e in environments})
     return "; ".join([", ".join(days), ", ".join(sorted(versions, key=str.lower)), *code])
 
 

@@ -40,9 +40,10 @@ def main(folders: list[str]) -> None:
 
 
 def _title(record: Record) -> str:
-    model = record.model or {}
-    tied = "tied" if model["tied_parameters"] else "untied"
-    return f"{model['architecture']}, {tied}, {model['parameters']:,} parameters"
+    model = record.model
+    assert model is not None
+    tied = "tied" if model.tied_parameters else "untied"
+    return f"{model.architecture}, {tied}, {model.parameters:,} parameters"
 
 
 def _shares_table(records: Sequence[Record]) -> str:

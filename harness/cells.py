@@ -185,7 +185,7 @@ def run_cell(
     )
     record = assemble(directory, request, outcome)
     # What the run found, not what it left.
-    found = record.environment | {"load_average": load}
+    found = record.environment.model_copy(update={"load_average": load})
     record = record.model_copy(update={"environment": found})
     write_record(directory, record)
     return record

@@ -12,7 +12,8 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+
+from harness.record.environment import EnvironmentPart, GitPart
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN_PACKAGES = ("backends", "harness")
@@ -30,25 +31,25 @@ VARIABLES = (
 # What decides a measurement. Reports and tables may change without making records stale.
 MEASURING_SOURCES = (
     "harness/backends", "harness/worker", "harness/launch", "harness/batch.py", "harness/spec.py",
-    "harness/record.py", "harness/request.py",
+    "harness/record", "harness/request.py",
 )  # fmt: skip
 
 
-def environment() -> dict[str, Any]:
+def environment() -> EnvironmentPart:
     """Describe the machine, the versions, the code and the allow-listed variables."""
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu": _cpu_model(),
-        "cores": os.cpu_count(),
-        "load_average": load_average(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "gpus": list(_gpus()),
-        "packages": package_versions(),
-        "code": code_fingerprint(),
-        "git": git_state(),
-        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
-    }
+    return EnvironmentPart(
+        python=platform.python_version(),
+        platform=platform.platform(),
+        cpu=_cpu_model(),
+        cores=os.cpu_count(),
+        load_average=load_average(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        gpus=list(_gpus()),
+        packages=package_versions(),
+        code=code_fingerprint(),
+        git=git_state(),
+        variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
+    )
 
 
 def load_average() -> float:
@@ -150,7 +151,7 @@ def gpu_count() -> int:
 
 
 @lru_cache(maxsize=1)
-def git_state(root: Path = ROOT) -> dict[str, Any] | None:
+def git_state(root: Path = ROOT) -> GitPart | None:
     """Commit of the checkout that the harness runs from, and in which files its packages differ from it.
 
     None outside of a checkout. Reports, records and notes that lie in the tree change no run and are not
@@ -171,4 +172,4 @@ def git_state(root: Path = ROOT) -> dict[str, Any] | None:
         return None
     changed = git("diff", "--name-only", "HEAD", "--", *OWN_PACKAGES)
     changed += git("ls-files", "--others", "--exclude-standard", "--", *OWN_PACKAGES)
-    return {"commit": commit[0], "modified": bool(changed), "changed": sorted(changed)}
+    return GitPart(commit=commit[0], modified=bool(changed), changed=sorted(changed))

@@ -47,6 +47,17 @@ class RunRequest(BaseModel):
         return cls.model_validate_json(text)
 
 
+class RankExit(BaseModel):
+    """How a rank ended, as its monitor notes it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    exit_code: int
+    """Negative: killed by that signal."""
+    at: float
+    max_resident_bytes: int | None = None
+
+
 def rank_file(run_directory: Path, rank: int) -> Path:
     """Where a rank appends its events, one JSON object a line."""
     return run_directory / f"rank-{rank:05d}.jsonl"

@@ -54,7 +54,7 @@ def settings(row: Row) -> dict[str, str | int | float | bool]:
         "job_id": record.job_id, "status": record.status, "parity": row.judgement.parity,
     }  # fmt: skip
 
-    for keys, value in leaves({"job": record.job}):
+    for keys, value in leaves({"job": record.job.model_dump(mode="json")}):
         if isinstance(value, str | int | float | bool):
             found[".".join(keys)] = value
     return found

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from harness.backends.base import Effective
 from harness.record import (
     BackendPart,
     CommunicationPart,
     MemoryPart,
+    ModelPart,
     RankPart,
     Record,
     StepPart,
@@ -64,20 +66,36 @@ def make_weights(digest: str = "a" * 64, sketch: dict[str, list[float]] | None =
     return WeightsPart(digest=digest, l2_norm=10.0, parameter_count=1000, sketch=sketch)
 
 
-def make_effective(**changes: Any) -> dict[str, Any]:
+def make_effective(**changes: Any) -> Effective:
     values: dict[str, Any] = {
         "strategy": "DistributedDataParallel",
-        "parameter_count": 1000,
+        "wrap_units": [""],
         "parameter_dtype": "float32",
+        "autocast_dtype": None,
+        "master_dtype": "float32",
+        "gradient_dtype": "float32",
         "reduce_dtype": "float32",
-        "gradient_clipping": 1.0,
+        "optimizer": "torch.optim.adamw.AdamW",
         "optimizer_groups": [
             {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
             {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.0},
         ],
-        "details": {},
+        "gradient_clipping": 1.0,
+        "accumulation_steps": 1,
+        "gradient_synchronisation": "last micro-step",
+        "loss_scale": None,
+        "offload": [],
+        "parameter_count": 1000,
     }
-    return values | changes
+    return Effective(**(values | changes))
+
+
+def make_model(**changes: Any) -> ModelPart:
+    values: dict[str, Any] = {
+        "architecture": "LlamaForCausalLM", "attention": "sdpa", "parameters": 1000, "tied_parameters": 0,
+        "activation_checkpointing": False, "config": {},
+    }  # fmt: skip
+    return ModelPart(**(values | changes))
 
 
 def make_ranks(world_size: int, state_bytes: int = 16_000) -> list[RankPart]:

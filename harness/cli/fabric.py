@@ -142,7 +142,8 @@ def present(
             }
             for row in result.rows
         ]
-        click.echo(json.dumps(result.model_dump() | {"rows": rows, "summary": result.summary()}, indent=1))
+        document = result.model_dump() | {"rows": rows, "summary": result.summary().model_dump()}
+        click.echo(json.dumps(document, indent=1))
     if plot is not None:
         from harness.fabric.picture import write_picture
 

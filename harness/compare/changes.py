@@ -22,6 +22,8 @@ COUNTED = ("model_state_bytes", "sent_bytes_per_step")
 """Counts, not timings: a difference is one, however few the runs."""
 OF_ONE_RUN = ("SLURM_JOB_ID",)
 """Variables that are never the same in two runs."""
+LASTING = {"python", "platform", "cpu", "cores", "memory_bytes", "gpus", "packages", "code"}
+"""What stays the same from run to run on one machine."""
 Judgement = Literal["beyond noise", "within noise", "not judged", "equal", "n/a"]
 
 
@@ -137,13 +139,12 @@ def _ratios(values: Sequence[float], base: Sequence[float]) -> Interval | None:
 
 def _shared(record: Record) -> dict[str, Any]:
     environment = record.environment
-    names = ("python", "platform", "cpu", "cores", "memory_bytes", "gpus", "packages", "code")
-    variables = {k: v for k, v in (environment.get("variables") or {}).items() if k not in OF_ONE_RUN}
+    variables = {k: v for k, v in environment.variables.items() if k not in OF_ONE_RUN}
     return {
-        "job": record.job,
-        "environment": {**{name: environment.get(name) for name in names}, "variables": variables},
-        "measure": record.measure,
-        "commit": (environment.get("git") or {}).get("commit"),
+        "job": record.job.model_dump(mode="json"),
+        "environment": environment.model_dump(include=LASTING) | {"variables": variables},
+        "measure": record.measure.model_dump() if record.measure else None,
+        "commit": environment.git.commit if environment.git else None,
     }
 
 
@@ -151,7 +152,7 @@ def _own(repeats: Repeats) -> list[dict[str, Any]]:
     """Of the runs that came as far as to have a configuration."""
     return [
         {
-            "effective": row.record.backend.effective,
+            "effective": row.record.backend.in_force(),
             "native_config": row.record.backend.native_config,
             "world": row.record.world.model_dump(),
         }

@@ -83,7 +83,7 @@ class SettingDifference:
 
 def _told(key: str) -> Callable[[Record], Any]:
     """A field as the backend read it back from its library."""
-    return lambda record: (record.backend.effective or {}).get(key)
+    return lambda record: getattr(record.backend.effective, key, None)
 
 
 def _seen(key: str) -> Callable[[Record], Any]:
@@ -93,8 +93,8 @@ def _seen(key: str) -> Callable[[Record], Any]:
 
 def compute_dtype(record: Record) -> str | None:
     """Dtype of the matrix products: autocast's, else that of the weights."""
-    effective = record.backend.effective or {}
-    return effective.get("autocast_dtype") or effective.get("parameter_dtype")
+    effective = record.backend.effective
+    return None if effective is None else effective.autocast_dtype or effective.parameter_dtype
 
 
 def clipping(record: Record) -> str | None:
@@ -103,26 +103,24 @@ def clipping(record: Record) -> str | None:
     As the gradients that the optimizer was given show it in the first steps, else as the backend says.
     """
     effective = record.backend.effective
-    if effective is None or "gradient_clipping" not in effective:
+    if effective is None:
         return None
-    told = effective["gradient_clipping"]
-    value = _seen_clipping(record, told)
+    value = _seen_clipping(record, effective.gradient_clipping)
     return "none" if value is None else f"{value:g}"
 
 
 def optimizer_class(record: Record) -> str | None:
     """Class of the optimizer; None where only a wrapper of Accelerate was seen, which is none itself."""
-    name: str | None = (record.backend.effective or {}).get("optimizer")
+    name = record.backend.effective.optimizer if record.backend.effective else None
     return None if name == "accelerate.optimizer.AcceleratedOptimizer" else name
 
 
 def loss_scale(record: Record) -> float | str | None:
     """What multiplies the loss before the backward pass; 'none' without a scaler; None: unknown."""
     effective = record.backend.effective
-    if effective is None or "loss_scale" not in effective:
+    if effective is None:
         return None
-    scale: float | None = effective["loss_scale"]
-    return "none" if scale is None else scale
+    return "none" if effective.loss_scale is None else effective.loss_scale
 
 
 def _seen_clipping(record: Record, told: float | None) -> float | None:
@@ -146,8 +144,8 @@ def _seen_clipping(record: Record, told: float | None) -> float | None:
 
 def synchronisation(record: Record) -> str | None:
     """Micro-steps in which gradients are reduced: counted, else as the backend says."""
-    seen = counted_synchronisation(record)
-    return seen or (record.backend.effective or {}).get("gradient_synchronisation")
+    effective = record.backend.effective
+    return counted_synchronisation(record) or (effective.gradient_synchronisation if effective else None)
 
 
 def counted_synchronisation(record: Record) -> str | None:
@@ -162,8 +160,7 @@ def master_dtypes(record: Record) -> list[str] | None:
     """Dtypes of the tensors that the optimizer updates."""
     if record.observed and record.observed.master_dtypes:
         return record.observed.master_dtypes
-    told = (record.backend.effective or {}).get("master_dtype")
-    return [told] if told else None
+    return [record.backend.effective.master_dtype] if record.backend.effective else None
 
 
 def _state_dtypes(record: Record) -> list[str] | None:
@@ -176,7 +173,7 @@ def reduce_dtypes(record: Record) -> list[str] | None:
     counted = reduced_dtypes(record)
     if counted:
         return counted
-    told = (record.backend.effective or {}).get("reduce_dtype")
+    told = record.backend.effective.reduce_dtype if record.backend.effective else None
     return [told] if told and record.world.world_size > 1 else None
 
 

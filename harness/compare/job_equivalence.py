@@ -52,7 +52,7 @@ def job_differences(reference: Record, record: Record) -> list[Difference]:
 
 def _identity(reference: Record, record: Record) -> Iterator[Difference]:
     if reference.job_id != record.job_id:
-        for keys, left, right in differences(reference.job, record.job):
+        for keys, left, right in differences(reference.job.model_dump(), record.job.model_dump()):
             yield Difference(field=".".join(keys), reference=left, given=right)
         yield Difference(field="job_id", reference=reference.job_id, given=record.job_id)
 

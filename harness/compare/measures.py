@@ -129,17 +129,17 @@ def textbook_bytes_per_step(record: Record) -> float | None:
     strategy = known_strategy(record)
     if effective is None or strategy is None:
         return None
-    weights = DTYPE_BYTES.get(effective["parameter_dtype"])
-    reduced = DTYPE_BYTES.get(effective["reduce_dtype"] or effective["parameter_dtype"])
+    weights = DTYPE_BYTES.get(effective.parameter_dtype)
+    reduced = DTYPE_BYTES.get(effective.reduce_dtype or effective.parameter_dtype)
     if weights is None or reduced is None:
         return None
     return textbook_sent_bytes(
         strategy.sharding,
-        effective["parameter_count"],
+        effective.parameter_count,
         record.world.world_size,
         weight_bytes=weights,
         reduce_bytes=reduced,
-        shard_size=effective["details"].get("shard_size"),
+        shard_size=record.backend.shard_size,
     )
 
 

@@ -94,7 +94,7 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
     repeats = [record for record in repeats if record.status == "ok"]
     splits = [r for r in repeats if not _other_precision(r)]
     others = [r for r in repeats if _other_precision(r)]
-    precision = reference.job["training"]["precision"]
+    precision = reference.job.training.precision
     if not any(is_variant(record) for record in splits):
         splits = []
     factor = TIGHT_FACTOR if splits else UNMEASURED_FACTOR

@@ -28,7 +28,8 @@ def constants_by_name(record: Record) -> Constants:
 def _kinds_of_group(record: Record) -> dict[str, dict[str, str]]:
     """Constants of the optimizer's groups by their text, groups with equal constants once."""
     observed = record.observed.optimizer_groups if record.observed else []
-    groups = observed or (record.backend.effective or {}).get("optimizer_groups") or []
+    effective = record.backend.effective
+    groups = observed or (effective.optimizer_groups if effective else [])
     return {_joined(constants): constants for group in groups for constants in (_constants(group),)}
 
 

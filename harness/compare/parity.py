@@ -97,14 +97,14 @@ def judge(
 def has_dropout(record: Record) -> bool:
     """Whether the job asks for dropout, or the live model has some."""
     live = record.observed.dropout if record.observed else None
-    return record.job["model"]["dropout"] != 0.0 or bool(live)
+    return record.job.model.dropout != 0.0 or bool(live)
 
 
 def _level(reference: Record, record: Record, found: Distance, noise: Noise) -> Parity:
     pairs = list(zip(reference.steps, record.steps, strict=False))
     if record.status == "diverged" or found.loss is None or any(b.loss is None for _, b in pairs):
         return "diverged"
-    scaled = record.job["training"]["precision"] == "fp16-mixed"
+    scaled = record.job.training.precision == "fp16-mixed"
     if not scaled and any(a.gradient_norm is not None and b.gradient_norm is None for a, b in pairs):
         return "diverged"
     left, right = reference.final_weights, record.final_weights

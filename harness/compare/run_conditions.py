@@ -14,8 +14,8 @@ Facts = Mapping[str, str]
 def facts(record: Record) -> Facts:
     """Each in words that tell it from another value: '2 nodes x 2', 'torch 2.11.0'."""
     world, environment = record.world, record.environment
-    packages = environment.get("packages") or {}
-    gpus = environment.get("gpus") or ["no GPU"]
+    gpus = environment.gpus or ["no GPU"]
+    measure = record.measure.model_dump() if record.measure else {}
     return {
         "job": f"job {record.job_id}",
         "nodes": f"{counted(world.nodes, 'node')} x {world.ranks_per_node}",
@@ -23,16 +23,13 @@ def facts(record: Record) -> Facts:
         "device": f"{world.device} over {world.collectives}",
         "threads": counted(world.threads_per_rank, "thread"),
         "micro-batch": f"micro-batch {world.micro_batch_size}",
-        **{name: f"{name} {version}" for name, version in packages.items()},
-        "python": f"python {environment.get('python')}",
-        "code": f"code {environment.get('code')}",
-        "cpu": str(environment.get("cpu")),
-        "cores": f"{environment.get('cores')} cores",
+        **{name: f"{name} {version}" for name, version in environment.packages.items()},
+        "python": f"python {environment.python}",
+        "code": f"code {environment.code}",
+        "cpu": environment.cpu,
+        "cores": f"{environment.cores} cores",
         "gpus": f"{len(gpus)} x {gpus[0]}" if len(set(gpus)) == 1 else "; ".join(gpus),
-        **{
-            (key := f"measure.{name}"): f"{key}={json.dumps(value)}"
-            for name, value in (record.measure or {}).items()
-        },
+        **{(key := f"measure.{name}"): f"{key}={json.dumps(value)}" for name, value in measure.items()},
     }
 
 

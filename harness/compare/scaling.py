@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
 
 from harness.compare.comparison import Comparison
 from harness.compare.repeats import Repeats, group_repeats
 from harness.compare.run_conditions import labelled, varying, words
 from harness.compare.wording import counted
 from harness.record import WorldPart
+from harness.spec import Job
 
 GROWING = ("job", "nodes", "micro-batch")
 """Circumstances that may change along one curve. On the CPU the threads of a rank may not: two ranks of one
@@ -22,7 +21,7 @@ LAYOUTS: tuple[Callable[[WorldPart], str], ...] = (
     lambda world: f"micro-batch {world.micro_batch_size}",
 )
 """What may change along a curve, in words: one number of ranks in several layouts has a curve of each."""
-CUT = ("global_batch_size", "micro_batch_size", "accumulation_steps")
+CUT = {"global_batch_size", "micro_batch_size", "accumulation_steps"}
 """Settings that weak scaling changes with the number of ranks; the model may grow too."""
 
 
@@ -178,8 +177,6 @@ def _work(group: Repeats) -> float | None:
     return record.initial_weights.parameter_count * record.steps[-1].tokens / group.world_size
 
 
-def _without_size(job: dict[str, Any]) -> str:
+def _without_size(job: Job) -> str:
     """The job without what weak scaling grows, as a key."""
-    model = {key: value for key, value in job["model"].items() if key not in ("config", "name")}
-    training = {key: value for key, value in job["training"].items() if key not in CUT}
-    return json.dumps(job | {"model": model, "training": training}, sort_keys=True)
+    return job.model_dump_json(exclude={"model": {"config", "name"}, "training": CUT})

@@ -35,7 +35,7 @@ def node_threads(record: Record) -> int:
 
 def shares_cores(record: Record) -> bool:
     """Whether the ranks of a node compute on the CPU with more threads than it has cores."""
-    cores = record.environment.get("cores") or 0
+    cores = record.environment.cores or 0
     return record.world.device == "cpu" and 0 < cores < node_threads(record)
 
 
@@ -68,20 +68,20 @@ def data_share(record: Record) -> float | None:
 
 def geometry(record: Record) -> ModelGeometry | None:
     """The record's model for the closed forms; None where it does not say, or is a mixture of experts."""
-    shape = (record.model or {}).get("geometry")
-    if not shape or record.layout is None:
+    shape = record.model.geometry if record.model else None
+    if shape is None or record.layout is None:
         return None
     blocks = tuple(f"{name}." for name in record.layout.blocks)
     return ModelGeometry(
-        multiplying_parameters=shape["multiplying_parameters"],
+        multiplying_parameters=shape.multiplying_parameters,
         block_parameters=sum(
             math.prod(part.shape) for part in record.layout.parameters if part.name.startswith(blocks)
         )
         if blocks
         else 0,
-        layers=shape["layers"],
-        attention_width=shape["attention_width"],
-        sequence_length=record.job["data"]["sequence_length"],
+        layers=shape.layers,
+        attention_width=shape.attention_width,
+        sequence_length=record.job.data.sequence_length,
     )
 
 
@@ -96,7 +96,7 @@ def hardware_flops_per_second(record: Record) -> float | None:
     shape, samples = geometry(record), measures.rate(record, "samples")
     if shape is None or samples is None:
         return None
-    recomputation = bool((record.model or {}).get("activation_checkpointing"))
+    recomputation = record.model is not None and record.model.activation_checkpointing
     return hardware_flops_per_token(shape, recomputation=recomputation) * shape.sequence_length * samples
 
 
@@ -113,8 +113,8 @@ def compute_dtype(record: Record) -> str | None:
     effective = record.backend.effective
     if effective is None:
         return None
-    dtype: str = effective.get("autocast_dtype") or effective["parameter_dtype"]
-    tf32 = record.world.device == "cuda" and record.job["training"]["tf32"]
+    dtype = effective.autocast_dtype or effective.parameter_dtype
+    tf32 = record.world.device == "cuda" and record.job.training.tf32
     return "tf32" if dtype == "float32" and tf32 else dtype
 
 

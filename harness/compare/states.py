@@ -76,6 +76,6 @@ def textbook(record: Record) -> dict[str, float] | None:
     effective, strategy = record.backend.effective, known_strategy(record)
     if effective is None or strategy is None:
         return None
-    shards = effective["details"].get("shard_size") or record.world.world_size
-    precision = record.job["training"]["precision"]
-    return textbook_states(strategy.stage, effective["parameter_count"], shards, precision)
+    shards = record.backend.shard_size or record.world.world_size
+    precision = record.job.training.precision
+    return textbook_states(strategy.stage, effective.parameter_count, shards, precision)

@@ -144,8 +144,8 @@ def textbook_differences(record: Record) -> list[TermDifference] | None:
     if pair is None or pair[1].unknown or effective is None or known_strategy(record) is None:
         return None
     workload, volume = pair
-    weights = effective["parameter_dtype"]
+    weights = effective.parameter_dtype
     textbook = textbook_collectives(
-        workload, weight_dtype=weights, reduce_dtype=effective["reduce_dtype"] or weights
+        workload, weight_dtype=weights, reduce_dtype=effective.reduce_dtype or weights
     )
     return explain(workload, volume, textbook)

@@ -25,7 +25,7 @@ def of_record(record: Record, rank: int = 0) -> Workload | None:
     if record.layout is None:
         return None
     strategy = known_strategy(record) or NOT_CLAIMED
-    training, world = record.job["training"], record.world
+    training, world = record.job.training, record.world
     return Workload(
         layout=layout_of(record.layout),
         strategy=strategy,
@@ -33,14 +33,14 @@ def of_record(record: Record, rank: int = 0) -> Workload | None:
         rank=rank,
         shard_size=_shard_size(record, strategy),
         ranks_per_node=world.ranks_per_node,
-        precision=training["precision"],
+        precision=training.precision,
         preset=world.preset,  # type: ignore[arg-type]
         micro_batch_size=world.micro_batch_size,
         accumulation_steps=world.accumulation_steps,
-        sequence_length=record.job["data"].get("sequence_length"),
-        gradient_clipping=training["gradient_clipping"],
-        activation_checkpointing=training["activation_checkpointing"],
-        recomputed_until=recomputed_until((record.model or {}).get("architecture")),
+        sequence_length=record.job.data.sequence_length,
+        gradient_clipping=training.gradient_clipping,
+        activation_checkpointing=training.activation_checkpointing,
+        recomputed_until=recomputed_until(record.model.architecture if record.model else None),
         device=world.device,
         transport=world.collectives,
         options=record.backend.options,
@@ -84,17 +84,16 @@ def _shard_size(record: Record, strategy: StrategyKind) -> int:
     """Ranks of a shard group, as the backend's mesh has it where the strategy leaves that open."""
     if strategy.sharding in ("grad-op", "full-shard"):
         return record.world.world_size
-    details = (record.backend.effective or {}).get("details", {})
-    return details.get("shard_size") or record.world.world_size
+    return record.backend.shard_size or record.world.world_size
 
 
 def _window(record: Record) -> Window:
     """What was counted of the run."""
-    held_out = (record.data or {}).get("evaluation_samples", 0)
+    held_out = record.data.evaluation_samples if record.data else 0
     phases = {row.phase for row in record.comm}
     return Window.of_run(
         tuple(step.step for step in record.steps if step.window == "counted"),
-        every=record.job["evaluation"]["every_steps"],
+        every=record.job.evaluation.every_steps,
         evaluated=[part.step for part in record.eval],
         batches=-(-held_out // (record.world.micro_batch_size * record.world.world_size)),
         digest="digest" in phases,

@@ -153,7 +153,7 @@ def _noise(reruns: Sequence[Rerun], baseline: Run, floor: Floor) -> dict[int, Te
             reference=examined,
             splits=[r.examined[step] for r in repeats if "precision" not in _options(r)],
             others=[r.examined[step] for r in repeats if "precision" in _options(r)],
-            precision=baseline.record.job["training"]["precision"],
+            precision=baseline.record.job.training.precision,
             factor=1.0 if is_reference else 2.0,
         )
         for step, examined in reference.examined.items()

@@ -98,7 +98,7 @@ def _records_nearby(pair: tuple[Run, Run]) -> list[Record]:
             except HarnessError:
                 continue  # a damaged record of another run does not concern this pair
     job_id, device = pair[0].record.job_id, pair[0].record.world.device
-    codes = {run.record.environment.get("code") for run in pair}
+    codes = {run.record.environment.code for run in pair}
     return [
         record
         for record in found.values()
@@ -106,5 +106,5 @@ def _records_nearby(pair: tuple[Run, Run]) -> list[Record]:
         and record.status == "ok"
         and record.job_id == job_id
         and record.world.device == device
-        and record.environment.get("code") in codes
+        and record.environment.code in codes
     ]

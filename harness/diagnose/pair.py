@@ -81,9 +81,8 @@ def _read(path: Path) -> Run:
 
 def _fields(left: Record, right: Record) -> str:
     """'training.precision fp32 against bf16-mixed; ...'."""
-    found = [
-        f"{'.'.join(keys)} {one} against {other}" for keys, one, other in differences(left.job, right.job)
-    ]
+    jobs = left.job.model_dump(), right.job.model_dump()
+    found = [f"{'.'.join(keys)} {one} against {other}" for keys, one, other in differences(*jobs)]
     if not found:
         return "their settings are equal, but not the contents of the files that they name"
     more = len(found) - SHOWN_FIELDS

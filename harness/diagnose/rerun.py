@@ -21,7 +21,7 @@ from harness.launch.tail import Tail
 from harness.provenance import gpu_count
 from harness.record import Record
 from harness.request import RunRequest, rank_file
-from harness.spec import Experiment, Job, MeasureSection, RuntimeSection
+from harness.spec import Experiment, MeasureSection, RuntimeSection
 from harness.store import Store
 
 TIMEOUT_SECONDS = 1800.0
@@ -72,7 +72,7 @@ def rerun(record: Record, steps: Sequence[int], launcher: LocalLauncher, say: Sa
         folder = Path(scratch)
         request = RunRequest(
             run_id=record.run_id, created_at=record.created_at, command=record.command,
-            backend=label_on_one_machine(record), job=Job.model_validate(record.job), job_id=record.job_id,
+            backend=label_on_one_machine(record), job=record.job, job_id=record.job_id,
             cell=record.cell, repeat=record.repeat,
             measure=NOTHING_MEASURED.model_copy(update={"weight_digests": False}),
             preset=world.preset, device=world.device, world_size=world.world_size,
@@ -111,7 +111,7 @@ def experiment_of(record: Record) -> Experiment:
     """The job of a record with nothing measured, as this machine runs it."""
     world = record.world
     return Experiment(
-        **{name: record.job[name] for name in Job.model_fields},
+        **dict(record.job),
         measure=NOTHING_MEASURED,
         runtime=RuntimeSection(
             threads_per_rank=world.threads_per_rank * world.ranks_per_node,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
 
 from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
+from harness.record.environment import FabricPart
 
 FABRIC_SCHEMA: Literal[1] = 1
 FABRIC_NAME = "fabric.json"
@@ -83,19 +84,19 @@ class FabricResult(_Part):
         rows = self.of_all(op)
         return rows[0].best_seconds if rows else None
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> FabricPart:
         """What a record keeps of it."""
         rows = self.of_all("all_reduce")
-        return {
-            "created_at": self.created_at,
-            "transport": self.transport,
-            "interface": self.interface,
-            "world_size": self.world_size,
-            "nodes": len(set(self.hosts)),
-            "all_reduce_bytes": rows[-1].size_bytes if rows else None,
-            "all_reduce_bus_bytes_per_second": self.bus_bandwidth(),
-            "all_reduce_latency_seconds": self.latency_seconds(),
-        }
+        return FabricPart(
+            created_at=self.created_at,
+            transport=self.transport,
+            interface=self.interface,
+            world_size=self.world_size,
+            nodes=len(set(self.hosts)),
+            all_reduce_bytes=rows[-1].size_bytes if rows else None,
+            all_reduce_bus_bytes_per_second=self.bus_bandwidth(),
+            all_reduce_latency_seconds=self.latency_seconds(),
+        )
 
 
 def bus_factor(op: str, ranks: int) -> float:

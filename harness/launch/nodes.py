@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from harness.atomic_write import write_atomically
-from harness.launch.side_files import read_object
+from harness.launch.side_files import read_part
 from harness.provenance import environment
+from harness.record import EnvironmentPart, InterfacePart, NodePart, Part
 
 NETWORK = Path("/sys/class/net")
 
@@ -26,43 +25,48 @@ def node_file(run_directory: Path, node: int) -> Path:
 
 def write_node(run_directory: Path, node: int) -> None:
     """Describe this machine for the record."""
-    write_atomically(node_file(run_directory, node), json.dumps(describe_node()))
+    write_atomically(node_file(run_directory, node), describe_node().model_dump_json())
 
 
-def read_nodes(run_directory: Path) -> list[dict[str, Any]]:
+class NodeFile(Part):
+    """What the first rank of a node writes."""
+
+    environment: EnvironmentPart
+    topology: NodePart
+
+
+def read_nodes(run_directory: Path) -> list[NodeFile]:
     """What the nodes reported, in order; empty if the launcher knows its only node itself."""
-    reports = (read_object(path) for path in sorted(run_directory.glob("node-*.json")))
-    return [node for node in reports if node is not None and {"environment", "topology"} <= node.keys()]
+    found = (read_part(path, NodeFile) for path in sorted(run_directory.glob("node-*.json")))
+    return [node for node in found if node is not None]
 
 
-def run_environment(run_directory: Path) -> dict[str, Any]:
+def run_environment(run_directory: Path) -> EnvironmentPart:
     """The environment of a record: of the first node, with the topology of every node under 'nodes'."""
     nodes = read_nodes(run_directory)
     if not nodes:
         return environment()
-    return nodes[0]["environment"] | {"nodes": [node["topology"] for node in nodes]}
+    return nodes[0].environment.model_copy(update={"nodes": [node.topology for node in nodes]})
 
 
-def describe_node() -> dict[str, Any]:
+def describe_node() -> NodeFile:
     """Environment of this machine, and how its processors, GPUs and networks are laid out."""
     facts = environment()
-    return {
-        "environment": facts,
-        "topology": {
-            "host": socket.gethostname(),
-            "cpu": facts["cpu"],
-            "cores": facts["cores"],
-            "usable_cores": len(os.sched_getaffinity(0)),
-            "memory_bytes": facts["memory_bytes"],
-            "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))),
-            "gpus": facts["gpus"],
-            "gpu_topology": _gpu_topology(),
-            "interfaces": _interfaces(),
-        },
-    }
+    topology = NodePart(
+        host=socket.gethostname(),
+        cpu=facts.cpu,
+        cores=facts.cores,
+        usable_cores=len(os.sched_getaffinity(0)),
+        memory_bytes=facts.memory_bytes,
+        numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))),
+        gpus=facts.gpus,
+        gpu_topology=_gpu_topology(),
+        interfaces=_interfaces(),
+    )
+    return NodeFile(environment=facts, topology=topology)
 
 
-def _interfaces() -> list[dict[str, Any]]:
+def _interfaces() -> list[InterfacePart]:
     """Network interfaces that are up, with their speed where the kernel knows one."""
     addresses = psutil.net_if_addrs()
     found = []
@@ -70,13 +74,13 @@ def _interfaces() -> list[dict[str, Any]]:
         if state.isup and name != "lo":
             own = [a.address for a in addresses.get(name, []) if a.family == socket.AF_INET]
             found.append(
-                {
-                    "name": name,
-                    "addresses": own,
-                    "megabits_per_second": state.speed or None,
-                    "mtu_bytes": state.mtu,
-                    "infiniband": (NETWORK / name / "device" / "infiniband").exists(),
-                }
+                InterfacePart(
+                    name=name,
+                    addresses=own,
+                    megabits_per_second=state.speed or None,
+                    mtu_bytes=state.mtu,
+                    infiniband=(NETWORK / name / "device" / "infiniband").exists(),
+                )
             )
     return found
 

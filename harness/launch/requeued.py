@@ -18,4 +18,4 @@ def requeued_job() -> str | None:
 
 def made_in_job(records: Iterable[Record], job: str) -> list[Record]:
     """Those of the records that an attempt of this job made."""
-    return [r for r in records if r.environment.get("variables", {}).get("SLURM_JOB_ID") == job]
+    return [r for r in records if r.environment.variables.get("SLURM_JOB_ID") == job]

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 import harness
 
+Model = TypeVar("Model", bound=BaseModel)
 LOG_TAIL_LINES = 40
 _FILE_OF_TRACEBACK = re.compile(r'(?<=\bFile ")[^"\n]+(?=", line \d)')
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None: it is not there, or cannot be read, or is something else."""
+def read_part(path: Path, kind: type[Model]) -> Model | None:
+    """What a file holds; None: it is not there, or cannot be read, or is something else."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return kind.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
         return None
-    return found if isinstance(found, dict) else None
 
 
 def read_log(path: Path) -> str:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
 from typing import Any
-
-from pydantic import ValidationError
 
 from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, FabricResult, read_fabric
 from harness.launch.assemble import assemble
 from harness.launch.local import Outcome
-from harness.launch.side_files import log_tail, read_log, read_object
+from harness.launch.side_files import log_tail, read_log, read_part
 from harness.launch.tail import Tail
-from harness.record import Record
-from harness.request import REQUEST_NAME, RunRequest, launcher_log, rank_exit, rank_file
+from harness.record import Record, SlurmPart
+from harness.request import REQUEST_NAME, RankExit, RunRequest, launcher_log, rank_exit, rank_file
 from harness.slurm.client import JobFacts
 from harness.slurm.exit_reason import ScriptEnd, out_of_memory_notice, verdict
 from harness.store import write_record
@@ -45,7 +42,7 @@ def begin(run_directory: Path) -> None:
         aside.mkdir()
         for path in left:
             path.rename(aside / path.name)
-    write_atomically(run_directory / JOB_NAME, json.dumps(_job_variables(), indent=1))
+    write_atomically(run_directory / JOB_NAME, _job_variables().model_dump_json(indent=1))
 
 
 def finish(run_directory: Path, end: ScriptEnd) -> Record:
@@ -74,47 +71,47 @@ def write_run(
         verdict=verdict(facts, end, silent, notice, fabric),
     )
     record = assemble(run_directory, request, outcome)
-    slurm = noted_job(run_directory) | {
+    known: dict[str, Any] = {
         "attempts": 1 + len(list(run_directory.glob("attempt-*"))),
         "step_exit_code": end.exit_code if end is not None else None,
     }
     if job is not None:
-        slurm["job"] = job
+        known["job"] = job
     if facts is not None:
-        slurm |= {name: value for name, value in vars(facts).items() if value is not None}
-    added: dict[str, Any] = {"slurm": slurm}
-    if fabric is not None:
-        added["fabric"] = fabric.summary()
+        known |= {name: value for name, value in vars(facts).items() if value is not None}
+    added = {
+        "slurm": noted_job(run_directory).model_copy(update=known),
+        "fabric": fabric.summary() if fabric is not None else None,
+    }
     error = record.error
     if error is not None and not error.log_tail and job_log is not None and record.status != "diverged":
         error = error.model_copy(update={"log_tail": log_tail(job_log)})
-    record = record.model_copy(update={"environment": record.environment | added, "error": error})
+    record = record.model_copy(
+        update={"environment": record.environment.model_copy(update=added), "error": error}
+    )
     write_record(run_directory, record)
     return record
 
 
-def _job_variables() -> dict[str, Any]:
+def _job_variables() -> SlurmPart:
     """What the script's own environment says of its job."""
     number, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return {
-        "job": f"{number}_{task}" if number and task else os.environ.get("SLURM_JOB_ID"),
-        "nodes": os.environ.get("SLURM_JOB_NODELIST"),
-        "partition": os.environ.get("SLURM_JOB_PARTITION"),
-        "restarts": int(os.environ.get("SLURM_RESTART_COUNT", "0")),
-    }
+    return SlurmPart(
+        job=f"{number}_{task}" if number and task else os.environ.get("SLURM_JOB_ID"),
+        nodes=os.environ.get("SLURM_JOB_NODELIST"),
+        partition=os.environ.get("SLURM_JOB_PARTITION"),
+        restarts=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
+    )
 
 
-def noted_job(run_directory: Path) -> dict[str, Any]:
+def noted_job(run_directory: Path) -> SlurmPart:
     """What the script of a run wrote down of its job at the beginning; empty if it has not begun."""
-    return read_object(run_directory / JOB_NAME) or {}
+    return read_part(run_directory / JOB_NAME, SlurmPart) or SlurmPart()
 
 
 def _script_end(run_directory: Path) -> ScriptEnd | None:
     """What the script wrote at its end; None: nothing that can be read."""
-    try:
-        return ScriptEnd.model_validate_json((run_directory / END_NAME).read_bytes())
-    except (OSError, ValidationError):
-        return None
+    return read_part(run_directory / END_NAME, ScriptEnd)
 
 
 def _exit_codes(run_directory: Path, request: RunRequest) -> dict[int, int | None]:
@@ -124,11 +121,10 @@ def _exit_codes(run_directory: Path, request: RunRequest) -> dict[int, int | Non
     """
     notes = []
     for rank in range(request.world_size):
-        note = read_object(rank_exit(run_directory, rank))
-        if note is None or not {"exit_code", "at"} <= note.keys():
-            continue  # the monitor went with its rank
-        if note["exit_code"] != -signal.SIGTERM:
-            notes.append((note["at"], rank, note["exit_code"]))
+        note = read_part(rank_exit(run_directory, rank), RankExit)
+        # None: the monitor went with its rank.
+        if note is not None and note.exit_code != -signal.SIGTERM:
+            notes.append((note.at, rank, note.exit_code))
     return {rank: code for _, rank, code in sorted(notes)}
 
 

@@ -130,7 +130,8 @@ def _complete(state: RunState) -> bool:
     """Whether the record cannot become better."""
     if state.record is None:
         return False
-    return state.facts is None or "state" in state.record.environment.get("slurm", {})
+    slurm = state.record.environment.slurm
+    return state.facts is None or (slurm is not None and slurm.state is not None)
 
 
 def _with_names(facts: JobFacts | None) -> JobFacts | None:

@@ -63,7 +63,7 @@ def known_jobs(folder: Path, matrix: Matrix) -> dict[str, str]:
     """
     jobs: dict[str, str] = {}
     for run in matrix.runs:
-        job = noted_job(matrix.run_directory(run)).get("job")
+        job = noted_job(matrix.run_directory(run)).job
         if isinstance(job, str):
             jobs[run.request.run_id] = job
     with suppress(HarnessError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import time
@@ -13,7 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from harness.atomic_write import write_atomically
-from harness.request import rank_exit
+from harness.request import RankExit, rank_exit
 
 PR_SET_PDEATHSIG = 1
 
@@ -37,8 +36,8 @@ def run_monitored(run_directory: Path, rank: int, main: Callable[[], int]) -> No
         signal.signal(number, pass_on)
     _, status, usage = os.wait4(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    note = {"exit_code": code, "at": time.time(), "max_resident_bytes": usage.ru_maxrss * 1024}
-    write_atomically(rank_exit(run_directory, rank), json.dumps(note))
+    note = RankExit(exit_code=code, at=time.time(), max_resident_bytes=usage.ru_maxrss * 1024)
+    write_atomically(rank_exit(run_directory, rank), note.model_dump_json())
     os._exit(code if code >= 0 else 128 - code)
 
 

@@ -127,7 +127,7 @@ def test_runs_that_are_told_to_end_write_their_measurements_first(by_backend: di
     for backend in ("ddp", "fsdp"):
         assert by_backend[backend].comm
         assert any(rank.memory for rank in by_backend[backend].ranks)
-    assert by_backend["ddp"].environment["slurm"]["state"] == "CANCELLED"
+    assert by_backend["ddp"].environment.slurm.state == "CANCELLED"
 
 
 def test_the_killed_script_wrote_no_end(killed: RenderedMatrix) -> None:

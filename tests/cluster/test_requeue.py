@@ -31,8 +31,8 @@ def test_requeued_after_a_node_failed(cluster: SlurmCluster, tmp_path: Path) -> 
         record = collected(matrix)
     finally:
         cluster.power_on_all()
-    slurm = record.environment["slurm"]
-    assert (slurm["attempts"], slurm["restarts"]) == (2, 1)
+    slurm = record.environment.slurm
+    assert (slurm.attempts, slurm.restarts) == (2, 1)
     assert names[1] not in {rank.host for rank in record.ranks}
     assert record.steps[0].step == 0
 
@@ -46,8 +46,8 @@ def test_requeued_after_a_preemption(cluster: SlurmCluster, tmp_path: Path) -> N
     matrix.wait_for_steps("ddp")
     cluster.harness("slurm", "cancel", "jobs", cwd=tmp_path)
     record = collected(matrix)
-    slurm = record.environment["slurm"]
-    assert (slurm["attempts"], slurm["restarts"]) == (2, 1)
+    slurm = record.environment.slurm
+    assert (slurm.attempts, slurm.restarts) == (2, 1)
     assert record.steps[0].step == 0
 
 

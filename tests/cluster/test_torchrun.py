@@ -35,6 +35,6 @@ def test_two_nodes_leave_one_record(cluster: SlurmCluster, tmp_path: Path, share
     assert (record.world.nodes, record.world.ranks_per_node) == (2, 2)
     hosts = [rank.host for rank in record.ranks]
     assert hosts == ["node1", "node1", "node2", "node2"]
-    assert [node["host"] for node in record.environment["nodes"]] == ["node1", "node2"]
+    assert [node.host for node in record.environment.nodes] == ["node1", "node2"]
     assert {row.rank for row in record.comm} == {0, 1, 2, 3}
     assert (tmp_path / "runs").exists() == shared

@@ -39,13 +39,13 @@ def test_records_say_where_their_ranks_ran(by_backend: dict[str, Record]) -> Non
     hosts = [rank.host for rank in record.ranks]
     assert len(set(hosts)) == 2
     assert hosts[0] == hosts[1]
-    assert [node["host"] for node in record.environment["nodes"]] == [hosts[0], hosts[2]]
-    interfaces = {i["name"] for node in record.environment["nodes"] for i in node["interfaces"]}
+    assert [node.host for node in record.environment.nodes] == [hosts[0], hosts[2]]
+    interfaces = {i.name for node in record.environment.nodes for i in node.interfaces}
     assert interfaces == {"eth0", "hsn0"}
-    slurm = record.environment["slurm"]
-    assert (slurm["state"], slurm["exit_code"]) == ("COMPLETED", 0)
-    assert slurm["nodes"].split(",") == sorted(set(hosts))
-    assert slurm["elapsed_seconds"] > 0
+    slurm = record.environment.slurm
+    assert (slurm.state, slurm.exit_code) == ("COMPLETED", 0)
+    assert (slurm.nodes or "").split(",") == sorted(set(hosts))
+    assert slurm.elapsed_seconds > 0
 
 
 def test_losses_equal_those_of_one_node(

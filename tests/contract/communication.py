@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 
-from harness.backends.base import Backend, Engine, SetupContext, World
+from harness.backends.base import Backend, Effective, Engine, SetupContext, World
 from harness.spec import Job
 from harness.worker.communication import CommunicationCounter
 from harness.worker.model import (
@@ -95,7 +95,7 @@ class Counted:
 
     layout: dict[str, Any]
     model: dict[str, Any]
-    effective: dict[str, Any]
+    effective: Effective
     rows: list[dict[str, Any]]
 
 
@@ -141,8 +141,7 @@ def _count(backend: Backend, world: World, case: VolumeCase) -> Counted:
         engine, layout, model = prepare(backend, world, case)
     for step, batch in enumerate(list(global_batches())[: case.counted_step + 1]):
         take_step(engine, batch, world, case, counter if step == case.counted_step else None)
-    effective = asdict(engine.effective())
-    counted = Counted(layout=layout, model=model, effective=effective, rows=counter.rows())
+    counted = Counted(layout=layout, model=model, effective=engine.effective(), rows=counter.rows())
     engine.close()
     return counted
 

@@ -147,5 +147,5 @@ def test_the_load_of_a_record_is_what_the_run_found(tmp_path: Path, monkeypatch:
     store = Store(tmp_path)
     launcher: Any = Launcher()
     record = run_cell(cell, experiment, store, launcher, command=["x"], on_event=lambda _: None)
-    assert record.environment["load_average"] == 0.25
+    assert record.environment.load_average == 0.25
     assert read_record(store.record_path(record)) == record

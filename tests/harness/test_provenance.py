@@ -31,8 +31,8 @@ def test_what_lies_beside_the_packages_is_no_local_change(checkout: Path) -> Non
     write(checkout / "harness" / "__pycache__" / "b.pyc")
     state = git_state(checkout)
     assert state is not None
-    assert (state["modified"], state["changed"]) == (False, [])
-    assert len(state["commit"]) == 40
+    assert (state.modified, state.changed) == (False, [])
+    assert len(state.commit) == 40
 
 
 def test_every_file_of_a_package_that_is_not_the_commits_is_named(checkout: Path) -> None:
@@ -41,8 +41,8 @@ def test_every_file_of_a_package_that_is_not_the_commits_is_named(checkout: Path
     (checkout / "backends" / "a.py").unlink()
     state = git_state(checkout)
     assert state is not None
-    assert state["modified"]
-    assert state["changed"] == ["backends/a.py", "backends/new.py", "harness/b.py"]
+    assert state.modified
+    assert state.changed == ["backends/a.py", "backends/new.py", "harness/b.py"]
 
 
 def test_outside_of_a_checkout_there_is_no_commit(tmp_path: Path) -> None:

@@ -80,4 +80,4 @@ def test_buckets_of_ddp_are_communication(outcome: Outcome) -> None:
 
 def parameters(record: Record) -> int:
     assert record.model is not None
-    return int(record.model["parameters"])
+    return record.model.parameters

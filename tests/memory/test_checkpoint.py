@@ -67,7 +67,7 @@ def test_a_full_state_costs_fsdp1_a_gathering_of_every_unit(outcome: Outcome) ->
     model = outcome.records["fsdp1"].model
     assert model is not None
     assert gathered["fsdp"] == 0
-    assert gathered["fsdp1"] >= 8 * int(model["parameters"])
+    assert gathered["fsdp1"] >= 8 * model.parameters
 
 
 def test_the_steps_are_not_changed_by_it(outcome: Outcome) -> None:

@@ -60,7 +60,7 @@ def test_one_unit_gathers_the_whole_model(outcome: Outcome, name: str, listed: i
     values = _of(outcome, "one-wrap-unit", name)
     record = outcome.records[name]
     assert record.model is not None
-    whole = 4 * record.model["parameters"]
+    whole = 4 * record.model.parameters
     assert values["wrap_units"] == listed
     assert whole <= values["gathered_least_bytes"] <= values["gathered_peak_bytes"] <= 1.01 * whole
 
@@ -69,7 +69,7 @@ def test_a_unit_per_block_gathers_less(outcome: Outcome) -> None:
     peaks = [m.gathered_peak_bytes or 0 for r in outcome.records["fsdp"].ranks for m in r.memory]
     record = outcome.records["fsdp"]
     assert record.model is not None
-    assert 0 < max(peaks) < 0.75 * 4 * record.model["parameters"]
+    assert 0 < max(peaks) < 0.75 * 4 * record.model.parameters
 
 
 def test_the_hoard_has_its_size(outcome: Outcome) -> None:

@@ -42,7 +42,8 @@ def find(runs: Runs) -> list[Finding]:
 
 def _accumulation(row: Row) -> Finding | None:
     asked = row.record.world.accumulation_steps
-    given = (row.record.backend.effective or {}).get("accumulation_steps", asked)
+    effective = row.record.backend.effective
+    given = effective.accumulation_steps if effective else asked
     if given == asked:
         return None
     return Finding(

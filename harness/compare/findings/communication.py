@@ -65,9 +65,9 @@ def _early(row: Row) -> Finding | None:
     record = row.record
     if volume_of(record) is not None or counted_synchronisation(record) != EVERY_MICRO_STEP:
         return None
-    effective = record.backend.effective or {}
-    declared = effective.get("gradient_synchronisation")
-    sharded = (effective.get("details", {}).get("shard_size") or 1) > 1
+    effective = record.backend.effective
+    declared = effective.gradient_synchronisation if effective else None
+    sharded = (record.backend.shard_size or 1) > 1
     if declared == EVERY_MICRO_STEP and sharded:
         return None
     early = max(rank.early_reduced_bytes or 0 for rank in record.ranks)

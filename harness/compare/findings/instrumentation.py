@@ -54,7 +54,7 @@ def instrumentation(record: Record) -> tuple[str, ...]:
     found = {probe for rank in record.ranks for probe in rank.timed_probes}
     config = record.backend.native_config or {}
     found |= {name for name in LIBRARY_LOGGERS if _is_on(config.get(name))}
-    variables = record.environment.get("variables", {})
+    variables = record.environment.variables
     found |= {
         f"{name}={variables[name]}"
         for name in SLOW_VARIABLES

@@ -121,14 +121,14 @@ def find(runs: Runs) -> list[Finding]:
                     id="not-deterministic",
                     about=row.cell,
                     text="dropout is active, so runs differ by chance and parity cannot be judged",
-                    values={"job": row.record.job["model"]["dropout"], "live": live},
+                    values={"job": row.record.job.model.dropout, "live": live},
                 )
             )
     return found
 
 
 def _several_jobs(rows: Sequence[Row]) -> list[Finding]:
-    jobs = {row.record.job_id: row.record.job for row in rows}
+    jobs = {row.record.job_id: row.record.job.model_dump() for row in rows}
     if len(jobs) < 2:
         return []
     first, *others = jobs.values()

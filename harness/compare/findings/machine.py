@@ -46,7 +46,7 @@ def _shared(row: Row) -> Finding | None:
     record = row.record
     if not shares_cores(record) or not measures.timed_steps(record):
         return None
-    cores, threads = record.environment["cores"], node_threads(record)
+    cores, threads = record.environment.cores or 0, node_threads(record)
     return Finding(
         id="cores-shared",
         about=row.cell,
@@ -57,8 +57,8 @@ def _shared(row: Row) -> Finding | None:
 
 
 def _busy(row: Row, left: int) -> Finding | None:
-    load = row.record.environment.get("load_average")
-    cores = row.record.environment.get("cores")
+    load = row.record.environment.load_average
+    cores = row.record.environment.cores
     if load is None or not cores or load <= cores + left:
         return None
     return Finding(

@@ -59,7 +59,7 @@ def find(runs: Runs) -> list[Finding]:
         for row in runs.rows
         if row.record.status in ("ok", "diverged") and not is_repetition(row.record)
         for difference in row.judgement.settings
-        if (kind := _kind(difference, row.record.job["training"]["precision"])) is not None
+        if (kind := _kind(difference, row.record.job.training.precision)) is not None
     ]
 
 

@@ -141,8 +141,10 @@ def _message(difference: SettingDifference) -> str:
 
 
 def _strategy(row: Row) -> list[Finding]:
-    effective = row.record.backend.effective or {}
-    asked, runs = effective.get("requested_strategy"), effective.get("strategy")
+    effective = row.record.backend.effective
+    if effective is None:
+        return []
+    asked, runs = effective.requested_strategy, effective.strategy
     if asked is None or asked == runs:
         return []
     return [

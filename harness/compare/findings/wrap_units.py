@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from harness.backends.base import Effective
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.rows import Row
 from harness.compare.runs import Runs
@@ -38,7 +37,7 @@ def find(runs: Runs) -> list[Finding]:
 
 def _not_listed(row: Row) -> Finding | None:
     layout, effective = row.record.layout, row.record.backend.effective
-    if layout is None or effective is None or len(layout.blocks) < 2 or not _sharded(effective):
+    if layout is None or effective is None or len(layout.blocks) < 2 or not _sharded(row.record):
         return None
     units = _units(effective)
     if len(units) >= len(layout.blocks):
@@ -55,7 +54,7 @@ def _not_there(row: Row) -> Finding | None:
     layout, effective = row.record.layout, row.record.backend.effective
     if layout is None or effective is None:
         return None
-    if not (_sharded(effective) or set(layout.blocks) <= set(_units(effective))):
+    if not (_sharded(row.record) or set(layout.blocks) <= set(_units(effective))):
         return None
     limit = gathered_limit(row.record)
     if limit is None:
@@ -86,20 +85,20 @@ def gathered_limit(record: Record) -> int | None:
     workload, effective = of_record(record), record.backend.effective
     if workload is None or effective is None or workload.shards < 2:
         return None
-    width = DTYPE_BYTES.get(effective.get("gather_dtype") or effective["parameter_dtype"])
+    width = DTYPE_BYTES.get(effective.gather_dtype or effective.parameter_dtype)
     if width is None:
         return None
     ahead = int(record.backend.options.get("prefetch") or 0)
     return most_gathered_bytes(workload, width, BLOCKS_AT_ONCE + ahead)
 
 
-def _sharded(effective: dict[str, Any]) -> bool:
-    return (effective.get("details", {}).get("shard_size") or 1) > 1
+def _sharded(record: Record) -> bool:
+    return (record.backend.shard_size or 1) > 1
 
 
-def _units(effective: dict[str, Any]) -> list[str]:
+def _units(effective: Effective) -> list[str]:
     """The root left out."""
-    return [unit for unit in effective.get("wrap_units") or [] if unit]
+    return [unit for unit in effective.wrap_units if unit]
 
 
 def _forward(record: Record) -> list[MemoryPart]:

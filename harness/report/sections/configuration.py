@@ -54,7 +54,7 @@ def difference(given: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 def _in_force(record: Record) -> dict[str, Any]:
     document: dict[str, Any] = {
-        "effective": record.backend.effective,
+        "effective": record.backend.in_force(),
         "native_config": record.backend.native_config,
         "versions": record.backend.versions,
     }

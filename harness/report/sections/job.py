@@ -24,19 +24,19 @@ def job_section(comparison: Comparison) -> Section:
         job = of_job[0].job
         weights = next((r.initial_weights for r in of_job if r.initial_weights), None)
         built = next((r.model for r in of_job if r.model), None)
-        facts = [f"{built['architecture']}, attention {built['attention']}"] if built else []
+        facts = [f"{built.architecture}, attention {built.attention}"] if built else []
         if weights:
             facts.append(f"{weights.parameter_count:,} parameters")
-        training = job["training"]
+        training = job.training
         data = next((r.data for r in of_job if r.data), None)
-        samples = f", {data['training_samples']:,} samples" if data else ""
-        source = SOURCES.get(job["data"]["source"], job["data"]["source"])
+        samples = f", {data.training_samples:,} samples" if data else ""
+        source = SOURCES.get(job.data.source, job.data.source)
         blocks.append(
             Paragraph(
-                f"Job {', '.join([job_id, *facts])}: global batch {training['global_batch_size']} samples of "
-                f"{job['data']['sequence_length']} tokens, precision {training['precision']}, "
-                f"gradient clipping {training['gradient_clipping'] or 'none'}; data: {source}{samples}."
+                f"Job {', '.join([job_id, *facts])}: global batch {training.global_batch_size} samples of "
+                f"{job.data.sequence_length} tokens, precision {training.precision}, "
+                f"gradient clipping {training.gradient_clipping or 'none'}; data: {source}{samples}."
             )
         )
-        blocks.append(Folded(f"Job {job_id}, every setting", [yaml_code(job)]))
+        blocks.append(Folded(f"Job {job_id}, every setting", [yaml_code(job.model_dump(mode="json"))]))
     return Section("job", "The job", blocks)

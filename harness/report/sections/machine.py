@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from harness.compare.comparison import Comparison
 from harness.compare.wording import listed
-from harness.record import Record
+from harness.record import EnvironmentPart, Record
 from harness.report.document import Block, Items, Section
 from harness.report.formats import number
 from harness.report.sections.slurm import slurm_jobs
@@ -20,11 +19,11 @@ def machine_section(comparison: Comparison) -> Section:
         e = row.record.environment
         world = row.record.world
         facts = [
-            ("CPU", f"{e['cpu']}, {e['cores']} cores, {e['memory_bytes'] / 2**30:.1f} GiB"),
-            ("accelerators", "; ".join(e["gpus"]) or "none"),
-            ("system", f"{e['platform']}, Python {e['python']}"),
-            ("packages", ", ".join(f"{name} {v}" for name, v in sorted(e["packages"].items()))),
-            ("harness code", e["code"] + commit_words(e)),
+            ("CPU", f"{e.cpu}, {e.cores} cores, {e.memory_bytes / 2**30:.1f} GiB"),
+            ("accelerators", "; ".join(e.gpus) or "none"),
+            ("system", f"{e.platform}, Python {e.python}"),
+            ("packages", ", ".join(f"{name} {v}" for name, v in sorted(e.packages.items()))),
+            ("harness code", e.code + commit_words(e)),
             ("device", f"{world.device}, collectives over {world.collectives}"),
             ("preset", world.preset),
         ]
@@ -40,35 +39,33 @@ def _time_and_load(records: Sequence[Record]) -> list[tuple[str, str]]:
     runs = sorted(records, key=lambda record: record.created_at)
     first, last = (run.created_at[:16].replace("T", " ") for run in (runs[0], runs[-1]))
     facts = [("runs began", f"from {first} to {last} UTC")]
-    loads = [load for run in runs if (load := run.environment.get("load_average")) is not None]
+    loads = [load for run in runs if (load := run.environment.load_average) is not None]
     if loads:
         extent = f"{loads[0]:.2f} before the first, {min(loads):.2f} to {max(loads):.2f} before all"
         facts.append(("load before the runs", f"{extent} (average of a minute)"))
     return facts
 
 
-def _network(environment: dict[str, Any]) -> list[tuple[str, str]]:
+def _network(environment: EnvironmentPart) -> list[tuple[str, str]]:
     """What a self-test before the run measured, where there was one."""
-    fabric = environment.get("fabric")
-    if not fabric or fabric["all_reduce_bus_bytes_per_second"] is None:
+    fabric = environment.fabric
+    if fabric is None or fabric.all_reduce_bus_bytes_per_second is None:
         return []
-    bandwidth = number(fabric["all_reduce_bus_bytes_per_second"] / 1e9)
+    bandwidth = number(fabric.all_reduce_bus_bytes_per_second / 1e9)
     text = (
-        f"{fabric['transport']} on {fabric['world_size']} ranks, {fabric['nodes']} nodes: all-reduce bus "
-        f"bandwidth {bandwidth} GB/s at {fabric['all_reduce_bytes']:,} bytes, "
-        f"latency {number(fabric['all_reduce_latency_seconds'] * 1e6)} us"
+        f"{fabric.transport} on {fabric.world_size} ranks, {fabric.nodes} nodes: all-reduce bus "
+        f"bandwidth {bandwidth} GB/s at {fabric.all_reduce_bytes:,} bytes, "
+        f"latency {number((fabric.all_reduce_latency_seconds or 0.0) * 1e6)} us"
     )
     return [("network", text)]
 
 
-def commit_words(environment: dict[str, Any]) -> str:
+def commit_words(environment: EnvironmentPart) -> str:
     """The commit of the checkout that a run came from, to stand behind the code; empty outside of one."""
-    git = environment.get("git")
-    if not git:
+    git = environment.git
+    if git is None:
         return ""
-    commit = f", commit {git['commit'][:12]}"
-    if not git["modified"]:
+    commit = f", commit {git.commit[:12]}"
+    if not git.modified:
         return commit
-    # Older records do not name what was changed.
-    changed = git.get("changed") or []
-    return f"{commit} with local changes{f' to {listed(changed)}' if changed else ''}"
+    return f"{commit} with local changes{f' to {listed(git.changed)}' if git.changed else ''}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from harness.compare.comparison import Comparison
@@ -56,12 +55,12 @@ def measurement_section(comparison: Comparison) -> Section:
     if shared:
         blocks.append(Paragraph(f"The same in all cells that trained: {', '.join(shared)}."))
     blocks.append(Paragraph(TEXT))
-    settings = {
-        json.dumps(row.record.measure): row.record.measure for row in comparison.rows if row.record.measure
-    }
-    for number, measure in enumerate(settings.values(), 1):
+    settings = dict.fromkeys(row.record.measure for row in comparison.rows if row.record.measure)
+    for number, measure in enumerate(settings, 1):
         which = f" ({number} of {len(settings)})" if len(settings) > 1 else ""
-        blocks.append(Folded(f"Every setting of the measurement{which}", [yaml_code({"measure": measure})]))
+        blocks.append(
+            Folded(f"Every setting of the measurement{which}", [yaml_code({"measure": measure.model_dump()})])
+        )
     return Section("measurement", TITLE, blocks)
 
 

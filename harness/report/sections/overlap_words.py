@@ -33,7 +33,8 @@ def overlap_words(share: float, record: Record) -> str:
 def _prefetch(share: float, record: Record) -> str | None:
     """What can be said of prefetch; None where a backend gathers nothing ahead of its use."""
     strategy = strategy_of(record.backend.name)
-    effective = record.backend.effective or {}
+    effective = record.backend.effective
+    details = effective.details if effective else {}
     if strategy is None:
         return None
     if strategy.family == "zero3":
@@ -42,20 +43,19 @@ def _prefetch(share: float, record: Record) -> str | None:
                 "Nothing is gathered ahead: like for like max_live_parameters is 0, which leaves ZeRO-3 no "
                 "room for it."
             )
-        return f"{_judge(share)} (in force: up to {effective.get('prefetch')} ahead)."
+        return f"{_judge(share)} (in force: up to {effective.prefetch if effective else None} ahead)."
     if strategy.family not in ("fsdp1", "fsdp2"):
         return None
     if record.world.device == "cpu":
         return (
             "What overlap or prefetch could hide cannot be told on this machine: FSDP overlaps on streams of "
-            f"a device, and the CPU has none{_settings(effective)}."
+            f"a device, and the CPU has none{_settings(details)}."
         )
     if strategy.sharding == "none":
         return None
-    details = effective.get("details", {})
     if all(details.get(setting) in values for setting, values in OFF.items()):
-        return f"Prefetch is off{_settings(effective)}."
-    return f"{_judge(share)}{_settings(effective)}."
+        return f"Prefetch is off{_settings(details)}."
+    return f"{_judge(share)}{_settings(details)}."
 
 
 def _judge(share: float) -> str:
@@ -64,8 +64,7 @@ def _judge(share: float) -> str:
     return "Prefetch works in part" if share >= PARTLY else "Prefetch does not help"
 
 
-def _settings(effective: dict[str, Any]) -> str:
+def _settings(details: dict[str, Any]) -> str:
     """Prefetch settings in force, as the backend read them back."""
-    details: dict[str, Any] = effective.get("details", {})
     known = [f"{name} {details[name]}" for name in PREFETCH_SETTINGS if name in details]
     return f" (in force: {', '.join(known)})" if known else ""

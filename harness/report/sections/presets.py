@@ -47,9 +47,9 @@ def _changes(group: Repeats) -> list[tuple[str, ...]]:
         return []
     changes = preset_changes(
         strategy,
-        record.job["training"]["precision"],
+        record.job.training.precision,
         record.world.preset,  # type: ignore[arg-type]
-        effective["parameter_count"],
+        effective.parameter_count,
     )
     return [
         (change.setting, str(change.value), str(change.default), change.reason)

@@ -40,14 +40,14 @@ def reproduce_section(comparison: Comparison) -> Section:
 
 def _commits(records: Sequence[Record]) -> list[str]:
     """The commits that the runs came from, in a sentence; [] where no record knows one."""
-    states = [record.environment.get("git") for record in records]
-    commits = dict.fromkeys(state["commit"] for state in states if state)
+    states = [record.environment.git for record in records]
+    commits = dict.fromkeys(state.commit for state in states if state)
     return [f"The code is that of commit {listed(list(commits))}."] if commits else []
 
 
 def _builds(records: Sequence[Record]) -> list[str]:
     """Of which build torch was, where its version says so: pip takes the one that its index offers."""
-    versions = dict.fromkeys(record.environment["packages"].get("torch", "") for record in records)
+    versions = dict.fromkeys(record.environment.packages.get("torch", "") for record in records)
     told = [version for version in versions if "+" in version]
     return (
         [f"torch was the build {listed(told)}; pip installs the one that its index offers."] if told else []
@@ -69,9 +69,10 @@ def _configurations(comparison: Comparison) -> dict[str, dict[str, Any]]:
         accumulation = (
             {"accumulation_steps": world.accumulation_steps} if world.accumulation_steps > 1 else {}
         )
-        settings = {**record.job, "training": {**record.job["training"], **accumulation}}
+        settings = record.job.model_dump(mode="json")
+        settings["training"] |= accumulation
         if record.measure:
-            settings["measure"] = record.measure
+            settings["measure"] = record.measure.model_dump(mode="json")
         settings["runtime"] = {"preset": world.preset, "device": world.device}
         known = next((of_settings for other, of_settings in found if other == settings), None)
         if known is None:

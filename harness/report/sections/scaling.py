@@ -101,7 +101,7 @@ def _weak_table(curves: Sequence[Sequence[Point]]) -> Table:
             weights = record.initial_weights
             line = [
                 weights.parameter_count if weights else None,
-                record.job["training"]["global_batch_size"],
+                record.job.training.global_batch_size,
                 point.work_ratio,
                 point.step_seconds,
                 point.weak_efficiency,

@@ -20,12 +20,10 @@ FACTS = (
 
 def slurm_jobs(comparison: Comparison) -> Folded | None:
     """The jobs, with what at least one of them has; None where no run was a job of `harness slurm`."""
-    jobs = [
-        (row, slurm) for row in comparison.rows if (slurm := row.record.environment.get("slurm")) is not None
-    ]
+    jobs = [(row, slurm) for row in comparison.rows if (slurm := row.record.environment.slurm) is not None]
     if not jobs:
         return None
-    body = [[*row.cell, row.record.repeat, *(job.get(c.key) for c in FACTS)] for row, job in jobs]
+    body = [[*row.cell, row.record.repeat, *(getattr(job, c.key) for c in FACTS)] for row, job in jobs]
     columns = (*LABELS, Column("repeat", "repeat"), *FACTS)
     table = Table(key="slurm_jobs", columns=columns, rows=body)
     return Folded(f"Slurm jobs: {len(jobs)}", [table])

@@ -23,7 +23,7 @@ def test_run_prints_its_record(tmp_path: Path) -> None:
     assert len(printed.ranks) == 2
     assert printed.command[:2] == ["harness", "run"]
     assert printed.measure is not None
-    assert (printed.measure["warmup_steps"], printed.measure["settling_steps"]) == (1, 3)
+    assert (printed.measure.warmup_steps, printed.measure.settling_steps) == (1, 3)
 
 
 def test_every_evaluation_is_timed(tmp_path: Path) -> None:

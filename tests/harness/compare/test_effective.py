@@ -91,7 +91,7 @@ def test_other_constants_are_told_once_and_not_again_by_parameter() -> None:
 
 
 def test_of_constants_only_those_that_differ_are_shown() -> None:
-    groups = make_effective()["optimizer_groups"]
+    groups = make_effective().optimizer_groups
     for changed, texts in (
         ([group | {"betas": [0.9, 0.999]} for group in groups], ("betas [0.9, 0.999]", "betas [0.9, 0.95]")),
         (groups[:1], ("weight_decay 0.1", "weight_decay 0.0 and 0.1")),

@@ -6,6 +6,7 @@ import pytest
 from harness.compare.comparison import Comparison
 from harness.compare.scaling import strong_scaling, weak_scaling
 from harness.record import Record, WeightsPart
+from harness.spec import OptimizerSection
 from tests.records import make_record, make_steps
 
 
@@ -169,7 +170,8 @@ def test_one_job_on_several_ranks_is_no_weak_scaling() -> None:
 
 def test_jobs_that_differ_in_more_than_size_are_no_weak_scaling() -> None:
     other = growing(4, 1.0)
-    changed = other.model_copy(update={"job": other.job | {"optimizer": {"learning_rate": 1.0}}})
+    optimizer = OptimizerSection(learning_rate=1.0)
+    changed = other.model_copy(update={"job": other.job.model_copy(update={"optimizer": optimizer})})
     assert weak_scaling(rows(growing(2, 1.0), changed)) == []
 
 

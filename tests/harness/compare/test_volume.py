@@ -9,7 +9,7 @@ from harness.compare.volume import (
     why_unknown,
 )
 from harness.record import CommunicationPart, WindowsPart
-from tests.records import make_record
+from tests.records import make_model, make_record
 from tests.volumes import SHAPES, make_volume_record, with_rows
 
 ELEMENTS = sum(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in SHAPES.values())
@@ -104,10 +104,10 @@ def test_groups_with_the_ranks_of_their_role_are_no_difference() -> None:
 def test_where_nothing_is_expected_the_reason_is_named() -> None:
     assert why_unknown(make_volume_record("zero3")) is None
     record = make_volume_record("zero3")
-    training = record.job["training"] | {"activation_checkpointing": True}
-    recomputed = record.model_copy(update={"job": record.job | {"training": training}})
+    training = record.job.training.model_copy(update={"activation_checkpointing": True})
+    recomputed = record.model_copy(update={"job": record.job.model_copy(update={"training": training})})
     assert "was not looked up for this architecture" in (why_unknown(recomputed) or "")
-    known = recomputed.model_copy(update={"model": {"architecture": "LlamaForCausalLM"}})
+    known = recomputed.model_copy(update={"model": make_model(architecture="LlamaForCausalLM")})
     assert why_unknown(known) is None
     mine = record.model_copy(update={"backend": record.backend.model_copy(update={"name": "mine"})})
     assert why_unknown(mine) == "mine has no closed form here"

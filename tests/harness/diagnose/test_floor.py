@@ -8,7 +8,7 @@ from harness.diagnose.floor import find_floor, scaled
 from harness.diagnose.pair import Run
 from harness.record import Record
 from harness.store import archive_runs, write_record
-from tests.records import LOSSES, make_record, make_steps, make_weights
+from tests.records import ENVIRONMENT, LOSSES, make_record, make_steps, make_weights
 
 LABELS = ["single", "single:micro_batch_size=4"]
 
@@ -52,7 +52,7 @@ def test_an_archive_holds_the_reference_beside_the_pair(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"job_id": "b" * 12}, {"status": "failed"}, {"environment": {"code": "other"}}]
+    "change", [{"job_id": "b" * 12}, {"status": "failed"}, {"environment": ENVIRONMENT | {"code": "other"}}]
 )
 def test_a_reference_of_another_job_or_code_or_without_result_is_run_again(
     tmp_path: Path, change: dict

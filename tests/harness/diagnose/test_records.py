@@ -41,7 +41,7 @@ def test_a_setting_is_named_with_both_sides() -> None:
 
 
 def test_of_optimizer_constants_only_those_that_differ_are_shown() -> None:
-    groups = make_effective()["optimizer_groups"]
+    groups = make_effective().optimizer_groups
     other = [group | {"betas": [0.9, 0.999]} for group in groups]
     left = run(observed=ObservedPart(optimizer_groups=groups))
     right = run(label="ddp", observed=ObservedPart(optimizer_groups=other))

@@ -59,7 +59,7 @@ def test_the_group_is_judged_at_its_largest_size_and_latency_at_its_smallest() -
     result = a_result(a_row(seconds=1.0), a_row(size=1024, seconds=0.5), a_row(op="broadcast", size=2**30))
     assert result.bus_bandwidth() == 1.5 * 2**20
     assert result.latency_seconds() == 0.5
-    assert result.summary()["nodes"] == 2
+    assert result.summary().nodes == 2
 
 
 def test_a_size_that_memory_was_short_for_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.compare.comparison import Comparison
+from harness.record import EnvironmentPart
 from harness.report.before_after import before_after
 from harness.report.document import Document
 from harness.report.drawing import draw
@@ -37,7 +38,8 @@ def document(name: str, kind: str) -> Document:
     if kind == "comparison":
         return comparison_document(comparison)
     kept = [record for record in hostile_records(name) if record.run_id != "third"]
-    changed = [record.model_copy(update={"environment": ENVIRONMENT}) for record in kept]
+    environment = EnvironmentPart.model_validate(ENVIRONMENT)
+    changed = [record.model_copy(update={"environment": environment}) for record in kept]
     return before_after(comparison, Comparison(changed))
 
 

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from harness.cli import harness
 from harness.errors import HarnessError
+from harness.record import SlurmPart
 from harness.request import rank_exit, rank_file
 from harness.slurm.attempt import begin, finish
 from harness.slurm.client import SlurmUnavailable
@@ -173,8 +174,8 @@ def test_a_job_that_was_ended_has_a_record_with_its_steps(
     assert record.error.kind == kind
     assert "after 2 steps" in record.error.message
     assert [step.loss for step in record.steps] == [10.0, 10.0]
-    slurm_part = record.environment["slurm"]
-    assert (slurm_part["job"], slurm_part["nodes"], slurm_part["elapsed_seconds"]) == ("2", "node1,node2", 60)
+    slurm_part = record.environment.slurm
+    assert (slurm_part.job, slurm_part.nodes, slurm_part.elapsed_seconds) == ("2", "node1,node2", 60)
 
 
 def test_a_silent_controller_ends_no_run(tmp_path: Path, slurm: FakeSlurm) -> None:
@@ -226,13 +227,14 @@ def test_finish_writes_the_record_and_collect_adds_what_slurm_knows(tmp_path: Pa
         say(matrix, run, rank, "done")
     begun = finish(directory, ScriptEnd(exit_code=0))
     assert begun.status == "ok"
-    assert "state" not in begun.environment["slurm"]
+    assert begun.environment.slurm is not None
+    assert begun.environment.slurm.state is None
     slurm.answer("squeue", "2|COMPLETED|None|0|0|0:07|node[1-2]|\n")
     slurm.answer("scontrol", "node1\nnode2\n")
     record = collect(folder, matrix)[1].record
     assert record is not None
-    assert record.environment["slurm"]["state"] == "COMPLETED"
-    assert record.environment["slurm"]["elapsed_seconds"] == 7
+    assert record.environment.slurm.state == "COMPLETED"
+    assert record.environment.slurm.elapsed_seconds == 7
     slurm.refuse("squeue", "Invalid job id specified")
     assert collect(folder, matrix)[1].record == record
 
@@ -252,9 +254,10 @@ def test_a_requeued_run_starts_clean_and_says_so(
         say(matrix, run, rank, "done")
     record = finish(directory, ScriptEnd(exit_code=0))
     assert len(record.steps) == 1
-    assert record.environment["slurm"] | {"nodes": None, "partition": None} == {
-        "job": "2", "nodes": None, "partition": None, "restarts": 1, "attempts": 2, "step_exit_code": 0,
-    }  # fmt: skip
+    assert record.environment.slurm is not None
+    assert record.environment.slurm.model_copy(update={"nodes": None, "partition": None}) == SlurmPart(
+        job="2", restarts=1, attempts=2, step_exit_code=0
+    )
     assert len(list((directory / "attempt-0").glob("rank-*.jsonl"))) == 2
 
 
@@ -316,7 +319,7 @@ def test_broken_lines_are_skipped_and_counted_and_steps_stay_aligned(
     slurm.answer("squeue", "2|CANCELLED|None|0|0|1:00||\n")
     record = collect(folder, matrix)[1].record
     assert record is not None
-    assert record.environment["broken_event_lines"] == 2
+    assert record.environment.broken_event_lines == 2
     assert [step.step for step in record.steps] == [0, 1]
     assert [len(rank.step_seconds) for rank in record.ranks] == [4, 2]
 

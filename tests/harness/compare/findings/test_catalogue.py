@@ -2,7 +2,7 @@ from pathlib import Path
 
 from harness.compare.comparison import Comparison
 from harness.compare.findings.catalogue import explain, kinds
-from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
+from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps, make_weights
 
 DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "findings.md"
 
@@ -44,7 +44,8 @@ def test_another_job_is_a_finding_with_both_values() -> None:
 def test_different_micro_batches_on_one_world_are_a_finding() -> None:
     ddp, zero = make_record(label="ddp"), make_record(label="zero1")
     world = zero.world.model_copy(update={"micro_batch_size": 2, "accumulation_steps": 2})
-    comparison = Comparison([make_record(), ddp, zero.model_copy(update={"world": world})])
-    (found,) = comparison.findings
+    backend = zero.backend.model_copy(update={"effective": make_effective(accumulation_steps=2)})
+    other = zero.model_copy(update={"world": world, "backend": backend})
+    (found,) = Comparison([make_record(), ddp, other]).findings
     assert found.id == "micro-batch-differs"
     assert found.values == {"4 x 1": ["ddp"], "2 x 2": ["zero1"]}

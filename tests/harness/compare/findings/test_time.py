@@ -9,7 +9,7 @@ from harness.compare.comparison import Comparison
 from harness.compare.findings import impossible
 from harness.compare.findings.finding import Finding
 from harness.record import LayoutPart, OverlapPart, RankPart, Record, TensorPart
-from tests.records import ENVIRONMENT, make_ranks, make_record, make_steps
+from tests.records import ENVIRONMENT, make_model, make_ranks, make_record, make_steps
 
 WINDOWS = ("warmup", "warmup", "counted", "traced", *["timed"] * 8)
 COUNT = len(WINDOWS)
@@ -130,7 +130,7 @@ def billion(seconds: float, **of_ranks: Any) -> Record:
     tensor = TensorPart(name="h.0.weight", shape=[30_000, 30_000], dtype="float32")
     layout = LayoutPart(parameters=[tensor], decaying=[], buffers=[], blocks=["h.0"])
     record = run(ranks=parts, steps=steps([seconds] * COUNT), layout=layout)
-    return record.model_copy(update={"model": {"geometry": shape}})
+    return record.model_copy(update={"model": make_model(geometry=shape)})
 
 
 def impossible_ones(record: Record) -> list[Finding]:

@@ -6,6 +6,7 @@ from harness.report.document import Folded, Heading, Items, Section, Table
 from harness.report.sections.overlap import overlap_section
 from harness.report.sections.time import time_section
 from tests.harness.compare.findings.test_time import billion, ranks, run
+from tests.records import make_effective
 
 
 def line(section: Section | None, key: str, number: int = 0) -> dict[str, str]:
@@ -47,7 +48,9 @@ def test_on_a_cpu_utilisation_is_of_the_measured_peak_alone() -> None:
 
 def test_recomputation_raises_hardware_utilisation_only() -> None:
     plain = billion(0.2)
-    again = plain.model_copy(update={"model": {**(plain.model or {}), "activation_checkpointing": True}})
+    assert plain.model is not None
+    model = plain.model.model_copy(update={"activation_checkpointing": True})
+    again = plain.model_copy(update={"model": model})
     without, recomputed = (line(time_section(Comparison([r])), "utilisation") for r in (plain, again))
     assert without["model_utilisation"] == recomputed["model_utilisation"]
     assert without["hardware_flops_per_second"] == without["model_flops_per_second"]
@@ -95,7 +98,7 @@ def traced(exposed: float, label: str = "ddp", device: str = "cpu", **details: A
         waits=[WaitPart(name="gloo:all_reduce", phase="backward", seconds=exposed)],
     )  # fmt: skip
     record = run(label, ranks=[rank.model_copy(update={"overlap": [part]}) for rank in ranks()])
-    effective = {**(record.backend.effective or {}), "details": details}
+    effective = make_effective(details=details)
     changes = {
         "backend": record.backend.model_copy(update={"effective": effective}),
         "world": record.world.model_copy(update={"device": device}),
@@ -165,7 +168,7 @@ def test_on_the_cpu_nothing_is_claimed_of_the_prefetch_of_fsdp() -> None:
 def test_zero3_gathers_nothing_ahead_like_for_like() -> None:
     record = traced(0.1, "zero3")
     assert "Nothing is gathered ahead" in said(record)
-    effective = {**(record.backend.effective or {}), "prefetch": "50000000 elements"}
+    effective = make_effective(prefetch="50000000 elements")
     defaults = record.model_copy(
         update={
             "backend": record.backend.model_copy(update={"effective": effective}),

@@ -1,0 +1,62 @@
+"""The record of one run, schema version 1: everything shown to a person is computed from records.
+
+Integers are bytes, floats seconds, values per rank and not aggregated, unless a field says otherwise.
+"""
+
+from harness.record.communication import CommunicationPart
+from harness.record.environment import (
+    EnvironmentPart,
+    FabricPart,
+    GitPart,
+    InterfacePart,
+    NodePart,
+    SlurmPart,
+)
+from harness.record.memory import MemoryPart, Moment
+from harness.record.model import (
+    DataPart,
+    GeometryPart,
+    LayoutPart,
+    ModelPart,
+    ObservedPart,
+    TensorPart,
+    WeightsPart,
+)
+from harness.record.part import Part
+from harness.record.ranks import OverlapPart, RankPart, WaitPart
+from harness.record.run import SCHEMA_VERSION, BackendPart, ErrorPart, Record, Status
+from harness.record.steps import EvaluationPart, StepPart, Window, WindowsPart
+from harness.record.world import WorldPart
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "BackendPart",
+    "CommunicationPart",
+    "DataPart",
+    "EnvironmentPart",
+    "ErrorPart",
+    "EvaluationPart",
+    "FabricPart",
+    "GeometryPart",
+    "GitPart",
+    "InterfacePart",
+    "LayoutPart",
+    "MemoryPart",
+    "ModelPart",
+    "Moment",
+    "NodePart",
+    "ObservedPart",
+    "OverlapPart",
+    "Part",
+    "RankPart",
+    "Record",
+    "SlurmPart",
+    "Status",
+    "StepPart",
+    "TensorPart",
+    "WaitPart",
+    "WeightsPart",
+    "Window",
+    "WindowsPart",
+    "WorldPart",
+]

@@ -1,0 +1,32 @@
+"""Collectives of one rank."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from harness.record.part import Part
+
+
+class CommunicationPart(Part):
+    """Collectives of one kind on one rank.
+
+    Summed over the counted steps in the phases forward, backward and step; over the whole run in the
+    phases setup, evaluation and checkpoint, and in digest, the gathering of the initial weights for
+    their digest. A call that joins tensors of several dtypes is counted under each of them.
+    """
+
+    rank: int
+    phase: str
+    op: str
+    dtype: str
+    group: str
+    group_ranks: list[int]
+    group_size: int
+    calls: int
+    payload_bytes: int
+    """Size of the whole tensors that these calls work on."""
+    largest_bytes: int | None = None
+    """The same of the largest call; None in records from before it was kept."""
+    role: Literal["world", "shard", "replica"] = "world"
+    """What the group is for: all ranks, those that share one copy of the weights, or those that hold
+    the same shard."""

@@ -1,0 +1,84 @@
+"""What one rank measured."""
+
+from __future__ import annotations
+
+from harness.record.memory import MemoryPart
+from harness.record.part import Part
+
+
+class WaitPart(Part):
+    """A stretch of a traced step in which a rank waited for communication."""
+
+    name: str
+    """The collective that was waited for."""
+    phase: str
+    seconds: float
+
+
+class OverlapPart(Part):
+    """How one traced step of one rank divides, from the profiler.
+
+    Computing, exposed communication and idling add up to the step.
+    """
+
+    step: int
+    seconds: float
+    compute_seconds: float
+    """Computing, whether or not communication runs beside it."""
+    communication_seconds: float
+    """Communicating, whether or not computation runs beside it."""
+    exposed_seconds: float
+    """Communicating while nothing computes."""
+    idle_seconds: float
+    """Neither."""
+    waits: list[WaitPart] = []
+    """The ten longest, longest first."""
+
+
+class RankPart(Part):
+    """What one rank measured."""
+
+    rank: int
+    host: str
+    device_name: str
+    setup_seconds: float
+    """From the start of the rank to its first step."""
+    step_seconds: list[float]
+    data_seconds: list[float]
+    """The part of each step spent on fetching the batch."""
+    phase_seconds: dict[str, list[float]] = {}
+    """Per step: 'forward', 'backward' and 'step' (clipping and update), each summed over micro-steps."""
+    ledger: list[str]
+    """Per step, the hash sum over this rank's samples."""
+    samples: list[int]
+    target_tokens: list[int] = []
+    loss_sums: list[float | None] = []
+    """Per step, the loss summed over this rank's target tokens, as the backend returned it."""
+    gradient_norms: list[float | None] = []
+    """Per step, the global norm as this rank was told it."""
+    fed: list[list[str]] = []
+    """For each of the first steps, a digest of every sample that reached the model."""
+    fed_sums: list[str | None] = []
+    """Per step, the sum modulo 2^64 of a hash of every sample that reached the model."""
+    computed_loss_sums: list[float | None] = []
+    """Per step, the loss summed over this rank's target tokens as it was computed, whatever the backend
+    returned; None: the backend computes it by itself, or it is not finite."""
+    early_reduced_bytes: int | None = None
+    """Counted steps: payload of reductions in backward passes that were not the last of their step; None:
+    nothing was counted, or every step has one."""
+    initial_digest: str | None = None
+    final_digest: str | None = None
+    probe_loss: float | None = None
+    """Loss of one batch, equal on all ranks, after training: where it differs, so do the weights."""
+    memory: list[MemoryPart]
+    overlap: list[OverlapPart] = []
+    probe_seconds: dict[str, float] = {}
+    """What each probe cost by its own clock, seconds per step in which it ran."""
+    timed_probes: list[str] = []
+    """Probes that were at work in the timed steps; none should be."""
+    matmul_flops_per_second: dict[str, float] = {}
+    """By dtype, what matrix products alone reached before the training; where that was asked for."""
+    reserved_bytes: int | None = None
+    """CUDA: the most that the caching allocator reserved."""
+    host_peak_bytes: int | None = None
+    """The process's largest resident set, libraries included."""

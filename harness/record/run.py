@@ -1,0 +1,110 @@
+"""One run, self-contained, and the backend that it ran under."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields, is_dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from harness.backends.base import Effective
+from harness.backends.strategy import StrategyKind
+from harness.record.communication import CommunicationPart
+from harness.record.environment import EnvironmentPart
+from harness.record.model import DataPart, LayoutPart, ModelPart, ObservedPart, WeightsPart
+from harness.record.part import Part
+from harness.record.ranks import RankPart
+from harness.record.settings import RecordedJob, RecordedMeasure
+from harness.record.steps import EvaluationPart, StepPart, WindowsPart
+from harness.record.world import WorldPart
+from harness.theory.terms import OwnForms
+
+SCHEMA_VERSION: Literal[1] = 1
+Status = Literal["ok", "oom", "failed", "timeout", "diverged", "unsupported"]
+
+
+class ErrorPart(Part):
+    """Why a run has no result, or not a whole one."""
+
+    kind: str
+    message: str
+    rank: int | None = None
+    log_tail: str = ""
+
+
+def with_details(effective: Any) -> Any:
+    """What a backend says really runs, with fields that only its library knows among the details."""
+    if is_dataclass(effective) and not isinstance(effective, type):
+        effective = asdict(effective)
+    if not isinstance(effective, dict):
+        return effective
+    own = effective.keys() - {field.name for field in fields(Effective)}
+    if not own:
+        return effective
+    known = {key: value for key, value in effective.items() if key not in own}
+    return known | {
+        "details": {key: effective[key] for key in effective if key in own} | (known.get("details") or {})
+    }
+
+
+class BackendPart(Part):
+    """Which backend, and what it really ran."""
+
+    label: str
+    name: str
+    options: dict[str, Any] = {}
+    effective: Annotated[Effective | None, BeforeValidator(with_details)] = None
+    native_config: dict[str, Any] | None = None
+    versions: dict[str, str] = {}
+    claim: StrategyKind | None = None
+    """The strategy that a third party's backend claims to be; None: a built-in one, or nothing claimed."""
+    own_forms: OwnForms | None = None
+    """Closed forms that a third party's backend brought, in place of those of a family."""
+
+    @property
+    def shard_size(self) -> int | None:
+        """Ranks of a shard group as the backend says; None: it does not."""
+        return self.effective.details.get("shard_size") if self.effective else None
+
+    def in_force(self) -> dict[str, Any] | None:
+        """`effective` as a document."""
+        return asdict(self.effective) if self.effective else None
+
+
+class Record(Part):
+    """One run, self-contained."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    run_id: str
+    created_at: str
+    status: Status
+    error: ErrorPart | None = None
+    reasons: list[str] = []
+    """Why the backend is unsupported here."""
+    command: list[str]
+    """The command line that asked for this run."""
+    job: RecordedJob
+    job_id: str
+    cell: str
+    """Key of job, backend, world, repeat, measurement and code: equal cells need not run again."""
+    repeat: int
+    measure: RecordedMeasure | None = None
+    """The settings of measurement; None in records from before they were kept."""
+    backend: BackendPart
+    world: WorldPart
+    environment: EnvironmentPart
+    layout: LayoutPart | None = None
+    model: ModelPart | None = None
+    data: DataPart | None = None
+    initial_weights: WeightsPart | None = None
+    final_weights: WeightsPart | None = None
+    observed: ObservedPart | None = None
+    steps: list[StepPart] = []
+    ranks: list[RankPart] = []
+    comm: list[CommunicationPart] = []
+    eval: list[EvaluationPart] = []
+    windows: WindowsPart | None = None
+    skipped_steps: int = 0
+    """Updates that a loss scaler skipped."""
+    artifacts: dict[str, str] = Field(default_factory=dict)
+    """Files beside the record, by what they are, relative to the record's folder."""

@@ -1,0 +1,43 @@
+"""The settings of a recorded run. Reading them never fails because a later version allows less."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
+
+from harness.spec import Job, MeasureSection, Section
+
+Settings = TypeVar("Settings", bound=Section)
+
+
+def _as_recorded(kind: type[Settings]) -> WrapValidator:
+    def read(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return validate(value)
+        except ValidationError:
+            return _unchecked(kind, value)
+
+    return WrapValidator(read)
+
+
+def _unchecked(kind: type[BaseModel], value: Any) -> BaseModel:
+    """The settings as they stand, with defaults for those that are missing; an unknown one is refused."""
+    if not isinstance(value, dict):
+        raise PydanticCustomError("settings", "these are no settings")
+    unknown = sorted(value.keys() - kind.model_fields.keys())
+    if unknown:
+        raise PydanticCustomError("settings", "setting '{name}' is unknown", {"name": unknown[0]})
+    sections: dict[str, Any] = {
+        name: _unchecked(annotation, item)
+        if isinstance(annotation := kind.model_fields[name].annotation, type)
+        and issubclass(annotation, BaseModel)
+        else item
+        for name, item in value.items()
+    }
+    return kind.model_construct(**sections)
+
+
+RecordedJob = Annotated[Job, _as_recorded(Job)]
+RecordedMeasure = Annotated[MeasureSection, _as_recorded(MeasureSection)]

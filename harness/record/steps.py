@@ -1,0 +1,66 @@
+"""Optimizer steps and evaluations over all ranks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from harness.record.part import Part
+
+Window = Literal["warmup", "counted", "traced", "settling", "timed"]
+
+
+# Not a model: a report may hold millions of steps, and with slots one takes a quarter of the memory.
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class StepPart:
+    """One optimizer step over all ranks."""
+
+    step: int
+    window: Window
+    loss: float | None
+    """Mean cross entropy per target token of the global batch, in nats; None: not finite."""
+    gradient_norm: float | None
+    """Global L2 norm before clipping; None: not finite, so a loss scaler skipped the update."""
+    learning_rate: float
+    """As the job has it."""
+    applied_learning_rate: float | None = None
+    """As the optimizer holds it after the step, of all ranks and groups the one farthest from the job's;
+    None: no torch optimizer trains."""
+    applied_gradient_norm: float | None = None
+    """Norm of the gradients that the optimizer was given, after clipping, over all ranks; of the first
+    steps only. None: not looked at, or no torch optimizer stepped."""
+    tokens: int
+    """Tokens that are not padding, over all ranks."""
+    target_tokens: int
+    """Tokens whose prediction counts in the loss, over all ranks."""
+    samples: int
+    seconds: float
+    """The slowest rank's."""
+    ledger: str
+    """Sum modulo 2^64 of a hash of each sample consumed, over all ranks: equal for equal samples."""
+
+
+class EvaluationPart(Part):
+    """Loss on the held-out samples, over all ranks."""
+
+    step: int
+    """Number of optimizer steps taken before."""
+    loss: float | None
+    target_tokens: int
+    samples: int | None = None
+    """Over all ranks; None in records from before evaluations were timed."""
+    seconds: float | None = None
+    """The slowest rank's, from a synchronised device to a synchronised device."""
+
+
+class WindowsPart(Part):
+    """How many steps each window holds."""
+
+    warmup: int
+    counted: int
+    timed: int
+    traced: int = 0
+    settling: int = 0
+    """After counted and traced steps, in no statistic: what these leave behind makes them longer."""

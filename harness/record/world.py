@@ -1,0 +1,20 @@
+"""The ranks of a run."""
+
+from __future__ import annotations
+
+from harness.record.part import Part
+
+
+class WorldPart(Part):
+    """The ranks, and how the global batch was cut over them."""
+
+    nodes: int
+    ranks_per_node: int
+    world_size: int
+    device: str
+    collectives: str
+    """Transport of the collectives: 'gloo' or 'nccl'."""
+    threads_per_rank: int
+    micro_batch_size: int
+    accumulation_steps: int
+    preset: str
