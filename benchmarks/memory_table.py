@@ -1,4 +1,4 @@
-"""Model states of runs, measured and in closed form, as markdown tables: those of docs/memory.md.
+"""Prints model states of runs, measured and in closed form, as the markdown tables of docs/memory.md.
 
 harness compare --config configs/memory-bloom.yaml --runs runs/memory-bloom
 harness compare --config configs/memory-llama.yaml --runs runs/memory-llama
@@ -20,10 +20,10 @@ from harness.store import read_runs
 from harness.theory.terms import STATE_KINDS
 
 SHARED_KINDS = ("optimizer", "gradients", "weights")
-"""In the order in which ZeRO's stages cut them."""
+"""In the order in which the stages of ZeRO shard them."""
 HEADERS = (
-    "backend", "ranks", *STATE_KINDS, "all, measured", "all, expected", "off",
-    "of it padding, copies, counters", "textbook", "allocator's peak",
+    "backend", "ranks", *STATE_KINDS, "measured", "expected", "difference",
+    "beyond its share", "textbook", "allocator peak",
 )  # fmt: skip
 
 
@@ -47,18 +47,18 @@ def _title(record: Record) -> str:
 
 
 def _shares_table(records: Sequence[Record]) -> str:
-    """One line per backend; for each kind what a rank holds of it on every number of ranks."""
+    """One line per backend: bytes of each kind on every number of ranks."""
     held: dict[str, dict[int, dict[str, int]]] = {}
     for record in records:
         held.setdefault(record.backend.label, {})[record.world.world_size] = _shares(record)
     sizes = sorted({size for by_size in held.values() for size in by_size})
     headers = ["backend"]
     for kind in SHARED_KINDS:
-        headers += [f"{kind}, {size} rank{'s' if size > 1 else ''}" for size in sizes] + ["falls by"]
+        headers += [f"{kind}, {size} rank{'s' if size > 1 else ''}" for size in sizes] + ["reduction"]
     lines = []
     for label, by_size in sorted(held.items()):
         if len(by_size) < len(sizes):
-            continue  # the reference of one process
+            continue  # the reference on one process
         line: list[object] = [label]
         for kind in SHARED_KINDS:
             shares = [by_size[size][kind] for size in sizes]
@@ -68,7 +68,7 @@ def _shares_table(records: Sequence[Record]) -> str:
 
 
 def _shares(record: Record) -> dict[str, int]:
-    """Bytes by kind on the rank that holds most of it, less what the closed form names beyond its share."""
+    """Bytes by kind on the rank with the most, without the terms beyond its share."""
     ranks = rank_states(record)
     return {kind: max(_share(states, kind) for states in ranks) for kind in SHARED_KINDS}
 
@@ -80,7 +80,7 @@ def _share(states: RankStates, kind: str) -> int:
 
 
 def _states_table(records: Sequence[Record]) -> str:
-    """One line per run: the rank that holds most, after a backward pass."""
+    """One line per run: the rank with the most, after a backward pass."""
     lines = [line for record in records if (line := _line(record)) is not None]
     lines.sort(key=lambda line: (line[1], line[0]))
     return tabulate(lines, headers=HEADERS, tablefmt="github", intfmt=",")
