@@ -22,20 +22,16 @@ from harness.batch import (
     with_micro_batch,
 )
 from harness.errors import HarnessError
-from harness.launch.assemble import assemble
-from harness.launch.local import EventHandler, LocalLauncher
 from harness.provenance import (
     code_fingerprint,
     content_digest,
-    load_average,
     machine_name,
     module_fingerprint,
     package_versions,
 )
 from harness.record import Record
-from harness.request import RunRequest
+from harness.run_directory.request import RunRequest
 from harness.spec import Experiment, Job, MeasureSection
-from harness.store import Store, write_record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,36 +157,6 @@ def _layout_of(label: str, layout: BatchLayout) -> BatchLayout:
     return layout if micro is None else with_micro_batch(layout, micro)
 
 
-def run_cell(
-    cell: Cell,
-    experiment: Experiment,
-    store: Store,
-    launcher: LocalLauncher,
-    *,
-    command: list[str],
-    on_event: EventHandler,
-    port: int | None = None,
-) -> Record:
-    """Run one cell on this machine; the record is in the store when this returns."""
-    load = load_average()
-    request = make_request(cell, experiment, launcher.device, command)
-    directory = store.run_directory(request.run_id)
-    request.write(directory)
-    outcome = launcher.run(
-        directory,
-        request,
-        timeout_seconds=experiment.runtime.timeout_seconds,
-        on_event=on_event,
-        port=port,
-    )
-    record = assemble(directory, request, outcome)
-    # What the run found, not what it left.
-    found = record.environment.model_copy(update={"load_average": load})
-    record = record.model_copy(update={"environment": found})
-    write_record(directory, record)
-    return record
-
-
 def make_request(
     cell: Cell,
     experiment: Experiment,
@@ -236,18 +202,6 @@ def reusable(records: Iterable[Record], wanted: Callable[[str], bool]) -> dict[s
     """Newest record of each wanted cell that says something lasting: not failed, not stopped."""
     lasting = ("ok", "oom", "diverged", "unsupported")
     return {r.cell: r for r in records if wanted(r.cell) and r.status in lasting}
-
-
-def modules_to_preload(experiment: Experiment, backends: Iterable[str]) -> list[str]:
-    """Modules that these runs import beside torch and transformers, for the fork server."""
-    needed = {package for label in backends for package in registry.parse(label)[0].packages}
-    modules = [*sorted(needed & {"deepspeed", "accelerate"}), "torch.profiler._cupti_monitor"]
-    if "deepspeed" in needed:
-        modules.append("harness.backends.zero_preload")
-    if experiment.model.name is None:
-        model_type = experiment.model.config_values()["model_type"]
-        modules.append(f"transformers.models.{model_type}.modeling_{model_type}")
-    return modules
 
 
 def _expand(backends: Iterable[str]) -> list[str]:

@@ -30,8 +30,8 @@ VARIABLES = (
 )  # fmt: skip
 # What decides a measurement. Reports and tables may change without making records stale.
 MEASURING_SOURCES = (
-    "harness/backends", "harness/worker", "harness/launch", "harness/batch.py", "harness/spec.py",
-    "harness/record", "harness/request.py",
+    "harness/backends", "harness/worker", "harness/launch", "harness/run_directory", "harness/record",
+    "harness/batch.py", "harness/spec.py",
 )  # fmt: skip
 
 

@@ -11,8 +11,8 @@ import multiprocessing
 from functools import cache
 from multiprocessing.context import BaseContext
 
-from harness.cells import modules_to_preload
 from harness.config import load_experiment
+from harness.launch.cell import modules_to_preload
 from harness.launch.local import LocalLauncher
 
 NEEDED_BY_TESTS = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cells import Cell, modules_to_preload, plan, reusable, run_cell
+from harness.cells import Cell, plan, reusable
 from harness.cli.arguments import command_line, numbers, require_gpus, split_backends
 from harness.cli.options import (
     EXIT_STRICT,
@@ -29,6 +29,7 @@ from harness.cli.options import (
 from harness.cli.progress import Progress
 from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.launch.cell import modules_to_preload, run_cell
 from harness.launch.external import started_as_rank
 from harness.launch.local import LocalLauncher, resolve_device
 from harness.launch.requeued import made_in_job, requeued_job

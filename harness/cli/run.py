@@ -10,7 +10,7 @@ import click
 
 from harness.backends import registry
 from harness.batch import batch_layout
-from harness.cells import canonical_label, make_cell, make_request, modules_to_preload, run_cell
+from harness.cells import canonical_label, make_cell, make_request
 from harness.cli.arguments import command_line, default_ranks, require_gpus
 from harness.cli.options import (
     common,
@@ -27,6 +27,7 @@ from harness.compare.comparison import Comparison
 from harness.compare.rows import reason
 from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.launch.cell import modules_to_preload, run_cell
 from harness.launch.external import (
     external_rank,
     external_ranks_per_node,
@@ -35,7 +36,7 @@ from harness.launch.external import (
 )
 from harness.launch.local import LocalLauncher, require_port, resolve_device
 from harness.record import Record
-from harness.request import RunRequest
+from harness.run_directory.request import RunRequest
 from harness.spec import Experiment
 from harness.store import Store
 from harness.worker.termination import leave

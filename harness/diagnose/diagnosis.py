@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.backends.registry import REFERENCE
-from harness.cells import modules_to_preload
 from harness.compare.distance import Distance, distance
 from harness.compare.effective import SettingDifference, setting_differences
 from harness.compare.job_equivalence import Difference, job_differences
@@ -34,6 +33,7 @@ from harness.diagnose.rerun import (
 )
 from harness.diagnose.tensors import TensorNoise
 from harness.diagnose.verdict import StepVerdict, first_parting_step, sentences
+from harness.launch.cell import modules_to_preload
 from harness.launch.local import LocalLauncher
 from harness.record import Record
 

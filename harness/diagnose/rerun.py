@@ -11,16 +11,17 @@ from pathlib import Path
 from harness.backends import registry
 from harness.backends.registry import REFERENCE
 from harness.batch import BatchLayout, reference_layout
-from harness.cells import floor_labels, make_cell, run_cell
+from harness.cells import floor_labels, make_cell
 from harness.compare.rows import reason
 from harness.diagnose.tensors import Examined
 from harness.errors import HarnessError
-from harness.launch.assemble import assemble
+from harness.launch.cell import run_cell
 from harness.launch.local import LocalLauncher
-from harness.launch.tail import Tail
 from harness.provenance import gpu_count
 from harness.record import Record
-from harness.request import RunRequest, rank_file
+from harness.run_directory.assemble import assemble
+from harness.run_directory.request import RunRequest, rank_file
+from harness.run_directory.tail import Tail
 from harness.spec import Experiment, MeasureSection, RuntimeSection
 from harness.store import Store
 

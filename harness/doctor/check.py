@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends import registry
-from harness.cells import modules_to_preload, plan, run_cell
+from harness.cells import plan
 from harness.compare.comparison import Comparison
 from harness.compare.findings.finding import Finding
 from harness.compare.rows import Row, reason
 from harness.config import load_experiment
 from harness.doctor.coverage import Coverage, Defect
+from harness.launch.cell import modules_to_preload, run_cell
 from harness.launch.local import LocalLauncher
 from harness.record import Record
 from harness.store import Store

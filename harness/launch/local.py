@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
@@ -22,9 +21,9 @@ from typing import Any, Literal
 
 from harness.errors import HarnessError, JobError
 from harness.launch.rank_main import enter_check, enter_rank
-from harness.launch.tail import Tail
-from harness.record import Status
-from harness.request import RunRequest, rank_file, rank_log
+from harness.run_directory.outcome import Outcome
+from harness.run_directory.request import RunRequest, rank_file, rank_log
+from harness.run_directory.tail import Tail
 
 POLL_SECONDS = 0.25
 GRACE_SECONDS = 10.0
@@ -33,26 +32,6 @@ GRACE_SECONDS = 10.0
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 EventHandler = Callable[[dict[str, Any]], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """Why a run was ended from outside."""
-
-    status: Status
-    kind: str
-    cause: str
-    """A sentence without its end: 'after N steps' follows."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How the processes of a run ended."""
-
-    exit_codes: dict[int, int | None]
-    stopped: Literal["timeout", "interrupted"] | None = None
-    verdict: Verdict | None = None
-    """Counts more than what the ranks say, unless all of them finished."""
 
 
 class LocalLauncher:
@@ -218,11 +197,3 @@ def resolve_device(asked: str) -> str:
     question = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 1)"
     done = subprocess.run([sys.executable, "-c", question], capture_output=True, check=False)
     return "cuda" if done.returncode == 0 else "cpu"
-
-
-def signal_name(code: int) -> str:
-    """'SIGKILL' for exit code -9 of a process."""
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"

@@ -10,12 +10,19 @@ from typing import Any
 from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, FabricResult, read_fabric
-from harness.launch.assemble import assemble
-from harness.launch.local import Outcome
-from harness.launch.side_files import log_tail, read_log, read_part
-from harness.launch.tail import Tail
 from harness.record import Record, SlurmPart
-from harness.request import REQUEST_NAME, RankExit, RunRequest, launcher_log, rank_exit, rank_file
+from harness.run_directory.assemble import assemble
+from harness.run_directory.outcome import Outcome
+from harness.run_directory.request import (
+    REQUEST_NAME,
+    RankExit,
+    RunRequest,
+    launcher_log,
+    rank_exit,
+    rank_file,
+)
+from harness.run_directory.side_files import log_tail, read_log, read_part
+from harness.run_directory.tail import Tail
 from harness.slurm.client import JobFacts
 from harness.slurm.exit_reason import ScriptEnd, out_of_memory_notice, verdict
 from harness.store import write_record

@@ -10,7 +10,7 @@ from typing import Any
 from harness.errors import HarnessError
 from harness.record import Record
 from harness.record_files import RECORD_NAME
-from harness.request import REQUEST_NAME
+from harness.run_directory.request import REQUEST_NAME
 from harness.slurm import client
 from harness.slurm.attempt import write_run
 from harness.slurm.client import JobFacts

@@ -13,7 +13,7 @@ from harness.atomic_write import write_atomically
 from harness.backends.explain import explain
 from harness.cells import Cell, make_request, plan
 from harness.errors import HarnessError
-from harness.request import RunRequest
+from harness.run_directory.request import RunRequest
 from harness.slurm.directives import refuse_control_characters
 from harness.slurm.script import render_script
 from harness.slurm.site import Site

@@ -9,8 +9,8 @@ from harness.worker.monitor import run_monitored
 
 def train(run_directory: Path) -> int:
     """This rank's part; imports torch only here, in the monitored child."""
-    from harness.launch.nodes import write_node
-    from harness.request import RunRequest
+    from harness.run_directory.nodes import write_node
+    from harness.run_directory.request import RunRequest
     from harness.worker.environment import world_of
     from harness.worker.rank import run_rank
     from harness.worker.termination import leave

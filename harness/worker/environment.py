@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from harness.backends.base import World
-from harness.request import RunRequest
+from harness.run_directory.request import RunRequest
 
 # Parameters of glibc's mallopt(3), and the largest MMAP_THRESHOLD that it takes on 64 bits.
 M_TRIM_THRESHOLD = -1

@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
 from harness.backends.base import World
-from harness.launch.assemble import assemble
-from harness.launch.local import Outcome
-from harness.launch.nodes import node_file, write_node
 from harness.record import Record
-from harness.request import REQUEST_NAME, RunRequest, rank_file
+from harness.run_directory.assemble import assemble
+from harness.run_directory.nodes import node_file, write_node
+from harness.run_directory.outcome import Outcome
+from harness.run_directory.request import REQUEST_NAME, RunRequest, rank_file
 from harness.store import write_record
 from harness.worker.environment import join_process_group, prepare_process, world_of
 from harness.worker.file_transfer import fetch, hand_over

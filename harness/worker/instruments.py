@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.backends.base import World
-from harness.request import RunRequest, snapshot_file, trace_file
+from harness.run_directory.request import RunRequest, snapshot_file, trace_file
 from harness.worker.communication import CommunicationCounter
 from harness.worker.events import EventWriter
 from harness.worker.memory import (

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from harness.atomic_write import write_atomically
-from harness.request import RankExit, rank_exit
+from harness.run_directory.request import RankExit, rank_exit
 
 PR_SET_PDEATHSIG = 1
 

@@ -19,7 +19,7 @@ from harness.backends.base import Backend, Engine, LossScale, SetupContext, Unsu
 from harness.backends.precision import compute_dtype
 from harness.batch import BatchLayout
 from harness.errors import HarnessError
-from harness.request import RunRequest, checkpoint_folder, rank_file
+from harness.run_directory.request import RunRequest, checkpoint_folder, rank_file
 from harness.worker.checkpoint import CheckpointProbe
 from harness.worker.environment import device_name, join_process_group, prepare_process, world_of
 from harness.worker.events import EventWriter

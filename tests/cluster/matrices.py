@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.record import Record
-from harness.request import RunRequest
+from harness.run_directory.request import RunRequest
 from harness.slurm.matrix import MATRIX_NAME, read_matrix
 from harness.slurm.submission import read_jobs
 from harness.store import read_record

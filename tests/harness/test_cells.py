@@ -1,14 +1,8 @@
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from harness import cells as module
-from harness.cells import make_request, plan, reusable, run_cell
+from harness.cells import make_request, plan, reusable
 from harness.config import load_experiment
 from harness.errors import HarnessError
-from harness.launch.local import Outcome
-from harness.store import Store, read_record
 from tests.records import make_record
 
 WITHOUT_FLOOR = "compare.floor=false"
@@ -129,23 +123,3 @@ def test_a_memory_snapshot_needs_cuda() -> None:
     (cell, *_) = plan(wanted, ["ddp"], [2], 1, "cpu")
     with pytest.raises(HarnessError, match=r"measure\.memory_snapshot: true needs CUDA, this run is on cpu"):
         make_request(cell, wanted, "cpu", [])
-
-
-def test_the_load_of_a_record_is_what_the_run_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loads = iter([0.25, 9.0, 9.0])
-    monkeypatch.setattr(module, "load_average", lambda: next(loads))
-
-    class Launcher:
-        device = "cpu"
-
-        def run(self, *_: Any, **__: Any) -> Outcome:
-            next(loads)
-            return Outcome(exit_codes={0: 1})
-
-    experiment = load_experiment(None, [WITHOUT_FLOOR])
-    (cell,) = plan(experiment, ["single"], [1], 1, "cpu")
-    store = Store(tmp_path)
-    launcher: Any = Launcher()
-    record = run_cell(cell, experiment, store, launcher, command=["x"], on_event=lambda _: None)
-    assert record.environment.load_average == 0.25
-    assert read_record(store.record_path(record)) == record

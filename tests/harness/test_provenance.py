@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.provenance import git_state
+from harness.provenance import MEASURING_SOURCES, ROOT, git_state
 
 
 @pytest.fixture
@@ -47,3 +47,8 @@ def test_every_file_of_a_package_that_is_not_the_commits_is_named(checkout: Path
 
 def test_outside_of_a_checkout_there_is_no_commit(tmp_path: Path) -> None:
     assert git_state(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", MEASURING_SOURCES)
+def test_fingerprint_of_the_code_is_of_sources_that_exist(name: str) -> None:
+    assert (ROOT / name).exists()

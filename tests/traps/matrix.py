@@ -12,11 +12,12 @@ from pathlib import Path
 from harness.backends import registry
 from harness.backends.base import World
 from harness.batch import batch_layout, reference_layout
-from harness.cells import canonical_label, floor_labels, make_cell, run_cell
+from harness.cells import canonical_label, floor_labels, make_cell
 from harness.compare.comparison import Comparison
 from harness.compare.findings.finding import Finding
 from harness.config import load_experiment
 from harness.doctor.check import ABOUT_TIME
+from harness.launch.cell import run_cell
 from harness.record import Record
 from harness.store import Store
 from tests.forkserver import launcher

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from harness.cli import harness
 from harness.errors import HarnessError
 from harness.record import SlurmPart
-from harness.request import rank_exit, rank_file
+from harness.run_directory.request import rank_exit, rank_file
 from harness.slurm.attempt import begin, finish
 from harness.slurm.client import SlurmUnavailable
 from harness.slurm.collection import collect, look

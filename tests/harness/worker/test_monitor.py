@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.request import rank_exit
+from harness.run_directory.request import rank_exit
 
 MONITORED = """
 import os, signal, sys, time

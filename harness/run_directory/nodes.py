@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 
 from harness.atomic_write import write_atomically
-from harness.launch.side_files import read_part
 from harness.provenance import environment
 from harness.record import EnvironmentPart, InterfacePart, NodePart, Part
+from harness.run_directory.side_files import read_part
 
 NETWORK = Path("/sys/class/net")
 

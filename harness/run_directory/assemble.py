@@ -7,10 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends import registry
-from harness.launch.local import Outcome, signal_name
-from harness.launch.nodes import run_environment
-from harness.launch.side_files import log_tail
-from harness.launch.tail import Tail
 from harness.provenance import package_versions
 from harness.record import (
     BackendPart,
@@ -28,7 +24,9 @@ from harness.record import (
     WindowsPart,
     WorldPart,
 )
-from harness.request import (
+from harness.run_directory.nodes import run_environment
+from harness.run_directory.outcome import Outcome, signal_name
+from harness.run_directory.request import (
     RunRequest,
     checkpoint_folder,
     launcher_log,
@@ -37,6 +35,8 @@ from harness.request import (
     snapshot_file,
     trace_file,
 )
+from harness.run_directory.side_files import log_tail
+from harness.run_directory.tail import Tail
 
 PHASES = ("forward", "backward", "step")
 Events = dict[int, dict[str, list[dict[str, Any]]]]

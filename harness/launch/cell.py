@@ -1,0 +1,56 @@
+"""Runs one cell on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.backends import registry
+from harness.cells import Cell, make_request
+from harness.launch.local import EventHandler, LocalLauncher
+from harness.provenance import load_average
+from harness.record import Record
+from harness.run_directory.assemble import assemble
+from harness.spec import Experiment
+from harness.store import Store, write_record
+
+
+def run_cell(
+    cell: Cell,
+    experiment: Experiment,
+    store: Store,
+    launcher: LocalLauncher,
+    *,
+    command: list[str],
+    on_event: EventHandler,
+    port: int | None = None,
+) -> Record:
+    """Run one cell on this machine; the record is in the store when this returns."""
+    load = load_average()
+    request = make_request(cell, experiment, launcher.device, command)
+    directory = store.run_directory(request.run_id)
+    request.write(directory)
+    outcome = launcher.run(
+        directory,
+        request,
+        timeout_seconds=experiment.runtime.timeout_seconds,
+        on_event=on_event,
+        port=port,
+    )
+    record = assemble(directory, request, outcome)
+    # What the run found, not what it left.
+    found = record.environment.model_copy(update={"load_average": load})
+    record = record.model_copy(update={"environment": found})
+    write_record(directory, record)
+    return record
+
+
+def modules_to_preload(experiment: Experiment, backends: Iterable[str]) -> list[str]:
+    """Modules that these runs import beside torch and transformers, for the fork server."""
+    needed = {package for label in backends for package in registry.parse(label)[0].packages}
+    modules = [*sorted(needed & {"deepspeed", "accelerate"}), "torch.profiler._cupti_monitor"]
+    if "deepspeed" in needed:
+        modules.append("harness.backends.zero_preload")
+    if experiment.model.name is None:
+        model_type = experiment.model.config_values()["model_type"]
+        modules.append(f"transformers.models.{model_type}.modeling_{model_type}")
+    return modules

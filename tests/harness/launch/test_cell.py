@@ -1,0 +1,31 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cells import plan
+from harness.config import load_experiment
+from harness.launch import cell as module
+from harness.launch.cell import run_cell
+from harness.run_directory.outcome import Outcome
+from harness.store import Store, read_record
+
+
+def test_the_load_of_a_record_is_what_the_run_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = iter([0.25, 9.0, 9.0])
+    monkeypatch.setattr(module, "load_average", lambda: next(loads))
+
+    class Launcher:
+        device = "cpu"
+
+        def run(self, *_: Any, **__: Any) -> Outcome:
+            next(loads)
+            return Outcome(exit_codes={0: 1})
+
+    experiment = load_experiment(None, ["compare.floor=false"])
+    (cell,) = plan(experiment, ["single"], [1], 1, "cpu")
+    store = Store(tmp_path)
+    launcher: Any = Launcher()
+    record = run_cell(cell, experiment, store, launcher, command=["x"], on_event=lambda _: None)
+    assert record.environment.load_average == 0.25
+    assert read_record(store.record_path(record)) == record
