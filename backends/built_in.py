@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.backends.entry import Entry
-from harness.backends.strategy import Route, Sharding, StrategyKind
+from harness.backends.strategy import SHARDINGS, Route, Sharding, StrategyKind
 
 
 def _entry(
@@ -43,7 +43,7 @@ def _zero(stage: int, sharded: str, route: Route = "native", *, default: bool = 
 
 
 def _fsdp2(name: str, sharding: Sharding, summary: str, *, default: bool = False) -> Entry:
-    hybrid = "Hybrid" if sharding == "hybrid" else ""
+    hybrid = "Hybrid" if SHARDINGS[sharding].has_replicas else ""
     return _entry(
         name, f"fsdp2:Fsdp2{hybrid}Backend", f"Fsdp2{hybrid}Options", f"fully_shard (FSDP2){summary}",
         StrategyKind(family="fsdp2", sharding=sharding), default=default, sharding=sharding,
@@ -51,7 +51,7 @@ def _fsdp2(name: str, sharding: Sharding, summary: str, *, default: bool = False
 
 
 def _fsdp1(name: str, sharding: Sharding, summary: str, *, default: bool = False) -> Entry:
-    hybrid = "Hybrid" if sharding == "hybrid" else ""
+    hybrid = "Hybrid" if SHARDINGS[sharding].has_replicas else ""
     return _entry(
         name, f"fsdp1:Fsdp1{hybrid}Backend", f"Fsdp1{hybrid}Options", summary,
         StrategyKind(family="fsdp1", sharding=sharding), default=default, sharding=sharding,

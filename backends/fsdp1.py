@@ -36,7 +36,7 @@ from harness.backends.options import Fsdp1HybridOptions, Fsdp1Options, HybridOpt
 from harness.backends.precision import compute_dtype, dtype_name, scaler_arguments
 from harness.backends.prefetch import describe_fsdp1_prefetch, fsdp1_prefetch_arguments
 from harness.backends.presets import reduce_dtype_changes
-from harness.backends.strategy import Sharding
+from harness.backends.strategy import SHARDINGS, Sharding
 from harness.backends.torch_engine import Strategy, TorchEngine, full_tensor
 
 STRATEGIES: dict[str, ShardingStrategy] = {
@@ -55,10 +55,7 @@ class Fsdp1Backend(Backend):
     def __init__(self, options: BackendOptions, *, sharding: Sharding = "full-shard") -> None:
         super().__init__(options)
         self.strategy = STRATEGIES[sharding]
-
-    @property
-    def _hybrid(self) -> bool:
-        return self.strategy is ShardingStrategy.HYBRID_SHARD
+        self._hybrid = SHARDINGS[sharding].has_replicas
 
     def unmet_requirements(self, world: World) -> list[str]:
         unmet = []
@@ -159,7 +156,7 @@ class Fsdp1Backend(Backend):
 
 
 class Fsdp1HybridBackend(Fsdp1Backend):
-    """HYBRID_SHARD on a 2-D mesh."""
+    """The hybrid strategies, on a 2-D mesh."""
 
     Options = Fsdp1HybridOptions
 

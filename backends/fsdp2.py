@@ -30,7 +30,7 @@ from harness.backends.precision import cast_parameters, compute_dtype, dtype_nam
 from harness.backends.prefetch import describe_fsdp2_prefetch, set_fsdp2_prefetch
 from harness.backends.presets import ROOT_RESHARD, fsdp2_changes, reduce_dtype_changes
 from harness.backends.single import grad_scaler
-from harness.backends.strategy import Sharding
+from harness.backends.strategy import SHARDINGS, Sharding
 from harness.backends.torch_engine import Strategy
 
 
@@ -41,8 +41,8 @@ class Fsdp2Backend(Backend):
 
     def __init__(self, options: BackendOptions, *, sharding: Sharding = "full-shard") -> None:
         super().__init__(options)
-        self.reshard = sharding != "grad-op"
-        self.hybrid = sharding == "hybrid"
+        self.reshard = SHARDINGS[sharding].reshards
+        self.hybrid = SHARDINGS[sharding].has_replicas
 
     def unmet_requirements(self, world: World) -> list[str]:
         return unmet_hybrid(world, self._requested_shard_size()) if self.hybrid else []

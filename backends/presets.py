@@ -158,7 +158,7 @@ def preset_changes(
         case "fsdp1" | "fsdp2" if strategy.route == "accelerate":
             return accelerate_fsdp_changes(precision, preset)
         case "fsdp2":
-            return fsdp2_changes(precision, preset, reshard=strategy.sharding != "grad-op")
+            return fsdp2_changes(precision, preset, reshard=strategy.facts.reshards)
         case "fsdp1":
             return reduce_dtype_changes(precision, preset)
         case _:

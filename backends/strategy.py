@@ -9,7 +9,27 @@ Sharding = Literal["single", "none", "grad-op", "full-shard", "hybrid"]
 """What is divided among ranks: there is one rank; nothing; optimizer states and gradients; weights too;
 weights too, within groups of ranks that replicate one another."""
 Route = Literal["native", "accelerate"]
-TEXTBOOK_STAGES: dict[Sharding, int] = {"single": 0, "none": 0, "grad-op": 2, "full-shard": 3, "hybrid": 3}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingFacts:
+    """What a sharding does, whatever the library."""
+
+    stage: int
+    """The stage that the ZeRO paper would give it."""
+    reshards: bool = False
+    """Whether weights are freed after the forward pass and gathered again for the backward pass."""
+    has_replicas: bool = False
+    """Whether only groups of ranks shard, and replicate one another."""
+
+
+SHARDINGS: dict[str, ShardingFacts] = {
+    "single": ShardingFacts(stage=0),
+    "none": ShardingFacts(stage=0),
+    "grad-op": ShardingFacts(stage=2),
+    "full-shard": ShardingFacts(stage=3, reshards=True),
+    "hybrid": ShardingFacts(stage=3, reshards=True, has_replicas=True),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +45,10 @@ class StrategyKind:
     """'accelerate': through Hugging Face Accelerate."""
 
     @property
+    def facts(self) -> ShardingFacts:
+        return SHARDINGS[self.sharding]
+
+    @property
     def stage(self) -> int:
         """The stage that the ZeRO paper would give it, whatever the library."""
-        return TEXTBOOK_STAGES[self.sharding] if self.zero_stage is None else self.zero_stage
+        return self.facts.stage if self.zero_stage is None else self.zero_stage

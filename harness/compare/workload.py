@@ -82,7 +82,7 @@ def _tensor(part: TensorPart) -> Tensor:
 
 def _shard_size(record: Record, strategy: StrategyKind) -> int:
     """Ranks of a shard group, as the backend's mesh has it where the strategy leaves that open."""
-    if strategy.sharding in ("grad-op", "full-shard"):
+    if strategy.sharding != "none" and not strategy.facts.has_replicas:
         return record.world.world_size
     return record.backend.shard_size or record.world.world_size
 

@@ -113,7 +113,7 @@ def collectives(workload: Workload) -> Volume:
     Under `no_sync` nothing is reduced, and `_should_free_in_backward` (_runtime_utils.py) frees the
     weights only where the strategy reshards after forward: the others gather once per step.
     """
-    reshards = workload.strategy.sharding != "grad-op"
+    reshards = workload.strategy.facts.reshards
     units = _units(workload, reshards=reshards)
     if not is_sharded(workload):
         return with_pickled_plans(workload, _not_sharded(workload, units))

@@ -73,7 +73,7 @@ def collectives(workload: Workload) -> Volume:
     (`set_requires_gradient_sync`). In a group of one rank nothing is gathered or reduced
     (`FSDPParamGroup.unshard`); the norm is.
     """
-    reshards = workload.strategy.sharding != "grad-op"
+    reshards = workload.strategy.facts.reshards
     reshards_root = reshards and workload.like_for_like
     units = _units(workload, reshards=reshards, reshards_root=reshards_root)
 

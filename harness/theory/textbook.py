@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.backends.base import Precision
+from harness.backends.strategy import SHARDINGS
 from harness.theory.dtypes import DTYPE_BYTES
 from harness.theory.terms import (
     BACKWARD,
@@ -65,25 +66,18 @@ def textbook_sent_bytes(
     gradients: DDP 2 f P r; ZeRO-1 and ZeRO-2 and SHARD_GRAD_OP f P (w + r); ZeRO-3 and FULL_SHARD
     f P (2 w + r); hybrid the same within S ranks, plus an all-reduce of P / S over N / S replicas.
     """
-    fraction = (world_size - 1) / world_size
-    match sharding:
-        case "single":
-            return 0.0
-        case "none":
-            return 2 * fraction * parameters * reduce_bytes
-        case "grad-op":
-            return fraction * parameters * (weight_bytes + reduce_bytes)
-        case "full-shard":
-            return fraction * parameters * (2 * weight_bytes + reduce_bytes)
-        case "hybrid":
-            if not shard_size:
-                return None
-            replicas = world_size // shard_size
-            inside = (shard_size - 1) / shard_size * parameters * (2 * weight_bytes + reduce_bytes)
-            across = 2 * (replicas - 1) / replicas * parameters / shard_size * reduce_bytes
-            return inside + across
-        case _:
-            return None
+    facts = SHARDINGS.get(sharding)
+    shards = shard_size if facts and facts.has_replicas else world_size
+    if facts is None or not shards:
+        return None
+    if sharding == "single":
+        return 0.0
+    if sharding == "none":
+        return 2 * (world_size - 1) / world_size * parameters * reduce_bytes
+    replicas = world_size // shards
+    passes = 2 if facts.reshards else 1
+    inside = (shards - 1) / shards * parameters * (passes * weight_bytes + reduce_bytes)
+    return inside + 2 * (replicas - 1) / replicas * parameters / shards * reduce_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +97,9 @@ class TermDifference:
 
 def textbook_collectives(workload: Workload, *, weight_dtype: str, reduce_dtype: str) -> list[Collective]:
     """What `textbook_sent_bytes` adds up, collective by collective, under the terms of the families."""
-    sharding, count = workload.strategy.sharding, workload.layout.parameter_count
+    strategy, count = workload.strategy, workload.layout.parameter_count
     weights, gradients = count * DTYPE_BYTES[weight_dtype], count * DTYPE_BYTES[reduce_dtype]
-    role: Role = "shard" if sharding == "hybrid" else "world"
+    role: Role = "shard" if strategy.facts.has_replicas else "world"
 
     def gather(phase: str, term: str) -> Collective:
         return Collective(
@@ -117,18 +111,17 @@ def textbook_collectives(workload: Workload, *, weight_dtype: str, reduce_dtype:
             phase="backward", op=op, dtype=reduce_dtype, term=GRADIENTS, payload_bytes=gradients, role=role
         )
 
-    match sharding:
-        case "single":
-            return []
-        case "none":
-            return [reduce("all_reduce")]
-        case "grad-op":
-            # ZeRO gathers what it has updated, FSDP what it is about to use.
-            zero = workload.strategy.zero_stage is not None
-            once = gather("step", UPDATED) if zero else gather("forward", FORWARD)
-            return [once, reduce("reduce_scatter")]
-    found = [gather("forward", FORWARD), gather("backward", BACKWARD), reduce("reduce_scatter")]
-    if sharding == "hybrid":
+    if strategy.sharding == "single":
+        return []
+    if strategy.sharding == "none":
+        return [reduce("all_reduce")]
+    # ZeRO 1 and 2 gather what they have updated, the others what they are about to use.
+    after_update = strategy.zero_stage is not None and not strategy.facts.reshards
+    found = [gather("step", UPDATED) if after_update else gather("forward", FORWARD)]
+    if strategy.facts.reshards:
+        found.append(gather("backward", BACKWARD))
+    found.append(reduce("reduce_scatter"))
+    if strategy.facts.has_replicas:
         found.append(
             Collective(
                 phase="backward", op="all_reduce", dtype=reduce_dtype, term=REPLICAS,

@@ -11,6 +11,7 @@ from harness.compare.comparison import Comparison
 from harness.compare.volume import volume_differences, volume_of
 from harness.record import BackendPart, CommunicationPart, LayoutPart, ModelPart, Record, WindowsPart
 from harness.theory.transports import EMULATED
+from tests.built_in import HYBRID
 from tests.contract.communication import (
     FIRST_STEPS,
     RECOMPUTED_CASES,
@@ -91,7 +92,7 @@ def test_payload_while_zero_3_records_its_trace_is_as_expected(tmp_path) -> None
         assert volume_differences(record) == [], case
 
 
-@pytest.mark.parametrize("name", ["fsdp-hybrid", "fsdp1-hybrid"])
+@pytest.mark.parametrize("name", HYBRID)
 def test_payload_of_a_hybrid_is_as_expected(name, tmp_path) -> None:
     for case, record in zip(VOLUME_CASES, records(name, 4, tmp_path), strict=True):
         assert volume_differences(record) == [], case

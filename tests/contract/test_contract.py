@@ -6,12 +6,12 @@ import pytest
 
 from harness.backends import registry
 from harness.backends.base import World
+from tests.built_in import HYBRID
 from tests.contract.cases import CASES, Case
 from tests.contract.ranks import traces
 
 pytestmark = pytest.mark.long(seconds=70)
 
-HYBRID = {"fsdp-hybrid", "fsdp1-hybrid"}
 LOSS_TOLERANCE = 5e-6
 """Nats per token. 5e-5 would be fair where a library clips by an fp32 norm; none needs it here."""
 NORM_TOLERANCE = 1e-5

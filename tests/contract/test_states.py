@@ -11,6 +11,7 @@ from harness.compare.workload import layout_of
 from harness.record import LayoutPart
 from harness.theory.families import model_states
 from harness.theory.workload import Workload
+from tests.built_in import HYBRID
 from tests.contract.communication import VolumeCase
 from tests.contract.ranks import on_ranks
 from tests.contract.states import STATE_CASES, Held
@@ -36,7 +37,7 @@ def test_states_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> N
     assert_closed_forms(label, 2, tmp_path)
 
 
-@pytest.mark.parametrize("label", ["fsdp-hybrid", "fsdp-hybrid:masters=compute", "fsdp1-hybrid"])
+@pytest.mark.parametrize("label", [*HYBRID, "fsdp-hybrid:masters=compute"])
 def test_states_of_a_hybrid_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> None:
     assert_closed_forms(label, 4, tmp_path)
 

@@ -7,6 +7,7 @@ import pytest
 from harness.compare.states import rank_states
 from harness.record import Record
 from harness.theory.terms import STATE_KINDS
+from tests.built_in import HYBRID
 from tests.memory.runs import BLOOM, LLAMA, Outcome, compare
 
 pytestmark = pytest.mark.long(seconds=70)
@@ -15,7 +16,6 @@ BACKENDS = (
     "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op",
     "fsdp1-no-shard", "accelerate-ddp", "accelerate-zero1", "accelerate-zero2", "accelerate-zero3",
 )  # fmt: skip
-HYBRID = ("fsdp-hybrid", "fsdp1-hybrid")
 GEOMETRIES = {"bloom": BLOOM, "llama": LLAMA}
 SHARDED = {
     "optimizer": ("zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op"),

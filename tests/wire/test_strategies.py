@@ -6,6 +6,7 @@ from statistics import median
 
 import pytest
 
+from tests.built_in import HYBRID
 from tests.wire.namespace import Namespace
 
 pytestmark = pytest.mark.long(seconds=25)
@@ -18,7 +19,7 @@ FAMILIES = ("ddp", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op", "zero0", "z
     [
         (2, "fp32", FAMILIES),
         (2, "bf16-mixed", ("ddp", "fsdp", "fsdp1", "zero2", "zero3")),
-        (4, "fp32", ("fsdp-hybrid", "fsdp1-hybrid")),
+        (4, "fp32", HYBRID),
     ],
 )
 def test_a_step_moves_what_its_collectives_say(

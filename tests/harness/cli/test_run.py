@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.record import Record
+from tests.built_in import HYBRID
 
 from .command_line import SHORT, harness, harness_process, records, refused
 
@@ -90,7 +91,7 @@ def test_samples_longer_than_the_context(tmp_path: Path) -> None:
     assert "longer than the model's context of 512" in line
 
 
-@pytest.mark.parametrize("backend", ["fsdp-hybrid", "fsdp1-hybrid"])
+@pytest.mark.parametrize("backend", HYBRID)
 def test_shard_size_that_does_not_divide(tmp_path: Path, backend: str) -> None:
     line = refused(tmp_path, "run", "--backend", f"{backend}:shard_size=3", "--nproc", "2", *SHORT)
     assert "shard_size" in line

@@ -5,6 +5,7 @@ import pytest
 from harness.backends.registry import strategy_of
 from harness.theory.terms import Collective
 from harness.theory.workload import Workload
+from tests.built_in import HYBRID
 from tests.geometries import small_workload, volume_of
 
 
@@ -118,7 +119,7 @@ def test_fsdp1_grad_op_gathers_once_per_step_and_fsdp2_in_every_micro_step() -> 
 
 def test_hybrid_reduces_its_shard_across_replicas() -> None:
     workload = small_workload((6, 2), (4, 2), world_size=4, shard_size=2)
-    for backend in ("fsdp-hybrid", "fsdp1-hybrid"):
+    for backend in HYBRID:
         assert payload(backend, workload, "backward", "reduce_scatter", role="shard") == 20 * 4
         assert payload(backend, workload, "backward", "all_reduce", role="replica") == 10 * 4
 
