@@ -38,7 +38,7 @@ def folder(matrix: Matrix, record: Record) -> Path:
 
 def beside_reference(matrix: Matrix, label: str, settings: tuple[str, ...] = ()) -> dict[str, Any]:
     """The diagnosis of a run beside the reference, whose repetitions lie beside them."""
-    rows = matrix.rows([label], 2, settings)
+    rows = matrix.compare([label], 2, settings).rows
     code, said = diagnose(*(folder(matrix, row.record) for row in rows[:1] + rows[-1:]), "--strict")
     assert code == (0 if said["verdict"] == "no difference beyond noise" else 3)
     return said
@@ -105,7 +105,7 @@ def test_the_loss_of_rank_0_is_wrong_while_the_training_is_right(matrix) -> None
 
 
 def test_the_defect_is_told_of_the_run_that_has_it_whatever_the_order(matrix) -> None:
-    matrix.rows([], 2)
+    matrix.compare([], 2)
     broken, sound = (matrix.record(label, 2, ()) for label in ("planted-GradientsSummed", "ddp"))
     _, said = diagnose(folder(matrix, broken), folder(matrix, sound))
     assert (said["runs"], said["baseline"]) == ([broken.run_id, sound.run_id], sound.run_id)
@@ -113,12 +113,12 @@ def test_the_defect_is_told_of_the_run_that_has_it_whatever_the_order(matrix) ->
 
 
 def test_a_run_of_several_nodes_is_rerun_on_one(matrix, tmp_path: Path) -> None:
-    matrix.rows([], 2)
+    matrix.compare([], 2)
     record = matrix.record("planted-GradientsSummed", 2, ())
     world = record.world.model_copy(update={"nodes": 2, "ranks_per_node": 1})
     moved = matrix.store.root / "moved"
     moved.mkdir()
     (moved / "record.json").write_text(record.model_copy(update={"world": world}).model_dump_json())
-    reference = matrix.rows([], 2)[0].record
+    reference = matrix.compare([], 2).rows[0].record
     _, said = diagnose(folder(matrix, reference), moved)
     assert "all gradients x 2.000" in text(said)
