@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 WORKERS ?= 3
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: compare test test-cluster traps gallery lint bench publish clean
+.PHONY: compare test test-cluster traps gallery lint bench publish reports clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
@@ -50,14 +50,16 @@ PUBLISHED := reports/$(NAME)
 
 publish: $(READY)
 	$(BIN)/harness compare --config $(CONFIG) --repeats $(REPEATS) --runs runs/$(NAME) --report runs/$(NAME).md
-	rm -rf $(PUBLISHED)/runs
-	mkdir -p $(PUBLISHED)
-	cp -R runs/$(NAME) $(PUBLISHED)/runs
-	find $(PUBLISHED)/runs -type f ! -name record.json -delete
-	$(BIN)/harness report $(PUBLISHED)/runs -o $(PUBLISHED)/report.md
-	$(BIN)/harness report $(PUBLISHED)/runs -o $(PUBLISHED)/report.html
-	$(BIN)/harness verify $(PUBLISHED)/report.md
-	$(BIN)/harness verify $(PUBLISHED)/report.html
+	rm -f $(PUBLISHED)/runs.tar.xz
+	$(BIN)/harness report runs/$(NAME) -o $(PUBLISHED)/report.md --archive
+	$(BIN)/python -m benchmarks.publishing $(PUBLISHED)
+
+# Renders and verifies all published reports again, and their pages; the same records and code give the same bytes.
+reports: $(READY)
+	$(BIN)/python -m benchmarks.publishing reports
+	$(BIN)/python -m tests.traps.gallery reports/traps --page
+	$(BIN)/python -m benchmarks.node_scaling reports/node-scaling
+	$(BIN)/python -m benchmarks.shaped_links reports/shaped-links
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -2,7 +2,7 @@
 
 Starts a Slurm cluster of its own on this machine (see `make test-cluster`); needs root.
 Usage: python -m benchmarks.node_scaling PREFIX_OF_SLURM OUTPUT_FOLDER
-       python -m benchmarks.node_scaling OUTPUT_FOLDER     (compare what was recorded before once more)
+       python -m benchmarks.node_scaling OUTPUT_FOLDER     (write the page again from its records)
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.keeping import keep
 from benchmarks.on_cluster import FLOOR, run_matrix
+from benchmarks.publishing import publish
 from harness.record import Record
+from harness.record_files import ARCHIVE_NAME
 from harness.store import read_runs
 from tests.cluster.slurm import SlurmCluster
 
@@ -30,7 +31,7 @@ EXPLANATION = """\
 A Slurm cluster of four nodes, which are network namespaces of one machine: what the report says of scaling is
 how much slower two processors become with more ranks, not what more nodes would bring. What it shows is that
 the runs are the same job. `python -m benchmarks.node_scaling PREFIX FOLDER` makes this folder, and
-`python -m benchmarks.node_scaling FOLDER` prints what follows again from its records.
+`python -m benchmarks.node_scaling FOLDER` writes this page again from its records.
 
 Equal worlds on other numbers of nodes, losses of all steps and final weights compared bit by bit; the report
 compares every run with one process, within what rounding explains:
@@ -42,9 +43,8 @@ def main() -> None:
     *prefix, output = map(Path, sys.argv[1:])
     if prefix:
         measure(prefix[0], output)
-    text = tell([record for _, record in read_runs([output / "runs"])[0]])
-    if prefix:
-        (output / "README.md").write_text(EXPLANATION + text + "\n")
+    text = tell([record for _, record in read_runs([output / ARCHIVE_NAME])[0]])
+    (output / "README.md").write_text(EXPLANATION + text + "\n")
     print(text)
 
 
@@ -60,7 +60,7 @@ def measure(prefix: Path, output: Path) -> None:
                 run_matrix(cluster, scratch / str(number), scratch / "runs", *words, steps=16)
         finally:
             cluster.close()
-        keep(scratch / "runs", output)
+        publish(scratch / "runs", output)
 
 
 def tell(records: list[Record]) -> str:

@@ -2,7 +2,7 @@
 
 Starts a Slurm cluster of its own on this machine (see `make test-cluster`); needs root.
 Usage: python -m benchmarks.shaped_links PREFIX_OF_SLURM OUTPUT_FOLDER
-       python -m benchmarks.shaped_links OUTPUT_FOLDER     (print the tables of what was measured before)
+       python -m benchmarks.shaped_links OUTPUT_FOLDER     (write the page again from what was measured)
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from statistics import mean, median
 
 from tabulate import tabulate
 
-from benchmarks.keeping import keep
 from benchmarks.on_cluster import FLOOR, run_matrix
+from benchmarks.publishing import publish
 from harness.compare.measures import step_seconds
 from harness.compare.nodes import node_volumes
 from harness.errors import HarnessError
 from harness.fabric.result import read_fabric
 from harness.record import Record
+from harness.record_files import ARCHIVE_NAME
 from harness.store import read_runs
 from harness.theory.links import crossover_bandwidth, seconds_over_link
 from tests.cluster.fabric import measured_fabric
@@ -50,7 +51,7 @@ Two nodes with two CPU ranks each, gloo. The nodes are network namespaces of one
 what each sends on the data network. Each link has a folder with its records, its report and the self-tests
 of its network right before the runs and right after them (`fabric-*.json`). All of this page follows from
 these files:
-`python -m benchmarks.shaped_links {folder}` prints the tables again.
+`python -m benchmarks.shaped_links {folder}` writes this page again.
 
 Predicted: T(w) = T(k) + B (1/w - 1/k). T(k) is the step time measured on the unshaped link; B the bytes per
 step that a node sends to the other, from the counted collectives of the unshaped runs with gloo's emulated
@@ -96,7 +97,7 @@ def measure(cluster: SlurmCluster, scratch: Path, name: str, output: Path) -> No
         "--repeats", str(REPEATS), *MODEL, *FLOOR, steps=STEPS,
     )  # fmt: skip
     self_test(cluster, here, folder / "fabric-after.json")
-    keep(runs, folder)
+    publish(runs, folder)
 
 
 def self_test(cluster: SlurmCluster, scratch: Path, result: Path) -> None:
@@ -116,7 +117,7 @@ def read_links(output: Path) -> dict[str, Link]:
         if not tests:
             raise HarnessError(f"'{output / name}' holds no self-test of its network (fabric*.json)")
         found = [test.bus_bandwidth() for test in sorted(tests, key=lambda test: test.created_at)]
-        records = [record for _, record in read_runs([output / name / "runs"])[0]]
+        records = [record for _, record in read_runs([output / name / ARCHIVE_NAME])[0]]
         links[name] = Link([bandwidth for bandwidth in found if bandwidth is not None], records)
     return links
 
@@ -218,9 +219,10 @@ def main() -> None:
                     measure(cluster, Path(scratch), name, output)
             finally:
                 cluster.close()
-        explanation = EXPLANATION.format(folder=f"reports/{output.name}", repeats=REPEATS, steps=STEPS)
-        (output / "README.md").write_text(f"{explanation}\n{tell(read_links(output))}\n")
-    print(tell(read_links(output)))
+    text = tell(read_links(output))
+    explanation = EXPLANATION.format(folder=f"reports/{output.name}", repeats=REPEATS, steps=STEPS)
+    (output / "README.md").write_text(f"{explanation}\n{text}\n")
+    print(text)
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ class Folded:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A picture, drawn when it is written; beside report.md it is report.KEY.svg and report.KEY.png."""
+    """A picture, drawn when it is written: report.KEY.svg next to report.md, report.KEY.png for LaTeX."""
 
     key: str
     caption: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +25,17 @@ SETTINGS = {
     "axes.edgecolor": GREY, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
     "axes.titlesize": 9, "axes.titlecolor": GREY, "grid.color": GREY, "grid.alpha": 0.25,
     "grid.linewidth": 0.5, "legend.frameon": False, "legend.fontsize": 8, "hatch.linewidth": 0.6,
-    "savefig.transparent": True,
+    "savefig.transparent": True, "font.sans-serif": ["DejaVu Sans"],
 }  # fmt: skip
 # Without these, files would carry the time and the library's version.
-METADATA = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
+METADATA = {"svg": dict.fromkeys(("Date", "Creator", "Format", "Type")), "png": {"Software": None}}
 PNG_DOTS_PER_INCH = 120
 SVG_DOTS_PER_INCH = 72
+_TAG = re.compile(rb"<[^>]*>")
+_NO_ROTATION = re.compile(rb' transform="rotate\(-0 [^)]*\)"')
+_FRACTION = re.compile(rb"-?\d+\.\d{3,}")
+_HASHED_ID = re.compile(rb'(?<=["#])[a-z][0-9a-f]{10}(?=[")])')
+_INDENTATION = re.compile(rb">\n\s+<")
 
 
 def draw(picture: Picture, formats: tuple[str, ...] = ("svg", "png")) -> dict[str, bytes]:
@@ -47,7 +53,7 @@ def draw(picture: Picture, formats: tuple[str, ...] = ("svg", "png")) -> dict[st
         for form in formats:
             target = io.BytesIO()
             figure.savefig(target, format=form, metadata=METADATA[form], dpi=PNG_DOTS_PER_INCH)
-            images[form] = target.getvalue()
+            images[form] = _compact(target.getvalue()) if form == "svg" else target.getvalue()
     return images
 
 
@@ -60,6 +66,27 @@ def _lay_out(figure: Figure) -> None:
     figure.set_dpi(SVG_DOTS_PER_INCH)
     ConstrainedLayoutEngine().execute(figure)
     figure.set_layout_engine(None)
+
+
+def _compact(svg: bytes) -> bytes:
+    """The same picture in a third fewer bytes, without rounding noise.
+
+    Coordinates have 0.01 pt, and matplotlib's ids, hashes of unrounded coordinates, become numbers.
+    """
+    numbers: dict[bytes, bytes] = {}
+
+    def number(found: re.Match[bytes]) -> bytes:
+        return numbers.setdefault(found[0], b"i%d" % (len(numbers) + 1))
+
+    def shorten(tag: re.Match[bytes]) -> bytes:
+        return _HASHED_ID.sub(number, _FRACTION.sub(_hundredths, _NO_ROTATION.sub(b"", tag[0])))
+
+    return _INDENTATION.sub(b">\n<", _TAG.sub(shorten, svg))
+
+
+def _hundredths(number: re.Match[bytes]) -> bytes:
+    rounded = f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
+    return b"0" if rounded == "-0" else rounded.encode()
 
 
 def style(index: int) -> dict[str, Any]:

@@ -29,9 +29,9 @@ SUFFIXES: dict[str, Format] = {
     ".tex": "latex",
 }  # fmt: skip
 IMAGE_FORMATS: dict[Format, tuple[str, ...]] = {
-    "md": ("svg", "png"), "html": ("svg",), "latex": ("svg", "png"), "csv": (), "json": (),
+    "md": ("svg",), "html": ("svg",), "latex": ("png",), "csv": (), "json": (),
 }  # fmt: skip
-"""Always in this order: reports in several formats may share their pictures."""
+"""LaTeX cannot include SVG."""
 
 
 @dataclass(frozen=True, kw_only=True)

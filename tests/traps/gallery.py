@@ -15,9 +15,10 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from benchmarks.keeping import keep
+from benchmarks.publishing import publish
 from harness.compare.comparison import Comparison
 from harness.compare.findings.finding import Finding
+from harness.record_files import ARCHIVE_NAME
 from harness.store import read_runs
 
 from .matrix import ABOUT_TIME, Matrix, install, padded_documents
@@ -76,7 +77,7 @@ def run_all(output: Path) -> None:
                 settings += ("data.source=jsonl", f"data.path={DOCUMENTS}")
             labels = list(dict.fromkeys(label for trap in traps for label in (*trap.beside, trap.label)))
             Matrix(Path(folder)).compare(labels, traps[0].world_size, settings)
-            keep(Path(folder, "runs"), made / folder, ["report.md"])
+            publish(Path(folder, "runs"), made / folder)
         shutil.rmtree(output, ignore_errors=True)
         shutil.copytree(made, output)
 
@@ -85,7 +86,7 @@ def page(output: Path) -> str:
     """The gallery's page. Raises ValueError if a trap is not named as it should be."""
     lines: list[list[str]] = []
     for folder, traps in by_folder().items():
-        found = Comparison(record for _, record in read_runs([output / folder / "runs"])[0]).findings
+        found = Comparison(record for _, record in read_runs([output / folder / ARCHIVE_NAME])[0]).findings
         for trap in traps:
             finding = _named(trap, found)
             job = f"[{folder.replace('-', ' ')}]({folder}/report.md)"

@@ -8,6 +8,7 @@ from harness.compare.cell import Cell
 from harness.compare.comparison import Comparison
 from harness.compare.findings.groups import Statement, statements
 from harness.compare.states import rank_states
+from harness.record_files import ARCHIVE_NAME
 from harness.store import read_runs
 from harness.theory.terms import STATE_KINDS
 
@@ -15,7 +16,7 @@ REPORTS = Path(__file__).parents[3] / "reports"
 
 
 def published(name: str) -> Comparison:
-    runs, problems = read_runs([REPORTS / name / "runs"])
+    runs, problems = read_runs([REPORTS / name / ARCHIVE_NAME])
     assert runs
     assert not problems
     return Comparison(record for _, record in runs)

@@ -44,8 +44,9 @@ def found(result: Verification) -> list[str]:
     return [str(problem) for problem in result.problems]
 
 
-def line_of_picture(folder: Path, key: str) -> str:
-    """Where report.md shows a picture: 'report.md, line 7'."""
-    lines = (folder / "report.md").read_text(encoding="utf-8").split("\n")
-    (number,) = [number for number, line in enumerate(lines, 1) if f"](report.{key}.svg)" in line]
-    return f"report.md, line {number}"
+def line_of_picture(folder: Path, key: str, name: str = "report.md") -> str:
+    """Where a report shows a picture: 'report.md, line 7'."""
+    shown = {"report.md": f"](report.{key}.svg)", "report.tex": f"{{report.{key}.png}}"}[name]
+    lines = (folder / name).read_text(encoding="utf-8").split("\n")
+    (number,) = [number for number, line in enumerate(lines, 1) if shown in line]
+    return f"{name}, line {number}"

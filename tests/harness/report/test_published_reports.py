@@ -1,33 +1,52 @@
 """Published reports carry what they were computed from, and this code still computes the same."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from benchmarks.publishing import render_again
+from harness.archive import read_archive
+from harness.record_files import ARCHIVE_NAME, RECORD_NAME
 from tests.harness.cli.command_line import harness
 from tests.traps.gallery import page
 
 pytestmark = pytest.mark.long(seconds=80)
 
 ROOT = Path(__file__).resolve().parents[3]
+MOST_BYTES = 6_000_000
 PUBLISHED = sorted(path.parent for path in (ROOT / "reports").rglob("report.md"))
 
 
 @pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: str(folder.relative_to(ROOT / "reports")))
 def test_records_lie_beside_a_published_report_and_git_keeps_them(folder: Path) -> None:
-    records = list(folder.glob("runs/*/record.json"))
+    records = read_archive(folder / ARCHIVE_NAME, named=RECORD_NAME)
     assert records
     if (ROOT / ".git").exists():
-        asked = subprocess.run(["git", "check-ignore", *records], cwd=ROOT, capture_output=True, check=False)
+        archive = folder / ARCHIVE_NAME
+        asked = subprocess.run(["git", "check-ignore", archive], cwd=ROOT, capture_output=True, check=False)
         assert (asked.returncode, asked.stdout) == (1, b"")
+
+
+def test_published_reports_are_small_and_hold_each_picture_once() -> None:
+    files = [path for path in (ROOT / "reports").rglob("*") if path.is_file() and "runs" not in path.parts]
+    assert sum(path.stat().st_size for path in files) <= MOST_BYTES
+    assert {path.suffix for path in files} == {".md", ".html", ".svg", ".json", ".xz"}
+
+
+def test_a_report_that_is_rendered_again_has_the_same_bytes(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(ROOT / "reports" / "traps" / "1-rank", tmp_path / "copy"))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert render_again(tmp_path) == []
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 @pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: str(folder.relative_to(ROOT / "reports")))
 def test_a_published_report_holds(folder: Path) -> None:
     for report in sorted(path.name for path in folder.glob("report.*") if path.suffix in (".md", ".html")):
         done = harness("verify", report, cwd=folder)
-        assert done.returncode == 0, f"{report}: render it again: {done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"{report}: `make reports` renders it again: {done.stdout}{done.stderr}"
 
 
 def test_the_gallery_is_what_its_records_give() -> None:

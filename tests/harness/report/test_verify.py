@@ -118,14 +118,14 @@ def test_record_that_was_left_out_when_the_report_was_written_is_stated_in_it(tm
     assert found(verify(report)) == []
 
 
-@pytest.mark.parametrize("suffix", ["svg", "png"])
-def test_replaced_picture_is_named(copy: Path, suffix: str) -> None:
-    shutil.rmtree(copy / "other", ignore_errors=True)
-    other = write_report([(copy / "runs" / "run-single-n1" / "record.json", make_record())], copy / "x.md")
+@pytest.mark.parametrize(("name", "suffix"), [("report.md", "svg"), ("report.tex", "png")])
+def test_replaced_picture_is_named(copy: Path, name: str, suffix: str) -> None:
+    run = (copy / "runs" / "run-single-n1" / "record.json", make_record())
+    other = write_report([run], copy / name.replace("report", "other"))
     shutil.copy(other.with_suffix(f".loss.{suffix}"), copy / f"report.loss.{suffix}")
-    assert found(verify(copy / "report.md")) == [
-        f"{line_of_picture(copy, 'loss')}: report.loss.{suffix} is not the picture that the records give"
-    ]
+    line = line_of_picture(copy, "loss", name)
+    what = f"{line}: report.loss.{suffix} is not the picture that the records give"
+    assert found(verify(copy / name)) == [what]
 
 
 def test_edited_picture_within_html_is_named(copy: Path) -> None:
@@ -137,10 +137,11 @@ def test_edited_picture_within_html_is_named(copy: Path) -> None:
 
 
 def test_missing_picture_is_named(copy: Path) -> None:
-    (copy / "report.loss.png").unlink()
-    assert found(verify(copy / "report.md")) == [
-        f"{line_of_picture(copy, 'loss')}: report.loss.png is missing beside the report"
-    ]
+    for name, picture in (("report.md", "report.loss.svg"), ("report.tex", "report.loss.png")):
+        (copy / picture).unlink()
+        assert found(verify(copy / name)) == [
+            f"{line_of_picture(copy, 'loss', name)}: {picture} is missing beside the report"
+        ]
 
 
 def test_png_that_was_only_compressed_again_holds(copy: Path) -> None:
@@ -149,7 +150,7 @@ def test_png_that_was_only_compressed_again_holds(copy: Path) -> None:
     with Image.open(copy / "report.loss.png") as image:
         pixels = image.copy()
     pixels.save(copy / "report.loss.png", compress_level=1)
-    assert found(verify(copy / "report.md")) == []
+    assert found(verify(copy / "report.tex")) == []
 
 
 def drawn_by_another(folder: Path) -> None:

@@ -127,9 +127,9 @@ def test_png_that_shows_something_else_than_its_first_frame_is_named(copy: Path)
         {"icc_profile": b"another profile"},
     ):
         true.save(path, **changes)
-        assert found(verify(copy / "report.md")) == [
-            f"{line_of_picture(copy, 'loss')}: {path.name} is not the picture that the records give"
-        ]
+        line = line_of_picture(copy, "loss", "report.tex")
+        what = f"{line}: {path.name} is not the picture that the records give"
+        assert found(verify(copy / "report.tex")) == [what]
 
 
 @pytest.mark.parametrize("suffix", ["md", "html", "csv", "json", "tex"])
@@ -158,9 +158,10 @@ def test_a_folder_is_told_from_a_report(copy: Path) -> None:
 
 
 def test_a_picture_that_the_report_does_not_show_is_named(copy: Path) -> None:
-    shutil.copy(copy / "report.loss.png", copy / "report.weak-scaling.png")
-    (problem,) = verify(copy / "report.md").problems
-    assert "picture report.weak-scaling.png is named as one of this report" in problem.what
+    for name, suffix in (("report.md", "svg"), ("report.tex", "png")):
+        shutil.copy(copy / f"report.loss.{suffix}", copy / f"report.weak-scaling.{suffix}")
+        (problem,) = verify(copy / name).problems
+        assert f"picture report.weak-scaling.{suffix} is named as one of this report" in problem.what
     assert not verify(copy / "report.html").problems
 
 
@@ -175,11 +176,11 @@ def test_records_that_were_left_out_are_told(tmp_path: Path) -> None:
 def test_a_report_that_is_written_again_removes_pictures_that_it_no_longer_shows(tmp_path: Path) -> None:
     runs = write_runs(tmp_path)
     report = write_report(runs, tmp_path / "report.md")
-    before = {path.name for path in tmp_path.glob("report.*.png")}
-    shutil.copy(tmp_path / "report.loss.png", tmp_path / "report.notes.png")
-    (tmp_path / "report.time.png").write_bytes(b"mine")
+    before = {path.name for path in tmp_path.glob("report.*.svg")}
+    shutil.copy(tmp_path / "report.loss.svg", tmp_path / "report.notes.svg")
+    (tmp_path / "report.time.svg").write_bytes(b"mine")
     write_report(runs[:1], report)
-    after = {path.name for path in tmp_path.glob("report.*.png")}
-    shown = {f"{name}.png" for name in re.findall(r"\((report[^)]*)[.]svg\)", report.read_text())}
+    after = {path.name for path in tmp_path.glob("report.*.svg")}
+    shown = {f"{name}.svg" for name in re.findall(r"\((report[^)]*)[.]svg\)", report.read_text())}
     assert shown < before
-    assert after == shown | {"report.notes.png"} | ({"report.time.png"} - shown)
+    assert after == shown | {"report.notes.svg"} | ({"report.time.svg"} - shown)

@@ -7,6 +7,7 @@ import pytest
 from harness.cells import plan
 from harness.compare.comparison import Comparison
 from harness.config import load_experiment
+from harness.record_files import ARCHIVE_NAME
 from harness.report.document import Code, Folded, Table
 from harness.report.sections.measurement import measurement_section
 from harness.report.sections.reproduce import reproduce_section
@@ -18,7 +19,7 @@ REPORTS = Path(__file__).resolve().parents[4] / "reports"
 
 @pytest.fixture(scope="module")
 def default() -> Comparison:
-    return Comparison(record for _, record in read_runs([REPORTS / "default" / "runs"])[0])
+    return Comparison(record for _, record in read_runs([REPORTS / "default" / ARCHIVE_NAME])[0])
 
 
 def test_configurations_of_a_report_ask_for_the_same_job(default: Comparison, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from pathlib import Path
 from harness.compare.comparison import Comparison
 from harness.compare.findings.groups import statements
 from harness.record import ErrorPart, Record
+from harness.record_files import ARCHIVE_NAME
 from harness.report.document import Document, Items
 from harness.report.sections.verdict import sentences, verdict_section
 from harness.report.writers.markdown import render_markdown
@@ -183,7 +184,7 @@ def test_runs_of_few_timed_steps_say_little() -> None:
 
 def test_a_byte_too_many_is_not_as_expected() -> None:
     """On published runs of two ranks, where a ring sends what is paid in: 16 bytes more in every step."""
-    records = [record for _, record in read_runs([REPORTS / "default" / "runs"])[0]]
+    records = [record for _, record in read_runs([REPORTS / "default" / ARCHIVE_NAME])[0]]
     alone, ddp = (next(r for r in records if r.backend.label == label) for label in ("single", "ddp"))
     assert "; as expected to the byte." in verdict(alone, ddp)
     counted = ddp.windows.counted if ddp.windows else 0

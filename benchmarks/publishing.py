@@ -1,0 +1,52 @@
+"""Published reports: packs runs with a report that holds, and renders every published report again.
+
+Usage: python -m benchmarks.publishing FOLDER     (render and verify every report of an archive below FOLDER)
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from harness.record import Record
+from harness.record_files import ARCHIVE_NAME
+from harness.report.report import write_report
+from harness.report.verify import verify
+from harness.store import read_runs
+
+REPORTS = ("report.md", "report.html")
+"""The second only where there is one."""
+
+
+def publish(runs: Path, output: Path) -> list[Record]:
+    """Pack the records into `output`, and write and verify a report of them there.
+
+    Ends the program if a run failed: nothing is published then.
+    """
+    records = [record for _, record in read_runs([runs])[0]]
+    for record in records:
+        if record.status not in ("ok", "unsupported"):
+            raise SystemExit(f"{record.run_id}: {record.status}: {record.error}")
+    report = str(output / REPORTS[0])
+    for words in (["report", str(runs), "-o", report, "--archive"], ["verify", report]):
+        subprocess.run([sys.executable, "-m", "harness", *words], check=True)
+    return records
+
+
+def render_again(folder: Path) -> list[str]:
+    """Render and verify the reports that lie next to archives below a folder; returns what does not hold."""
+    problems = []
+    for archive in sorted(folder.rglob(ARCHIVE_NAME)):
+        runs, unreadable = read_runs([archive])
+        problems += unreadable
+        for report in (archive.with_name(name) for name in REPORTS):
+            if report.exists():
+                result = verify(write_report(runs, report, folders=[archive]))
+                problems += [f"{report.parent}: {problem}" for problem in result.problems]
+                print(f"{report}: {result.summary}", flush=True)
+    return problems
+
+
+if __name__ == "__main__":
+    sys.exit("\n".join(render_again(Path(sys.argv[1]))) or None)
