@@ -85,6 +85,7 @@ ENTRIES = [
     _fsdp1("fsdp1-grad-op", "grad-op", "FSDP1 SHARD_GRAD_OP"),
     _fsdp1("fsdp1-no-shard", "none", "FSDP1 NO_SHARD"),
     _fsdp1("fsdp1-hybrid", "hybrid", "FSDP1 HYBRID_SHARD"),
+    _fsdp1("fsdp1-hybrid-grad-op", "hybrid-grad-op", "FSDP1 _HYBRID_SHARD_ZERO2"),
     _entry(
         "accelerate-ddp", "accelerate:AccelerateDdpBackend", "NoOptions", "DDP through Accelerate",
         StrategyKind(family="ddp", route="accelerate"), default=True,

@@ -44,6 +44,7 @@ STRATEGIES: dict[str, ShardingStrategy] = {
     "grad-op": ShardingStrategy.SHARD_GRAD_OP,
     "full-shard": ShardingStrategy.FULL_SHARD,
     "hybrid": ShardingStrategy.HYBRID_SHARD,
+    "hybrid-grad-op": ShardingStrategy._HYBRID_SHARD_ZERO2,
 }
 
 

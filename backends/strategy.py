@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Sharding = Literal["single", "none", "grad-op", "full-shard", "hybrid"]
+Sharding = Literal["single", "none", "grad-op", "full-shard", "hybrid", "hybrid-grad-op"]
 """What is divided among ranks: there is one rank; nothing; optimizer states and gradients; weights too;
-weights too, within groups of ranks that replicate one another."""
+weights too, within groups of ranks that replicate one another; as grad-op, within such groups."""
 Route = Literal["native", "accelerate"]
 
 
@@ -29,6 +29,7 @@ SHARDINGS: dict[str, ShardingFacts] = {
     "grad-op": ShardingFacts(stage=2),
     "full-shard": ShardingFacts(stage=3, reshards=True),
     "hybrid": ShardingFacts(stage=3, reshards=True, has_replicas=True),
+    "hybrid-grad-op": ShardingFacts(stage=2, has_replicas=True),
 }
 
 

@@ -10,8 +10,8 @@ from tests.plugins import register
 
 BUILT_IN = [
     "single", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp-hybrid", "fsdp1",
-    "fsdp1-grad-op", "fsdp1-no-shard", "fsdp1-hybrid", "accelerate-ddp", "accelerate-zero1",
-    "accelerate-zero2", "accelerate-zero3", "accelerate-fsdp", "accelerate-fsdp1",
+    "fsdp1-grad-op", "fsdp1-no-shard", "fsdp1-hybrid", "fsdp1-hybrid-grad-op", "accelerate-ddp",
+    "accelerate-zero1", "accelerate-zero2", "accelerate-zero3", "accelerate-fsdp", "accelerate-fsdp1",
 ]  # fmt: skip
 PLUGIN = """
 from typing import Literal
