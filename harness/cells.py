@@ -1,4 +1,4 @@
-"""Cells of a matrix: which runs a comparison needs, and how one of them is run."""
+"""Cells of a matrix: which runs a comparison needs, and what is asked of each."""
 
 from __future__ import annotations
 

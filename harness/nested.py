@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
@@ -32,3 +33,14 @@ def value_at(document: Any, keys: Keys) -> Any:
     for key in keys:
         document = document.get(key) if isinstance(document, dict) else None
     return document
+
+
+def finite(value: Any) -> Any:
+    """Replace floats that are not finite by None, within dicts, lists and tuples."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value

@@ -11,7 +11,7 @@ from harness.cli.options import EXIT_STRICT, PATH, common, json_option
 from harness.diagnose import diagnosis as diagnosing
 from harness.diagnose.diagnosis import CLEAN, Diagnosis
 from harness.diagnose.pair import read_pair
-from harness.worker.events import finite
+from harness.nested import finite
 
 
 @click.command()

@@ -33,17 +33,17 @@ def start_ranks(nproc: int, arguments: Sequence[str]) -> FabricResult:
         variables.setdefault("OMP_NUM_THREADS", "1")
         if sys.platform == "linux":
             variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        code, output = _run_to_its_end(command, variables)
+        code, output = _run(command, variables)
         if not answer.exists():
-            said = next((x for x in reversed(output.splitlines()) if "Error" in x), "")
-            raise HarnessError(f"the ranks of the self-test failed with exit code {code}: {said}")
+            message = next((x for x in reversed(output.splitlines()) if "Error" in x), "")
+            raise HarnessError(f"the ranks of the self-test failed with exit code {code}: {message}")
         return read_fabric(answer)
 
 
-def _run_to_its_end(command: Sequence[str], variables: dict[str, str]) -> tuple[int, str]:
-    """Exit code of torchrun and what it said on standard error; leaves no rank behind, however this ends."""
-    # torchrun ends its ranks when it is told to end, also by the kernel where this process is killed.
-    told_to_end = partial(die_with, os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
+def _run(command: Sequence[str], variables: dict[str, str]) -> tuple[int, str]:
+    """Exit code of torchrun and its standard error; leaves no rank behind, however this ends."""
+    # torchrun ends its ranks on SIGTERM, which the kernel sends if this process is killed.
+    follow_parent = partial(die_with, os.getpid(), signal.SIGTERM) if sys.platform == "linux" else None
     torchrun = subprocess.Popen(
         command,
         env=variables,
@@ -52,7 +52,7 @@ def _run_to_its_end(command: Sequence[str], variables: dict[str, str]) -> tuple[
         stderr=subprocess.PIPE,
         text=True,
         process_group=0,
-        preexec_fn=told_to_end,
+        preexec_fn=follow_parent,
     )
     try:
         _, output = torchrun.communicate()

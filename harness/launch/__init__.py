@@ -1,1 +1,1 @@
-"""Starts ranks and turns what they leave behind into records. Never imports torch."""
+"""Starts the ranks of a run and watches them. Loads torch only in processes that become ranks."""

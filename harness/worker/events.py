@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 from pathlib import Path
 from typing import Any
+
+from harness.nested import finite
 
 
 class EventWriter:
@@ -24,14 +25,3 @@ class EventWriter:
 
     def close(self) -> None:
         self._file.close()
-
-
-def finite(value: Any) -> Any:
-    """Replace floats that are not finite by None, within dicts, lists and tuples."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value
