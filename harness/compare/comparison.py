@@ -32,7 +32,8 @@ class Comparison(Runs):
     @cached_property
     def comparable(self) -> Self:
         """The runs that may be compared with each other: those that are the same job as their reference."""
-        return self.of_rows(row for row in self.rows if row.is_comparable)
+        rows = [row for row in self.rows if row.is_comparable]
+        return self if len(rows) == len(self.rows) else self.of_rows(rows)
 
     @cached_property
     def set_apart(self) -> Self:
@@ -45,6 +46,8 @@ class Comparison(Runs):
         jobs: dict[str, list[Row]] = {}
         for row in self.rows:
             jobs.setdefault(row.record.job_id, []).append(row)
+        if len(jobs) == 1:
+            return dict.fromkeys(jobs, self)
         return {job_id: self.of_rows(rows) for job_id, rows in jobs.items()}
 
     @cached_property

@@ -9,7 +9,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from harness.compare.once import once
 from harness.record import Record, WeightsPart
 
 Sketch = list[float]
@@ -31,6 +30,11 @@ class Traces:
         return np.abs(left - right)
 
     @property
+    def largest_loss_difference(self) -> float | None:
+        """None where no step has both losses."""
+        return _largest(self.loss_differences)
+
+    @property
     def norm_differences(self) -> Series:
         """Relative to the reference's; NaN where one of them is missing or the reference's is 0."""
         left, right = self.norms
@@ -39,14 +43,17 @@ class Traces:
 
 def traces(reference: Record, record: Record) -> Traces:
     """The two runs step by step."""
-    common = min(len(reference.steps), len(record.steps))
-    (losses, norms), (other_losses, other_norms) = series(reference), series(record)
+    return aligned(series(reference), series(record))
+
+
+def aligned(reference: tuple[Series, Series], other: tuple[Series, Series]) -> Traces:
+    """Losses and gradient norms of two runs over the steps that both have."""
+    common = min(len(reference[0]), len(other[0]))
     return Traces(
-        losses=(losses[:common], other_losses[:common]), norms=(norms[:common], other_norms[:common])
+        losses=(reference[0][:common], other[0][:common]), norms=(reference[1][:common], other[1][:common])
     )
 
 
-@once
 def series(record: Record) -> tuple[Series, Series]:
     """Losses and gradient norms of all steps."""
     losses = np.array([step.loss for step in record.steps], float)
@@ -70,14 +77,14 @@ class Distance:
     """The same for each parameter, in units of how far this parameter of the reference moved."""
 
 
-def distance(reference: Record, record: Record) -> Distance:
-    """Distance over the steps that both have."""
-    beside = traces(reference, record)
+def distance(reference: Record, record: Record, beside: Traces | None = None) -> Distance:
+    """Distance over the steps that both have; `beside` are their traces, where they are known."""
+    beside = beside or traces(reference, record)
     moved, other = movement(reference), movement(record)
     apart = sketch_distances(reference.final_weights, record.final_weights)
     whole = _root_sum(moved.values())
     return Distance(
-        loss=_largest(beside.loss_differences),
+        loss=beside.largest_loss_difference,
         norm=_largest(beside.norm_differences),
         update=abs(_root_sum(other.values()) - whole) / whole if moved and other and whole else None,
         weights=_root_sum(apart.values()) / whole if apart and whole else None,

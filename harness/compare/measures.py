@@ -6,7 +6,6 @@ from collections.abc import Callable
 from operator import attrgetter
 from statistics import median
 
-from harness.compare.once import once
 from harness.compare.states import after_backward, all_kinds
 from harness.compare.workload import known_strategy
 from harness.record import CommunicationPart, MemoryPart, Record, StepPart
@@ -30,7 +29,6 @@ def first_timed(record: Record) -> int:
     return next((i for i, step in enumerate(record.steps) if step.window == "timed"), len(record.steps))
 
 
-@once
 def step_seconds(record: Record) -> list[float]:
     """Duration of each timed step, the slowest rank's."""
     return [step.seconds for step in timed_steps(record)]
@@ -38,15 +36,9 @@ def step_seconds(record: Record) -> list[float]:
 
 def rate(record: Record, what: str) -> float | None:
     """`tokens` or `samples` of the timed steps over their summed duration; None without such steps."""
-    totals = _totals(record)
-    return totals[what] / totals["seconds"] if totals["seconds"] else None
-
-
-@once
-def _totals(record: Record) -> dict[str, float]:
-    """Sums over the timed steps."""
     steps = timed_steps(record)
-    return {name: sum(map(attrgetter(name), steps)) for name in ("tokens", "samples", "seconds")}
+    seconds: float = sum(map(attrgetter("seconds"), steps))
+    return sum(map(attrgetter(what), steps)) / seconds if seconds else None
 
 
 def timed_evaluations(record: Record) -> list[tuple[int, float]]:
@@ -61,7 +53,6 @@ def evaluation_rate(record: Record) -> float | None:
     return median(rates) if rates else None
 
 
-@once
 def median_step_seconds(record: Record) -> float | None:
     """Median duration of a timed step."""
     seconds = step_seconds(record)

@@ -7,10 +7,11 @@ from typing import Literal
 
 import numpy as np
 
-from harness.compare.distance import Distance, distance, traces
+from harness.compare.distance import Distance, Traces, aligned, distance, traces
 from harness.compare.effective import SettingDifference, setting_differences
 from harness.compare.job_equivalence import Difference, job_differences
 from harness.compare.noise import Limits, Noise, measure_noise
+from harness.compare.run import Run
 from harness.record import Record
 
 Parity = Literal["exact", "tight", "band", "diverged", "unjudged"]
@@ -41,11 +42,7 @@ class Judgement:
 
 
 def judge(
-    reference: Record | None,
-    record: Record,
-    noise: Noise | None = None,
-    *,
-    stand_in: Record | None = None,
+    reference: Run | None, run: Run, noise: Noise | None = None, *, stand_in: Run | None = None
 ) -> Judgement:
     """Compare a run with the reference of its job; `noise` is that job's, else the lower bounds.
 
@@ -62,14 +59,15 @@ def judge(
             reason=reason,
         )
 
+    record = run.record
     if record.status not in ("ok", "diverged"):
         return unjudged(f"the run ended as {record.status}")
-    has_reference = reference is not None and reference.status == "ok"
+    has_reference = reference is not None and reference.record.status == "ok"
     beside = reference if has_reference else stand_in
-    differences = job_differences(beside, record) if beside is not None else []
+    differences = job_differences(beside.record, record) if beside is not None else []
     if differences:
         first = differences[0]
-        other = "the reference" if has_reference or beside is None else beside.backend.label
+        other = "the reference" if has_reference or beside is None else beside.backend
         return unjudged(
             f"not the same job: {first.field} {'are' if first.plural else 'is'} {first.given}, {other} has "
             f"{first.reference}",
@@ -77,20 +75,22 @@ def judge(
         )
     if reference is None or not has_reference:
         return unjudged("the reference has no result")
-    if has_dropout(reference) or has_dropout(record):
+    expected = reference.record
+    if has_dropout(expected) or has_dropout(record):
         return unjudged("dropout is active: runs differ by chance")
-    noise = noise or measure_noise(reference, ())
-    found = distance(reference, record)
+    noise = noise or measure_noise(expected, ())
+    both = aligned(reference.series, run.series)
+    found = distance(expected, record, both)
     widest = noise.band or noise.tight
     return Judgement(
-        parity=_level(reference, record, found, noise),
+        parity=_level(expected, record, found, noise),
         loss_difference=found.loss,
         norm_difference=found.norm,
         weights_difference=found.weights,
         update_difference=found.update,
-        first_divergent_step=first_divergent_step(reference, record, widest),
+        first_divergent_step=first_step_beyond(expected, both, widest),
         exceeded=tuple((name, *values) for name, values in widest.exceeded(found).items()),
-        settings=tuple(setting_differences(reference, record)),
+        settings=tuple(setting_differences(expected, record)),
     )
 
 
@@ -120,7 +120,11 @@ def _level(reference: Record, record: Record, found: Distance, noise: Noise) -> 
 
 def first_divergent_step(reference: Record, record: Record, limits: Limits) -> int | None:
     """First step whose loss or gradient norm lies beyond the limits; None: only weights do, or nothing."""
-    beside = traces(reference, record)
+    return first_step_beyond(reference, traces(reference, record), limits)
+
+
+def first_step_beyond(reference: Record, beside: Traces, limits: Limits) -> int | None:
+    """The same, of two runs whose traces are known."""
     losses = ~np.isnan(beside.losses[0]) & ~(beside.loss_differences <= limits.loss)
     beyond = np.flatnonzero(losses | (beside.norm_differences > limits.norm))
     return reference.steps[beyond[0]].step if beyond.size else None

@@ -12,9 +12,10 @@ from typing import Any
 from harness.backends.registry import REFERENCE
 from harness.compare import measures
 from harness.compare.cell import Cell
-from harness.compare.distance import distance
+from harness.compare.distance import aligned
 from harness.compare.parity import Parity
 from harness.compare.rows import Row
+from harness.compare.run import Run
 from harness.compare.speed import shares_cores
 from harness.record import Record
 
@@ -34,6 +35,11 @@ class Repeats:
     def record(self) -> Record:
         """The first repeat, for what all repeats share."""
         return self.rows[0].record
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """The run of each row."""
+        return [row.run for row in self.rows]
 
     @property
     def label(self) -> str:
@@ -95,7 +101,7 @@ class Repeats:
     @property
     def timed_steps(self) -> list[list[float]]:
         """Seconds of the timed steps of each repeat."""
-        return [measures.step_seconds(row.record) for row in self.rows]
+        return [run.step_seconds for run in self.runs]
 
     @cached_property
     def step_seconds(self) -> list[float]:
@@ -191,9 +197,9 @@ def repeat_spreads(groups: Sequence[Repeats]) -> dict[str, float | None]:
     marks = job_marks(groups)
     spreads: dict[str, float | None] = {}
     for group in groups:
-        ended = [row.record for row in group.rows if row.record.status == "ok"]
+        ended = [run for run in group.runs if run.record.status == "ok"]
         if len(ended) > 1:
-            apart = [distance(ended[0], other).loss for other in ended[1:]]
+            apart = [aligned(ended[0].series, other.series).largest_loss_difference for other in ended[1:]]
             known = [value for value in apart if value is not None]
             name = f"{group.cell.key}{marks[group.record.job_id]}"
             spreads[name] = max(known) if len(known) == len(apart) else None

@@ -48,7 +48,7 @@ class Row:
     @property
     def backend(self) -> str:
         """The label without the brackets."""
-        return self.record.backend.label
+        return self.run.backend
 
     @property
     def cell(self) -> Cell:
@@ -87,10 +87,10 @@ class Row:
             "status": record.status,
             "reason": reason(record),
             "run_id": record.run_id,
-            "tokens_per_second": measures.rate(record, "tokens"),
-            "samples_per_second": measures.rate(record, "samples"),
+            "tokens_per_second": self.run.tokens_per_second,
+            "samples_per_second": self.run.samples_per_second,
             "evaluation_samples_per_second": measures.evaluation_rate(record),
-            "step_seconds": measures.median_step_seconds(record),
+            "step_seconds": self.run.median_step_seconds,
             "peak_bytes": max(peaks) if peaks else None,
             "model_state_bytes": measures.model_state_bytes(record),
             "expected_model_state_bytes": expected_model_state_bytes(record),
@@ -125,12 +125,7 @@ def make_rows(records: Iterable[Record]) -> list[Row]:
     Repetitions of the reference in another way say what noise is and get no row beside the backends.
     """
     records = in_order(records)
-    references: dict[str, Record] = {}
-    for record in records:
-        if record.backend.label == REFERENCE:
-            known = references.get(record.job_id)
-            if known is None or known.status != "ok":
-                references[record.job_id] = record
+    references = _references(records)
     noises = {
         job_id: measure_noise(
             reference,
@@ -138,36 +133,48 @@ def make_rows(records: Iterable[Record]) -> list[Row]:
         )
         for job_id, reference in references.items()
     }
-    whole = next((reference for reference in references.values() if reference.status == "ok"), None)
-    stand_ins: dict[str, Record | None] = {}
-    for record in records:
-        reference = references.get(record.job_id)
-        if record.job_id not in stand_ins and (reference is None or reference.status != "ok"):
-            of_job = [r for r in records if r.job_id == record.job_id and r.status == "ok"]
-            # A job without any reference beside one that has it is what does not belong here.
-            alone = reference is None and whole is not None
-            stand_ins[record.job_id] = whole if alone else most_agreed(of_job)
+    stand_ins = _stand_ins(records, references)
     beside = [r for r in records if not (is_variant(r) and r.job_id in references)]
-    told_apart = _told_apart(beside)
-    runs = {id(r): Run(record=r, label=r.backend.label) for r in records} | {
-        id(record): Run(record=record, label=labelled(record.backend.label, apart))
-        for record, apart in zip(beside, told_apart, strict=True)
-    }
+    told_apart = dict(zip(map(id, beside), _told_apart(beside), strict=True))
+    runs = {id(r): Run(record=r, label=labelled(r.backend.label, told_apart.get(id(r), ""))) for r in records}
     rows = []
-    for record, apart in zip(beside, told_apart, strict=True):
-        reference, stand_in = references.get(record.job_id), stand_ins.get(record.job_id)
-        held_against = stand_ins.get(record.job_id, reference)
+    for record in beside:
+        run, noise = runs[id(record)], noises.get(record.job_id)
+        judge_by = runs.get(id(references.get(record.job_id)))
+        stand_in = runs.get(id(stand_ins.get(record.job_id)))
         rows.append(
             Row(
-                run=runs[id(record)],
-                apart=apart,
-                judgement=judge(reference, record, noises.get(record.job_id), stand_in=stand_in),
-                reference=runs.get(id(reference)),
-                noise=noises.get(record.job_id),
-                same_job_as=runs.get(id(held_against)),
+                run=run, apart=told_apart[id(record)], reference=judge_by, noise=noise,
+                judgement=judge(judge_by, run, noise, stand_in=stand_in),
+                same_job_as=stand_in if record.job_id in stand_ins else judge_by,
             )
-        )
+        )  # fmt: skip
     return rows
+
+
+def _references(records: Iterable[Record]) -> dict[str, Record]:
+    """The reference of each job that has one; one that worked is preferred."""
+    found: dict[str, Record] = {}
+    for record in records:
+        if record.backend.label == REFERENCE:
+            known = found.get(record.job_id)
+            if known is None or known.status != "ok":
+                found[record.job_id] = record
+    return found
+
+
+def _stand_ins(records: Sequence[Record], references: dict[str, Record]) -> dict[str, Record | None]:
+    """For each job whose reference has no result, the run that the others must be the same job as."""
+    whole = next((reference for reference in references.values() if reference.status == "ok"), None)
+    found: dict[str, Record | None] = {}
+    for job_id in dict.fromkeys(record.job_id for record in records):
+        reference = references.get(job_id)
+        if reference is None and whole is not None:
+            # A job without any reference beside one that has it is what does not belong here.
+            found[job_id] = whole
+        elif reference is None or reference.status != "ok":
+            found[job_id] = most_agreed([r for r in records if r.job_id == job_id and r.status == "ok"])
+    return found
 
 
 def in_order(records: Iterable[Record]) -> list[Record]:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.compare import measures
+from harness.compare.run import Run
 from harness.compare.statistics import percentile_95
-from harness.compare.timings import DATA, WHOLE, rank_medians
+from harness.compare.timings import DATA, WHOLE
 from harness.record import OverlapPart, Record
 from harness.theory.device_peaks import find_peak
 from harness.theory.flops import (
@@ -39,15 +39,14 @@ def shares_cores(record: Record) -> bool:
     return record.world.device == "cpu" and 0 < cores < node_threads(record)
 
 
-def p95_step_seconds(record: Record) -> float | None:
+def p95_step_seconds(run: Run) -> float | None:
     """95th percentile of the timed steps; None without timed steps."""
-    seconds = measures.step_seconds(record)
-    return percentile_95(seconds) if seconds else None
+    return percentile_95(run.step_seconds) if run.step_seconds else None
 
 
-def rank_spread_seconds(record: Record) -> float | None:
+def rank_spread_seconds(run: Run) -> float | None:
     """Slowest rank's median step minus the fastest's; None without timed steps."""
-    medians = rank_medians(record, WHOLE)
+    medians = run.rank_medians(WHOLE)
     return max(medians) - min(medians) if medians else None
 
 
@@ -56,11 +55,11 @@ def median_step(parts: Sequence[OverlapPart]) -> OverlapPart:
     return sorted(parts, key=lambda part: part.seconds)[(len(parts) - 1) // 2]
 
 
-def data_share(record: Record) -> float | None:
+def data_share(run: Run) -> float | None:
     """Largest over ranks of the share of the median step that goes into fetching batches."""
     shares = [
         fetching / step
-        for fetching, step in zip(rank_medians(record, DATA), rank_medians(record, WHOLE), strict=True)
+        for fetching, step in zip(run.rank_medians(DATA), run.rank_medians(WHOLE), strict=True)
         if step
     ]
     return max(shares, default=None)
@@ -85,24 +84,25 @@ def geometry(record: Record) -> ModelGeometry | None:
     )
 
 
-def model_flops_per_second(record: Record) -> float | None:
+def model_flops_per_second(run: Run) -> float | None:
     """Model FLOPs of the tokens consumed, over the duration of the timed steps, all ranks together."""
-    shape, tokens = geometry(record), measures.rate(record, "tokens")
+    shape, tokens = geometry(run.record), run.tokens_per_second
     return None if shape is None or tokens is None else model_flops_per_token(shape) * tokens
 
 
-def hardware_flops_per_second(record: Record) -> float | None:
+def hardware_flops_per_second(run: Run) -> float | None:
     """FLOPs really computed, padding and recomputation included, all ranks together."""
-    shape, samples = geometry(record), measures.rate(record, "samples")
+    shape, samples = geometry(run.record), run.samples_per_second
     if shape is None or samples is None:
         return None
-    recomputation = record.model is not None and record.model.activation_checkpointing
+    model = run.record.model
+    recomputation = model is not None and model.activation_checkpointing
     return hardware_flops_per_token(shape, recomputation=recomputation) * shape.sequence_length * samples
 
 
-def least_flops_per_second(record: Record) -> float | None:
+def least_flops_per_second(run: Run) -> float | None:
     """What the devices must have done at the least."""
-    shape, samples = geometry(record), measures.rate(record, "samples")
+    shape, samples = geometry(run.record), run.samples_per_second
     if shape is None or samples is None:
         return None
     return least_flops_per_token(shape) * shape.sequence_length * samples

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.compare.once import once
 from harness.record import Record
 
 LEAST_STEPS = 8
@@ -87,14 +86,12 @@ def mser(values: Sequence[float]) -> int:
     return int(errors[: len(values) // 2 + 1].argmin())
 
 
-@once
 def uninstrumented_steps(record: Record) -> tuple[list[int], list[float]]:
     """Numbers and seconds of the warm-up and timed steps; the others carry probes."""
     steps = [step for step in record.steps if step.window in ("warmup", "timed")]
     return [step.step for step in steps], [step.seconds for step in steps]
 
 
-@once
 def steady_from(record: Record) -> int | None:
     """Number of the first steady step of a run; None: it cannot be told, or there is none."""
     numbers, seconds = uninstrumented_steps(record)

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.compare import measures
-from harness.compare.once import once
 from harness.record import Record
 
 PHASES = ("forward", "backward", "step")
@@ -48,7 +47,6 @@ class Timings:
         return sum((self.seconds[phase] for phase in PHASES), np.zeros_like(self.whole))
 
 
-@once
 def timings(record: Record) -> Timings | None:
     """None without ranks or timed steps."""
     ranks = record.ranks
@@ -66,14 +64,3 @@ def timings(record: Record) -> Timings | None:
         seconds=dict(zip(lists, seconds, strict=True)),
         medians=dict(zip(lists, np.median(seconds, axis=2).tolist(), strict=True)),
     )
-
-
-def rank_medians(record: Record, part: str) -> list[float]:
-    """Per rank, the median timed step or a part of it; empty where that was not timed."""
-    found = timings(record)
-    return [] if found is None else found.medians.get(part, [])
-
-
-def largest_median(record: Record, part: str) -> float | None:
-    """Of the rank on which it is largest; None where that was not timed."""
-    return max(rank_medians(record, part), default=None)

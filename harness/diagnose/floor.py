@@ -9,6 +9,7 @@ from typing import Any
 from harness.backends.registry import REFERENCE
 from harness.compare.noise import Limits, Noise, measure_noise
 from harness.compare.parity import judge
+from harness.compare.run import Run as JudgedRun
 from harness.diagnose.pair import Run
 from harness.errors import HarnessError
 from harness.record import Record
@@ -34,7 +35,9 @@ class Floor:
             if run.record.backend.label == REFERENCE:
                 return run, other
         noise = self.noise(pair[0].record)
-        agrees = [judge(self.reference, run.record, noise).parity in _AGREES for run in pair]
+        reference = JudgedRun.of(self.reference) if self.reference is not None else None
+        judged = [judge(reference, JudgedRun.of(run.record), noise) for run in pair]
+        agrees = [judgement.parity in _AGREES for judgement in judged]
         return (pair[1], pair[0]) if agrees == [False, True] else pair
 
     def derivation(self, baseline: Record) -> tuple[str, ...]:

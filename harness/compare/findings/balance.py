@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.compare import measures, speed
+from harness.compare import speed
 from harness.compare.findings.finding import Finding, Kind, of_cells
 from harness.compare.rows import Row
+from harness.compare.run import Run
 from harness.compare.runs import Runs
-from harness.compare.timings import DATA, Seconds, largest_median, timings
-from harness.record import Record
+from harness.compare.timings import DATA, Seconds
 
 LEAST_STEPS = 5
 """With fewer a slow rank cannot be distinguished from a disturbance."""
@@ -51,9 +51,9 @@ def find(runs: Runs) -> list[Finding]:
 
 
 def _slow_rank(row: Row) -> Finding | None:
-    for what, series in _series(row.record).items():
+    for what, series in _series(row.run).items():
         slowest = persistently_slowest(series)
-        if slowest is not None and _is_large(row.record, series):
+        if slowest is not None and _is_large(row.run, series):
             rank = row.record.ranks[slowest].rank
             middle = np.median(series, axis=1).tolist()
             medians = {str(r.rank): m for r, m in zip(row.record.ranks, middle, strict=True)}
@@ -78,16 +78,16 @@ def persistently_slowest(series: Seconds) -> int | None:
     return rank if medians[rank] > SLOWER * np.median(np.delete(medians, rank)) else None
 
 
-def _is_large(record: Record, series: Seconds) -> bool:
+def _is_large(run: Run, series: Seconds) -> bool:
     """Whether the difference between the ranks matters in a step."""
     medians = np.median(series, axis=1)
-    step = measures.median_step_seconds(record)
+    step = run.median_step_seconds
     return step is not None and bool(medians.max() - medians.min() > LEAST_SHARE_OF_STEP * step)
 
 
-def _series(record: Record) -> dict[str, Seconds]:
+def _series(run: Run) -> dict[str, Seconds]:
     """Series of seconds that contain no waiting for a slower rank, by name."""
-    timed = timings(record)
+    timed = run.timings
     if timed is None:
         return {}
     found = {"whole steps": timed.whole}
@@ -96,19 +96,19 @@ def _series(record: Record) -> dict[str, Seconds]:
         # waits in the forward pass for the others, so all are measured from the earliest begin.
         start = timed.whole.max(axis=0) - timed.whole
         found["fetching and forward pass"] = start + timed.data + timed.seconds["forward"]
-    traced = [[part.compute_seconds for part in rank.overlap] for rank in record.ranks]
+    traced = [[part.compute_seconds for part in rank.overlap] for rank in run.record.ranks]
     if len({len(parts) for parts in traced}) == 1 and traced[0]:
         found["computing (traced steps)"] = np.array(traced)
     return found
 
 
 def _slow_data(row: Row) -> Finding | None:
-    share = speed.data_share(row.record)
+    share = speed.data_share(row.run)
     if share is None or share <= LARGE_DATA_SHARE:
         return None
     return Finding(
         id="slow-data",
         about=row.cell,
         text=f"fetching batches takes {share:.0%} of the step",
-        values={"data_share": share, "data_seconds": largest_median(row.record, DATA)},
+        values={"data_share": share, "data_seconds": row.run.largest_median(DATA)},
     )

@@ -8,7 +8,6 @@ from harness.compare import measures, speed
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.rows import Row
 from harness.compare.runs import Runs
-from harness.compare.timings import timings
 
 MEASURED_MARGIN = 1.25
 """A measured peak holds for one second; at another clock and load the machine may be faster."""
@@ -49,7 +48,7 @@ def find(runs: Runs) -> list[Finding]:
 def _beyond_peak(row: Row) -> list[Finding]:
     record = row.record
     for peak, margin in ((speed.sheet_peak(record), 1.0), (speed.measured_peak(record), MEASURED_MARGIN)):
-        achieved = speed.least_flops_per_second(record) if peak is not None else None
+        achieved = speed.least_flops_per_second(row.run) if peak is not None else None
         if peak is not None and achieved is not None and achieved > margin * peak.flops_per_second:
             return [
                 Finding(
@@ -69,7 +68,7 @@ def _beyond_peak(row: Row) -> list[Finding]:
 
 def _shorter_than_parts(row: Row) -> list[Finding]:
     """The timed step that is shortest compared with its phases."""
-    record, timed = row.record, timings(row.record)
+    record, timed = row.record, row.run.timings
     if timed is None or timed.phases is None:
         return []
     # On CUDA the host fetches the next batch while the device still works on the last.

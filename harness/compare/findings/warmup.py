@@ -8,7 +8,7 @@ from harness.compare import measures
 from harness.compare.findings.finding import Finding, Kind, of_cells
 from harness.compare.rows import Row
 from harness.compare.runs import Runs
-from harness.compare.steady_state import LEAST_STEPS, SAME_SHARE, steady_from, uninstrumented_steps
+from harness.compare.steady_state import LEAST_STEPS, SAME_SHARE, uninstrumented_steps
 from harness.record import Record
 
 KINDS = (
@@ -36,10 +36,10 @@ def _judge(row: Row) -> Finding | None:
     if not timed or len(uninstrumented_steps(row.record)[0]) < LEAST_STEPS:
         return None
     first_timed = timed[0].step
-    first_steady = steady_from(row.record)
+    first_steady = row.run.steady_from
     if first_steady is not None:
         steady = [step.seconds for step in timed if step.step >= first_steady]
-        if fmean(measures.step_seconds(row.record)) <= (1 + SAME_SHARE) * fmean(steady):
+        if fmean(row.run.step_seconds) <= (1 + SAME_SHARE) * fmean(steady):
             return None
     steady_when = (
         "do not become steady within the first half of the run"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from harness.compare import speed
 from harness.compare.comparison import Comparison
 from harness.compare.repeats import Repeats
-from harness.compare.timings import DATA, largest_median
+from harness.compare.timings import DATA
 from harness.record import RankPart
 from harness.report.document import Picture
 from harness.report.pictures.bars import (
@@ -73,7 +73,7 @@ def _picture(
 def _phases(group: Repeats) -> Parts:
     found: dict[str, float] = {}
     for part, name in PARTS.items():
-        times = [largest_median(row.record, part) for row in group.rows]
+        times = [row.run.largest_median(part) for row in group.rows]
         known = [seconds for seconds in times if seconds is not None]
         if known:
             found[name] = median(known) * 1e3

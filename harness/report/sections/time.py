@@ -8,10 +8,10 @@ from statistics import median
 from harness.compare import measures, speed
 from harness.compare.comparison import Comparison
 from harness.compare.repeats import Repeats
+from harness.compare.run import Run
 from harness.compare.statistics import LEAST_FOR_P95
-from harness.compare.steady_state import LEAST_STEPS, SAME_SHARE, steady_from
-from harness.compare.timings import DATA, PHASES, largest_median
-from harness.record import Record
+from harness.compare.steady_state import LEAST_STEPS, SAME_SHARE
+from harness.compare.timings import DATA, PHASES
 from harness.report.document import Column, Heading, Paragraph, Section, Table
 from harness.report.formats import NOT_AVAILABLE, milliseconds, number
 from harness.report.sections.evaluation import evaluation_blocks
@@ -128,30 +128,29 @@ def time_section(comparison: Comparison) -> Section | None:
 
 
 def _times(cell: Repeats) -> list[object]:
-    records = [row.record for row in cell.rows]
-    steady = [step for record in records if (step := steady_from(record)) is not None]
+    runs = cell.runs
+    steady = [run.steady_from for run in runs if run.steady_from is not None]
     return [
         *cell.cell,
-        _middle(records, measures.median_step_seconds),
-        _middle(records, speed.p95_step_seconds),
-        _middle(records, speed.rank_spread_seconds),
-        _middle(records, _part(DATA)),
-        *(_middle(records, _part(phase)) for phase in PHASES),
-        max(steady) if len(steady) == len(records) else None,
-        measures.timed_steps(records[0])[0].step,
+        _middle(runs, lambda run: run.median_step_seconds),
+        _middle(runs, speed.p95_step_seconds),
+        _middle(runs, speed.rank_spread_seconds),
+        _middle(runs, _part(DATA)),
+        *(_middle(runs, _part(phase)) for phase in PHASES),
+        max(steady) if len(steady) == len(runs) else None,
+        measures.timed_steps(cell.record)[0].step,
     ]
 
 
 def _utilisations(cell: Repeats) -> list[object]:
-    records = [row.record for row in cell.rows]
-    sheet, measured = speed.sheet_peak(records[0]), speed.measured_peak(records[0])
-    model = [speed.model_flops_per_second(record) for record in records]
-    hardware = [speed.hardware_flops_per_second(record) for record in records]
-    sheets = [speed.sheet_peak(record) for record in records]
-    reached = [speed.measured_peak(record) for record in records]
+    model = [speed.model_flops_per_second(run) for run in cell.runs]
+    hardware = [speed.hardware_flops_per_second(run) for run in cell.runs]
+    sheets = [speed.sheet_peak(run.record) for run in cell.runs]
+    reached = [speed.measured_peak(run.record) for run in cell.runs]
+    sheet, measured = sheets[0], reached[0]
     return [
         *cell.cell,
-        speed.compute_dtype(records[0]),
+        speed.compute_dtype(cell.record),
         _median(model),
         _median(hardware),
         sheet.flops_per_second if sheet else None,
@@ -166,42 +165,41 @@ def _utilisations(cell: Repeats) -> list[object]:
 
 def _probe_table(cells: Sequence[Repeats]) -> Table:
     """A column for each probe that ran in any of the cells."""
-    of_cells = [[row.record for row in cell.rows] for cell in cells]
-    ran = {name for records in of_cells for r in records for rank in r.ranks for name in rank.probe_seconds}
-    names = sorted(ran)
+    ranks = [rank for cell in cells for run in cell.runs for rank in run.record.ranks]
+    names = sorted({name for rank in ranks for name in rank.probe_seconds})
     probes = [Column(f"{name}_seconds", f"{name.replace('_', ' ')} ms", milliseconds) for name in names]
     body = [
         [
             *cell.cell,
-            *(_middle(records, _probe(name)) for name in names),
-            _middle(records, lambda record: extra_seconds(record, "counted")),
-            _middle(records, lambda record: extra_seconds(record, "traced")),
+            *(_middle(cell.runs, _probe(name)) for name in names),
+            _middle(cell.runs, lambda run: extra_seconds(run, "counted")),
+            _middle(cell.runs, lambda run: extra_seconds(run, "traced")),
         ]
-        for cell, records in zip(cells, of_cells, strict=True)
+        for cell in cells
     ]
     return Table(key="probe_cost", columns=[*LABELS, *probes, *EXTRA_COLUMNS], rows=body)
 
 
-def extra_seconds(record: Record, window: str) -> float | None:
+def extra_seconds(run: Run, window: str) -> float | None:
     """Median step of a window less the median timed step; None where either is missing."""
-    looked_at = [step.seconds for step in record.steps if step.window == window]
-    timed = measures.median_step_seconds(record)
+    looked_at = [step.seconds for step in run.record.steps if step.window == window]
+    timed = run.median_step_seconds
     return median(looked_at) - timed if looked_at and timed is not None else None
 
 
-def _part(part: str) -> Callable[[Record], float | None]:
-    return lambda record: largest_median(record, part)
+def _part(part: str) -> Callable[[Run], float | None]:
+    return lambda run: run.largest_median(part)
 
 
-def _probe(name: str) -> Callable[[Record], float | None]:
+def _probe(name: str) -> Callable[[Run], float | None]:
     """Seconds per step on the rank where the probe took most; None where it did not run."""
-    return lambda record: max(
-        (rank.probe_seconds[name] for rank in record.ranks if name in rank.probe_seconds), default=None
+    return lambda run: max(
+        (rank.probe_seconds[name] for rank in run.record.ranks if name in rank.probe_seconds), default=None
     )
 
 
-def _middle(records: Sequence[Record], measure: Callable[[Record], float | None]) -> float | None:
-    return _median(map(measure, records))
+def _middle(runs: Sequence[Run], measure: Callable[[Run], float | None]) -> float | None:
+    return _median(map(measure, runs))
 
 
 def _median(values: Iterable[float | None]) -> float | None:

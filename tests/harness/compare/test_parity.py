@@ -3,14 +3,20 @@ from typing import Any
 import pytest
 
 from harness.compare.job_equivalence import job_differences
-from harness.compare.noise import measure_noise
-from harness.compare.parity import Judgement, judge
+from harness.compare.noise import Noise, measure_noise
+from harness.compare.parity import Judgement
+from harness.compare.parity import judge as judge_run
+from harness.compare.run import Run
 from harness.record import Record
 from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps, make_weights
 
 
 def reference(**changes: Any) -> Record:
     return make_record(label="single", **changes)
+
+
+def judge(reference: Record | None, record: Record, noise: Noise | None = None) -> Judgement:
+    return judge_run(Run.of(reference) if reference else None, Run.of(record), noise)
 
 
 def judged(**changes: Any) -> Judgement:

@@ -1,6 +1,7 @@
 import pytest
 
-from harness.compare.timings import DATA, WHOLE, largest_median, rank_medians, timings
+from harness.compare.run import Run
+from harness.compare.timings import DATA, WHOLE, timings
 from harness.record import Record
 from tests.records import make_record
 
@@ -48,5 +49,5 @@ def test_a_rank_that_died_ends_the_comparison_of_ranks_where_it_did() -> None:
 def test_without_ranks_or_steps_there_are_none(changes: dict[str, object]) -> None:
     record = make_record(label="ddp").model_copy(update=changes)
     assert timings(record) is None
-    assert rank_medians(record, WHOLE) == []
-    assert largest_median(record, DATA) is None
+    assert Run.of(record).rank_medians(WHOLE) == []
+    assert Run.of(record).largest_median(DATA) is None
