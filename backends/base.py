@@ -215,10 +215,12 @@ class Backend(ABC):
     packages: ClassVar[tuple[str, ...]] = ("torch",)
     """Distributions whose versions belong to a record of this backend."""
     claims: str | None = None
-    """For a third party: the built-in backend that it is another implementation of, such as 'ddp'. The
-    closed forms of that one then hold for it: model states by kind, memory that no tensor of
-    `state_tensors` accounts for, and the payload of gradients and weights. None: nothing is claimed and
-    nothing of this is judged."""
+    """For a third party: the built-in backend that this is another implementation of, such as 'ddp'.
+
+    Model states, memory that `state_tensors` does not list, and the payload of gradients and weights are then
+    held to the closed forms of that one; options of the same name are taken to mean the same. What is done
+    outside of the steps, and norms and flags, is left to the implementation. None: nothing of this is judged.
+    """
 
     def __init__(self, options: BackendOptions) -> None:
         self.options = options
@@ -228,11 +230,11 @@ class Backend(ABC):
         return []
 
     def closed_form(self) -> Any | None:
-        """For a third party: closed forms of its own, which its runs are then held to byte by byte.
+        """For a third party: closed forms of its own, to which its runs are held byte by byte.
 
-        A module or object with `model_states(workload) -> ModelStates` and
-        `collectives(workload) -> Volume`, as `harness/theory/ddp.py` is one (`harness.theory.families`).
-        They are evaluated in the ranks and kept in the record. None: there are none.
+        A module or an object with `model_states(workload)` and `collectives(workload)`, as
+        `harness.theory.families.ClosedForms` says and `harness/theory/ddp.py` shows. Rank 0 evaluates them
+        for every rank before the training; the record keeps the result. None: there are none.
         """
         return None
 

@@ -34,6 +34,7 @@ class AllReduceBackend(Backend):
     """Makes the engine; refuses what it cannot do with the reason that the table shall show."""
 
     Options = AllReduceOptions
+    claims = "ddp"  # another copy of the weights, or more traffic than DDP's, would be a finding
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext

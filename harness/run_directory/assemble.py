@@ -76,6 +76,8 @@ def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Reco
             effective=setup.get("effective"),
             native_config=setup.get("native_config"),
             versions=setup.get("versions") or package_versions(),
+            claim=setup.get("claim"),
+            own_forms=setup.get("own_forms"),
         ),
         world=WorldPart(
             nodes=request.world_size // request.ranks_per_node,

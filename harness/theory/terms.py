@@ -119,7 +119,11 @@ class Underived:
 
     phase: str
     dtypes: tuple[str, ...]
+    """Empty: whatever the dtype."""
     reason: str
+
+    def covers(self, phase: str, dtype: str) -> bool:
+        return phase == self.phase and (not self.dtypes or dtype in self.dtypes)
 
 
 @dataclass(frozen=True, kw_only=True)

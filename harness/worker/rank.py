@@ -34,6 +34,7 @@ from harness.worker.model import (
 )
 from harness.worker.observer import Observer
 from harness.worker.optimizer import decaying_names
+from harness.worker.own_forms import own_forms
 from harness.worker.phases import phase_timer
 from harness.worker.samples import Sampler, Samples, load_samples
 from harness.worker.termination import tell_before_ending
@@ -99,6 +100,8 @@ def _train(
     with counter.counting("digest"):
         initial = digest_weights(engine) if request.measure.weight_digests else None
     loop = _loop(request, run_directory, world, samples, sampler, engine, instruments, events)
+    claim = registry.claimed_strategy(backend)
+    forms = own_forms(backend, request, world, loop, built, collectives) if world.rank == 0 else None
     dist.barrier()
     setup_seconds = time.perf_counter() - started
     events.write(
@@ -108,6 +111,8 @@ def _train(
         versions={name: _version(name) for name in backend.packages},
         initial_weights=initial,
         collectives=collectives,
+        claim=asdict(claim) if claim else None,
+        own_forms=asdict(forms) if forms else None,
         host=socket.gethostname(),
         device_name=device_name(world),
         **built,

@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends.registry import UnknownBackend, canonical_label, create, entries, parse
+from harness.backends.registry import (
+    UnknownBackend,
+    canonical_label,
+    claimed_strategy,
+    create,
+    entries,
+    parse,
+    strategy_of,
+)
 from tests.plugins import register
 
 BUILT_IN = [
@@ -188,3 +196,20 @@ def test_entries_know_their_names_without_torch() -> None:
 
 def test_an_option_given_twice_is_refused() -> None:
     assert "option 'offload' of backend 'zero3' is given twice" in refused("zero3:offload=cpu,offload=none")
+
+
+def test_claim_of_an_unknown_strategy_is_refused_with_suggestion(
+    plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = importlib.import_module("mine_plugin").Mine
+    monkeypatch.setattr(mine, "claims", "zerro3")
+    with pytest.raises(UnknownBackend, match=r"claims to be 'zerro3'.* Did you mean 'zero3'\?"):
+        create("mine")
+
+
+def test_a_claim_is_what_the_built_in_backend_stands_for(
+    plugin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = importlib.import_module("mine_plugin").Mine
+    monkeypatch.setattr(mine, "claims", "fsdp-hybrid")
+    assert claimed_strategy(create("mine")) == strategy_of("fsdp-hybrid")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from harness.backends import registry
-from harness.compare.workload import layout_of
 from harness.record import LayoutPart
 from harness.theory.families import model_states
+from harness.theory.of_record import layout_of
 from harness.theory.workload import Workload
 from tests.built_in import HYBRID
 from tests.contract.communication import VolumeCase

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from statistics import fmean, median
+from typing import Any
 
 from harness.compare import measures
 from harness.compare.findings.finding import Finding, Kind
+from harness.compare.hidden_copies import hidden_copies
 from harness.compare.rows import Row
 from harness.compare.runs import Runs
 from harness.compare.states import rank_states
@@ -27,7 +29,9 @@ KINDS = (
         id="memory-differs",
         title="Measured model states differ from the closed form of the strategy",
         cause="The library holds something that it did not hold when the form was derived, keeps a copy, or "
-        "uses other dtypes than the job asks for.",
+        "uses other dtypes than the job asks for. A third party's backend is held to the strategy that it "
+        "claims, or to the closed forms that it brings; unlisted memory of the size of its weights is then a "
+        "difference too.",
         confirm="The values hold the kind, both figures and the rank; the table of model states has the "
         "named terms of the form.",
         fix="Check dtypes first: masters or optimizer states of half the size are bf16, gradients of "
@@ -67,7 +71,7 @@ def find(runs: Runs) -> list[Finding]:
 
 
 def _differs(row: Row) -> Finding | None:
-    found = []
+    found: list[dict[str, Any]] = []
     for states in rank_states(row.record):
         if states.expected is None:
             continue
@@ -78,14 +82,21 @@ def _differs(row: Row) -> Finding | None:
                 found.append(
                     {"rank": states.rank, "kind": kind, "measured_bytes": measured, "expected_bytes": form}
                 )
+    found += [
+        vars(copy) for copy in hidden_copies(row.record, row.reference.record if row.reference else None)
+    ]
     if not found:
         return None
-    first = max(found, key=lambda f: abs(f["measured_bytes"] - f["expected_bytes"]))  # type: ignore[operator]
+    first = max(found, key=lambda f: abs(f["measured_bytes"] - f["expected_bytes"]))
+    where = (
+        f"that its backend lists nowhere, the reference {first['expected_bytes']}"
+        if first["kind"] == "other"
+        else f"of {first['kind']}, the closed form gives {first['expected_bytes']}"
+    )
     return Finding(
         id="memory-differs",
         about=row.cell,
-        text=f"rank {first['rank']} holds {first['measured_bytes']} bytes of "
-        f"{first['kind']}, the closed form gives {first['expected_bytes']}",
+        text=f"rank {first['rank']} holds {first['measured_bytes']} bytes {where}",
         values={"differences": found},
     )
 

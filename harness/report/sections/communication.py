@@ -69,7 +69,9 @@ def _reasons(comparison: Comparison) -> list[Block]:
     pairs = [pair for row in comparison.rows if (pair := volume_of(row.record)) is not None]
     parts = dict.fromkeys(part for _, volume in pairs for part in volume.underived)
     return [
-        Paragraph(f"No closed form of {' and '.join(part.dtypes)} in a {part.phase}: {part.reason}.")
+        Paragraph(
+            f"No closed form of {' and '.join(part.dtypes) or 'any dtype'} in a {part.phase}: {part.reason}."
+        )
         for part in parts
     ]
 

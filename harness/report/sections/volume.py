@@ -118,6 +118,8 @@ def _verdict(row: Row) -> str:
         return f"unknown: {reason}"
     if reason:
         return f"steps unknown: {reason}"
+    if row.record.backend.claim is not None and row.record.backend.own_forms is None:
+        return "yes, as claimed"
     pair = volume_of(row.record)
     return "yes, to the byte" + (" where derived" if pair and pair[1].underived else "")
 

@@ -1,14 +1,12 @@
-"""The workload that a record describes, and the closed forms that it is held to."""
+"""The workload that a record describes."""
 
 from __future__ import annotations
 
 from harness.backends.registry import strategy_of
 from harness.backends.strategy import StrategyKind
 from harness.record import LayoutPart, Record, TensorPart
-from harness.theory import families
 from harness.theory.layout import Layout, Tensor
 from harness.theory.recomputation import recomputed_until
-from harness.theory.terms import ModelStates, Volume
 from harness.theory.workload import Window, Workload
 
 NOT_CLAIMED = StrategyKind(family="not claimed")
@@ -57,23 +55,6 @@ def layout_of(part: LayoutPart) -> Layout:
         blocks=tuple(part.blocks),
         tied=part.tied,
     )
-
-
-def expected_states(record: Record, rank: int) -> ModelStates | None:
-    """The closed form for one rank: of its family, or its own; None: there is none."""
-    if record.backend.own_forms is not None:
-        return record.backend.own_forms.states[rank]
-    workload = of_record(record, rank)
-    if workload is None or workload.strategy is NOT_CLAIMED:
-        return None
-    return families.model_states(workload)
-
-
-def expected_volume(record: Record, workload: Workload) -> Volume | None:
-    """What the run should communicate by its family, or by its own closed form; None: there is none."""
-    if record.backend.own_forms is not None:
-        return record.backend.own_forms.volume
-    return None if workload.strategy is NOT_CLAIMED else families.collectives(workload)
 
 
 def _tensor(part: TensorPart) -> Tensor:

@@ -1,0 +1,41 @@
+"""The closed forms that a run is held to: of its family, of the strategy it claims, or its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from harness.record import Record
+from harness.theory import families
+from harness.theory.of_record import of_record
+from harness.theory.terms import STEP_PHASES, ModelStates, Underived, Volume
+from harness.theory.workload import Workload
+
+
+def expected_states(record: Record, rank: int) -> ModelStates | None:
+    """The closed form for one rank: of its family, or its own; None: there is none."""
+    if record.backend.own_forms is not None:
+        return record.backend.own_forms.states[rank]
+    workload = of_record(record, rank)
+    if workload is None or workload.strategy.family not in families.FAMILIES:
+        return None
+    return families.model_states(workload)
+
+
+def expected_volume(record: Record, workload: Workload) -> Volume | None:
+    """What the run should communicate by its family, or by its own closed form; None: there is none."""
+    if record.backend.own_forms is not None:
+        return record.backend.own_forms.volume
+    if workload.strategy.family not in families.FAMILIES:
+        return None
+    volume = families.collectives(workload)
+    return volume if record.backend.claim is None else _as_claimed(volume)
+
+
+def _as_claimed(volume: Volume) -> Volume:
+    """The part of a family's volume that another implementation of the strategy shares."""
+    outside = tuple(
+        Underived(phase=phase, dtypes=(), reason="a backend that claims a strategy claims its steps only")
+        for phase in ("setup", "digest", "evaluation", "checkpoint")
+    )
+    in_steps = tuple(c for c in volume.collectives if c.phase in STEP_PHASES)
+    return replace(volume, collectives=in_steps, underived=(*volume.underived, *outside))

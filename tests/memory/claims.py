@@ -1,0 +1,89 @@
+"""Third parties' backends that say what they should hold and communicate; some of them lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from harness.backends.base import BuildModel, BuildOptimizer, Engine, SetupContext
+from harness.backends.ddp import DdpBackend
+from harness.theory import ddp
+from harness.theory.terms import ModelStates, Volume
+from harness.theory.workload import Workload
+
+
+class Honest(DdpBackend):
+    """What it claims to be."""
+
+    claims = "ddp"
+
+
+class HiddenCopy(Honest):
+    """Keeps a copy of the weights that it does not list."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        engine: Any = super().prepare(build_model, build_optimizer, context)
+        engine.copies = [parameter.detach().clone() for parameter in engine.module.parameters()]
+        return engine  # type: ignore[no-any-return]
+
+
+class ListedCopy(Honest):
+    """Keeps a copy of the weights and lists it as masters."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        engine: Any = super().prepare(build_model, build_optimizer, context)
+        copies = [parameter.detach().clone() for parameter in engine.module.parameters()]
+        listed = engine.state_tensors
+        engine.state_tensors = lambda: iter([*listed(), *(("masters", copy) for copy in copies)])
+        return engine  # type: ignore[no-any-return]
+
+
+class ReducedTwice(Honest):
+    """All-reduces gradients once more, which changes nothing but the traffic."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        engine: Any = super().prepare(build_model, build_optimizer, context)
+        backward, size = engine.backward, context.world.world_size
+
+        def again(loss: torch.Tensor, *, last_micro_step: bool) -> None:
+            backward(loss, last_micro_step=last_micro_step)
+            for parameter in engine.module.parameters() if last_micro_step else ():
+                dist.all_reduce(parameter.grad)
+                parameter.grad.div_(size)
+
+        engine.backward = again
+        return engine  # type: ignore[no-any-return]
+
+
+class Unclaimed(HiddenCopy):
+    """Says nothing of itself."""
+
+    claims = None
+
+
+class OwnForms(DdpBackend):
+    """Brings closed forms: those of DDP, which it is."""
+
+    def closed_form(self) -> Any:
+        return ddp
+
+
+class WrongForms(DdpBackend):
+    """Brings closed forms of something that holds and communicates nothing."""
+
+    def closed_form(self) -> Any:
+        return self
+
+    def model_states(self, workload: Workload) -> ModelStates:
+        return ModelStates(terms=())
+
+    def collectives(self, workload: Workload) -> Volume:
+        return Volume()
