@@ -22,9 +22,13 @@ def expected_states(record: Record, rank: int) -> ModelStates | None:
 
 
 def expected_volume(record: Record, workload: Workload) -> Volume | None:
-    """What the run should communicate by its family, or by its own closed form; None: there is none."""
-    if record.backend.own_forms is not None:
-        return record.backend.own_forms.volume
+    """What the run should communicate by its family, or by its own closed form; None: there is none.
+
+    Own forms were evaluated before the run: they say nothing of one that ended before its counted steps.
+    """
+    own = record.backend.own_forms
+    if own is not None:
+        return own.volume if own.steps == workload.window.steps else None
     if workload.strategy.family not in families.FAMILIES:
         return None
     volume = families.collectives(workload)

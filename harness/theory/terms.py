@@ -145,6 +145,8 @@ class OwnForms:
     states: tuple[ModelStates, ...]
     """By rank."""
     volume: Volume
+    steps: tuple[int, ...]
+    """The counted steps that the volume sums up."""
 
 
 def over_steps(workload: Workload, one_step: Callable[[Workload, int], list[Collective]]) -> list[Collective]:

@@ -49,7 +49,9 @@ def own_forms(
     )
     ranks = (replace(workload, rank=rank) for rank in range(world.world_size))
     return OwnForms(
-        states=tuple(forms.model_states(of_rank) for of_rank in ranks), volume=forms.collectives(workload)
+        states=tuple(forms.model_states(of_rank) for of_rank in ranks),
+        volume=forms.collectives(workload),
+        steps=workload.window.steps,
     )
 
 

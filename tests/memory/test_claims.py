@@ -50,7 +50,7 @@ def test_a_hidden_copy_has_its_size(outcome: Outcome) -> None:
     for difference in finding["values"]["differences"]:
         copy = difference["measured_bytes"] - difference["expected_bytes"]
         assert difference["kind"] == "other"
-        assert copy == pytest.approx(4 * model["parameters"], rel=0.1)
+        assert copy == pytest.approx(4 * model.parameters, rel=0.1)
 
 
 def test_reducing_twice_is_twice_the_payload(outcome: Outcome) -> None:
