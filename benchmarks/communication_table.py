@@ -1,6 +1,6 @@
-"""Writes docs/communication.md: measured against expected payload of every backend that runs here.
+"""Writes docs/communication.md: measured and expected payload of every backend that runs here.
 
-Run as `python benchmarks/communication_table.py RUNS`; records that RUNS holds already are taken over.
+Usage: python benchmarks/communication_table.py RUNS     (reuses records that exist in RUNS)
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ GEOMETRIES = {
     "GPT-2, tied": "{model_type: gpt2, n_embd: 33, n_layer: 2, n_head: 3, vocab_size: 257, n_positions: 64}",
 }
 RECOMPUTATION = (
-    "Activation checkpointing is not in these tables. `tests/contract/test_communication.py` compares it "
-    "byte for byte on 2 ranks: ddp, zero2, zero3, fsdp, fsdp-grad-op and fsdp1 with a Llama, GPT-2, BLOOM, "
-    "Mistral and Qwen2 model. Only ZeRO-3 moves more under it, each block once more but for the module in "
-    "which its recomputation stops."
+    "These tables do not cover activation checkpointing. `tests/contract/test_communication.py` compares "
+    "it to the byte on 2 ranks: ddp, zero2, zero3, fsdp, fsdp-grad-op and fsdp1 with a Llama, GPT-2, BLOOM, "
+    "Mistral and Qwen2 model. Only ZeRO-3 communicates more with it: it gathers each block once more, except "
+    "the module in which recomputation stops."
 )
 CHECKPOINTS = (
-    "Nor are checkpoints. A record with one (`measure.checkpoint`) is compared to the byte in that phase "
-    "too, but for pickled objects: DeepSpeed all-reduces 40 bytes to compare the tag and gathers nothing; "
-    "FSDP1 gathers every unit's weights and both moments of Adam, in the dtype of the masters and with the "
+    "Nor do they cover checkpoints. If a run saves one (`measure.checkpoint`), that phase is compared to the "
+    "byte too, except pickled objects: DeepSpeed all-reduces 40 bytes to compare the tag and gathers "
+    "nothing; FSDP1 gathers every unit's weights and both moments of Adam, in the dtype of the masters and with the "
     "padding of its flat parameters; FSDP2 and DDP gather no tensor. `torch.distributed.checkpoint`, which "
     "saves for DDP and FSDP, exchanges its plans as pickled objects, whose size does not follow from the job."
 )
@@ -111,17 +111,17 @@ def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
     ran = [(cut, record) for cut, record in everything if record.status == "ok"]
     differing = [(cut, record) for cut, record in ran if volume_differences(record) != []]
     parts = [
-        "# Communication: measured against expected",
+        "# Communication, measured and expected",
         f"Written by `python benchmarks/communication_table.py RUNS` from runs on CPU ranks over gloo: "
         f"{_origin(ran)}.",
-        "Each figure is the payload in bytes that a rank handed to collectives per step, which is the size "
-        "of the whole tensors, over forward, backward and step. The kernels of `harness/worker/"
-        "communication.py` counted it; `harness/theory` derives what is expected from the job "
-        "alone. A bare number: measured and expected agree to the byte, on every rank, in every phase "
-        "(setup, weight digest, forward, backward, step), collective, dtype and group.",
+        "Each figure is the payload in bytes that a rank passes to collectives per step (the size of the "
+        "complete tensors) in forward, backward and step. `harness/worker/communication.py` counts it; "
+        "`harness/theory` derives the expected payload from the job alone. A plain number means that both "
+        "agree to the byte, on every rank, in every phase (setup, weight digest, forward, backward, step), "
+        "collective, dtype and group.",
         f"{len(ran)} runs; {len(ran) - len(differing)} agree to the byte, {len(differing)} differ.",
         "Models: " + "; ".join(f"{name}: `{config}`" for name, config in GEOMETRIES.items()) + ". The odd "
-        "width of the second makes every kind of padding appear. Settings: "
+        "width of the second requires every kind of padding. Settings: "
         + ", ".join(f"`{s}`" for s in COMMON) + ".",
     ]  # fmt: skip
     parts += [RECOMPUTATION, CHECKPOINTS]
@@ -133,8 +133,8 @@ def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
     first = records[CUTS[0]]
     parts += [
         "## Measured, expected, textbook",
-        f"{CUTS[0].geometry}, {CUTS[0].world_size} ranks, {CUTS[0].precision}, no accumulation: bytes that a "
-        "rank sends per step on a ring, and expected minus textbook term by term.",
+        f"{CUTS[0].geometry}, {CUTS[0].world_size} ranks, {CUTS[0].precision}, no accumulation: traffic "
+        "per rank and step in bytes (ring algorithm), and expected minus textbook term by term.",
         _three_columns(first.values()),
         _terms(first.values()),
     ]
@@ -142,7 +142,7 @@ def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
 
 
 def _origin(ran: list[tuple[Cut, Record]]) -> str:
-    """Dates, versions and code of the runs; several of one where runs of before were taken over."""
+    """Dates, versions and code of the runs; several of each if earlier runs were reused."""
     days = sorted({record.created_at[:10] for _, record in ran})
     environments = [record.environment for _, record in ran]
     versions = {f"Python {e.python}" for e in environments}
@@ -185,7 +185,7 @@ def _differences(differing: list[tuple[Cut, Record]]) -> str:
     lines = [
         f"- {record.backend.label}, {cut}: {difference}"
         for cut, record in differing
-        for difference in volume_differences(record) or ["nothing is expected of it"]
+        for difference in volume_differences(record) or ["no closed form"]
     ]
     return "\n".join(lines)
 

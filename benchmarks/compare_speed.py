@@ -1,4 +1,4 @@
-"""Wall time of `harness compare` over eight backends, over that of eight plain torchrun starts."""
+"""Measures the wall time of `harness compare` on eight backends over eight plain torchrun starts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def main() -> int:
 
 
 def measure(repeats: int = 1, steps: int = 20) -> list[measuring.Result]:
-    """The median ratios: of as many runs as starts, and of all that `compare` runs unless told otherwise.
+    """Median ratios: with as many runs as starts, and with the runs that `compare` makes by default.
 
-    Both sides train the same eight, the reference of one process among them. The ninth run of `compare` is
-    the repetition of the reference that measures rounding, which nothing on the other side does.
+    Both sides train the same eight backends, the one-process reference included. The ninth run of `compare`
+    repeats the reference to measure rounding; the other side has no such run.
     """
     sides: dict[str, Callable[[int], float]] = {
         "eight": lambda steps: compare_seconds(steps, "compare.floor=false"),
@@ -67,7 +67,7 @@ def compare_seconds(steps: int, *assignments: str) -> float:
 
 
 def bare_seconds(steps: int) -> float:
-    """Every bare loop started for itself, one after the other."""
+    """Wall seconds of all bare loops, each in its own start, one after the other."""
     total = 0.0
     for backend in measuring.BARE_LOOPS:
         seconds, _ = measuring.run_quietly(measuring.bare_command(backend, "--steps", str(steps)))

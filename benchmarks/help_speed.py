@@ -1,4 +1,4 @@
-"""Wall time of `harness --help` over that of a bare interpreter start, interleaved."""
+"""Measures the wall time of `harness --help` over a bare interpreter start, interleaved."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TARGET = 6.0
 
 def main() -> int:
     parser = measuring.options(__doc__)
-    parser.add_argument("--repeats", type=int, default=20, help="starts of each")
+    parser.add_argument("--repeats", type=int, default=20, help="starts of each command")
     options = parser.parse_args()
     return measuring.present([measure(options.repeats)], as_json=options.json)
 

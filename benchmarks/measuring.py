@@ -1,4 +1,4 @@
-"""What the benchmarks share: starting the harness and the bare loops, judging, describing the machine."""
+"""Shared by the benchmarks: starts the harness and the bare loops, judges results, describes the machine."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ BARE_LOOPS: dict[str, list[str]] = {
     "fsdp": ["fsdp2.py"],
     "fsdp1": ["fsdp1.py"],
 }
-"""The bare loop that does what a backend of the harness does."""
+"""The bare loop equivalent to each backend."""
 RANKS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A ratio of the harness over the plain way, and the most it may be."""
+    """A ratio of the harness over the plain libraries, and its target."""
 
     name: str
     ratio: float
@@ -50,12 +50,12 @@ class Result:
 
 
 def harness_command() -> list[str]:
-    """The installed command of this interpreter's environment."""
+    """The `harness` command of this environment."""
     return [str(Path(sys.executable).with_name("harness"))]
 
 
 def bare_command(backend: str, *arguments: str) -> list[str]:
-    """Plain torchrun of the bare loop of a backend."""
+    """Command that starts the bare loop of a backend with torchrun."""
     script, *own = BARE_LOOPS[backend]
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     ranks = 1 if backend == "single" else RANKS
@@ -63,28 +63,28 @@ def bare_command(backend: str, *arguments: str) -> list[str]:
 
 
 def run_quietly(command: Sequence[str]) -> tuple[float, str]:
-    """Wall seconds and standard output of a command; one that fails ends the benchmark."""
+    """Wall seconds and standard output of a command; exits if it fails."""
     variables = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     if sys.platform == "linux":
-        # The launcher of the harness sets it too; gloo may find no interface by the host's name.
+        # gloo may find no interface by the host name; the harness's launcher sets this too.
         variables.setdefault("GLOO_SOCKET_IFNAME", "lo")
     begin = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
     seconds = time.perf_counter() - begin
     if done.returncode != 0:
         tail = "\n".join(done.stderr.splitlines()[-20:])
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{tail}")
+        raise SystemExit(f"{' '.join(command)} exited with {done.returncode}:\n{tail}")
     return seconds, done.stdout
 
 
 def bare_document(output: str) -> dict[str, Any]:
-    """The JSON line of a bare loop, whatever its library printed around it."""
+    """The JSON line of a bare loop, ignoring what libraries print."""
     lines = [line for line in output.splitlines() if line.startswith('{"step_seconds"')]
     return json.loads(lines[-1])
 
 
 def progress(text: str) -> None:
-    """Tell the person who waits."""
+    """Print a progress line to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -98,7 +98,7 @@ def paired(
 ) -> list[Result]:
     """Median and extremes of the ratios of each backend's pairs of seconds.
 
-    `one_pair(backend, first side first)`. Backends alternate too, so that each meets the same load.
+    `one_pair(backend, first side first)`. Backends alternate, so that all run under the same load.
     """
     measured: dict[str, list[tuple[float, float]]] = {backend: [] for backend in backends}
     for number in range(pairs):
@@ -127,7 +127,7 @@ def _paired_result(name: str, pairs: Sequence[tuple[float, float]], target: floa
 
 
 def machine() -> dict[str, Any]:
-    """What a result must say of where it was measured."""
+    """Description of the machine and versions, which every result must include."""
     packages = ("torch", "deepspeed", "transformers")
     return {
         "python": platform.python_version(),
@@ -139,7 +139,7 @@ def machine() -> dict[str, Any]:
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
-    """Command line that every benchmark has."""
+    """Parser with the options of every benchmark."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     return parser

@@ -1,4 +1,4 @@
-"""The default strategies over 1, 2 and 4 nodes of a Slurm cluster, and on one node: records and a report.
+"""Runs the default strategies on 1, 2 and 4 nodes of a Slurm cluster; writes records, a report and a page.
 
 Starts a Slurm cluster of its own on this machine (see `make test-cluster`); needs root.
 Usage: python -m benchmarks.node_scaling PREFIX_OF_SLURM OUTPUT_FOLDER
@@ -22,19 +22,19 @@ from tests.cluster.slurm import SlurmCluster
 
 BACKENDS = "ddp,zero1,zero2,zero3,fsdp,fsdp-hybrid"
 WARM = ("--set", "measure.warmup_steps=3")
-"""The first two forward passes of ZeRO-3 are a case of their own: nothing of them is counted."""
+"""The first two forward passes of ZeRO-3 differ from later ones; the probes skip them."""
 WORLDS = (("2,4", "2"), ("1", "4"), ("1", "2"))
-"""Numbers of nodes, ranks per node. Four ranks run on one node and on two."""
+"""Numbers of nodes, ranks per node. Four ranks run on one node and on two nodes."""
 EXPLANATION = """\
-# The default strategies over 1, 2 and 4 nodes
+# Strategies on 1, 2 and 4 nodes
 
-A Slurm cluster of four nodes, which are network namespaces of one machine: what the report says of scaling is
-how much slower two processors become with more ranks, not what more nodes would bring. What it shows is that
-the runs are the same job. `python -m benchmarks.node_scaling PREFIX FOLDER` makes this folder, and
+The four nodes of this Slurm cluster are network namespaces of one machine. The scaling in the report shows
+how two processors slow down with more ranks, not what more nodes would gain. It does show that the runs are
+the same job. `python -m benchmarks.node_scaling PREFIX FOLDER` makes this folder, and
 `python -m benchmarks.node_scaling FOLDER` writes this page again from its records.
 
-Equal worlds on other numbers of nodes, losses of all steps and final weights compared bit by bit; the report
-compares every run with one process, within what rounding explains:
+Equal world sizes on different numbers of nodes, losses of all steps and final weights compared bit by bit
+(the report compares every run with one process, within rounding):
 
 """
 
@@ -64,7 +64,7 @@ def measure(prefix: Path, output: Path) -> None:
 
 
 def tell(records: list[Record]) -> str:
-    """Whether equal worlds train bit by bit alike, however many nodes they have."""
+    """Whether equal world sizes train bit by bit alike, however many nodes they have."""
     worlds: dict[tuple[str, int], list[Record]] = defaultdict(list)
     for record in records:
         worlds[record.backend.label, record.world.world_size].append(record)
@@ -74,8 +74,8 @@ def tell(records: list[Record]) -> str:
         if len(nodes) > 1:
             losses = {tuple(step.loss for step in run.steps) for run in runs}
             weights = {run.final_weights.digest if run.final_weights else run.run_id for run in runs}
-            told = f"losses {_alike(losses)}, final weights {_alike(weights)}"
-            lines.append(f"- {label}, {size} ranks on {' and '.join(map(str, nodes))} nodes: {told}")
+            equality = f"losses {_alike(losses)}, final weights {_alike(weights)}"
+            lines.append(f"- {label}, {size} ranks on {' and '.join(map(str, nodes))} nodes: {equality}")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks on a cluster share: one job at a time, and rounding measured."""
+"""Shared by the benchmarks on a cluster: runs a matrix one job at a time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.cluster.matrices import render
 from tests.cluster.slurm import SlurmCluster
 
 FLOOR = ("--set", "compare.floor=true")
-"""The reference runs once more with the batch in other pieces: what rounding is, is measured."""
+"""Runs the reference again with another split of the batch, which measures rounding."""
 MATRIX_SECONDS = 3600.0
-"""A matrix of many cells takes minutes on an idle machine, and far longer on a busy one."""
+"""A matrix of many cells takes minutes on an idle machine and far longer on a busy one."""
 
 
 def run_matrix(cluster: SlurmCluster, folder: Path, runs: Path, *words: str, steps: int) -> None:
-    """Render with these words into `folder` and run each cell alone; records are added to `runs`."""
-    # Records keep the command line: a relative path says nothing of this machine.
+    """Render with these arguments into `folder` and run one cell at a time; adds records to `runs`."""
+    # Records keep the command line; a relative path reveals nothing about this machine.
     matrix = render(cluster, folder, "--runs", os.path.relpath(runs, folder), *words, steps=steps)
     # One job at a time: two would share the processors.
     path = matrix.folder / "jobs" / "matrix.json"

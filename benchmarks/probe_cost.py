@@ -1,8 +1,8 @@
-"""The timed steps of runs with probes over those of runs without, both runs of a pair at the same time.
+"""Measures timed steps of runs with probes over runs without, both runs of a pair at the same time.
 
-One after the other, two runs of the very same settings differ by up to 10 % on a shared host, whose speed
-changes within seconds. So the two run side by side, each on a core of its own, and change cores from pair to
-pair: what disturbs one disturbs the other (duet benchmarking: Bulej et al., ICPE 2020).
+Run one after the other, two runs with equal settings differ by up to 10 % on a shared host, whose speed
+changes within seconds. The two therefore run simultaneously, each on its own core, and swap cores from pair
+to pair: disturbances affect both (duet benchmarking: Bulej et al., ICPE 2020).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def one_pair(backend: str, steps: int, *, swapped: bool) -> step_time.Pair:
 
 
 def timed_median(backend: str, steps: int, measure_settings: dict[str, int], core: int) -> float:
-    """Median seconds of the timed steps of a run on one core; a probe at work in them ends the benchmark."""
+    """Median seconds of the timed steps of a run on one core; exits if a probe worked in them."""
     settings = {
         "training.steps": steps,
         "model.config.hidden_size": step_time.HIDDEN_SIZE,

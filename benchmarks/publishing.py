@@ -1,6 +1,6 @@
-"""Published reports: packs runs with a report that holds, and renders every published report again.
+"""Publishes a report with its records in one archive, and renders published reports again.
 
-Usage: python -m benchmarks.publishing FOLDER     (render and verify every report of an archive below FOLDER)
+Usage: python -m benchmarks.publishing FOLDER     (render and verify all reports with an archive in FOLDER)
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from harness.report.verify import verify
 from harness.store import read_runs
 
 REPORTS = ("report.md", "report.html")
-"""The second only where there is one."""
+"""The second is optional."""
 
 
 def publish(runs: Path, output: Path) -> list[Record]:
-    """Pack the records into `output`, and write and verify a report of them there.
+    """Pack the records into `output`, write a report of them there and verify it.
 
-    Ends the program if a run failed: nothing is published then.
+    Exits without publishing if a run failed.
     """
     records = [record for _, record in read_runs([runs])[0]]
     for record in records:
@@ -35,7 +35,7 @@ def publish(runs: Path, output: Path) -> list[Record]:
 
 
 def render_again(folder: Path) -> list[str]:
-    """Render and verify the reports that lie next to archives below a folder; returns what does not hold."""
+    """Render and verify the reports next to archives below a folder; return what fails verification."""
     problems = []
     for archive in sorted(folder.rglob(ARCHIVE_NAME)):
         runs, unreadable = read_runs([archive])

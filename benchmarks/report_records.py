@@ -1,4 +1,4 @@
-"""Synthetic records for the report benchmark: several jobs, backends, world sizes and repeats."""
+"""Writes synthetic records for the report benchmark: several jobs, backends, world sizes and repeats."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ BACKENDS = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "
 SIZES = (2, 4)
 REPEATS = 5
 PER_JOB = 1 + len(BACKENDS) * len(SIZES) * REPEATS
-"""The reference once, every other cell with its repeats."""
+"""The reference once, every other cell `REPEATS` times."""
 PARAMETERS = 1_000_000
 
 
 def write_records(folder: Path, count: int, steps: int) -> None:
-    """Write so many records; each job has the same shape, so more records are more jobs."""
+    """Write `count` records; all jobs have the same shape, so more records mean more jobs."""
     chance = random.Random(0)
     for number in range(count):
         job, within = divmod(number, PER_JOB)

@@ -1,7 +1,7 @@
-"""Time and memory of `harness report` over 1,000 records of 500 steps, and over 100 of them.
+"""Measures time and memory of `harness report` on 1,000 records of 500 steps, and on fewer of them.
 
-Processor time is what is judged, the least of several runs: other work on the machine or its host only adds
-to it. How fast the host is at the moment shows beside it: what Python's `json` takes to read the same files.
+Judges the minimum of the processor time over several runs, because other work on the machine or its host only
+adds to it. The time that Python's `json` takes to read the same files shows how fast the host currently is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_SECONDS = 10.0
 MOST_OVER_JSON = 2.0
 MOST_BYTES = 2**30
 MOST_GROWTH = 1.15
-"""Seconds of 1,000 records over what a line through those of 100 and 550 gives: 1 is linear."""
+"""Seconds for 1,000 records over the extrapolation from 100 and 550 records: 1 is linear."""
 STEPS = 500
 COUNTS = (100, 550, 1000)
 ROUNDS = 5
@@ -39,7 +39,7 @@ def main() -> int:
 def measure(steps: int = STEPS) -> list[measuring.Result]:
     """Seconds, bytes and growth, each over its target.
 
-    The sizes take turns: the speed of a shared host drifts from minute to minute.
+    The sizes alternate, because the speed of a shared host drifts from minute to minute.
     """
     seconds: dict[int, list[float]] = {count: [] for count in COUNTS}
     over_json, peak = [], 0
@@ -58,17 +58,17 @@ def measure(steps: int = STEPS) -> list[measuring.Result]:
     few, middle, many = (min(seconds[count]) for count in COUNTS)
     growth = many / (middle + (middle - few))
     of_many = [took / MOST_SECONDS for took in seconds[COUNTS[-1]]]
-    beside_json = f"{statistics.median(over_json):.2f} times as long as `json` takes to read them"
+    json_detail = f"{statistics.median(over_json):.2f} times as long as `json` takes to read them"
     return [
         _result("report seconds", min(of_many), 1.0, f"{many:.1f} s of processor time", of_many),
-        _result("report over json", statistics.median(over_json), MOST_OVER_JSON, beside_json, over_json),
+        _result("report over json", statistics.median(over_json), MOST_OVER_JSON, json_detail, over_json),
         _result("report memory", peak / MOST_BYTES, 1.0, f"{peak / 2**20:.0f} MiB"),
         _result("report growth", growth, MOST_GROWTH, f"{few:.1f}, {middle:.1f}, {many:.1f} s for {COUNTS}"),
     ]
 
 
 def report(runs: Path, output: Path) -> tuple[float, int]:
-    """Processor seconds of the command, and the largest resident set of any so far, in bytes."""
+    """Processor seconds of the command, and the largest resident set of all commands so far, in bytes."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [*measuring.harness_command(), "report", str(runs), "-o", str(output)]
     subprocess.run(command, check=True, capture_output=True)

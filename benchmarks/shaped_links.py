@@ -1,4 +1,4 @@
-"""Step times of strategies on two nodes over links of known speed, beside what their bytes predict.
+"""Measures step times on two nodes over links of known speed and predicts them from the bytes between nodes.
 
 Starts a Slurm cluster of its own on this machine (see `make test-cluster`); needs root.
 Usage: python -m benchmarks.shaped_links PREFIX_OF_SLURM OUTPUT_FOLDER
@@ -32,10 +32,11 @@ from tests.cluster.slurm import SlurmCluster
 
 BACKENDS = ("ddp", "zero2", "zero3", "fsdp", "fsdp-hybrid")
 LINKS = {"unshaped": None, "1000mbit": 1000, "200mbit": 200}
-"""Name of each link and its limit, Mbit/s. The first is the known one of the prediction."""
+"""Name of each link and its limit, Mbit/s."""
 KNOWN = "unshaped"
+"""The link whose step times enter the prediction."""
 SLOWEST_OF_INTEREST = 125e3
-"""Bytes per second: strategies that differ in scalars only meet at speeds that no link has."""
+"""Bytes per second. Strategies that differ by a few scalars cross at speeds that no link has."""
 REPEATS = 3
 STEPS = 20
 RANKS_PER_NODE = 2
@@ -43,22 +44,25 @@ MODEL = (
     "--set", "model.config.hidden_size=256", "--set", "model.config.intermediate_size=688",
     "--set", "data.sequence_length=16",
 )  # fmt: skip
-"""Many parameters and few tokens: the link decides more than the processors that all ranks share."""
+"""Many parameters and few tokens, so that the link matters more than the processors that all ranks share."""
 EXPLANATION = """\
 # Step times over links of 200 Mbit/s and 1 Gbit/s
 
-Two nodes with two CPU ranks each, gloo. The nodes are network namespaces of one machine, and `tc` limits
-what each sends on the data network. Each link has a folder with its records, its report and the self-tests
-of its network right before the runs and right after them (`fabric-*.json`). All of this page follows from
-these files:
-`python -m benchmarks.shaped_links {folder}` writes this page again.
+Two nodes with two CPU ranks each, gloo. The nodes are network namespaces of one machine; `tc` limits what
+each sends on the data network. Each link has a folder with its records, its report and the network self-tests
+right before and right after the runs (`fabric-*.json`).
+`python -m benchmarks.shaped_links {folder}` computes this page again from these files.
 
-Predicted: T(w) = T(k) + B (1/w - 1/k). T(k) is the step time measured on the unshaped link; B the bytes per
-step that a node sends to the other, from the counted collectives of the unshaped runs with gloo's emulated
-reduce-scatter as what it is; k and w the all-reduce bus bandwidth that `harness fabric` measured on the
-unshaped and on the shaped link, the mean of before and after (`harness/theory/links.py`). No step time of a
-shaped link enters.
-Step times are medians of the timed steps of {repeats} runs of {steps} steps.
+Prediction: T(w) = T(k) + B (1/w - 1/k) (`harness/theory/links.py`), where
+
+- T(k) is the step time measured on the unshaped link,
+- B is the traffic per step from one node to the other, from the collectives counted in the unshaped runs;
+  gloo implements reduce-scatter as all-reduce, and B includes that,
+- k and w are the all-reduce bus bandwidths that `harness fabric` measured on the unshaped and on the shaped
+  link, mean of before and after.
+
+No step time of a shaped link enters the prediction. Step times are medians over the timed steps of
+{repeats} runs of {steps} steps.
 """
 
 
@@ -79,13 +83,13 @@ class Link:
         return median(s for r in self.records if r.backend.label == backend for s in step_seconds(r))
 
     def crossing_bytes(self, backend: str) -> float:
-        """Of the node that sends most, per step."""
+        """Bytes per step to the other node, from the node that sends most."""
         record = next(r for r in self.records if r.backend.label == backend)
         return max(volume.between for volume in node_volumes(record))
 
 
 def measure(cluster: SlurmCluster, scratch: Path, name: str, output: Path) -> None:
-    """Run the matrix between two self-tests over one link; keep records, reports and the self-tests."""
+    """Run the matrix over one link between two self-tests; publish records, report and self-tests."""
     rate = LINKS[name]
     cluster.nodes.shape(None if rate is None else f"{rate}mbit")
     here, runs, folder = scratch / name, scratch / name / "runs", output / name
@@ -101,7 +105,7 @@ def measure(cluster: SlurmCluster, scratch: Path, name: str, output: Path) -> No
 
 
 def self_test(cluster: SlurmCluster, scratch: Path, result: Path) -> None:
-    """Measure the all-reduce of the ranks of a run, as they are spread over the nodes."""
+    """Measure the all-reduce of the ranks of a run, placed on the nodes as in the run."""
     measured_fabric(
         cluster, scratch, "--operations", "all_reduce", "--max-size", "8MB", "--seconds-per-row", "2",
         ranks_per_node=RANKS_PER_NODE,
@@ -110,7 +114,7 @@ def self_test(cluster: SlurmCluster, scratch: Path, result: Path) -> None:
 
 
 def read_links(output: Path) -> dict[str, Link]:
-    """What `measure` left. Raises HarnessError where a file is missing."""
+    """Read what `measure` published. Raises HarnessError if a file is missing."""
     links = {}
     for name in LINKS:
         tests = [read_fabric(path) for path in (output / name).glob("fabric*.json")]
@@ -144,7 +148,7 @@ def tell(links: dict[str, Link]) -> str:
             )  # fmt: skip
         swaps += _swaps(name, known, predicted, measured)
         orders += [[name, "predicted", _order(predicted)], [name, "measured", _order(measured)]]
-    orders.append(["ever slower", "predicted", _order({b: known.crossing_bytes(b) for b in BACKENDS})])
+    orders.append(["slowest", "predicted", _order({b: known.crossing_bytes(b) for b in BACKENDS})])
     bandwidths = [
         [name, ", ".join(f"{found * 8e-6:.0f}" for found in links[name].bandwidths)] for name in LINKS
     ]
@@ -156,20 +160,20 @@ def tell(links: dict[str, Link]) -> str:
                 (
                     "link",
                     "backend",
-                    "crossing MB/step",
+                    "MB/step between nodes",
                     "unshaped ms",
                     "predicted ms",
                     "measured ms",
-                    "off by",
+                    "difference",
                 ),
             ),
             _table(orders, ("link", "", "order of step times")),
-            "Pairs that change places against the unshaped link, by the prediction or the measurement,\n"
-            "and by how much the one that is then faster is faster:",
+            "Pairs whose order differs from the unshaped link, predicted or measured, and by how much the\n"
+            "one that is now faster leads:",
             _table(swaps, ("link", "faster now", "than", "predicted", "measured")),
-            "Bus bandwidth below which, by the same formula, a strategy that sends less overtakes one that\n"
-            "is faster on the unshaped link:",
-            _table(_crossovers(known), ("overtakes", "is overtaken", "below Mbit/s")),
+            "Bus bandwidth below which, by the same formula, a strategy with less traffic overtakes one\n"
+            "that is faster on the unshaped link:",
+            _table(_crossovers(known), ("overtakes", "overtaken", "below Mbit/s")),
         ]
     )
 
@@ -177,14 +181,14 @@ def tell(links: dict[str, Link]) -> str:
 def _swaps(
     name: str, known: Link, predicted: dict[str, float], measured: dict[str, float]
 ) -> list[list[str]]:
-    """Pairs whose order is not that of the unshaped link."""
+    """Pairs whose order differs from the unshaped link."""
     found = []
     for pair in combinations(BACKENDS, 2):
         before, after = sorted(pair, key=known.seconds)
         gains = [seconds[before] / seconds[after] - 1 for seconds in (predicted, measured)]
         if max(gains) > 0:
-            told = [f"{gain:.0%}" if gain > 0 else f"no: {-gain:.0%} slower" for gain in gains]
-            found.append([name, after, before, *told])
+            leads = [f"{gain:.0%}" if gain > 0 else f"no: {-gain:.0%} slower" for gain in gains]
+            found.append([name, after, before, *leads])
     return found
 
 

@@ -1,4 +1,4 @@
-"""Step time inside the harness over that of a bare loop, from pairs of runs in alternating order."""
+"""Measures the step time in the harness over a bare loop, from pairs of runs in alternating order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def measure(backends: Sequence[str] = BACKENDS, pairs: int = 5, steps: int = 40)
 
 
 def one_pair(backend: str, steps: int, *, harness_first: bool) -> Pair:
-    """Median seconds of the timed steps, inside the harness and of the same steps of the bare loop."""
+    """Median seconds of the timed steps in the harness, and of the same steps in the bare loop."""
     if harness_first:
         record = run_harness(backend, steps)
         bare = run_bare(backend, steps)
@@ -51,7 +51,9 @@ def one_pair(backend: str, steps: int, *, harness_first: bool) -> Pair:
     for row in timed:
         difference = abs(row["loss"] - bare["losses"][row["step"]])
         if not difference < LOSS_TOLERANCE:
-            raise SystemExit(f"{backend}: losses differ by {difference} at step {row['step']}: not one job")
+            raise SystemExit(
+                f"{backend}: losses differ by {difference} at step {row['step']}: not the same job"
+            )
     return (
         statistics.median(row["seconds"] for row in timed),
         statistics.median(bare["step_seconds"][row["step"]] for row in timed),
@@ -59,7 +61,7 @@ def one_pair(backend: str, steps: int, *, harness_first: bool) -> Pair:
 
 
 def run_harness(backend: str, steps: int) -> dict:
-    """The record of a run inside the harness."""
+    """Run in the harness and return the record."""
     settings = {
         "training.steps": steps,
         "training.deterministic": "false",  # as the bare loops leave it

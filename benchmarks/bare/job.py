@@ -1,6 +1,6 @@
-"""The harness's default job, written down once more for the bare loops: model, text, optimizer, end.
+"""The harness's default job, written again for the bare loops: model, text, optimizer, output.
 
-Imports nothing of the harness, so that a bare loop is what a user of the plain library would have.
+Imports nothing of the harness, so that a bare loop is what a user of the plain library would write.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ GRADIENT_CLIPPING = 1.0
 
 @dataclass
 class Measured:
-    """What one rank notes while it trains."""
+    """Measurements of one rank during training."""
 
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
 
 
 def parser() -> argparse.ArgumentParser:
-    """Command line of every bare loop."""
+    """Parser with the options of every bare loop."""
     options = argparse.ArgumentParser()
     options.add_argument("--steps", type=int, default=20)
     options.add_argument("--hidden-size", type=int, default=128)
@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def start() -> None:
-    """Threads and process group, before anything is built."""
+    """Set the threads and start the process group, before anything is built."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
     dist.init_process_group("gloo")
 
@@ -70,7 +70,7 @@ def build_model(options: argparse.Namespace) -> LlamaForCausalLM:
 
 
 def build_optimizer(model: nn.Module, decaying: set[str]) -> torch.optim.AdamW:
-    """AdamW whose decay spares the parameters outside `decaying`."""
+    """AdamW with weight decay on the parameters in `decaying` only."""
     named = [(name.replace("_fsdp_wrapped_module.", ""), p) for name, p in model.named_parameters()]
     groups = [
         {"params": [p for name, p in named if name in decaying], "weight_decay": 0.1},
@@ -80,7 +80,7 @@ def build_optimizer(model: nn.Module, decaying: set[str]) -> torch.optim.AdamW:
 
 
 def decaying_names(model: nn.Module) -> set[str]:
-    """Names of the matrices; asked before a library shards them."""
+    """Names of the matrices; call this before a library shards them."""
     return {name for name, parameter in model.named_parameters() if parameter.ndim >= 2}
 
 
@@ -97,7 +97,7 @@ def build_schedule(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.
 
 
 class Batches:
-    """This rank's part of every global batch, out of Python's own help texts as bytes."""
+    """This rank's part of every global batch, from Python's own help texts as bytes."""
 
     def __init__(self) -> None:
         stream: list[int] = []
@@ -115,9 +115,9 @@ class Batches:
 
 
 def finish(measured: Measured) -> NoReturn:
-    """Print the slowest rank's seconds and the mean loss of every step from rank 0, and end.
+    """Print the slowest rank's seconds and the mean loss of every step from rank 0, and exit.
 
-    Without static destructors, in which a process that used DeepSpeed over gloo sometimes dies.
+    Skips static destructors, in which a process that used DeepSpeed over gloo sometimes crashes.
     """
     everyone: list[Measured | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, measured)

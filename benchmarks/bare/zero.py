@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--stage", type=int, choices=range(4), required=True)
     options = parser.parse_args()
     logger.setLevel(logging.ERROR)
-    # The shared-memory all-reduce would be compiled first, for half a minute.
+    # Compiling the shared-memory all-reduce would take half a minute.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     job.start()
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)

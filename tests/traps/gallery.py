@@ -1,4 +1,4 @@
-"""What the harness says of each planted trap, as a folder to publish: records, reports, and a page of all.
+"""Publishes the finding for each planted trap: records, reports and a page of all.
 
 Usage: python -m tests.traps.gallery OUTPUT_FOLDER          (run every trap: minutes)
        python -m tests.traps.gallery OUTPUT_FOLDER --page   (write the page again from what was recorded)
@@ -28,24 +28,23 @@ DOCUMENTS = "documents.jsonl"
 PAGE = """\
 # The trap gallery
 
-What the harness says when a comparison goes wrong. Each line is a mistake made on purpose: a backend with a
-defect, beside the reference on one process. Those with a number happened in public first. 'unseen' are
-defects of kinds for which no finding was written, 'late' those that begin after three sound steps.
+The findings for comparisons that go wrong. Each line is a deliberate mistake: a backend with a defect,
+compared with the reference on one process. Numbered traps have occurred in public. 'unseen' are kinds of defects for
+which no finding was written, 'late' are defects that begin after three correct steps.
 
-Each job has a folder with its records and its report, in which all mistakes of that job stand beside each
-other. What a report says of them is in its section 'Findings'; runs that are no longer the same job stand
-apart in it. The job is a Llama of two blocks on CPU ranks over gloo, 6 steps; no figure of speed here is to
-be used.
+Each job has a folder with its records and one report of all its mistakes. The findings are in the report's
+section 'Findings'; runs that are not the same job have their own table there. The job is a Llama of two
+blocks on CPU ranks over gloo, 6 steps; ignore all figures of speed.
 
-`make gallery` runs everything again, and a test holds this page to the records. Not shown are T19, T20 and
-T25, which take a GPU, a library's logger or fp16, and T23, two jobs in one table; tests plant them in
+`make gallery` runs everything again; a test compares this page with the records. The page omits T19, T20 and
+T25, which need a GPU, a library's logger or fp16, and T23, two jobs in one table; tests plant these in
 records.
 
 """
 
 
 def folder_name(trap: Trap) -> str:
-    """Of the job in which a trap shows."""
+    """Folder of the job in which a trap shows."""
     parts = [f"{trap.world_size} rank{'s' if trap.world_size > 1 else ''}"]
     parts += [
         "tied" if setting.startswith("model.config") else setting.partition(".")[2].replace("=", "-")
@@ -55,7 +54,7 @@ def folder_name(trap: Trap) -> str:
 
 
 def by_folder() -> dict[str, list[Trap]]:
-    """The traps of each job, those that differ in precision only once."""
+    """The traps of each job; those that only differ in precision appear once."""
     found: dict[str, list[Trap]] = {}
     for trap in TRAPS:
         if not trap.name.endswith("in bf16"):
@@ -64,7 +63,7 @@ def by_folder() -> dict[str, list[Trap]]:
 
 
 def run_all(output: Path) -> None:
-    """Run every trap beside its reference; replace the folder by their records and reports."""
+    """Run every trap and its reference; replace the folder by their records and reports."""
     with tempfile.TemporaryDirectory() as name:
         # Elsewhere, since records say if the checkout was clean; relative paths, since records keep them.
         os.chdir(name)
