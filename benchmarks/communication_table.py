@@ -45,11 +45,12 @@ RECOMPUTATION = (
     "the module in which recomputation stops."
 )
 CHECKPOINTS = (
-    "Nor do they cover checkpoints. If a run saves one (`measure.checkpoint`), that phase is compared to the "
-    "byte too, except pickled objects: DeepSpeed all-reduces 40 bytes to compare the tag and gathers "
-    "nothing; FSDP1 gathers every unit's weights and both moments of Adam, in the dtype of the masters and with the "
-    "padding of its flat parameters; FSDP2 and DDP gather no tensor. `torch.distributed.checkpoint`, which "
-    "saves for DDP and FSDP, exchanges its plans as pickled objects, whose size does not follow from the job."
+    "Nor do they cover checkpoints. If a run saves one (`measure.checkpoint`), that phase is compared to "
+    "the byte too, except pickled objects: DeepSpeed all-reduces 40 bytes to compare the tag and gathers "
+    "nothing; FSDP1 gathers every unit's weights and both moments of Adam, in the dtype of the masters "
+    "and with the padding of its flat parameters; FSDP2 and DDP gather no tensor. "
+    "`torch.distributed.checkpoint`, which saves for DDP and FSDP, exchanges its plans as pickled "
+    "objects, whose size does not follow from the job."
 )
 PRECISIONS = ("fp32", "bf16-mixed")
 ACCUMULATION = (1, 4)

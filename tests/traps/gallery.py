@@ -29,8 +29,8 @@ PAGE = """\
 # The trap gallery
 
 The findings for comparisons that go wrong. Each line is a deliberate mistake: a backend with a defect,
-compared with the reference on one process. Numbered traps have occurred in public. 'unseen' are kinds of defects for
-which no finding was written, 'late' are defects that begin after three correct steps.
+compared with the reference on one process. Numbered traps have occurred in public. 'unseen' are kinds of
+defects for which no finding was written, 'late' are defects that begin after three correct steps.
 
 Each job has a folder with its records and one report of all its mistakes. The findings are in the report's
 section 'Findings'; runs that are not the same job have their own table there. The job is a Llama of two
