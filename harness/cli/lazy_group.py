@@ -15,15 +15,12 @@ class LazyGroup(click.Group):
     def __init__(self, *arguments: Any, package: str, summaries: Mapping[str, str], **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._package = package
-        self._summaries = summaries
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names in the order of the help text."""
-        return sorted(self._summaries)
+        # In place of the commands wherever only their names or lines are wanted.
+        self.commands = {name: click.Command(name, help=summary) for name, summary in summaries.items()}
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command; None if there is none of this name."""
-        if cmd_name not in self._summaries:
+        if cmd_name not in self.commands:
             return None
         command = getattr(import_module(f"{self._package}.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
@@ -31,12 +28,8 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands with their lines, shortened as click shortens them."""
-        width = formatter.width - 6 - max(map(len, self._summaries))
+        width = formatter.width - 6 - max(map(len, self.commands))
         with formatter.section("Commands"):
             formatter.write_dl(
-                [(name, _shortened(self._summaries[name], width)) for name in self.list_commands(ctx)]
+                [(name, self.commands[name].get_short_help_str(width)) for name in self.list_commands(ctx)]
             )
-
-
-def _shortened(summary: str, width: int) -> str:
-    return click.Command(None, help=summary).get_short_help_str(width)

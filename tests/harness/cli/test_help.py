@@ -5,6 +5,7 @@ import sys
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from harness.cli import COMMANDS, harness
 
@@ -35,3 +36,9 @@ def test_command_is_listed_with_the_first_sentence_of_its_help(name: str) -> Non
     assert command is not None
     assert command.name == name
     assert command.get_short_help_str(limit=200) == COMMANDS[name]
+
+
+def test_a_mistyped_command_is_corrected() -> None:
+    done = CliRunner().invoke(harness, ["rnu"])
+    assert done.exit_code == 2
+    assert "Did you mean 'run'?" in done.stderr
