@@ -52,7 +52,7 @@ class Fsdp2Backend(Backend):
     ) -> Engine:
         model = build_model()
         count = parameter_count(model)
-        if isinstance(self.options, Fsdp2Options) and self.options.masters == "compute":
+        if isinstance(self.options, Fsdp2Options) and self.options.master_dtype == "compute":
             cast_parameters(model, compute_dtype(context.precision))
         blocks = transformer_blocks(model)
         mesh = self._mesh(context.world)

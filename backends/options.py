@@ -77,7 +77,7 @@ class Fsdp2Options(ShardedOptions):
         description="blocks gathered ahead explicitly, forward and backward; default: torch's implicit "
         "prefetch",
     )
-    masters: Literal["fp32", "compute"] = Field(
+    master_dtype: Literal["fp32", "compute"] = Field(
         "fp32",
         description="compute: weights and optimizer states in the compute dtype of a mixed precision, with "
         "no fp32 masters (for experiments)",

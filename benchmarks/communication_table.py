@@ -61,7 +61,7 @@ WITH_OPTIONS = (
 )  # fmt: skip
 BACKENDS = ",".join([*(name for name in registry.entries() if name != registry.REFERENCE), *WITH_OPTIONS])
 COMMON = (
-    "training.steps=4", "training.micro_batch_size=1", "measure.warmup_steps=2", "measure.counted_steps=2",
+    "training.steps=4", "training.micro_batch_size=1", "measure.warmup_steps=2", "measure.probed_steps=2",
     "data.sequence_length=16", "data.limit=200", "runtime.threads_per_rank=1",
 )  # fmt: skip
 
@@ -169,10 +169,10 @@ def _cell(record: Record | None) -> str:
     pair = volume_of(record)
     assert pair is not None
     assert record.windows is not None
-    measured = _step_bytes(measured_payload(record, pair[0])[0]) // record.windows.counted
+    measured = _step_bytes(measured_payload(record, pair[0])[0]) // record.windows.probed
     if volume_differences(record) == [] and not pair[1].unknown:
         return f"{measured:,}"
-    expected = _step_bytes(expected_payload(pair[1])) // record.windows.counted
+    expected = _step_bytes(expected_payload(pair[1])) // record.windows.probed
     return f"{measured:,} (expected {expected:,})"
 
 

@@ -27,7 +27,7 @@ def measure(repeats: int = 1, steps: int = 20) -> list[measuring.Result]:
     repeats the reference to measure rounding; the other side has no such run.
     """
     sides: dict[str, Callable[[int], float]] = {
-        "eight": lambda steps: compare_seconds(steps, "compare.floor=false"),
+        "eight": lambda steps: compare_seconds(steps, "compare.noise_runs=false"),
         "default": compare_seconds,
         "bare": bare_seconds,
     }

@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.on_cluster import FLOOR, run_matrix
+from benchmarks.on_cluster import NOISE_RUNS, run_matrix
 from benchmarks.publishing import publish
 from harness.record import Record
 from harness.record_files import ARCHIVE_NAME
@@ -56,7 +56,7 @@ def measure(prefix: Path, output: Path) -> None:
         cluster = SlurmCluster(scratch / "slurm", prefix, 4, cpus_per_node=4)
         try:
             for number, (nodes, nproc) in enumerate(WORLDS):
-                words = ("--backends", BACKENDS, "--nodes", nodes, "--nproc", nproc, *FLOOR, *WARM)
+                words = ("--backends", BACKENDS, "--nodes", nodes, "--nproc", nproc, *NOISE_RUNS, *WARM)
                 run_matrix(cluster, scratch / str(number), scratch / "runs", *words, steps=16)
         finally:
             cluster.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.cluster.matrices import render
 from tests.cluster.slurm import SlurmCluster
 
-FLOOR = ("--set", "compare.floor=true")
+NOISE_RUNS = ("--set", "compare.noise_runs=true")
 """Runs the reference again with another split of the batch, which measures rounding."""
 MATRIX_SECONDS = 3600.0
 """A matrix of many cells takes minutes on an idle machine and far longer on a busy one."""

@@ -23,11 +23,11 @@ BACKENDS = ("ddp", "zero3", "fsdp")
 # Both sides time the same steps of the same job; without probes the steps before them are all warm-up.
 WITH_PROBES = {
     "measure.warmup_steps": 3,
-    "measure.counted_steps": 2,
+    "measure.probed_steps": 2,
     "measure.traced_steps": 1,
-    "measure.settling_steps": 3,
+    "measure.cooldown_steps": 3,
 }
-WITHOUT_PROBES = {"measure.warmup_steps": 9, "measure.counted_steps": 0, "measure.traced_steps": 0}
+WITHOUT_PROBES = {"measure.warmup_steps": 9, "measure.probed_steps": 0, "measure.traced_steps": 0}
 
 
 def main() -> int:

@@ -46,13 +46,13 @@ def write_records(folder: Path, count: int, steps: int) -> None:
 
 def _record(chance: random.Random, job: int, backend: str, size: int, repeat: int, steps: int) -> Record:
     training = TrainingSection(steps=steps, global_batch_size=8, seed=job)
-    windows = ["warmup"] * 3 + ["counted"] * 2 + ["traced"] + ["timed"] * (steps - 6)
+    windows = ["warmup"] * 3 + ["probed"] * 2 + ["traced"] + ["timed"] * (steps - 6)
     seconds = [chance.uniform(0.1, 0.12) * (1 + 1 / size) for _ in range(steps)]
     parts = [
         StepPart(
             step=step, window=windows[step], loss=5.5 / (1 + step / 100) + chance.gauss(0, 1e-7),  # type: ignore[arg-type]
             gradient_norm=2.0 / (1 + step / 50), learning_rate=1e-3 / (1 + step), tokens=1024,
-            target_tokens=1016, samples=8, seconds=seconds[step], ledger=f"{step * 7919:016x}",
+            target_tokens=1016, samples=8, seconds=seconds[step], sample_hashes=f"{step * 7919:016x}",
         )
         for step in range(steps)
     ]  # fmt: skip
@@ -84,7 +84,7 @@ def _record(chance: random.Random, job: int, backend: str, size: int, repeat: in
             for op in ("all_gather", "reduce_scatter")
             if size > 1
         ],
-        windows=WindowsPart(warmup=3, counted=2, traced=1, timed=steps - 6),
+        windows=WindowsPart(warmup=3, probed=2, traced=1, timed=steps - 6),
     )  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def _rank(rank: int, size: int, seconds: list[float]) -> RankPart:
             phase: [value * share for value in seconds]
             for phase, share in (("forward", 0.3), ("backward", 0.5), ("step", 0.15))
         },
-        ledger=[f"{step * 104729 + rank:016x}" for step in range(len(seconds))],
+        sample_hashes=[f"{step * 104729 + rank:016x}" for step in range(len(seconds))],
         samples=[8 // size] * len(seconds),
         memory=[
             MemoryPart(step=step, moment=moment, allocated_bytes=held, peak_bytes=held * 2, kinds=kinds)

@@ -17,7 +17,7 @@ from statistics import mean, median
 
 from tabulate import tabulate
 
-from benchmarks.on_cluster import FLOOR, run_matrix
+from benchmarks.on_cluster import NOISE_RUNS, run_matrix
 from benchmarks.publishing import publish
 from harness.compare.measures import step_seconds
 from harness.compare.nodes import node_volumes
@@ -98,7 +98,7 @@ def measure(cluster: SlurmCluster, scratch: Path, name: str, output: Path) -> No
     self_test(cluster, here, folder / "fabric-before.json")
     run_matrix(
         cluster, here, runs, "--backends", ",".join(BACKENDS), "--nodes", "2", "--nproc", str(RANKS_PER_NODE),
-        "--repeats", str(REPEATS), *MODEL, *FLOOR, steps=STEPS,
+        "--repeats", str(REPEATS), *MODEL, *NOISE_RUNS, steps=STEPS,
     )  # fmt: skip
     self_test(cluster, here, folder / "fabric-after.json")
     publish(runs, folder)

@@ -30,6 +30,7 @@ from harness.provenance import (
     package_versions,
 )
 from harness.record import Record
+from harness.renamed import rename_options
 from harness.run_directory.request import RunRequest
 from harness.spec import Experiment, Job, MeasureSection
 
@@ -63,19 +64,19 @@ def plan(
 
     A round holds one run of every cell, so that a machine whose speed drifts treats all backends alike.
     Every world size decides its global batch; for each a reference of one process is added, and unless
-    `compare.floor` is off the repetitions of it that say how much rounding alone changes, which are neither
-    timed nor probed. Ranks are spread over `nodes`; `machine` names machines other than this one. Raises
-    HarnessError for an unknown backend or a batch that does not divide.
+    `compare.noise_runs` is off the repetitions of it that show how much rounding alone changes, which are
+    neither timed nor probed. Ranks are spread over `nodes`; `machine` names machines other than this one.
+    Raises HarnessError for an unknown backend or a batch that does not divide.
     """
     labels = [canonical_label(given) for given in _expand(backends)]
     cells: dict[str, Cell] = {}
     for world_size in world_sizes:
         layout = batch_layout(experiment.training, world_size)
         one_process = reference_layout(layout, experiment.training)
-        floor = floor_labels(one_process, experiment) if experiment.compare.floor else []
-        for label in [registry.REFERENCE, *floor, *labels]:
+        noise_runs = noise_labels(one_process, experiment) if experiment.compare.noise_runs else []
+        for label in [registry.REFERENCE, *noise_runs, *labels]:
             alone = registry.parse(label)[0].name == registry.REFERENCE
-            for repeat in range(1 if label in floor else repeats):
+            for repeat in range(1 if label in noise_runs else repeats):
                 cell = make_cell(
                     experiment,
                     label,
@@ -85,7 +86,7 @@ def plan(
                     device,
                     nodes=1 if alone else nodes,
                     machine=machine,
-                    measure=experiment.measure.losses_alone() if label in floor else None,
+                    measure=experiment.measure.losses_alone() if label in noise_runs else None,
                 )
                 cells.setdefault(cell.key, cell)
     return sorted(cells.values(), key=lambda cell: cell.repeat)
@@ -137,7 +138,7 @@ def make_cell(
     )  # fmt: skip
 
 
-def floor_labels(layout: BatchLayout, experiment: Experiment) -> list[str]:
+def noise_labels(layout: BatchLayout, experiment: Experiment) -> list[str]:
     """Repetitions of the reference that measure rounding: other orders of adding, at low precision others."""
     labels = []
     other = another_split(layout)
@@ -214,7 +215,7 @@ def _expand(backends: Iterable[str]) -> list[str]:
 def canonical_label(given: str) -> str:
     """The one spelling of a backend's label. Raises HarnessError if no backend has it."""
     try:
-        return registry.canonical_label(given)
+        return registry.canonical_label(rename_options(given, lambda _: None))
     except registry.UnknownBackend as error:
         raise HarnessError(str(error)) from error
 

@@ -11,11 +11,16 @@ from pydantic import ValidationError
 from harness.backends.explain import choices, explain
 from harness.backends.values import InvalidYaml, parse_value
 from harness.errors import HarnessError
+from harness.renamed import Notify, rename_assigned, rename_settings, require_one_name
 from harness.spec import Experiment
 
 
-def load_experiment(path: Path | None, assignments: Sequence[str] = ()) -> Experiment:
+def load_experiment(
+    path: Path | None, assignments: Sequence[str] = (), notify: Notify = lambda _: None
+) -> Experiment:
     """Read the YAML file, apply 'a.b=c' assignments in order, validate.
+
+    Old names of settings are read; `notify` is told of each once.
 
     Values after '=' are YAML, so `training.steps=60` is a number and `model.config={...}` a mapping.
     Relative paths in a file are kept as they are: they count from the working directory.
@@ -24,8 +29,13 @@ def load_experiment(path: Path | None, assignments: Sequence[str] = ()) -> Exper
     document = _read(path) if path else {}
     # A section whose lines are all commented out is empty, not null.
     document = {key: {} if value is None else value for key, value in document.items()}
+    told: dict[str, None] = {}
+    rename_settings(document, told.setdefault)
+    require_one_name(assignment.partition("=")[0].strip() for assignment in assignments)
     for assignment in assignments:
-        _assign(document, assignment)
+        _assign(document, assignment, told.setdefault)
+    for notice in told:
+        notify(notice)
     try:
         return Experiment.model_validate(document)
     except ValidationError as error:
@@ -50,18 +60,20 @@ def _read(path: Path) -> dict[str, Any]:
     return document
 
 
-def _assign(document: dict[str, Any], assignment: str) -> None:
+def _assign(document: dict[str, Any], assignment: str, notify: Notify) -> None:
     key, _, text = assignment.partition("=")
     parts = key.strip().split(".")
     if not text.strip() or not all(parts):
         raise HarnessError(f"--set was given '{assignment}'; write SECTION.KEY=VALUE, with null for no value")
+    value = _parse(text, f"--set {key}")
+    parts = rename_assigned(key.strip(), value, notify).split(".")
     target = document
     for part in parts[:-1]:
         inner = target.setdefault(part, {})
         if not isinstance(inner, dict):
             raise HarnessError(f"--set {key}: '{part}' is a value ({inner!r}), not a section")
         target = inner
-    target[parts[-1]] = _parse(text, f"--set {key}")
+    target[parts[-1]] = value
 
 
 def _parse(text: str, where: str) -> Any:

@@ -31,7 +31,7 @@ DEFAULT_MODEL_CONFIG: dict[str, Any] = {
 DEFAULT_GLOBAL_BATCH_SIZE = 8
 DEFAULT_STEPS = 20
 LEAST_TIMED_STEPS = 8
-"""A shorter run times every step that carries no probe, and leaves none to settle."""
+"""A shorter run times every step that carries no probe, and has no cooldown."""
 
 
 class Section(TypedValues):
@@ -247,7 +247,7 @@ class MeasureSection(Section):
     """Which steps of a run are measured how."""
 
     warmup_steps: NonNegativeInt = Field(3, description="first steps, in no statistic")
-    counted_steps: NonNegativeInt = Field(
+    probed_steps: NonNegativeInt = Field(
         2,
         description="steps after the warm-up whose memory and communication are recorded, not timed",
     )
@@ -255,10 +255,10 @@ class MeasureSection(Section):
         1,
         description="steps after those under torch's profiler, not timed: how far communication overlaps",
     )
-    settling_steps: NonNegativeInt = Field(
+    cooldown_steps: NonNegativeInt = Field(
         3,
-        description="steps after the counted and traced ones, in no statistic, until what these leave behind "
-        "has worn off; none in a run that would then time fewer than 8",
+        description="steps after the probed and traced ones, in no statistic, until the side effects "
+        "of the probes have faded; none in a run that would then time fewer than 8",
     )
     trace: bool = Field(
         False, description="keep the profiler's trace of each rank, for Perfetto or chrome://tracing"
@@ -269,11 +269,11 @@ class MeasureSection(Section):
     )
     memory_snapshot: bool = Field(
         False,
-        description="CUDA: write every allocation of the counted steps, with its stack, to a file per rank",
+        description="CUDA: write every allocation of the probed steps, with its stack, to a file per rank",
     )
     checkpoint: bool = Field(
         False,
-        description="save a checkpoint after the counted steps, with its memory and collectives recorded; "
+        description="save a checkpoint after the probed steps, with its memory and collectives recorded; "
         "its files are deleted again",
     )
     keep_checkpoint: bool = Field(
@@ -290,30 +290,28 @@ class MeasureSection(Section):
     def _settings_take_effect(self) -> MeasureSection:
         if self.trace and not self.traced_steps:
             raise ValueError("`trace` needs `traced_steps` of at least 1")
-        if self.checkpoint and not self.counted_steps:
-            raise ValueError("`checkpoint` needs `counted_steps` of at least 1: it is saved after them")
+        if self.checkpoint and not self.probed_steps:
+            raise ValueError("`checkpoint` needs `probed_steps` of at least 1: it is saved after them")
         if self.keep_checkpoint and not self.checkpoint:
             raise ValueError("`keep_checkpoint` needs `checkpoint: true`")
         return self
 
     def losses_alone(self) -> MeasureSection:
         """These settings for a run that nothing looks at but its losses, norms and weights."""
-        return MeasureSection(
-            counted_steps=0, traced_steps=0, timed=False, weight_digests=self.weight_digests
-        )
+        return MeasureSection(probed_steps=0, traced_steps=0, timed=False, weight_digests=self.weight_digests)
 
-    def window(self, step: int, steps: int) -> Literal["warmup", "counted", "traced", "settling", "timed"]:
+    def window(self, step: int, steps: int) -> Literal["warmup", "probed", "traced", "cooldown", "timed"]:
         """Which window a step of a run of `steps` belongs to; they follow each other in this order."""
-        probed = self.counted_steps + self.traced_steps
-        left = steps - self.warmup_steps - probed
-        settling = self.settling_steps if probed and left - self.settling_steps >= LEAST_TIMED_STEPS else 0
+        watched = self.probed_steps + self.traced_steps
+        left = steps - self.warmup_steps - watched
+        cooldown = self.cooldown_steps if watched and left - self.cooldown_steps >= LEAST_TIMED_STEPS else 0
         if step < self.warmup_steps or not self.timed:
             return "warmup"
-        if step < self.warmup_steps + self.counted_steps:
-            return "counted"
-        if step < self.warmup_steps + probed:
+        if step < self.warmup_steps + self.probed_steps:
+            return "probed"
+        if step < self.warmup_steps + watched:
             return "traced"
-        return "settling" if step < self.warmup_steps + probed + settling else "timed"
+        return "cooldown" if step < self.warmup_steps + watched + cooldown else "timed"
 
 
 class RuntimeSection(Section):
@@ -342,7 +340,7 @@ class CompareSection(Section):
     )
     world_sizes: list[PositiveInt] = Field([2], min_length=1, description="numbers of ranks")
     repeats: PositiveInt = Field(1, description="runs of each cell")
-    floor: bool = Field(
+    noise_runs: bool = Field(
         True,
         description="repeat the reference with another split of the batch, and at low precision in fp32: "
         "how far these lie apart decides what counts as rounding",

@@ -5,18 +5,24 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from harness.atomic_write import write_atomically
 from harness.backends.explain import explain
 from harness.errors import HarnessError
 from harness.record import SCHEMA_VERSION, Record
+from harness.record.schema1 import from_schema_1
 from harness.record_files import RECORD_NAME, RecordFiles, pack_records
+
+# A quote within text is escaped, so that this is a key.
+_SCHEMA_VERSION = re.compile(rb'"schema_version"\s*:\s*(\d+)')
 
 
 class Store:
@@ -89,23 +95,32 @@ def read_record(path: Path, files: RecordFiles | None = None) -> Record:
 def parse_record(data: bytes, path: Path) -> Record:
     """The record in a file's bytes; raises HarnessError like `read_record`."""
     try:
+        if _version(data) == 1:
+            return Record.model_validate(from_schema_1(from_json(data)))
         return Record.model_validate_json(data)
-    except ValidationError as error:
+    except (ValidationError, ValueError) as error:
         raise _unreadable(data, path, error) from error
 
 
-def _unreadable(data: bytes, path: Path, error: ValidationError) -> HarnessError:
+def _version(data: bytes) -> int | None:
+    """The schema version that a record's bytes name, without reading all of them."""
+    found = _SCHEMA_VERSION.search(data)
+    return int(found[1]) if found else None
+
+
+def _unreadable(data: bytes, path: Path, error: ValueError) -> HarnessError:
     """Why a file is no record: no JSON, another schema version, or a field that is wrong."""
     try:
         document = json.loads(data.decode("utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as damage:
         return HarnessError(f"record {path} cannot be read: {damage}")
     version = document.get("schema_version") if isinstance(document, dict) else None
-    if version != SCHEMA_VERSION:
+    if version not in (1, SCHEMA_VERSION):
         return HarnessError(
-            f"record {path} has schema version {version}; this harness reads {SCHEMA_VERSION}"
+            f"record {path} has schema version {version}; this harness reads 1 and {SCHEMA_VERSION}"
         )
-    return HarnessError(f"record {path} is not valid: {explain(error, Record)}")
+    reason = explain(error, Record) if isinstance(error, ValidationError) else error
+    return HarnessError(f"record {path} is not valid: {reason}")
 
 
 def read_runs(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[str]]:

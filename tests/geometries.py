@@ -33,7 +33,7 @@ def bloom_560m() -> list[Tensor]:
 
 
 def workload(parameters: list[Tensor], block_count: int, prefix: str, **changes: Any) -> Workload:
-    """One counted step of a job on these parameters, like for like, fp32, on 2 ranks, not yet of a backend.
+    """One probed step of a job on these parameters, like for like, fp32, on 2 ranks, not yet of a backend.
 
     `changes` may name fields of the layout and the window too.
     """

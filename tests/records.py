@@ -20,7 +20,7 @@ from harness.spec import Job, TrainingSection
 
 LOSSES = (5.5, 5.25, 5.0, 4.75)
 NORMS = (2.0, 1.5, 1.25, 1.0)
-WINDOWS = ("warmup", "counted", "timed", "timed")
+WINDOWS = ("warmup", "probed", "timed", "timed")
 JOB = Job(training=TrainingSection(steps=4, global_batch_size=8)).model_dump(mode="json")
 ENVIRONMENT = {
     "python": "3.12.0",
@@ -56,7 +56,7 @@ def make_steps(
             "target_tokens": 1016,
             "samples": 8,
             "seconds": seconds,
-            "ledger": f"{step:016x}",
+            "sample_hashes": f"{step:016x}",
         }
         steps.append(StepPart(**(values | (changes or {}).get(step, {}))))
     return steps
@@ -109,7 +109,7 @@ def make_ranks(world_size: int, state_bytes: int = 16_000) -> list[RankPart]:
             setup_seconds=1.0,
             step_seconds=[0.5] * 4,
             data_seconds=[0.01] * 4,
-            ledger=["0" * 16] * 4,
+            sample_hashes=["0" * 16] * 4,
             samples=[8 // world_size] * 4,
             memory=[
                 MemoryPart(
@@ -177,6 +177,6 @@ def make_record(**changes: Any) -> Record:
         "steps": make_steps(),
         "ranks": make_ranks(world_size),
         "comm": make_communication(world_size) if world_size > 1 else [],
-        "windows": WindowsPart(warmup=1, counted=1, timed=2),
+        "windows": WindowsPart(warmup=1, probed=1, timed=2),
     }  # fmt: skip
     return Record(**(values | changes))

@@ -32,7 +32,7 @@ def make_volume_record(label: str, **changes: Any) -> Record:
         comm=[],
         training={"precision": precision},
         layout=make_layout(),
-        windows=WindowsPart(warmup=1, counted=1, timed=2),
+        windows=WindowsPart(warmup=1, probed=1, timed=2),
         backend=BackendPart(label=label, name=label, effective=make_effective(details=details)),
     )
     steps = [replace(step, step=step.step + 3) for step in record.steps]

@@ -19,11 +19,13 @@ from harness.cli.options import (
     common,
     config_option,
     json_option,
+    notice,
     repeats_option,
     runs_option,
     set_option,
     trace_option,
     warn_skipped,
+    with_new_options,
     with_trace,
 )
 from harness.cli.progress import Progress
@@ -76,9 +78,10 @@ def compare(
 ) -> int:
     """Run the missing cells of backends x world sizes x repeats and compare them all."""
     _require_no_launcher()
-    experiment = load_experiment(config, with_trace(assignments, trace))
+    experiment = load_experiment(config, with_trace(assignments, trace), notice)
     device = resolve_device(experiment.runtime.device)
     names = split_backends(backends) if backends is not None else experiment.compare.backends
+    names = with_new_options(names)
     sizes = numbers(nproc, "--nproc", "ranks") if nproc is not None else experiment.compare.world_sizes
     cells = plan(experiment, names, sizes, repeats or experiment.compare.repeats, device)
     for size in sizes:

@@ -13,7 +13,7 @@ from tabulate import tabulate
 from harness.backends import registry
 from harness.cells import canonical_label
 from harness.cli.arguments import split_backends
-from harness.cli.options import common, json_option
+from harness.cli.options import common, json_option, with_new_options
 from harness.compare.rows import reason
 from harness.compare.wording import ranks
 from harness.doctor.check import SelfCheck, document, self_check
@@ -60,7 +60,7 @@ def examine(backends: Sequence[str], *, as_json: bool) -> int:
     size = min(RANKS, gpu_count()) if device == "cuda" else RANKS
     needed = {package for entry in registry.entries().values() for package in entry.packages}
     installed = package_versions(tuple(needed))
-    coverage = cover([canonical_label(name) for name in backends], size, installed)
+    coverage = cover([canonical_label(name) for name in with_new_options(backends)], size, installed)
     known = traps_of(versions)
     with tempfile.TemporaryDirectory(prefix="harness-doctor-") as folder:
         check = self_check(Path(folder), device, size, coverage, lambda text: click.echo(text, err=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,7 @@ def common(command: Callable[..., int]) -> Callable[..., None]:
                     f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)"
                 )
             text = " ".join(text.split())
-            if os.environ.get("RANK", "0") == "0":  # torchrun's other ranks would say the same
-                click.echo(f"harness: {text}", err=True)
+            notice(f"harness: {text}")
             code = EXIT_ERROR
         sys.exit(code)
 
@@ -83,6 +82,23 @@ trace_option = click.option(
 def with_trace(assignments: tuple[str, ...], trace: bool) -> tuple[str, ...]:
     """Add the setting that --trace stands for to those given with --set."""
     return (*assignments, "measure.trace=true") if trace else assignments
+
+
+def notice(text: str) -> None:
+    """One line on standard error, of one rank only."""
+    if os.environ.get("RANK", "0") == "0":
+        click.echo(text, err=True)
+
+
+def with_new_options(labels: Sequence[str]) -> list[str]:
+    """Backends with the new names of their options; says once which were given by an old name."""
+    from harness.renamed import rename_options
+
+    told: dict[str, None] = {}
+    renamed = [rename_options(label, told.setdefault) for label in labels]
+    for text in told:
+        notice(text)
+    return renamed
 
 
 def warn_skipped(problems: Iterable[str]) -> None:

@@ -16,10 +16,12 @@ from harness.cli.options import (
     common,
     config_option,
     json_option,
+    notice,
     port_option,
     runs_option,
     set_option,
     trace_option,
+    with_new_options,
     with_trace,
 )
 from harness.cli.progress import Progress
@@ -68,8 +70,8 @@ def run(
 
     Starts the ranks itself, or becomes one of them under torchrun or accelerate launch.
     """
-    experiment = load_experiment(config, with_trace(assignments, trace))
-    label = canonical_label(backend)
+    experiment = load_experiment(config, with_trace(assignments, trace), notice)
+    label = canonical_label(*with_new_options([backend]))
     device = resolve_device(experiment.runtime.device)
     store = Store(runs)
     if started_as_rank():

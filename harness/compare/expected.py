@@ -24,7 +24,7 @@ def expected_states(record: Record, rank: int) -> ModelStates | None:
 def expected_volume(record: Record, workload: Workload) -> Volume | None:
     """What the run should communicate by its family, or by its own closed form; None: there is none.
 
-    Own forms were evaluated before the run: they say nothing of one that ended before its counted steps.
+    Own forms were evaluated before the run: they say nothing of one that ended before its probed steps.
     """
     own = record.backend.own_forms
     if own is not None:

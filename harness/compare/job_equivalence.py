@@ -88,8 +88,8 @@ def _weights(reference: Record, record: Record) -> Iterator[Difference]:
 
 
 def _samples(reference: Record, record: Record) -> Iterator[Difference]:
-    fed, other = _fed(reference), _fed(record)
-    for step, (left, right) in enumerate(zip(fed, other, strict=False)):
+    digests = _batch_digests(reference), _batch_digests(record)
+    for step, (left, right) in enumerate(zip(*digests, strict=False)):
         missing, extra = left - right, right - left
         if missing or extra:
             kind = "samples-differ"
@@ -110,7 +110,7 @@ def _samples(reference: Record, record: Record) -> Iterator[Difference]:
     if late is not None:
         yield late
         return
-    fields = ("ledger", "samples", "target_tokens")
+    fields = ("sample_hashes", "samples", "target_tokens")
     consumed = attrgetter(*fields)
     unequal = _first_unequal(map(consumed, reference.steps), map(consumed, record.steps))
     if unequal is not None:
@@ -133,7 +133,9 @@ def _first_unequal(left: Iterable[Any], right: Iterable[Any]) -> int | None:
 
 def _late_samples(reference: Record, record: Record) -> Difference | None:
     """The first step in which other samples reached the model, by their sums over ranks."""
-    for step, (left, right) in enumerate(zip(_fed_sums(reference), _fed_sums(record), strict=False)):
+    for step, (left, right) in enumerate(
+        zip(_batch_hash_sums(reference), _batch_hash_sums(record), strict=False)
+    ):
         if left is not None and right is not None and sum(left) % 2**64 != sum(right) % 2**64:
             repeated = len(right) > 1 and len(set(right)) == 1
             return Difference(
@@ -147,18 +149,18 @@ def _late_samples(reference: Record, record: Record) -> Difference | None:
     return None
 
 
-def _fed_sums(record: Record) -> list[list[int] | None]:
+def _batch_hash_sums(record: Record) -> list[list[int] | None]:
     """For each step, the ranks' sums over what reached the model; None: not every rank has one."""
-    per_rank = [rank.fed_sums for rank in record.ranks]
+    per_rank = [rank.batch_hash_sums for rank in record.ranks]
     return [
         None if None in sums else [int(value, 16) for value in sums if value is not None]
         for sums in zip(*per_rank, strict=False)
     ]
 
 
-def _fed(record: Record) -> list[Counter[str]]:
+def _batch_digests(record: Record) -> list[Counter[str]]:
     """For each of the first steps, how often each sample reached the model, over all ranks."""
-    per_rank = [rank.fed for rank in record.ranks]
+    per_rank = [rank.batch_digests for rank in record.ranks]
     return [Counter(item for part in parts for item in part) for parts in zip(*per_rank, strict=False)]
 
 

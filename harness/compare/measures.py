@@ -60,7 +60,7 @@ def median_step_seconds(record: Record) -> float | None:
 
 
 def peak_bytes(record: Record) -> list[int]:
-    """Per rank, the largest allocator peak within the counted steps; empty where nothing counted."""
+    """Per rank, the largest allocator peak within the probed steps; empty where no step was probed."""
     peaks = [
         [m.peak_bytes for m in rank.memory if m.peak_bytes is not None and m.moment in STEP_MOMENTS]
         for rank in record.ranks
@@ -83,7 +83,7 @@ def kinds_at(record: Record, moment: str) -> dict[str, int]:
 def model_state_bytes(record: Record) -> int | None:
     """Weights, gradients, masters and optimizer states after a backward pass, the largest rank's.
 
-    In the last counted step: before the first update there is no optimizer state.
+    In the last probed step: before the first update there is no optimizer state.
     """
     sizes = [
         sum(all_kinds(moment).get(kind, 0) for kind in STATE_KINDS)
@@ -94,7 +94,7 @@ def model_state_bytes(record: Record) -> int | None:
 
 
 def sent_bytes_per_step(record: Record) -> float | None:
-    """Ring bytes that a rank sends per counted step, averaged over the ranks."""
+    """Ring bytes that a rank sends per probed step, averaged over the ranks."""
     return _per_step(record, lambda row: ring_sent_bytes(row.op, row.payload_bytes, row.group_size))
 
 
@@ -107,11 +107,11 @@ def transport_bytes_per_step(record: Record) -> float | None:
 
 
 def _per_step(record: Record, sent: Callable[[CommunicationPart], float]) -> float | None:
-    counted = record.windows.counted if record.windows else 0
-    if not counted or not record.ranks:
+    probed = record.windows.probed if record.windows else 0
+    if not probed or not record.ranks:
         return None
     total = sum(sent(row) for row in record.comm if row.phase in STEP_PHASES)
-    return total / counted / len(record.ranks)
+    return total / probed / len(record.ranks)
 
 
 def textbook_bytes_per_step(record: Record) -> float | None:
@@ -135,7 +135,7 @@ def textbook_bytes_per_step(record: Record) -> float | None:
 
 
 def reduced_bytes(record: Record) -> int:
-    """Payload of reductions after forward passes in the counted steps, the largest rank's."""
+    """Payload of reductions after forward passes in the probed steps, the largest rank's."""
     sizes: dict[int, int] = {}
     for row in record.comm:
         if row.phase in ("backward", "step") and row.op in REDUCTIONS and row.group_size > 1:
@@ -144,7 +144,7 @@ def reduced_bytes(record: Record) -> int:
 
 
 def reduced_dtypes(record: Record) -> list[str]:
-    """Dtypes in which gradients crossed the wire in the counted steps, sorted; empty: nothing crossed.
+    """Dtypes in which gradients crossed the wire in the probed steps, sorted; empty: nothing crossed.
 
     What adds up to less than a hundredth of the bytes is norms and flags, not gradients.
     """

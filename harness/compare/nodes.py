@@ -25,9 +25,9 @@ def node_volumes(record: Record) -> list[NodeVolume]:
 
     Counts what the transport really sends, emulated collectives included (`harness.theory.transports`).
     """
-    counted = record.windows.counted if record.windows else 0
+    probed = record.windows.probed if record.windows else 0
     hosts = {part.rank: part.host for part in record.ranks}
-    if not counted or len(hosts) < record.world.world_size:
+    if not probed or len(hosts) < record.world.world_size:
         return []
     totals: dict[str, dict[str, NodeTraffic]] = {host: {} for host in dict.fromkeys(hosts.values())}
     for row in record.comm:
@@ -41,10 +41,10 @@ def node_volumes(record: Record) -> list[NodeVolume]:
     return [
         NodeVolume(
             host=host,
-            inside=sum(traffic.inside for traffic in by_role.values()) / counted,
-            between=sum(traffic.between for traffic in by_role.values()) / counted,
+            inside=sum(traffic.inside for traffic in by_role.values()) / probed,
+            between=sum(traffic.between for traffic in by_role.values()) / probed,
             between_by_role={
-                role: traffic.between / counted for role, traffic in by_role.items() if traffic.between
+                role: traffic.between / probed for role, traffic in by_role.items() if traffic.between
             },
         )
         for host, by_role in totals.items()

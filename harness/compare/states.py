@@ -13,7 +13,7 @@ from harness.theory.textbook import textbook_states
 
 @dataclass(frozen=True, kw_only=True)
 class RankStates:
-    """One rank's bytes by kind after the backward pass of its last counted step."""
+    """One rank's bytes by kind after the backward pass of its last probed step."""
 
     rank: int
     step: int
@@ -44,7 +44,7 @@ def rank_states(record: Record) -> list[RankStates]:
 
 
 def after_backward(part: RankPart) -> MemoryPart | None:
-    """The last counted backward pass; None where none was counted or the backend names no tensors."""
+    """The last probed backward pass; None where none was probed or the backend names no tensors."""
     moments = [m for m in part.memory if m.moment == "after_backward" and m.kinds is not None]
     return moments[-1] if moments else None
 

@@ -15,7 +15,7 @@ from harness.theory.workload import Workload
 Key = tuple[str, str, str, str]
 """(phase, collective, dtype, role of the group, or ELSEWHERE)."""
 CLAIM_TOLERANCE = 0.01
-"""Of the payload of the counted steps. Implementations of one strategy differ in norms, flags and handshakes,
+"""Of the payload of the probed steps. Implementations of one strategy differ in norms, flags and handshakes,
 and in whether they broadcast buffers, but not in gradients and weights."""
 ELSEWHERE = "other"
 """In place of a role: a group whose ranks are not those that the role has."""
@@ -43,8 +43,8 @@ class VolumeDifference:
 
 def why_unknown(record: Record) -> str | None:
     """Why nothing, or nothing of the steps, is expected of a record; None: everything is."""
-    if record.windows is None or not record.windows.counted:
-        return "no step was counted (measure.counted_steps)"
+    if record.windows is None or not record.windows.probed:
+        return "no step was probed (measure.probed_steps)"
     if record.layout is None or record.backend.effective is None:
         return "the record does not describe the model"
     pair = volume_of(record)
@@ -53,7 +53,7 @@ def why_unknown(record: Record) -> str | None:
 
 def volume_of(record: Record) -> tuple[Workload, Volume] | None:
     """What the record's run is expected to communicate; None for a backend or run without an answer."""
-    if record.backend.effective is None or record.windows is None or not record.windows.counted:
+    if record.backend.effective is None or record.windows is None or not record.windows.probed:
         return None
     workload = of_record(record)
     if workload is None:
@@ -63,7 +63,7 @@ def volume_of(record: Record) -> tuple[Workload, Volume] | None:
 
 
 def measured_payload(record: Record, workload: Workload) -> dict[int, dict[Key, int]]:
-    """Payload bytes by rank and kind of collective, over the counted steps or the whole run."""
+    """Payload bytes by rank and kind of collective, over the probed steps or the whole run."""
     found: dict[int, dict[Key, int]] = {rank.rank: {} for rank in record.ranks}
     for row in record.comm:
         kinds = found.setdefault(row.rank, {})
@@ -149,7 +149,7 @@ def _group_ranks(record: Record, workload: Workload, rank: int, key: Key) -> tup
 
 
 def expected_sent_bytes_per_step(record: Record) -> float | None:
-    """Ring bytes that a rank is expected to send per counted step; None where that is not known."""
+    """Ring bytes that a rank is expected to send per probed step; None where that is not known."""
     pair = volume_of(record)
     if pair is None:
         return None

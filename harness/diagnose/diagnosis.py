@@ -12,7 +12,7 @@ from harness.compare.effective import SettingDifference, setting_differences
 from harness.compare.job_equivalence import Difference, job_differences
 from harness.compare.noise import Limits
 from harness.compare.parity import first_divergent_step
-from harness.diagnose.floor import Floor, find_floor
+from harness.diagnose.noise_runs import NoiseRuns, find_noise_runs
 from harness.diagnose.pair import Run
 from harness.diagnose.records import (
     about_job,
@@ -91,9 +91,9 @@ def diagnose(pair: tuple[Run, Run], say: Say) -> Diagnosis:
         some.world.device,
         modules_to_preload(experiment_of(some), [*labels, *(run.record.backend.label for run in pair)]),
     )
-    floor = find_floor(pair, labels, lambda missing: run_references(some, missing, launcher, say))
-    baseline, other = floor.baseline(pair)
-    limits = floor.limits(baseline.record)
+    noise_runs = find_noise_runs(pair, labels, lambda missing: run_references(some, missing, launcher, say))
+    baseline, other = noise_runs.baseline(pair)
+    limits = noise_runs.limits(baseline.record)
     found = distance(baseline.record, other.record)
     beyond = limits.exceeded(found)
     same_job = job_differences(baseline.record, other.record)
@@ -111,37 +111,39 @@ def diagnose(pair: tuple[Run, Run], say: Say) -> Diagnosis:
         explanation += causes
     else:
         causes += [*replicas, *about_reports(baseline, other, limits)]
-        reruns = _rerun_all(baseline, other, floor, parting, launcher, say)
-        verdict = first_parting_step(reruns[0].examined, reruns[1].examined, _noise(reruns, baseline, floor))
+        reruns = _rerun_all(baseline, other, noise_runs, parting, launcher, say)
+        verdict = first_parting_step(
+            reruns[0].examined, reruns[1].examined, _noise(reruns, baseline, noise_runs)
+        )
         explanation += [*causes, *_unlike_records((baseline, other), reruns[:2], limits)]
         explanation += sentences(verdict, other.record.world, beyond=beyond, explained=bool(causes))
     return Diagnosis(
         baseline=baseline, other=other, found=found, limits=limits,
-        derivation=floor.derivation(baseline.record), same_job=same_job, settings=settings,
+        derivation=noise_runs.derivation(baseline.record), same_job=same_job, settings=settings,
         beyond=beyond, clean=clean, parting_step=parting, verdict=verdict, explanation=explanation,
     )  # fmt: skip
 
 
 def _rerun_all(
-    baseline: Run, other: Run, floor: Floor, parting: int | None, launcher: LocalLauncher, say: Say
+    baseline: Run, other: Run, noise_runs: NoiseRuns, parting: int | None, launcher: LocalLauncher, say: Say
 ) -> list[Rerun]:
     """The baseline, the other, and the runs of the reference that are not the baseline."""
     last = min(len(run.record.steps) for run in (baseline, other)) - 1
     steps = steps_to_examine(parting, last)
     wanted: list[Record] = [baseline.record, other.record]
-    wanted += [r for r in _references(floor) if r is not baseline.record]
+    wanted += [r for r in _references(noise_runs) if r is not baseline.record]
     for record in wanted:
         require_room(record)
     return [rerun(record, steps, launcher, say) for record in wanted]
 
 
-def _references(floor: Floor) -> list[Record]:
+def _references(noise_runs: NoiseRuns) -> list[Record]:
     """The reference and one repetition of each kind."""
-    runs = [floor.reference] if floor.reference else []
-    return list({record.backend.label: record for record in (*floor.repeats, *runs)}.values())
+    runs = [noise_runs.reference] if noise_runs.reference else []
+    return list({record.backend.label: record for record in (*noise_runs.repeats, *runs)}.values())
 
 
-def _noise(reruns: Sequence[Rerun], baseline: Run, floor: Floor) -> dict[int, TensorNoise]:
+def _noise(reruns: Sequence[Rerun], baseline: Run, noise_runs: NoiseRuns) -> dict[int, TensorNoise]:
     """By step, what the reference's repetitions make of noise; without a reference, the lower bounds."""
     is_reference = baseline.record.backend.label == REFERENCE
     made = [reruns[0], *reruns[2:]] if is_reference else reruns[2:]

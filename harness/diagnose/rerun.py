@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.backends import registry
 from harness.backends.registry import REFERENCE
 from harness.batch import BatchLayout, reference_layout
-from harness.cells import floor_labels, make_cell
+from harness.cells import make_cell, noise_labels
 from harness.compare.rows import reason
 from harness.diagnose.tensors import Examined
 from harness.errors import HarnessError
@@ -28,7 +28,7 @@ from harness.store import Store
 TIMEOUT_SECONDS = 1800.0
 RANKS_PER_CORE = 4
 """CPU ranks that share a core are slow, not wrong; with more of them a rerun would hardly end."""
-NOTHING_MEASURED = MeasureSection(warmup_steps=10**9, counted_steps=0, traced_steps=0)
+NOTHING_MEASURED = MeasureSection(warmup_steps=10**9, probed_steps=0, traced_steps=0)
 
 Say = Callable[[str], None]
 
@@ -124,7 +124,7 @@ def experiment_of(record: Record) -> Experiment:
 
 def reference_labels(record: Record) -> list[str]:
     """The reference of a run's job and the repetitions of it that measure noise."""
-    return [REFERENCE, *floor_labels(_reference_layout(record), experiment_of(record))]
+    return [REFERENCE, *noise_labels(_reference_layout(record), experiment_of(record))]
 
 
 def run_references(record: Record, labels: Iterable[str], launcher: LocalLauncher, say: Say) -> list[Record]:

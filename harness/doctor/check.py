@@ -25,7 +25,7 @@ SETTINGS = (
     "num_key_value_heads: 2, max_position_embeddings: 16}",
     "data.sequence_length=16", "data.limit=64", "training.steps=6", "training.global_batch_size=8",
     "training.accumulation_steps=2", "schedule.warmup_steps=1", "measure.warmup_steps=1",
-    "measure.counted_steps=2", "measure.traced_steps=0", "runtime.threads_per_rank=1",
+    "measure.probed_steps=2", "measure.traced_steps=0", "runtime.threads_per_rank=1",
     "runtime.timeout_seconds=120",
 )  # fmt: skip
 """No step is traced: that would take a tenth of a second in each cell and has no part in what is judged."""

@@ -1,4 +1,4 @@
-"""The record of one run, schema version 1: everything shown to a person is computed from records.
+"""The record of one run, schema version 2: everything shown to a person is computed from records.
 
 Integers are bytes, floats seconds, values per rank and not aggregated, unless a field says otherwise.
 """

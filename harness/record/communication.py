@@ -10,7 +10,7 @@ from harness.record.part import Part
 class CommunicationPart(Part):
     """Collectives of one kind on one rank.
 
-    Summed over the counted steps in the phases forward, backward and step; over the whole run in the
+    Summed over the probed steps in the phases forward, backward and step; over the whole run in the
     phases setup, evaluation and checkpoint, and in digest, the gathering of the initial weights for
     their digest. A call that joins tensors of several dtypes is counted under each of them.
     """

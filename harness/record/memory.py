@@ -12,7 +12,7 @@ Moment = Literal[
 
 
 class MemoryPart(Part):
-    """Memory of one rank at one moment of a counted step."""
+    """Memory of one rank at one moment of a probed step."""
 
     step: int
     moment: Moment

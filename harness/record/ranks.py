@@ -48,7 +48,7 @@ class RankPart(Part):
     """The part of each step spent on fetching the batch."""
     phase_seconds: dict[str, list[float]] = {}
     """Per step: 'forward', 'backward' and 'step' (clipping and update), each summed over micro-steps."""
-    ledger: list[str]
+    sample_hashes: list[str]
     """Per step, the hash sum over this rank's samples."""
     samples: list[int]
     target_tokens: list[int] = []
@@ -56,15 +56,15 @@ class RankPart(Part):
     """Per step, the loss summed over this rank's target tokens, as the backend returned it."""
     gradient_norms: list[float | None] = []
     """Per step, the global norm as this rank was told it."""
-    fed: list[list[str]] = []
+    batch_digests: list[list[str]] = []
     """For each of the first steps, a digest of every sample that reached the model."""
-    fed_sums: list[str | None] = []
+    batch_hash_sums: list[str | None] = []
     """Per step, the sum modulo 2^64 of a hash of every sample that reached the model."""
     computed_loss_sums: list[float | None] = []
     """Per step, the loss summed over this rank's target tokens as it was computed, whatever the backend
     returned; None: the backend computes it by itself, or it is not finite."""
     early_reduced_bytes: int | None = None
-    """Counted steps: payload of reductions in backward passes that were not the last of their step; None:
+    """Probed steps: payload of reductions in backward passes that were not the last of their step; None:
     nothing was counted, or every step has one."""
     initial_digest: str | None = None
     final_digest: str | None = None

@@ -19,7 +19,7 @@ from harness.record.steps import EvaluationPart, StepPart, WindowsPart
 from harness.record.world import WorldPart
 from harness.theory.terms import OwnForms
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
 Status = Literal["ok", "oom", "failed", "timeout", "diverged", "unsupported"]
 
 
@@ -74,7 +74,7 @@ class BackendPart(Part):
 class Record(Part):
     """One run, self-contained."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     run_id: str
     created_at: str
     status: Status

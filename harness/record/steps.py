@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from harness.record.part import Part
 
-Window = Literal["warmup", "counted", "traced", "settling", "timed"]
+Window = Literal["warmup", "probed", "traced", "cooldown", "timed"]
 
 
 # Not a model: a report may hold millions of steps, and with slots one takes a quarter of the memory.
@@ -38,7 +38,7 @@ class StepPart:
     samples: int
     seconds: float
     """The slowest rank's."""
-    ledger: str
+    sample_hashes: str
     """Sum modulo 2^64 of a hash of each sample consumed, over all ranks: equal for equal samples."""
 
 
@@ -59,8 +59,8 @@ class WindowsPart(Part):
     """How many steps each window holds."""
 
     warmup: int
-    counted: int
+    probed: int
     timed: int
     traced: int = 0
-    settling: int = 0
-    """After counted and traced steps, in no statistic: what these leave behind makes them longer."""
+    cooldown: int = 0
+    """After probed and traced steps, in no statistic: the probes' side effects make them longer."""

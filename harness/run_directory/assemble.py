@@ -174,7 +174,7 @@ def _step(rows: list[dict[str, Any]]) -> StepPart:
         target_tokens=sum(row["target_tokens"] for row in rows),
         samples=sum(row["samples"] for row in rows),
         seconds=max(row["seconds"] for row in rows),
-        ledger=f"{sum(int(row['ledger'], 16) for row in rows) % 2**64:016x}",
+        sample_hashes=f"{sum(int(row['sample_hashes'], 16) for row in rows) % 2**64:016x}",
     )
 
 
@@ -209,13 +209,13 @@ def _rank(rank: int, kinds: dict[str, list[dict[str, Any]]]) -> RankPart | None:
         step_seconds=[row["seconds"] for row in steps],
         data_seconds=[row["data_seconds"] for row in steps],
         phase_seconds={phase: [row["phase_seconds"][phase] for row in steps] for phase in PHASES},
-        ledger=[row["ledger"] for row in steps],
+        sample_hashes=[row["sample_hashes"] for row in steps],
         samples=[row["samples"] for row in steps],
         target_tokens=[row["target_tokens"] for row in steps],
         loss_sums=[row["loss_sum"] for row in steps],
         gradient_norms=[row["gradient_norm"] for row in steps],
-        fed=[row["fed"] for row in steps if "fed" in row],
-        fed_sums=[row.get("fed_sum") for row in steps],
+        batch_digests=[row["batch_digests"] for row in steps if "batch_digests" in row],
+        batch_hash_sums=[row.get("batch_hash_sum") for row in steps],
         computed_loss_sums=[row.get("computed_loss_sum") for row in steps],
         early_reduced_bytes=measured.get("early_reduced_bytes"),
         initial_digest=(setup.get("initial_weights") or {}).get("digest"),

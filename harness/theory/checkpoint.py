@@ -17,7 +17,7 @@ PICKLED_PLANS = Underived(
 
 
 def with_pickled_plans(workload: Workload, volume: Volume) -> Volume:
-    """Add what cannot be derived, if the run saved a checkpoint after its counted steps."""
+    """Add what cannot be derived, if the run saved a checkpoint after its probed steps."""
     if not workload.window.checkpoint:
         return volume
     return replace(volume, underived=(*volume.underived, PICKLED_PLANS))

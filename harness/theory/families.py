@@ -16,7 +16,7 @@ class ClosedForms(Protocol):
         """What one rank holds after a backward pass, from the second step on."""
 
     def collectives(self, workload: Workload) -> Volume:
-        """What each rank hands to collectives: over the counted steps in the phases 'forward', 'backward'
+        """What each rank hands to collectives: over the probed steps in the phases 'forward', 'backward'
         and 'step', over the whole run in 'setup', 'digest', 'evaluation' and 'checkpoint'."""
 
 

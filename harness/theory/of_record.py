@@ -73,7 +73,7 @@ def _window(record: Record) -> Window:
     held_out = record.data.evaluation_samples if record.data else 0
     phases = {row.phase for row in record.comm}
     return Window.of_run(
-        tuple(step.step for step in record.steps if step.window == "counted"),
+        tuple(step.step for step in record.steps if step.window == "probed"),
         every=record.job.evaluation.every_steps,
         evaluated=[part.step for part in record.eval],
         batches=-(-held_out // (record.world.micro_batch_size * record.world.world_size)),

@@ -146,11 +146,11 @@ class OwnForms:
     """By rank."""
     volume: Volume
     steps: tuple[int, ...]
-    """The counted steps that the volume sums up."""
+    """The probed steps that the volume sums up."""
 
 
 def over_steps(workload: Workload, one_step: Callable[[Workload, int], list[Collective]]) -> list[Collective]:
-    """The collectives of all counted steps."""
+    """The collectives of all probed steps."""
     return [collective for step in workload.window.steps for collective in one_step(workload, step)]
 
 

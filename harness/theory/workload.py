@@ -22,7 +22,7 @@ class Window:
     """What of a run is summed up; by default one ordinary step."""
 
     steps: tuple[int, ...] = (ORDINARY_STEP,)
-    """Indices, from 0, of the counted steps."""
+    """Indices, from 0, of the probed steps."""
     evaluation_every: int | None = None
     evaluation_passes: int = 0
     """Forward passes of one rank in all evaluations."""
@@ -35,7 +35,7 @@ class Window:
     @classmethod
     def of_run(
         cls,
-        counted: tuple[int, ...],
+        probed: tuple[int, ...],
         *,
         every: int | None,
         evaluated: Collection[int],
@@ -44,17 +44,17 @@ class Window:
     ) -> Window:
         """`evaluated` holds the steps taken before each evaluation, which runs `batches` passes per rank.
 
-        Where evaluations are asked for, one pass more follows the last counted step, for its memory.
+        Where evaluations are asked for, one pass more follows the last probed step, for its memory.
         """
         if not every:
-            return cls(steps=counted, evaluation_every=every, **rest)
-        after_counted = [step + 1 for step in counted[-1:]]
+            return cls(steps=probed, evaluation_every=every, **rest)
+        after_probed = [step + 1 for step in probed[-1:]]
         ran = list(evaluated) if batches else []
         return cls(
-            steps=counted,
+            steps=probed,
             evaluation_every=every,
-            evaluation_passes=len(ran) * batches + len(after_counted),
-            evaluation_spells=len({*ran, *after_counted}),
+            evaluation_passes=len(ran) * batches + len(after_probed),
+            evaluation_spells=len({*ran, *after_probed}),
             **rest,
         )
 
@@ -114,7 +114,7 @@ class Workload:
     @property
     def master_dtype(self) -> str:
         """Dtype of the weights that the optimizer updates: fp32 unless precision or options say otherwise."""
-        low = self.precision == "bf16" or self.options.get("masters") == "compute"
+        low = self.precision == "bf16" or self.options.get("master_dtype") == "compute"
         return self.compute_dtype if low else "float32"
 
     @property

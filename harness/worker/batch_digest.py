@@ -17,7 +17,7 @@ _LABEL = 0xBF58476D1CE4E5B9 - 2**64
 _MIX = 0x94D049BB133111EB - 2**64
 
 
-class FedBatch:
+class SeenBatch:
     """A batch that reached a model: noted while the step runs, read once its clock has stopped."""
 
     def __init__(self, batch: Batch) -> None:
@@ -32,7 +32,7 @@ class FedBatch:
         return [tensor._version for tensor in self._tensors]
 
 
-def fed_sum(batches: Iterable[FedBatch]) -> int | None:
+def batch_hash_sum(batches: Iterable[SeenBatch]) -> int | None:
     """Sum modulo 2^64 over batches; None: one of them was overwritten."""
     sums = [batch.content_sum() for batch in batches]
     return None if None in sums else sum(s for s in sums if s is not None) % 2**64

@@ -35,13 +35,13 @@ class Instruments:
     def install(cls, request: RunRequest, run_directory: Path, world: World) -> Instruments:
         """Install them; call this before the first tensor whose memory counts."""
         measure = request.measure
-        allocator = allocator_probe(world.device) if measure.counted_steps else NoAllocatorProbe()
+        allocator = allocator_probe(world.device) if measure.probed_steps else NoAllocatorProbe()
         counter = CommunicationCounter()
         tracer = Tracer(world.device, trace_file(run_directory, world.rank) if measure.trace else None)
         snapshot = Snapshot(snapshot_file(run_directory, world.rank)) if measure.memory_snapshot else None
         observer = Observer()
         probes = Probes(
-            allocator, counter, tracer, observer, counted_steps=measure.counted_steps, snapshot=snapshot
+            allocator, counter, tracer, observer, probed_steps=measure.probed_steps, snapshot=snapshot
         )
         return cls(allocator=allocator, counter=counter, tracer=tracer, observer=observer, probes=probes)
 

@@ -22,7 +22,7 @@ from harness.worker.observer import Observer
 from harness.worker.optimizer import learning_rate
 from harness.worker.phases import PhaseTimer
 from harness.worker.probes import Probes
-from harness.worker.sample_hashes import Consumed
+from harness.worker.sample_hashes import SampleHashes
 from harness.worker.samples import IGNORED, Sampler, Samples
 from harness.worker.tracer import Tracer
 
@@ -44,7 +44,7 @@ class Loop:
     observer: Observer
     events: EventWriter
     checkpoint: CheckpointProbe | None = None
-    """Saves a checkpoint after the counted steps; None: no checkpoint."""
+    """Saves a checkpoint after the probed steps; None: no checkpoint."""
     examine_steps: Sequence[int] = ()
     """Steps to examine by parameter, the last of which ends the training; none: all steps are taken."""
 
@@ -68,14 +68,14 @@ class Loop:
         window = self.measure.window(step, self.steps)
         rate = learning_rate(step, self.steps, self.job.optimizer, self.job.schedule)
         global_targets = int(self.samples.targets[self.sampler.step_ids(step)].sum())
-        consumed = Consumed(self.samples)
+        hashes = SampleHashes(self.samples)
         self.observer.begin_step(step)
         self._trace(wanted=window == "traced")
         self.probes.begin_step(step, window)
         self._synchronise()
         self.tracer.begin_step(step)
         begin = time.perf_counter()
-        loss_sum, data_seconds = self._micro_steps(step, global_targets, consumed)
+        loss_sum, data_seconds = self._micro_steps(step, global_targets, hashes)
         self.probes.moment("after_backward")
         norm = self._update(step, rate)
         self._synchronise()
@@ -91,7 +91,7 @@ class Loop:
             gradient_norm=norm,
             learning_rate=rate,
             global_target_tokens=global_targets,
-            **consumed.totals(),
+            **hashes.totals(),
             seconds=seconds,
             data_seconds=data_seconds,
             phase_seconds=self.timer.take(),
@@ -100,7 +100,7 @@ class Loop:
         if was_last_probed:
             self._after_probed_steps(step + 1)
 
-    def _micro_steps(self, step: int, global_targets: int, consumed: Consumed) -> tuple[Tensor, float]:
+    def _micro_steps(self, step: int, global_targets: int, hashes: SampleHashes) -> tuple[Tensor, float]:
         """Forward and backward passes of a step; the summed loss of this rank, and seconds of fetching."""
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.world.device)
         data_seconds = 0.0
@@ -109,7 +109,7 @@ class Loop:
             self.probes.begin_micro_step(last=last)
             self._enter(None)
             fetch = time.perf_counter()
-            batch = self._batch(step, micro_step, consumed)
+            batch = self._batch(step, micro_step, hashes)
             data_seconds += time.perf_counter() - fetch
             self._enter("forward")
             if last:
@@ -163,11 +163,11 @@ class Loop:
                 self.tracer.stop()
             dist.barrier()
 
-    def _batch(self, step: int, micro_step: int, consumed: Consumed) -> Batch:
+    def _batch(self, step: int, micro_step: int, hashes: SampleHashes) -> Batch:
         ids = self.sampler.micro_batch_ids(
             step, micro_step, self.world.rank, self.world.world_size, self.layout
         )
-        consumed.note(ids)
+        hashes.note(ids)
         return self._to_device({"tokens": self.samples.tokens[ids], "labels": self.samples.labels[ids]})
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Reads the memory of this rank at named moments of the counted steps."""
+"""Reads the memory of this rank at named moments of the probed steps."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class MemoryProbe:
         self._watching_seconds = 0.0
 
     def begin(self) -> None:
-        """Start a counted step: peaks count from here."""
+        """Start a probed step: peaks count from here."""
         self._hook = register_module_forward_hook(self._after_module)
         self.allocator.reset_peak()
 
     def end(self) -> float:
-        """End a counted step, if one is going on; return the seconds spent on watching its modules."""
+        """End a probed step, if one is going on; return the seconds spent on watching its modules."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from harness.backends.base import Batch, Engine
 from harness.backends.precision import dtype_name
 from harness.spec import OptimizerSection
-from harness.worker.batch_digest import FedBatch, content_digests, fed_sum
+from harness.worker.batch_digest import SeenBatch, batch_hash_sum, content_digests
 from harness.worker.model import summed_cross_entropy
 from harness.worker.optimizer import build_adamw
 from harness.worker.optimizer_watch import OptimizerWatch
 
-FED_STEPS = 2
+DIGESTED_STEPS = 2
 """First steps, looked at more closely: each sample and the optimizer's gradients are recorded, inside the
 step. Later ones only note what is read after them."""
 CONSTANTS = ("betas", "eps", "weight_decay", "amsgrad", "maximize")
@@ -36,8 +36,8 @@ class Observer:
         self._optimizer: torch.optim.Optimizer | None = None
         self._given: list[list[str]] = []
         self._watch = OptimizerWatch()
-        self._fed: list[str] | None = None
-        self._fed_batches: list[FedBatch] = []
+        self._digests: list[str] | None = None
+        self._batches: list[SeenBatch] = []
         self._losses: list[Tensor] = []
         self._probing = False
         self._wrapped_compiled = False
@@ -69,9 +69,9 @@ class Observer:
     def compute_loss(self, module: nn.Module, batch: Batch) -> Tensor:
         """The loss of a batch, and a note of it and of the samples that it is of."""
         if torch.is_grad_enabled() or self._probing:
-            self._fed_batches.append(FedBatch(batch))
-        if torch.is_grad_enabled() and self._fed is not None:
-            self._fed += content_digests(batch["tokens"], batch["labels"])
+            self._batches.append(SeenBatch(batch))
+        if torch.is_grad_enabled() and self._digests is not None:
+            self._digests += content_digests(batch["tokens"], batch["labels"])
         if self._watch.at_work and not self._wrapped_compiled:
             # torch.compile(model) leaves the model as it is and wraps it.
             self._wrapped_compiled = any(type(m).__name__ == "OptimizedModule" for m in module.modules())
@@ -81,10 +81,10 @@ class Observer:
 
     def begin_step(self, step: int) -> None:
         """Forget the step before; look closer if this one is one of the first."""
-        self._fed = [] if step < FED_STEPS else None
-        self._fed_batches.clear()
+        self._digests = [] if step < DIGESTED_STEPS else None
+        self._batches.clear()
         self._losses.clear()
-        if step < FED_STEPS:
+        if step < DIGESTED_STEPS:
             self._watch.start()
 
     def end_step(self, rate: float) -> dict[str, Any]:
@@ -93,13 +93,13 @@ class Observer:
         Reads tensors of the device, so it stands outside of what is timed.
         """
         seen: dict[str, Any] = {"applied_learning_rate": self._learning_rate(rate)}
-        if self._fed is not None:
-            seen["fed"] = self._fed
-        if self._fed_batches:
-            total = fed_sum(self._fed_batches)
-            seen["fed_sum"] = None if total is None else f"{total:016x}"
+        if self._digests is not None:
+            seen["batch_digests"] = self._digests
+        if self._batches:
+            total = batch_hash_sum(self._batches)
+            seen["batch_hash_sum"] = None if total is None else f"{total:016x}"
             seen["computed_loss_sum"] = self._computed_loss()
-        self._fed_batches.clear()
+        self._batches.clear()
         if self._watch.at_work:
             applied = self._watch.stop()
             if applied is not None:
@@ -115,7 +115,7 @@ class Observer:
         evaluation mode.
         """
         self._losses.clear()
-        self._fed_batches.clear()
+        self._batches.clear()
         self._probing = True
         engine.train(False)
         with torch.no_grad():
@@ -123,8 +123,8 @@ class Observer:
         self._probing = False
         if not self._losses:
             return reported
-        fed, given = fed_sum(self._fed_batches), fed_sum([FedBatch(batch)])
-        return self._computed_loss() if fed == given else None
+        seen, given = batch_hash_sum(self._batches), batch_hash_sum([SeenBatch(batch)])
+        return self._computed_loss() if seen == given else None
 
     def report(self) -> dict[str, Any]:
         """Everything seen by the end of the training, in the form of `record.ObservedPart`."""

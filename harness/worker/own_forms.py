@@ -60,7 +60,7 @@ def _window(request: RunRequest, world: World, loop: Loop) -> Window:
     every = request.job.evaluation.every_steps
     held_out = len(loop.sampler.evaluation_ids)
     return Window.of_run(
-        tuple(s for s in range(loop.steps) if loop.measure.window(s, loop.steps) == "counted"),
+        tuple(s for s in range(loop.steps) if loop.measure.window(s, loop.steps) == "probed"),
         every=every,
         evaluated=range(every, loop.steps + 1, every) if every else (),
         batches=-(-held_out // (request.micro_batch_size * world.world_size)),

@@ -1,4 +1,4 @@
-"""Memory and communication of the counted steps; silent in every other step.
+"""Memory and communication of the probed steps; silent in every other step.
 
 What the probes cost is measured by their own clock.
 """
@@ -32,7 +32,7 @@ class Probes:
         tracer: Tracer,
         observer: Observer,
         *,
-        counted_steps: int = 0,
+        probed_steps: int = 0,
         snapshot: Snapshot | None = None,
     ) -> None:
         self.allocator = allocator
@@ -44,14 +44,14 @@ class Probes:
         self._memory: MemoryProbe | None = None
         self._snapshot = snapshot
         self._seconds: dict[str, float] = {}
-        self._wanted_steps = counted_steps
-        self._counted_steps = 0
+        self._wanted_steps = probed_steps
+        self._probed_steps = 0
         self._counter_seconds = 0.0
         self._step: int | None = None
 
     @property
-    def within_counted_step(self) -> bool:
-        """Whether a counted step is under way."""
+    def within_probed_step(self) -> bool:
+        """Whether a probed step is under way."""
         return self._step is not None
 
     def attach(self, engine: Engine, data: Callable[[], Iterable[Tensor]] = tuple) -> None:
@@ -65,11 +65,11 @@ class Probes:
         return self._memory.rows if self._memory else []
 
     def begin_step(self, step: int, window: Window) -> None:
-        """Start a step; memory and communication are recorded only in the counted window."""
-        counted = window == "counted"
-        self._step = step if counted else None
-        if counted:
-            self._counted_steps += 1
+        """Start a step; memory and communication are recorded only in the probed window."""
+        probed = window == "probed"
+        self._step = step if probed else None
+        if probed:
+            self._probed_steps += 1
             if self._snapshot:
                 self._snapshot.start()
             self.counter.start()
@@ -77,7 +77,7 @@ class Probes:
             if self._memory:
                 self._memory.begin()
         elif window != "warmup":
-            self.allocator.release()  # the counted steps are over
+            self.allocator.release()  # the probed steps are over
         if window == "timed":
             at_work = {
                 "counter": self.counter.at_work,
@@ -100,37 +100,37 @@ class Probes:
         return self.counter.counting(phase)
 
     def before_forward(self) -> None:
-        """In a counted step, separate the coming forward pass from what is already there."""
+        """In a probed step, separate the coming forward pass from what is already there."""
         if self._step is not None and self._memory is not None:
             with self._costing("memory_walk"):
                 self._memory.before_forward()
 
     def moment(self, name: Moment) -> None:
-        """Record allocated, peak and live bytes at this moment of a counted step."""
+        """Record allocated, peak and live bytes at this moment of a probed step."""
         if self._step is not None and self._memory is not None:
             with self._costing("memory_walk"):
                 self._memory.record(self._step, name)
 
     def end_step(self) -> bool:
-        """End a step; True if it was the last counted one."""
-        last_counted = self._step is not None and self._counted_steps == self._wanted_steps
+        """End a step; True if it was the last probed one."""
+        last_probed = self._step is not None and self._probed_steps == self._wanted_steps
         if self._step is not None:
             self._add_cost("counter", self.counter.seconds - self._counter_seconds)
         self.counter.stop()
         if self._memory:
             self._add_cost("memory_gathered", self._memory.end())
-        if last_counted and self._snapshot:
+        if last_probed and self._snapshot:
             self._snapshot.write()
         self._step = None
-        return last_counted
+        return last_probed
 
     def memory_of(self, moment: Moment, steps_taken: int) -> AbstractContextManager[None]:
         """Record the memory of something outside the steps, while the allocator still counts."""
         return self._memory.span(steps_taken, moment) if self._memory else nullcontext()
 
     def seconds_per_step(self) -> dict[str, float]:
-        """What each probe cost by its own clock, per counted step."""
-        return {name: seconds / self._counted_steps for name, seconds in self._seconds.items()}
+        """What each probe cost by its own clock, per probed step."""
+        return {name: seconds / self._probed_steps for name, seconds in self._seconds.items()}
 
     @contextmanager
     def _costing(self, name: str) -> Iterator[None]:
@@ -139,5 +139,5 @@ class Probes:
         self._add_cost(name, time.perf_counter() - begin)
 
     def _add_cost(self, name: str, seconds: float) -> None:
-        if self._counted_steps:
+        if self._probed_steps:
             self._seconds[name] = self._seconds.get(name, 0.0) + seconds

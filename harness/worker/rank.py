@@ -145,7 +145,7 @@ def _write_before_ending(
     instruments: Instruments, events: EventWriter, on_termination: Callable[[], None] | None
 ) -> None:
     # A step that was counted in part would pass for a complete one.
-    if instruments.probes.memory and not instruments.probes.within_counted_step:
+    if instruments.probes.memory and not instruments.probes.within_probed_step:
         instruments.write(events)
     events.write("stopped", at=time.time())
     if on_termination is not None:

@@ -1,4 +1,4 @@
-"""What one rank is fed in one step: samples are noted while it runs, hashed once its clock has stopped."""
+"""The samples that one rank takes in a step: noted while it runs, hashed once its clock has stopped."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from harness.worker.samples import Samples
 
-LEDGER_MODULUS = 2**64
+HASH_MODULUS = 2**64
 
 
-class Consumed:
+class SampleHashes:
     """The samples of one step, by their ids; what a batch became on its way is in `worker/observer.py`."""
 
     def __init__(self, samples: Samples) -> None:
@@ -25,18 +25,18 @@ class Consumed:
         self._ids += ids
 
     def totals(self) -> dict[str, Any]:
-        """Samples, tokens that are no padding, target tokens and ledger, as a step's event has them."""
+        """Samples, tokens without padding, target tokens and the sum of the hashes, as events have them."""
         samples, ids = self._samples, self._ids
-        ledger = sum(ledger_entry(i, samples.tokens[i], samples.labels[i]) for i in ids)
+        hashes = sum(sample_hash(i, samples.tokens[i], samples.labels[i]) for i in ids)
         return {
             "samples": len(ids),
             "tokens": int(samples.lengths[ids].sum()),
             "target_tokens": int(samples.targets[ids].sum()),
-            "ledger": f"{ledger % LEDGER_MODULUS:016x}",
+            "sample_hashes": f"{hashes % HASH_MODULUS:016x}",
         }
 
 
-def ledger_entry(sample_id: int, tokens: Tensor, labels: Tensor) -> int:
+def sample_hash(sample_id: int, tokens: Tensor, labels: Tensor) -> int:
     """64-bit hash of one sample: its id and what it contains; tokens, labels: int64 (length), on the CPU."""
     digest = hashlib.blake2b(str(sample_id).encode(), digest_size=8)
     digest.update(tokens.numpy().tobytes())

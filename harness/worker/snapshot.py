@@ -1,4 +1,4 @@
-"""A snapshot of the CUDA caching allocator over the counted steps, for https://pytorch.org/memory_viz."""
+"""A snapshot of the CUDA caching allocator over the probed steps, for https://pytorch.org/memory_viz."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ model:
             num_key_value_heads: 2}}
 data: {{sequence_length: 32}}
 training: {{steps: {steps}}}
-measure: {{warmup_steps: 1, counted_steps: 2}}
-compare: {{floor: false}}
+measure: {{warmup_steps: 1, probed_steps: 2}}
+compare: {{noise_runs: false}}
 """
 ENDLESS = 1_000_000
 

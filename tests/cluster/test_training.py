@@ -95,7 +95,9 @@ def test_scaling_over_one_two_and_four_nodes(cluster: SlurmCluster, tmp_path: Pa
     assert sorted(r.world.nodes for r in records if r.backend.label == "ddp") == [1, 2, 4]
     reference = next(record for record in records if record.backend.label == "single")
     for record in records:
-        assert [step.ledger for step in record.steps] == [step.ledger for step in reference.steps]
+        assert [step.sample_hashes for step in record.steps] == [
+            step.sample_hashes for step in reference.steps
+        ]
         for step, expected in zip(record.steps, reference.steps, strict=True):
             assert step.loss == pytest.approx(expected.loss, abs=1e-5)
     report = (tmp_path / "report.md").read_text()

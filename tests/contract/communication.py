@@ -30,7 +30,7 @@ from tests.contract.cases import (
     global_batches,
 )
 
-COUNTED_STEP = 3
+PROBED_STEP = 3
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class VolumeCase:
     clipping: float | None
     family: str = "llama"
     activation_checkpointing: bool = False
-    counted_step: int = COUNTED_STEP
+    probed_step: int = PROBED_STEP
 
 
 VOLUME_CASES = (
@@ -84,8 +84,7 @@ RECOMPUTED_CASES = (
 
 
 FIRST_STEPS = tuple(
-    VolumeCase(1, "bf16-mixed", "like-for-like", tied=True, clipping=1.0, counted_step=step)
-    for step in (0, 1)
+    VolumeCase(1, "bf16-mixed", "like-for-like", tied=True, clipping=1.0, probed_step=step) for step in (0, 1)
 )
 
 
@@ -139,8 +138,8 @@ def _count(backend: Backend, world: World, case: VolumeCase) -> Counted:
     counter = CommunicationCounter()
     with counter.counting("setup"):
         engine, layout, model = prepare(backend, world, case)
-    for step, batch in enumerate(list(global_batches())[: case.counted_step + 1]):
-        take_step(engine, batch, world, case, counter if step == case.counted_step else None)
+    for step, batch in enumerate(list(global_batches())[: case.probed_step + 1]):
+        take_step(engine, batch, world, case, counter if step == case.probed_step else None)
     counted = Counted(layout=layout, model=model, effective=engine.effective(), rows=counter.rows())
     engine.close()
     return counted

@@ -40,11 +40,10 @@ def as_record(name: str, case: VolumeCase, ranks: list[Counted]) -> Record:
         layout=LayoutPart(**ranks[0].layout),
         backend=BackendPart(label=name, name=name, effective=ranks[0].effective),
         comm=[CommunicationPart(rank=rank, **row) for rank, part in enumerate(ranks) for row in part.rows],
-        windows=WindowsPart(warmup=case.counted_step, counted=1, timed=0),
+        windows=WindowsPart(warmup=case.probed_step, probed=1, timed=0),
     )
     steps = [
-        replace(step, window="counted" if step.step == case.counted_step else "warmup")
-        for step in record.steps
+        replace(step, window="probed" if step.step == case.probed_step else "warmup") for step in record.steps
     ]
     world = record.world.model_copy(
         update={"accumulation_steps": case.accumulation_steps, "preset": case.preset}

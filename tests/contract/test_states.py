@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long(seconds=50)
 KINDS = ("weights", "gathered", "gradients", "masters", "optimizer", "communication", "buffers")
 BACKENDS = (
     "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op",
-    "fsdp1-no-shard", "fsdp:masters=compute", "fsdp-grad-op:masters=compute", "fsdp:offload=cpu",
+    "fsdp1-no-shard", "fsdp:master_dtype=compute", "fsdp-grad-op:master_dtype=compute", "fsdp:offload=cpu",
     "zero1:offload=optimizer", "zero2:offload=optimizer", "zero3:offload=optimizer", "zero3:offload=cpu",
     "zero3:reduce_bucket_size=1000",
 )  # fmt: skip
@@ -37,7 +37,7 @@ def test_states_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> N
     assert_closed_forms(label, 2, tmp_path)
 
 
-@pytest.mark.parametrize("label", [*HYBRID, "fsdp-hybrid:masters=compute"])
+@pytest.mark.parametrize("label", [*HYBRID, "fsdp-hybrid:master_dtype=compute"])
 def test_states_of_a_hybrid_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> None:
     assert_closed_forms(label, 4, tmp_path)
 

@@ -5,11 +5,11 @@ from harness.config import load_experiment
 from harness.errors import HarnessError
 from tests.records import make_record
 
-WITHOUT_FLOOR = "compare.floor=false"
+WITHOUT_NOISE_RUNS = "compare.noise_runs=false"
 
 
 def test_references_come_first_and_once_per_global_batch() -> None:
-    experiment = load_experiment(None, ["training.global_batch_size=16", WITHOUT_FLOOR])
+    experiment = load_experiment(None, ["training.global_batch_size=16", WITHOUT_NOISE_RUNS])
     cells = plan(experiment, ["ddp", "zero1"], [2, 4], 1, "cpu")
     assert [(c.backend, c.world_size) for c in cells] == [
         ("single", 1), ("ddp", 2), ("zero1", 2), ("ddp", 4), ("zero1", 4)
@@ -18,7 +18,7 @@ def test_references_come_first_and_once_per_global_batch() -> None:
 
 
 def test_weak_scaling_has_a_reference_for_every_world() -> None:
-    experiment = load_experiment(None, ["training.micro_batch_size=2", WITHOUT_FLOOR])
+    experiment = load_experiment(None, ["training.micro_batch_size=2", WITHOUT_NOISE_RUNS])
     cells = plan(experiment, ["ddp"], [2, 4], 1, "cpu")
     assert [(c.backend, c.layout.global_batch_size) for c in cells] == [
         ("single", 4), ("ddp", 4), ("single", 8), ("ddp", 8)
@@ -26,7 +26,7 @@ def test_weak_scaling_has_a_reference_for_every_world() -> None:
 
 
 def test_repeats_have_cells_of_their_own_and_run_in_rounds() -> None:
-    cells = plan(load_experiment(None, [WITHOUT_FLOOR]), ["ddp"], [2], 3, "cpu")
+    cells = plan(load_experiment(None, [WITHOUT_NOISE_RUNS]), ["ddp"], [2], 3, "cpu")
     assert [(c.backend, c.repeat) for c in cells] == [
         ("single", 0), ("ddp", 0), ("single", 1), ("ddp", 1), ("single", 2), ("ddp", 2)
     ]  # fmt: skip
@@ -34,7 +34,7 @@ def test_repeats_have_cells_of_their_own_and_run_in_rounds() -> None:
 
 
 def test_the_same_backend_twice_is_one_cell() -> None:
-    cells = plan(load_experiment(None, [WITHOUT_FLOOR]), ["ddp", " ddp", "single"], [2], 1, "cpu")
+    cells = plan(load_experiment(None, [WITHOUT_NOISE_RUNS]), ["ddp", " ddp", "single"], [2], 1, "cpu")
     assert [c.backend for c in cells] == ["single", "ddp"]
 
 
@@ -74,7 +74,7 @@ def test_all_means_every_backend_but_the_reference_once_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "assignment", ["measure.counted_steps=1", "runtime.threads_per_rank=1", "runtime.preset=library-defaults"]
+    "assignment", ["measure.probed_steps=1", "runtime.threads_per_rank=1", "runtime.preset=library-defaults"]
 )
 def test_measuring_otherwise_is_another_cell_of_the_same_job(assignment: str) -> None:
     before = plan(load_experiment(None), ["ddp"], [2], 1, "cpu")
@@ -91,7 +91,7 @@ def test_a_longer_timeout_is_the_same_cell() -> None:
 
 @pytest.mark.parametrize("label", ["zero3:reduce_bucket_size=null", "zero3:offload=cpu", "fsdp-hybrid"])
 def test_labels_with_options_can_be_planned(label: str) -> None:
-    assert len(plan(load_experiment(None, [WITHOUT_FLOOR]), [label], [2], 1, "cpu")) == 2
+    assert len(plan(load_experiment(None, [WITHOUT_NOISE_RUNS]), [label], [2], 1, "cpu")) == 2
 
 
 def test_unknown_backend_is_refused() -> None:

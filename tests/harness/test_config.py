@@ -223,7 +223,7 @@ def test_bad_value_is_named_with_its_place(assignment: str, place: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["measure.checkpoint=true", "measure.counted_steps=0"], "`checkpoint` needs `counted_steps`"),
+        (["measure.checkpoint=true", "measure.probed_steps=0"], "`checkpoint` needs `probed_steps`"),
         (["measure.keep_checkpoint=true"], "`keep_checkpoint` needs `checkpoint: true`"),
         (["measure.trace=true", "measure.traced_steps=0"], "`trace` needs `traced_steps`"),
     ],

@@ -32,7 +32,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Record]:
 
 def test_windows_follow_each_other(traced: tuple[Path, Record]) -> None:
     windows = [step.window for step in traced[1].steps]
-    assert windows == ["warmup"] * 2 + ["counted"] * 2 + ["traced"] * 2 + ["timed"] * 2
+    assert windows == ["warmup"] * 2 + ["probed"] * 2 + ["traced"] * 2 + ["timed"] * 2
 
 
 def test_every_rank_divides_each_traced_step(traced: tuple[Path, Record]) -> None:

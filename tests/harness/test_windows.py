@@ -13,9 +13,9 @@ def windows(steps: int, **settings: int) -> list[tuple[str, int]]:
     return [(name, len(list(part))) for name, part in groupby(measure.window(n, steps) for n in range(steps))]
 
 
-def test_steps_after_the_probes_settle_before_any_is_timed() -> None:
+def test_cooldown_steps_follow_the_probes_before_any_is_timed() -> None:
     assert windows(20) == [
-        ("warmup", 3), ("counted", 2), ("traced", 1), ("settling", 3), ("timed", 11),
+        ("warmup", 3), ("probed", 2), ("traced", 1), ("cooldown", 3), ("timed", 11),
     ]  # fmt: skip
 
 
@@ -24,17 +24,17 @@ def test_a_short_run_times_every_step_without_a_probe(steps: int, last: tuple[st
     assert windows(steps)[-1] == last
 
 
-def test_without_probes_nothing_settles() -> None:
-    assert windows(20, counted_steps=0, traced_steps=0) == [("warmup", 3), ("timed", 17)]
+def test_without_probes_there_is_no_cooldown() -> None:
+    assert windows(20, probed_steps=0, traced_steps=0) == [("warmup", 3), ("timed", 17)]
 
 
 def test_a_run_of_losses_alone_times_and_probes_nothing() -> None:
     alone = MeasureSection(checkpoint=True, trace=True, warmup_steps=5, weight_digests=False).losses_alone()
     assert {alone.window(step, 20) for step in range(20)} == {"warmup"}
-    looked_at = (alone.counted_steps, alone.traced_steps, alone.trace, alone.checkpoint)
+    looked_at = (alone.probed_steps, alone.traced_steps, alone.trace, alone.checkpoint)
     assert not any(looked_at)
     assert not alone.weight_digests
 
 
-def test_settling_can_be_left_out() -> None:
-    assert windows(20, settling_steps=0)[-1] == ("timed", 14)
+def test_the_cooldown_can_be_left_out() -> None:
+    assert windows(20, cooldown_steps=0)[-1] == ("timed", 14)

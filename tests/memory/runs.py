@@ -20,7 +20,7 @@ LLAMA = (
     "num_key_value_heads: 3}"
 )
 SETTINGS = (
-    "training.steps=4", "measure.warmup_steps=1", "measure.counted_steps=3", "measure.traced_steps=0",
+    "training.steps=4", "measure.warmup_steps=1", "measure.probed_steps=3", "measure.traced_steps=0",
     "measure.weight_digests=false", "data.sequence_length=16", "training.global_batch_size=8",
     "data.limit=64",
 )  # fmt: skip

@@ -26,8 +26,8 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     points = {name: f"tests.memory.defects:{target}" for name, target in planted.items()}
     folder = tmp_path_factory.mktemp("defects")
     names = ",".join(("ddp", "fsdp", "fsdp-grad-op", *planted))
-    # Five counted steps tell a leak in every second one from a single allocation.
-    steps = ("training.steps=6", "measure.counted_steps=5")
+    # Five probed steps tell a leak in every second one from a single allocation.
+    steps = ("training.steps=6", "measure.probed_steps=5")
     return compare(folder, names, 2, f"model.config={LLAMA}", *steps, entry_points=points)
 
 

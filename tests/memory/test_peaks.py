@@ -13,7 +13,7 @@ TOLERANCE = 0.02
 
 @pytest.mark.parametrize(("name", "ranks"), [("single", 1), ("ddp", 2)])
 def test_the_allocators_peak_is_that_of_torchs_own_profiler(name: str, ranks: int, tmp_path) -> None:
-    counted = on_ranks("tests.memory.peaks:counted_peaks", name, ranks, _folder(tmp_path, "counted"))
+    counted = on_ranks("tests.memory.peaks:counted_peaks", name, ranks, _folder(tmp_path, "probed"))
     profiled = on_ranks("tests.memory.peaks:profiled_peaks", name, ranks, _folder(tmp_path, "profiled"))
     for ours, theirs in zip(counted, profiled, strict=True):
         assert _least_rise(ours) == pytest.approx(_least_rise(theirs), rel=TOLERANCE)
@@ -29,7 +29,7 @@ def test_the_allocators_peak_is_that_of_the_memory_tracker(name: str, ranks: int
 
 @pytest.mark.parametrize(("name", "ranks"), [("single", 1), ("fsdp", 2)])
 def test_watching_does_not_change_the_peak(name: str, ranks: int, tmp_path) -> None:
-    counted = on_ranks("tests.memory.peaks:counted_peaks", name, ranks, _folder(tmp_path, "counted"))
+    counted = on_ranks("tests.memory.peaks:counted_peaks", name, ranks, _folder(tmp_path, "probed"))
     watched = on_ranks("tests.memory.peaks:watched_peaks", name, ranks, _folder(tmp_path, "watched"))
     for ours, theirs in zip(counted, watched, strict=True):
         assert _least_peak(ours) == pytest.approx(min(theirs), rel=1e-3)

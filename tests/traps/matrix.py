@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.backends import registry
 from harness.backends.base import World
 from harness.batch import batch_layout, reference_layout
-from harness.cells import canonical_label, floor_labels, make_cell
+from harness.cells import canonical_label, make_cell, noise_labels
 from harness.compare.comparison import Comparison
 from harness.compare.findings.finding import Finding
 from harness.config import load_experiment
@@ -29,7 +29,7 @@ TINY = [
     "model.config={hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2, "
     "num_key_value_heads: 2, max_position_embeddings: 16}",
     "data.sequence_length=16", "data.limit=64", "training.steps=6", "training.global_batch_size=8",
-    "schedule.warmup_steps=1", "measure.warmup_steps=1", "measure.counted_steps=2",
+    "schedule.warmup_steps=1", "measure.warmup_steps=1", "measure.probed_steps=2",
     "runtime.threads_per_rank=1", "runtime.device=cpu",
 ]  # fmt: skip
 
@@ -68,7 +68,7 @@ class Matrix:
         """Rows of these backends beside the reference and its repetitions."""
         experiment = load_experiment(None, [*TINY, *settings])
         layout = reference_layout(batch_layout(experiment.training, world_size), experiment.training)
-        references = [registry.REFERENCE, *floor_labels(layout, experiment)]
+        references = [registry.REFERENCE, *noise_labels(layout, experiment)]
         records = [self._reference(label, world_size, settings) for label in references]
         return Comparison([*records, *(self.record(label, world_size, settings) for label in labels)])
 

@@ -38,7 +38,7 @@ TRAPS = [
     Trap(name="T01", label="zero1:default_clipping=true", finding="clipping-differs",
          says="differs: 1 against none", settings=(UNCLIPPED,), also=("update-differs",),
          what="DeepSpeed left to its default, which clips gradients at 1.0, in a job without clipping"),
-    Trap(name="T02", label="fsdp:masters=compute", finding="master-dtype-differs", says="bfloat16",
+    Trap(name="T02", label="fsdp:master_dtype=compute", finding="master-dtype-differs", says="bfloat16",
          settings=(BF16,), also=("lost-updates", "update-differs", "memory-differs"),
          what="no fp32 master weights: bf16 weights are updated in bf16"),
     Trap(name="T03", label="planted-Bf16Reduction", finding="reduce-dtype-differs",

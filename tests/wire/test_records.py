@@ -1,6 +1,6 @@
 """Bytes that a record derives against the kernel's byte counter of the loopback interface.
 
-Two runs in a fresh namespace are alike but for the counted steps, which the second has and the first has
+Two runs in a fresh namespace are alike but for the probed steps, which the second has and the first has
 not: the difference of their counters is what those steps moved. The headers of the packets are taken off
 (66 bytes each); nothing else is, and both figures must agree within 1 %.
 """
@@ -17,17 +17,17 @@ from tests.wire.namespace import Namespace, Traffic
 
 pytestmark = pytest.mark.long(seconds=25)
 
-COUNTED = 10
+PROBED = 10
 RANKS = 2
 
 
 @pytest.mark.parametrize("backend", ["ddp", "fsdp", "zero3"])
-def test_counted_steps_move_what_the_record_says(backend: str, tmp_path: Path, namespace: Namespace) -> None:
-    moved = Traffic(**namespace.answer("job:moved_by_counted_steps", str(tmp_path), backend, RANKS, COUNTED))
+def test_probed_steps_move_what_the_record_says(backend: str, tmp_path: Path, namespace: Namespace) -> None:
+    moved = Traffic(**namespace.answer("job:moved_by_probed_steps", str(tmp_path), backend, RANKS, PROBED))
     ((_, record),), _ = read_runs([tmp_path / "with" / "runs"])
     derived = transport_bytes_per_step(record)
     assert derived is not None
-    measured = moved.payload_bytes / COUNTED / RANKS
+    measured = moved.payload_bytes / PROBED / RANKS
     print(f"{backend}: derived {derived:,.0f}, measured {measured:,.0f}, {moved}")  # noqa: T201
     assert measured == pytest.approx(derived, rel=0.01)
     if backend != "ddp":  # what tells gloo's reduce-scatter from a ring's

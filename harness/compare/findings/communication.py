@@ -32,7 +32,7 @@ KINDS = (
         title="A third-party backend reduces gradients in every micro-step",
         cause="Nothing prevents the backward passes of accumulation from synchronising, so gradients cross "
         "the wire once per micro-step instead of once per step.",
-        confirm="`ranks[].early_reduced_bytes` of the record: payload of reductions in the counted steps "
+        confirm="`ranks[].early_reduced_bytes` of the record: payload of reductions in the probed steps "
         "before their last micro-step. For a backend with a closed form "
         "`communication-differs` reports the same.",
         fix="See `communication-differs`.",

@@ -22,7 +22,7 @@ KINDS = (
         cause="A probe, a library's own logger (DeepSpeed's `comms_logger`, `wall_clock_breakdown` and "
         "`flops_profiler` synchronise) or a debugging variable was active in only some of them.",
         confirm="The values list the instrumentation of each run; an empty list is none.",
-        fix="Disable it for all, and instrument only the counted and traced steps.",
+        fix="Disable it for all, and instrument only the probed and traced steps.",
     ),
 )
 

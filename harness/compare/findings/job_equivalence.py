@@ -49,7 +49,8 @@ KINDS = (
         id="samples-repeated",
         title="Samples are repeated across ranks",
         cause="Some or all ranks trained on the same batch: the data is not split over ranks.",
-        confirm="`ranks[].fed` of the record lists the samples that reached the model in the first steps.",
+        confirm="`ranks[].batch_digests` of the record lists the samples that reached the model in the first "
+        "steps.",
         fix="Use a `DistributedSampler` or let Accelerate or DeepSpeed shard the loader, but one of them "
         "only. Accelerate with DeepSpeed and `cpu=True` assumes a single process: take rank and world size "
         "from torch.distributed.",
@@ -59,7 +60,8 @@ KINDS = (
         title="Samples are missing",
         cause="The data was sharded twice, by the sampler and again by the library, so part of each batch is "
         "lost.",
-        confirm="`ranks[].fed` of the record lists the samples that reached the model in the first steps.",
+        confirm="`ranks[].batch_digests` of the record lists the samples that reached the model in the first "
+        "steps.",
         fix="Shard once: hand `accelerator.prepare` an unsharded loader, or do not prepare the loader; do "
         "not give `deepspeed.initialize` training data that is already split.",
     ),
@@ -67,8 +69,8 @@ KINDS = (
         id="samples-differ",
         title="Samples differ",
         cause="Another order, other tokens or labels, or both repeated and missing samples.",
-        confirm="Compare the ledgers of the steps, `ranks[].fed` (the first steps) and `ranks[].fed_sums` "
-        "(every step) of the records.",
+        confirm="Compare the sample hashes of the steps, `ranks[].batch_digests` (the first steps) and "
+        "`ranks[].batch_hash_sums` (every step) of the records.",
         fix="Fix the seed of the shuffle, call `sampler.set_epoch`, and tokenise once for all.",
     ),
     Kind(

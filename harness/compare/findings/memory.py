@@ -42,9 +42,9 @@ KINDS = (
         title="Allocated memory grows from step to step",
         cause="Something keeps a tensor of every step: a loss with its graph in a list, a hook that stores "
         "activations, gradients that are never freed.",
-        confirm="The values hold the growth per step of each rank, the median over all pairs of counted "
+        confirm="The values hold the growth per step of each rank, the median over all pairs of probed "
         "steps; it is there at every moment of the step. A tensor that is kept in only some steps shows "
-        "with five or more counted steps. On CUDA `measure.memory_snapshot: true` names the "
+        "with five or more probed steps. On CUDA `measure.memory_snapshot: true` names the "
         "allocating stack.",
         fix="Store `loss.detach()` or a float, remove hooks after use, call `zero_grad(set_to_none=True)`.",
     ),
@@ -114,7 +114,7 @@ def _grows(row: Row) -> Finding | None:
 
 
 def growth_bytes(part: RankPart) -> int:
-    """Growth per step of what stays: the median slope over all pairs of counted steps (Theil-Sen); 0: none.
+    """Growth per step of what stays: the median slope over all pairs of probed steps (Theil-Sen); 0: none.
 
     A leak shows at every moment of a step. What a library holds for a while, such as a buffer of a
     collective that another thread finishes, shows at one; so of each step the moment counts at which it is
@@ -223,7 +223,7 @@ def _gap(what: str, held: dict[int, int], expected: dict[int, int], by_chance: i
 
 
 def _lasting_peaks(record: Record) -> dict[int, int]:
-    """By rank, the peak of the counted step in which it was least.
+    """By rank, the peak of the probed step in which it was least.
 
     What a rank holds it holds in every step; gloo's threads give buffers back when they come to it, so
     that the peak of a single step differs between ranks by chance.

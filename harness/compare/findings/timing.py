@@ -10,7 +10,7 @@ KINDS = (
     Kind(
         id="nothing-timed",
         title="A run was too short for a step to be timed",
-        cause="`measure.warmup_steps`, `measure.counted_steps` and `measure.traced_steps` use up all its "
+        cause="`measure.warmup_steps`, `measure.probed_steps` and `measure.traced_steps` use up all its "
         "steps.",
         confirm="tokens/s and step time are n/a.",
         fix="Raise `training.steps`, or lower the three settings.",
@@ -29,7 +29,7 @@ def find(runs: Runs) -> list[Finding]:
             id="nothing-timed",
             about=labels(short),
             text=f"speed is n/a: of {steps} steps none is left to time after measure.warmup_steps, "
-            "measure.counted_steps and measure.traced_steps",
+            "measure.probed_steps and measure.traced_steps",
             values={"steps": steps},
         )
     ]

@@ -71,6 +71,6 @@ def _draw(figure: Figure, groups: Sequence[Repeats]) -> None:
 
 
 def _kinds(group: Repeats, moment: str) -> dict[str, float]:
-    """MB by kind at a moment of the last counted step, those that are nowhere left out."""
+    """MB by kind at a moment of the last probed step, those that are nowhere left out."""
     kinds = measures.kinds_at(group.record, moment)
     return {kind: kinds[kind] / 1e6 for kind in KINDS if kinds.get(kind)}

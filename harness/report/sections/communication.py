@@ -40,13 +40,13 @@ def communication_section(comparison: Comparison) -> Section | None:
     body = []
     for group in comparison.groups:
         record = group.record
-        counted = record.windows.counted if record.windows else 0
+        probed = record.windows.probed if record.windows else 0
         kinds: dict[Key, list[CommunicationPart]] = {}
         for row in record.comm:
             if row.rank == 0:
                 kinds.setdefault((row.phase, row.op, row.dtype, row.role, row.group_size), []).append(row)
         expected = _expected(record)
-        if counted:
+        if probed:
             body += [
                 [
                     *group.cell,
@@ -54,7 +54,7 @@ def communication_section(comparison: Comparison) -> Section | None:
                     *_sums(kinds[key], times, expected(key)),
                 ]
                 for key in sorted(kinds, key=_order)
-                for times in (counted if key[0] in STEP_PHASES else 1,)
+                for times in (probed if key[0] in STEP_PHASES else 1,)
             ]
     if not body:
         return None

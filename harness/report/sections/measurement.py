@@ -19,17 +19,17 @@ COLUMNS = (
     Column("micro_batch_size", "micro-batch"),
     Column("accumulation_steps", "accumulation"),
     Column("warmup_steps", "warm-up"),
-    Column("counted_steps", "counted"),
+    Column("probed_steps", "probed"),
     Column("traced_steps", "traced"),
-    Column("settling_steps", "settling"),
+    Column("cooldown_steps", "cooldown"),
     Column("timed_steps", "timed"),
     Column("backends", "backends", align="left"),
 )
 TEXT = (
     "micro-batch: samples that a rank takes at once; with accumulation and ranks they make the global batch. "
-    "The other figures are steps: warm-up and settling steps are in no statistic, memory and communication "
-    "are read in counted ones, overlap in traced ones, speed in timed ones. Steps settle after the probes "
-    f"unless fewer than {LEAST_TIMED_STEPS} would be left to time."
+    "The other figures are steps: warm-up and cooldown steps are in no statistic, memory and communication "
+    "are read in probed ones, overlap in traced ones, speed in timed ones. Cooldown steps "
+    f"follow the probes unless fewer than {LEAST_TIMED_STEPS} would be left to time."
 )
 
 
@@ -67,7 +67,7 @@ def measurement_section(comparison: Comparison) -> Section:
 def _layout(record: Record) -> tuple[Any, ...]:
     world, windows = record.world, record.windows
     steps = (
-        (windows.warmup, windows.counted, windows.traced, windows.settling, windows.timed)
+        (windows.warmup, windows.probed, windows.traced, windows.cooldown, windows.timed)
         if windows and record.steps
         else (None,) * 5
     )

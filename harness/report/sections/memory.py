@@ -25,7 +25,7 @@ MOMENTS = {
     "during_checkpoint": "checkpoint",
 }
 TEXT = (
-    "Of the first repeat: live tensors of the rank that holds most at that moment, in the last counted "
+    "Of the first repeat: live tensors of the rank that holds most at that moment, in the last probed "
     "step; each storage counts once. activations: what the last forward pass left behind for the backward "
     "pass. gathered: whole weights put together from the shards of several ranks, the own part included. "
     "communication: buffers that a library sends from or "

@@ -29,7 +29,7 @@ _LINES = [
     f"division of the runs counts, beyond {MOST_DIVISIONS:,} of them (9 runs of each) a fixed sample. Two "
     f"cells need {runs_to_judge()} runs each for it; below what is needed nothing is judged. Runs of a "
     "cell also differ from those of another by what changed on the machine meanwhile; no test tells that.",
-    "peak MB/rank: the largest figure of torch's allocator in the counted steps, of all ranks and all "
+    "peak MB/rank: the largest figure of torch's allocator in the probed steps, of all ranks and all "
     "repeats; in brackets the difference to the smallest of them. No test judges it: one moment of one "
     "rank decides. CUDA: the caching allocator. CPU: a counting allocator in front of malloc.",
     "states MB: live weights, gradients, fp32 masters and optimizer states after a backward pass, "

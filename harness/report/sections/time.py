@@ -26,7 +26,7 @@ TIME_TEXT = (
     "largest, waiting for other ranks included. On CUDA phases come from events on the stream, read after "
     "the step's one synchronisation, on the CPU from the monotonic clock. steady from: the first step, "
     "counted from 0, from which on the duration is steady, the latest of the repeats, by MSER (White 1997) "
-    "on the running median of the step times, those of counted, traced and settling steps left out; the "
+    "on the running median of the step times, those of counted, traced and cooldown steps left out; the "
     "timed steps should not begin before it; a finding says so where that changes their mean by more than "
     f"{100 * SAME_SHARE:g} %. n/a: fewer than {LEAST_STEPS} such steps, or one of the repeats is not steady "
     "in its first half."
@@ -46,12 +46,12 @@ PROBE_TEXT = (
     "What each probe took by its own clock, per step in which it ran, on the rank where it took most: the "
     "counter of collectives; reading which weights are gathered after each module; walking the live "
     "tensors at each moment; the tracer, whose time is starting, stopping and reading the profiler, "
-    "between steps. The last two columns: how much longer the median counted and traced step was than a "
+    "between steps. The last two columns: how much longer the median probed and traced step was than a "
     "timed one, which holds also what no clock of a probe sees. In a timed step nothing is counted, "
     "walked, hashed or copied: beside the training it holds readings of the clock (on CUDA, events of the "
     "stream), a sum of the losses, and references to batches, sample ids and losses, which are read once "
     "its clock has stopped. The first two steps of a run are looked at more closely; measure.warmup_steps "
-    "of 2 or more keeps them apart. Steps that settle after the probes (measure.settling_steps) are not "
+    "of 2 or more keeps them apart. Cooldown steps after the probes (measure.cooldown_steps) are not "
     "timed."
 )
 
@@ -92,7 +92,7 @@ UTILISATION_COLUMNS = (
     Column("hardware_utilisation_of_measured", "HFU of measured", utilisation, optional=True),
 )
 EXTRA_COLUMNS = (
-    Column("counted_extra_seconds", "counted step + ms", milliseconds),
+    Column("probed_extra_seconds", "probed step + ms", milliseconds),
     Column("traced_extra_seconds", "traced step + ms", milliseconds),
 )
 
@@ -172,7 +172,7 @@ def _probe_table(cells: Sequence[Repeats]) -> Table:
         [
             *cell.cell,
             *(_middle(cell.runs, _probe(name)) for name in names),
-            _middle(cell.runs, lambda run: extra_seconds(run, "counted")),
+            _middle(cell.runs, lambda run: extra_seconds(run, "probed")),
             _middle(cell.runs, lambda run: extra_seconds(run, "traced")),
         ]
         for cell in cells

@@ -87,7 +87,7 @@ def volume_section(comparison: Comparison) -> Section | None:
                 key="communication_differences",
                 columns=DIFFERENCES,
                 rows=differences,
-                caption="Measured payload that is not as expected, in bytes over the counted steps (setup, "
+                caption="Measured payload that is not as expected, in bytes over the probed steps (setup, "
                 "evaluation and digest: over the run)",
             )
         )

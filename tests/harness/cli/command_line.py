@@ -24,7 +24,7 @@ SMALL_MODEL = (
 SMALL = ["--set", SMALL_MODEL, "--set", "data.sequence_length=32"]
 SHORT = [
     *SMALL, "--set", "training.steps=4", "--set", "measure.warmup_steps=1", "--set",
-    "measure.counted_steps=1",
+    "measure.probed_steps=1",
 ]  # fmt: skip
 LONG = [*SMALL, "--set", "training.steps=1000000"]
 

@@ -20,11 +20,11 @@ def test_run_prints_its_record(tmp_path: Path) -> None:
     printed = Record.model_validate_json(done.stdout)
     assert [printed] == records(tmp_path / "runs")
     assert printed.status == "ok"
-    assert [step.window for step in printed.steps] == ["warmup", "counted", "traced", "timed"]
+    assert [step.window for step in printed.steps] == ["warmup", "probed", "traced", "timed"]
     assert len(printed.ranks) == 2
     assert printed.command[:2] == ["harness", "run"]
     assert printed.measure is not None
-    assert (printed.measure.warmup_steps, printed.measure.settling_steps) == (1, 3)
+    assert (printed.measure.warmup_steps, printed.measure.cooldown_steps) == (1, 3)
 
 
 def test_every_evaluation_is_timed(tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ def first(reference: dict[str, Any], given: dict[str, Any]) -> str:
     return job_differences(make_record(**reference), make_record(label="ddp", **given))[0].differs
 
 
-def fed(sample: str) -> dict[str, Any]:
-    return {"ranks": [rank.model_copy(update={"fed": [[sample]]}) for rank in make_ranks(1)]}
+def digests(sample: str) -> dict[str, Any]:
+    return {"ranks": [rank.model_copy(update={"batch_digests": [[sample]]}) for rank in make_ranks(1)]}
 
 
 @pytest.mark.parametrize(
     ("reference", "given", "clause"),
     [
         ({}, {"initial_weights": make_weights("d" * 64)}, "initial weights differ"),
-        (fed("a"), fed("b"), "samples of step 0 differ"),
+        (digests("a"), digests("b"), "samples of step 0 differ"),
         ({}, {"steps": make_steps(changes={3: {"samples": 7}})}, "samples of step 3 differ"),
         ({}, {"steps": make_steps()[:3]}, "number of steps differs"),
         ({}, {"observed": ObservedPart(optimizer_steps=2)}, "optimizer steps differ"),

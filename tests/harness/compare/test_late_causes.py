@@ -112,13 +112,13 @@ def test_ranks_with_other_weights_are_no_wrong_update() -> None:
 
 
 def test_samples_that_differ_in_a_later_step_are_found() -> None:
-    def fed(*sums: list[str]) -> list[RankPart]:
+    def hash_sums(*sums: list[str]) -> list[RankPart]:
         parts = zip(make_ranks(len(sums)), sums, strict=True)
-        return [part.model_copy(update={"fed_sums": own}) for part, own in parts]
+        return [part.model_copy(update={"batch_hash_sums": own}) for part, own in parts]
 
-    single = make_record(ranks=fed(["03", "07", "0b", "0f"]))
-    same = make_record(label="ddp", ranks=fed(["01", "03", "05", "07"], ["02", "04", "06", "08"]))
+    single = make_record(ranks=hash_sums(["03", "07", "0b", "0f"]))
+    same = make_record(label="ddp", ranks=hash_sums(["01", "03", "05", "07"], ["02", "04", "06", "08"]))
     assert job_differences(single, same) == []
-    late = make_record(label="ddp", ranks=fed(["01", "03", "05", "07"], ["02", "04", "05", "07"]))
+    late = make_record(label="ddp", ranks=hash_sums(["01", "03", "05", "07"], ["02", "04", "05", "07"]))
     (difference,) = job_differences(single, late)
     assert (difference.field, difference.kind) == ("samples of step 2", "samples-repeated")

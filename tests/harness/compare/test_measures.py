@@ -58,10 +58,10 @@ def test_model_states_leave_out_gathered_weights_and_buffers() -> None:
     assert measures.model_state_bytes(make_record(ranks=[rank.model_copy(update={"memory": [moment]})])) == 15
 
 
-def test_sent_bytes_are_ring_bytes_per_counted_step_and_rank() -> None:
+def test_sent_bytes_are_ring_bytes_per_probed_step_and_rank() -> None:
     communication = make_communication(4, "all_reduce", 4000) + make_communication(4, "all_gather", 800)
     record = make_record(
-        label="ddp", world_size=4, comm=communication, windows=WindowsPart(warmup=1, counted=2, timed=1)
+        label="ddp", world_size=4, comm=communication, windows=WindowsPart(warmup=1, probed=2, timed=1)
     )
     assert measures.sent_bytes_per_step(record) == (1.5 * 4000 + 0.75 * 800) / 2
 
@@ -85,8 +85,8 @@ def test_gloo_sends_a_reduce_scatter_as_an_all_reduce() -> None:
     assert measures.transport_bytes_per_step(record.model_copy(update={"world": world})) == 1200
 
 
-def test_run_without_counted_steps_has_no_volume() -> None:
-    record = make_record(label="ddp", windows=WindowsPart(warmup=1, counted=0, timed=3))
+def test_run_without_probed_steps_has_no_volume() -> None:
+    record = make_record(label="ddp", windows=WindowsPart(warmup=1, probed=0, timed=3))
     assert measures.sent_bytes_per_step(record) is None
 
 

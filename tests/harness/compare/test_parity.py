@@ -175,7 +175,7 @@ def test_other_parameter_count_is_named() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("ledger", "f" * 16),
+        ("sample_hashes", "f" * 16),
         ("samples", 7),
         ("target_tokens", 1000),
         ("learning_rate", 0.5),

@@ -53,12 +53,12 @@ def test_missing_masters_are_named_before_the_updates_that_vanish() -> None:
         "dtype of masters differs: bfloat16 against float32 in the reference",
         "dtype of optimizer states differs: bfloat16 against float32 in the reference",
     ]
-    assert {statement.cells for statement in told} == {(Cell("fsdp:masters=compute", 2),)}
+    assert {statement.cells for statement in told} == {(Cell("fsdp:master_dtype=compute", 2),)}
 
 
 def test_states_without_masters_are_their_closed_form_to_the_byte() -> None:
     records = [row.record for row in published("explain-master-weights").rows]
-    (record,) = (r for r in records if r.backend.label == "fsdp:masters=compute")
+    (record,) = (r for r in records if r.backend.label == "fsdp:master_dtype=compute")
     held = rank_states(record)
     assert len(held) == 2
     for states in held:

@@ -73,7 +73,7 @@ def test_running_median_keeps_the_first_value() -> None:
 
 
 def test_instrumented_steps_are_left_out() -> None:
-    windows = ["warmup"] * 3 + ["counted"] * 2 + ["traced"] + ["settling"] * 2 + ["timed"] * 8
+    windows = ["warmup"] * 3 + ["probed"] * 2 + ["traced"] + ["cooldown"] * 2 + ["timed"] * 8
     seconds = [5.0, 1.0, 1.0, 9.0, 9.0, 9.0, 2.0, 2.0] + [1.0] * 8
     changes = {n: {"window": w, "seconds": s} for n, (w, s) in enumerate(zip(windows, seconds, strict=True))}
     steps = make_steps([5.0] * 16, [1.0] * 16, changes=changes)

@@ -112,5 +112,5 @@ def test_where_nothing_is_expected_the_reason_is_named() -> None:
     mine = record.model_copy(update={"backend": record.backend.model_copy(update={"name": "mine"})})
     assert why_unknown(mine) == "mine has no closed form here"
     assert "does not describe the model" in (why_unknown(make_record(label="ddp")) or "")
-    uncounted = record.model_copy(update={"windows": WindowsPart(warmup=1, counted=0, timed=3)})
-    assert "no step was counted" in (why_unknown(uncounted) or "")
+    unprobed = record.model_copy(update={"windows": WindowsPart(warmup=1, probed=0, timed=3)})
+    assert "no step was probed" in (why_unknown(unprobed) or "")

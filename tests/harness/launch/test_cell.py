@@ -22,7 +22,7 @@ def test_the_load_of_a_record_is_what_the_run_found(tmp_path: Path, monkeypatch:
             next(loads)
             return Outcome(exit_codes={0: 1})
 
-    experiment = load_experiment(None, ["compare.floor=false"])
+    experiment = load_experiment(None, ["compare.noise_runs=false"])
     (cell,) = plan(experiment, ["single"], [1], 1, "cpu")
     store = Store(tmp_path)
     launcher: Any = Launcher()

@@ -11,7 +11,7 @@ from harness.slurm.site import Site
 from harness.spec import CompareSection, Experiment
 
 SITE = Site(name="test")
-EXPERIMENT = Experiment(compare=CompareSection(floor=False))
+EXPERIMENT = Experiment(compare=CompareSection(noise_runs=False))
 
 
 def rendered(folder: Path, *, arrays: bool, repeats: int = 1) -> tuple[Matrix, dict[str, str]]:

@@ -27,7 +27,7 @@ from tests.harness.slurm.fakes import FakeSlurm
 QUIET: Callable[[str, int], None] = lambda job, runs: None  # noqa: E731
 STEP = {
     "step": 0, "window": "timed", "loss_sum": 80.0, "gradient_norm": 1.0, "learning_rate": 0.1, "tokens": 8,
-    "target_tokens": 8, "global_target_tokens": 16, "samples": 1, "ledger": "0" * 16, "seconds": 0.1,
+    "target_tokens": 8, "global_target_tokens": 16, "samples": 1, "sample_hashes": "0" * 16, "seconds": 0.1,
     "data_seconds": 0.0, "phase_seconds": {"forward": 0.1, "backward": 0.1, "step": 0.1},
 }  # fmt: skip
 
@@ -40,7 +40,7 @@ def a_matrix(tmp_path: Path, *, arrays: bool = False, limit: int = 100) -> tuple
     folder = tmp_path / "jobs"
     site, experiment = (
         Site(name="test", max_queued_jobs=limit),
-        Experiment(compare=CompareSection(floor=False)),
+        Experiment(compare=CompareSection(noise_runs=False)),
     )
     cells = plan_nodes(experiment, site, ["ddp", "fsdp"], [2], 1, 1)
     matrix, scripts = render_matrix(

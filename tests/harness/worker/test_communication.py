@@ -92,7 +92,7 @@ def test_a_call_that_joins_two_dtypes_is_counted_under_each() -> None:
     assert found == [("all_gather", "float32", 1, 40), ("all_gather", "bfloat16", 1, 12)]
 
 
-def test_a_phase_within_a_counted_step_leaves_the_step_counting() -> None:
+def test_a_phase_within_a_probed_step_leaves_the_step_counting() -> None:
     counter = CommunicationCounter()
     counter.start()
     counter.phase = "step"

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from harness.record import ObservedPart
 from harness.spec import OptimizerSection
 from harness.worker.model import summed_cross_entropy
-from harness.worker.observer import FED_STEPS, Observer
+from harness.worker.observer import DIGESTED_STEPS, Observer
 from harness.worker.optimizer import decaying_names
 
 
@@ -111,10 +111,10 @@ def test_updates_without_a_torch_optimizer_are_not_seen() -> None:
 def test_the_loss_is_noted_as_it_was_computed_and_samples_in_every_step() -> None:
     model = Model()
     observer, optimizer = observed(model)
-    seen = train(observer, model, optimizer, FED_STEPS + 1)
+    seen = train(observer, model, optimizer, DIGESTED_STEPS + 1)
     assert seen[0]["computed_loss_sum"] > seen[1]["computed_loss_sum"] > 0
-    assert len({of_step["fed_sum"] for of_step in seen}) == 1
-    assert [("applied" in of_step) for of_step in seen] == [*([True] * FED_STEPS), False]
+    assert len({of_step["batch_hash_sum"] for of_step in seen}) == 1
+    assert [("applied" in of_step) for of_step in seen] == [*([True] * DIGESTED_STEPS), False]
     assert seen[0]["applied"]["share"] == 1.0
 
 
@@ -129,10 +129,10 @@ def test_the_rate_of_the_group_farthest_from_the_jobs_is_told() -> None:
 def test_samples_are_noted_in_the_first_steps_only_and_one_by_one() -> None:
     model = Model()
     observer, optimizer = observed(model)
-    seen = train(observer, model, optimizer, FED_STEPS + 1)
-    assert [len(of_step.get("fed", ())) for of_step in seen] == [*([2] * FED_STEPS), 0]
-    assert seen[0]["fed"] == seen[1]["fed"]
-    assert len(set(seen[0]["fed"])) == 2
+    seen = train(observer, model, optimizer, DIGESTED_STEPS + 1)
+    assert [len(of_step.get("batch_digests", ())) for of_step in seen] == [*([2] * DIGESTED_STEPS), 0]
+    assert seen[0]["batch_digests"] == seen[1]["batch_digests"]
+    assert len(set(seen[0]["batch_digests"])) == 2
 
 
 class Operators(TorchDispatchMode):
@@ -150,13 +150,13 @@ class Operators(TorchDispatchMode):
 def test_nothing_is_computed_of_a_later_step_while_it_runs() -> None:
     model = Model()
     observer, _ = observed(model)
-    observer.begin_step(FED_STEPS)
+    observer.begin_step(DIGESTED_STEPS)
     with Operators() as own:
         summed_cross_entropy(model, batch([0, 1, 2]))
     with Operators() as seen:
         observer.compute_loss(model, batch([0, 1, 2]))
     assert seen.ran - own.ran == {"aten.detach.default": 1}
-    assert observer.end_step(0.001)["fed_sum"]
+    assert observer.end_step(0.001)["batch_hash_sum"]
 
 
 def test_samples_of_an_evaluation_are_not_noted() -> None:
@@ -165,7 +165,7 @@ def test_samples_of_an_evaluation_are_not_noted() -> None:
     observer.begin_step(0)
     with torch.no_grad():
         observer.compute_loss(model, batch([0, 1, 2]))
-    assert observer.end_step(0.001)["fed"] == []
+    assert observer.end_step(0.001)["batch_digests"] == []
 
 
 def test_equal_tokens_with_other_labels_are_another_sample() -> None:
@@ -174,7 +174,7 @@ def test_equal_tokens_with_other_labels_are_another_sample() -> None:
     observer.begin_step(0)
     tokens = torch.tensor([[0, 1, 2], [0, 1, 2]])
     observer.compute_loss(model, {"tokens": tokens, "labels": torch.tensor([[0, 1, 2], [0, 1, 3]])})
-    assert len(set(observer.end_step(0.001)["fed"])) == 2
+    assert len(set(observer.end_step(0.001)["batch_digests"])) == 2
 
 
 def test_tied_frozen_dropout_and_checkpointing_are_read_from_the_live_model() -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.worker.batch_digest import FedBatch, content_digests, content_sum, fed_sum
+from harness.worker.batch_digest import SeenBatch, batch_hash_sum, content_digests, content_sum
 from harness.worker.optimizer_watch import OptimizerWatch
 
 
@@ -90,7 +90,7 @@ def test_content_digests_are_one_per_sample() -> None:
 
 def test_batches_are_summed_as_they_were_fed_or_not_at_all() -> None:
     first, second = ({"tokens": part, "labels": part} for part in batch().clone().split(2))
-    fed = [FedBatch(first), FedBatch(second)]
-    assert fed_sum(fed) == int(content_sum(batch(), batch())) % 2**64
+    seen = [SeenBatch(first), SeenBatch(second)]
+    assert batch_hash_sum(seen) == int(content_sum(batch(), batch())) % 2**64
     second["labels"].zero_()
-    assert fed_sum(fed) is None
+    assert batch_hash_sum(seen) is None

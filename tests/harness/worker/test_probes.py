@@ -2,7 +2,7 @@ import pytest
 
 from harness.worker.communication import CommunicationCounter
 from harness.worker.memory import NoAllocatorProbe, allocator_probe
-from harness.worker.observer import FED_STEPS, Observer
+from harness.worker.observer import DIGESTED_STEPS, Observer
 from harness.worker.probes import Probes
 from harness.worker.tracer import Tracer
 
@@ -20,7 +20,7 @@ def test_a_tracer_at_work_in_a_timed_step_is_told() -> None:
     assert "tracer" in probes.timed_probes
 
 
-@pytest.mark.parametrize(("step", "told"), [(FED_STEPS - 1, {"observer"}), (FED_STEPS, set())])
+@pytest.mark.parametrize(("step", "told"), [(DIGESTED_STEPS - 1, {"observer"}), (DIGESTED_STEPS, set())])
 def test_a_timed_step_that_is_looked_at_more_closely_is_told(step: int, told: set[str]) -> None:
     observer = Observer()
     probes = Probes(NoAllocatorProbe(), CommunicationCounter(), Tracer("cpu", None), observer)

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import torch
 
-from harness.worker.sample_hashes import Consumed, ledger_entry
+from harness.worker.sample_hashes import SampleHashes, sample_hash
 from harness.worker.samples import IGNORED, Samples
 
 TOKENS = torch.tensor([[1, 2, 3], [4, 5, 6]])
@@ -13,23 +13,23 @@ SAMPLES = Samples(
 )  # fmt: skip
 
 
-def consumed(*batches: list[int], samples: Samples = SAMPLES) -> Consumed:
-    found = Consumed(samples)
+def hashes(*batches: list[int], samples: Samples = SAMPLES) -> SampleHashes:
+    found = SampleHashes(samples)
     for ids in batches:
         found.note(ids)
     return found
 
 
 def test_totals_are_over_the_micro_batches_of_a_step() -> None:
-    totals = consumed([0], [1]).totals()
+    totals = hashes([0], [1]).totals()
     assert (totals["samples"], totals["tokens"], totals["target_tokens"]) == (2, 5, 3)
-    assert totals["ledger"] == consumed([1, 0]).totals()["ledger"]
-    assert totals["ledger"] != consumed([0], [0]).totals()["ledger"]
+    assert totals["sample_hashes"] == hashes([1, 0]).totals()["sample_hashes"]
+    assert totals["sample_hashes"] != hashes([0], [0]).totals()["sample_hashes"]
 
 
-def test_another_content_under_the_same_id_is_another_ledger() -> None:
+def test_another_content_under_the_same_id_has_another_hash() -> None:
     other = replace(SAMPLES, tokens=TOKENS.flip(0))
-    assert consumed([0], samples=other).totals()["ledger"] != consumed([0]).totals()["ledger"]
+    assert hashes([0], samples=other).totals()["sample_hashes"] != hashes([0]).totals()["sample_hashes"]
 
 
 def test_an_entry_changes_with_a_token_a_label_and_the_sample() -> None:
@@ -38,11 +38,11 @@ def test_an_entry_changes_with_a_token_a_label_and_the_sample() -> None:
     other_tokens[2] += 1
     other_labels[2] = IGNORED
     entries = {
-        ledger_entry(0, tokens, labels),
-        ledger_entry(1, tokens, labels),
-        ledger_entry(0, other_tokens, labels),
-        ledger_entry(0, tokens, other_labels),
+        sample_hash(0, tokens, labels),
+        sample_hash(1, tokens, labels),
+        sample_hash(0, other_tokens, labels),
+        sample_hash(0, tokens, other_labels),
     }
     assert len(entries) == 4
-    assert ledger_entry(0, tokens.clone(), labels.clone()) in entries
+    assert sample_hash(0, tokens.clone(), labels.clone()) in entries
     assert all(0 <= entry < 2**64 for entry in entries)

@@ -81,7 +81,7 @@ def test_growth_at_one_moment_is_a_buffer_that_is_held_for_a_while() -> None:
 
 
 def held(*allocated: int, moments=("after_forward", "after_backward", "after_step")) -> list[MemoryPart]:
-    """One counted step per figure; other moments stay at 16,004 bytes."""
+    """One probed step per figure; other moments stay at 16,004 bytes."""
     names = ("after_forward", "after_backward", "after_step")
     return [
         moment(step, name, 16_004 + (more if name in moments else 0), peak_bytes=20_000)
@@ -128,7 +128,7 @@ def test_memory_that_shrinks_is_no_leak() -> None:
     assert ids(run([leaking(-2000)])) == []
 
 
-def test_one_counted_step_cannot_show_a_leak() -> None:
+def test_one_probed_step_cannot_show_a_leak() -> None:
     assert ids(run([leaking(4000)[:3]])) == []
 
 

@@ -11,7 +11,7 @@ from harness.compare.findings.finding import Finding
 from harness.record import LayoutPart, OverlapPart, RankPart, Record, TensorPart
 from tests.records import ENVIRONMENT, make_model, make_ranks, make_record, make_steps
 
-WINDOWS = ("warmup", "warmup", "counted", "traced", *["timed"] * 8)
+WINDOWS = ("warmup", "warmup", "probed", "traced", *["timed"] * 8)
 COUNT = len(WINDOWS)
 PHASES = {"forward": 0.1, "backward": 0.3, "step": 0.05}
 

@@ -28,7 +28,7 @@ def test_every_kind_of_collective_stands_beside_its_closed_form(monkeypatch: pyt
     monkeypatch.setattr(communication, "volume_of", lambda record: (None, forms))
     assert record.windows is not None
     found = {line[0]: line[-1] for line in lines(record)}
-    assert found["backward"] == 100 / record.windows.counted
+    assert found["backward"] == 100 / record.windows.probed
 
 
 def test_a_backend_without_a_closed_form_has_none() -> None:

@@ -62,7 +62,7 @@ def test_the_cost_of_each_probe_is_that_of_the_rank_where_it_took_most() -> None
     parts[1] = parts[1].model_copy(update={"probe_seconds": {"counter": 0.002, "tracer": 0.3}})
     found = line(time_section(Comparison([run(ranks=parts)])), "probe_cost")
     assert (found["counter_seconds"], found["tracer_seconds"]) == ("2.00", "300")
-    assert found["counted_extra_seconds"] == "0"
+    assert found["probed_extra_seconds"] == "0"
 
 
 def evaluated(*seconds: float) -> Record:

@@ -187,9 +187,9 @@ def test_a_byte_too_many_is_not_as_expected() -> None:
     records = [record for _, record in read_runs([REPORTS / "default" / ARCHIVE_NAME])[0]]
     alone, ddp = (next(r for r in records if r.backend.label == label) for label in ("single", "ddp"))
     assert "; as expected to the byte." in verdict(alone, ddp)
-    counted = ddp.windows.counted if ddp.windows else 0
+    probed = ddp.windows.probed if ddp.windows else 0
     comm = [
-        row.model_copy(update={"payload_bytes": row.payload_bytes + 16 * counted * (row.phase == "backward")})
+        row.model_copy(update={"payload_bytes": row.payload_bytes + 16 * probed * (row.phase == "backward")})
         for row in ddp.comm
     ]
     text = verdict(alone, ddp.model_copy(update={"comm": comm}))

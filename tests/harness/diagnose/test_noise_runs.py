@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.diagnose.floor import find_floor, scaled
+from harness.diagnose.noise_runs import find_noise_runs, scaled
 from harness.diagnose.pair import Run
 from harness.record import Record
 from harness.store import archive_runs, write_record
@@ -35,20 +35,20 @@ def test_the_reference_and_its_repetitions_lie_beside_the_pair(tmp_path: Path) -
     pair = pair_in(tmp_path)
     for number, label in enumerate(LABELS):
         stored(tmp_path, f"stamp-single-n1-r0-{number}", label=label)
-    floor = find_floor(pair, LABELS, no_run)
-    assert floor.reference is not None
-    assert floor.reference.backend.label == "single"
-    assert [record.backend.label for record in floor.repeats] == ["single:micro_batch_size=4"]
+    runs = find_noise_runs(pair, LABELS, no_run)
+    assert runs.reference is not None
+    assert runs.reference.backend.label == "single"
+    assert [record.backend.label for record in runs.repeats] == ["single:micro_batch_size=4"]
 
 
 def test_an_archive_holds_the_reference_beside_the_pair(tmp_path: Path) -> None:
     pair = pair_in(tmp_path)
-    runs = [stored(tmp_path, f"stamp-single-n1-r0-{n}", label=label) for n, label in enumerate(LABELS)]
-    packed = archive_runs([(run.path, run.record) for run in (*pair, *runs)], tmp_path / "runs.tar.xz")
+    stored_runs = [stored(tmp_path, f"stamp-single-n1-r0-{n}", label=label) for n, label in enumerate(LABELS)]
+    packed = archive_runs([(run.path, run.record) for run in (*pair, *stored_runs)], tmp_path / "runs.tar.xz")
     left, right = (Run(path=path, record=record) for path, record in packed[:2])
-    floor = find_floor((left, right), LABELS, no_run)
-    assert floor.reference == runs[0].record
-    assert floor.repeats == (runs[1].record,)
+    runs = find_noise_runs((left, right), LABELS, no_run)
+    assert runs.reference == stored_runs[0].record
+    assert runs.repeats == (stored_runs[1].record,)
 
 
 @pytest.mark.parametrize(
@@ -64,26 +64,26 @@ def test_a_reference_of_another_job_or_code_or_without_result_is_run_again(
         asked.extend(missing)
         return [make_record(label=label) for label in missing]
 
-    assert find_floor(pair_in(tmp_path), LABELS, run).reference is not None
+    assert find_noise_runs(pair_in(tmp_path), LABELS, run).reference is not None
     assert asked == LABELS
 
 
 def test_of_two_runs_the_one_that_agrees_with_the_reference_is_the_baseline(tmp_path: Path) -> None:
     pair = pair_in(tmp_path)
-    floor = find_floor(pair, LABELS, lambda missing: [make_record(label=label) for label in missing])
-    assert [run.record.backend.label for run in floor.baseline(pair)] == ["ddp", "zero3"]
-    assert floor.baseline(pair[::-1]) == pair[::-1]
+    runs = find_noise_runs(pair, LABELS, lambda missing: [make_record(label=label) for label in missing])
+    assert [run.record.backend.label for run in runs.baseline(pair)] == ["ddp", "zero3"]
+    assert runs.baseline(pair[::-1]) == pair[::-1]
 
 
 def test_two_runs_may_lie_twice_as_far_apart_as_each_from_the_reference(tmp_path: Path) -> None:
     pair = pair_in(tmp_path)
-    floor = find_floor(pair, LABELS, lambda missing: [make_record(label=label) for label in missing])
-    assert floor.reference is not None
-    assert floor.limits(pair[1].record) == scaled(floor.limits(floor.reference), 2.0)
+    runs = find_noise_runs(pair, LABELS, lambda missing: [make_record(label=label) for label in missing])
+    assert runs.reference is not None
+    assert runs.limits(pair[1].record) == scaled(runs.limits(runs.reference), 2.0)
 
 
 def test_without_a_reference_the_lower_bounds_are_left(tmp_path: Path) -> None:
     pair = pair_in(tmp_path)
-    floor = find_floor(pair, LABELS, lambda _: [])
-    assert floor.baseline(pair) == pair
-    assert "not measured" in floor.noise(pair[1].record).derivation[0]
+    runs = find_noise_runs(pair, LABELS, lambda _: [])
+    assert runs.baseline(pair) == pair
+    assert "not measured" in runs.noise(pair[1].record).derivation[0]

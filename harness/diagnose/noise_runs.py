@@ -18,7 +18,7 @@ from harness.store import read_record
 
 
 @dataclass(frozen=True, kw_only=True)
-class Floor:
+class NoiseRuns:
     """The reference of a job and its repetitions."""
 
     reference: Record | None
@@ -76,16 +76,16 @@ def scaled(limits: Limits, factor: float) -> Limits:
     )
 
 
-def find_floor(
+def find_noise_runs(
     pair: tuple[Run, Run], labels: Sequence[str], run_missing: Callable[[list[str]], list[Record]]
-) -> Floor:
+) -> NoiseRuns:
     """The reference and its repetitions: of the pair, of the folders around it, and the rest run now."""
     known = _records_nearby(pair)
     missing = [label for label in labels if label not in {record.backend.label for record in known}]
     if missing:
         known += run_missing(missing)
     reference = next((record for record in known if record.backend.label == REFERENCE), None)
-    return Floor(reference=reference, repeats=tuple(r for r in known if r is not reference))
+    return NoiseRuns(reference=reference, repeats=tuple(r for r in known if r is not reference))
 
 
 def _records_nearby(pair: tuple[Run, Run]) -> list[Record]:
