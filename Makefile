@@ -17,11 +17,14 @@ compare: $(READY)
 test: $(READY)
 	$(BIN)/pytest $(SIDE_BY_SIDE)
 
-# A real Slurm of several nodes on this machine: Debian's packages, unpacked, and root are needed. What fails runs
-# once more, and both results are printed: four nodes on a few cores may miss a deadline of Slurm's.
+# A real Slurm of several nodes on this machine: Debian's packages, unpacked, and root are needed. Two modules
+# at a time, each on a cluster of its own. What fails runs once more, and both results are printed: nodes that
+# share a few cores may miss a deadline of Slurm's.
+CLUSTERS ?= 2
 test-cluster: $(READY)
 	$(BIN)/python -m tests.cluster.packages .cluster/slurm
-	REQUIRE_CLUSTER=1 $(BIN)/pytest --cluster --reruns 1 -rR tests/cluster
+	REQUIRE_CLUSTER=1 $(BIN)/pytest --cluster --reruns 1 -rR \
+		--numprocesses $(CLUSTERS) --dist loadscope --no-loadscope-reorder tests/cluster
 
 # Every known trap is planted and must be named; a clean matrix must raise nothing. A few minutes.
 traps: $(READY)

@@ -1,4 +1,4 @@
-"""One Slurm cluster for the tests of this folder, gone with the session however that ends."""
+"""One Slurm cluster for the tests of a process, gone with it however it ends."""
 
 import os
 from collections.abc import Iterator

@@ -9,7 +9,7 @@ from tests.cluster.endless import reason, trained_on
 from tests.cluster.matrices import ENDLESS, render
 from tests.cluster.slurm import SlurmCluster
 
-pytestmark = pytest.mark.usefixtures("quiet_cluster")
+pytestmark = [pytest.mark.usefixtures("quiet_cluster"), pytest.mark.long(seconds=40)]
 CELLS = ("--backends", "ddp,fsdp", "--nodes", "2", "--nproc", "1", "--array")
 
 

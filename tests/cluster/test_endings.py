@@ -14,7 +14,7 @@ from tests.cluster.endless import collected, collected_anyhow, nodes_of, reason,
 from tests.cluster.matrices import RenderedMatrix, render
 from tests.cluster.slurm import SlurmCluster
 
-pytestmark = pytest.mark.usefixtures("quiet_cluster")
+pytestmark = [pytest.mark.usefixtures("quiet_cluster"), pytest.mark.long(seconds=200)]
 SURVIVORS = ["single", "fsdp1-no-shard"]
 FOLDER = "a b'c\"d$(touch PWNED)"
 NAME = "x y'z\"$(touch PWNED) `touch PWNED` ; touch PWNED #"
@@ -49,10 +49,14 @@ def kill_one_rank(matrix: RenderedMatrix, backend: str) -> None:
 
 def kill_the_job_script(matrix: RenderedMatrix, backend: str) -> None:
     job = matrix.job(backend)
+    script = f"job{int(job):05d}/slurm_script"
     (shell,) = [
         process
         for process in psutil.process_iter(["cmdline"])
-        if any(f"job{int(job):05d}/slurm_script" in word for word in process.info["cmdline"] or [])
+        # Another cluster on this machine may have a job of the same number.
+        if any(
+            script in word and str(matrix.cluster.folder) in word for word in process.info["cmdline"] or []
+        )
     ]
     shell.send_signal(signal.SIGKILL)
 

@@ -10,6 +10,8 @@ from tests.cluster.fabric import measured_fabric
 from tests.cluster.matrices import render
 from tests.cluster.slurm import SlurmCluster
 
+pytestmark = pytest.mark.long(seconds=180)
+
 MBIT = 1e6 / 8
 # Ethernet, IP and TCP take 66 of 1514 bytes of a full frame.
 PAYLOAD_SHARE = 1448 / 1514

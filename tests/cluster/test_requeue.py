@@ -11,7 +11,7 @@ from tests.cluster.matrices import SMALL
 from tests.cluster.nodes import wait_for
 from tests.cluster.slurm import SlurmCluster
 
-pytestmark = pytest.mark.usefixtures("quiet_cluster")
+pytestmark = [pytest.mark.usefixtures("quiet_cluster"), pytest.mark.long(seconds=100)]
 COMPARE = """\
 #!/bin/bash
 exec {python} -m harness compare --config job.yaml --backends ddp --nproc 2 --fresh --report report.md

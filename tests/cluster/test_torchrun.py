@@ -8,6 +8,8 @@ import pytest
 from harness.record import Record
 from tests.cluster.slurm import SlurmCluster
 
+pytestmark = pytest.mark.long(seconds=50)
+
 TINY = """\
 model:
   config: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2,

@@ -1,4 +1,4 @@
-"""Matrices that train on several nodes: records, equal losses, scaling, bytes between nodes."""
+"""Matrices that train on several nodes, by every launcher: records, equal losses, scaling."""
 
 import json
 from pathlib import Path
@@ -10,14 +10,22 @@ from harness.store import read_record
 from tests.cluster.matrices import RenderedMatrix, render
 from tests.cluster.slurm import SlurmCluster
 
+pytestmark = pytest.mark.long(seconds=300)
+
 BACKENDS = "ddp,zero1,zero2,zero3,fsdp,fsdp-hybrid"
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+"""All that a site file can name."""
+LAUNCHED = ("ddp", "zero2")
 
 
 @pytest.fixture(scope="module")
 def matrix(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> RenderedMatrix:
     """Six strategies on 2 nodes x 2 ranks, as one job array."""
     folder = tmp_path_factory.mktemp("matrix")
-    matrix = render(cluster, folder, "--backends", BACKENDS, "--nodes", "2", "--nproc", "2", "--array")
+    matrix = render(
+        cluster, folder, "--backends", BACKENDS, "--nodes", "2", "--nproc", "2", "--array",
+        site="launcher: torchrun\n",
+    )  # fmt: skip
     matrix.harness("submit", "--wait", "--poll-seconds", "1")
     return matrix
 
@@ -25,6 +33,21 @@ def matrix(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> R
 @pytest.fixture(scope="module")
 def by_backend(matrix: RenderedMatrix) -> dict[str, Record]:
     return {record.backend.label: record for record in matrix.records()}
+
+
+@pytest.fixture(scope="module")
+def by_launcher(
+    cluster: SlurmCluster, by_backend: dict[str, Record], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Record]]:
+    """Two backends on 2 nodes x 2 ranks; the first launcher's are among the matrix of all strategies."""
+    found = {LAUNCHERS[0]: {backend: by_backend[backend] for backend in LAUNCHED}}
+    for launcher in LAUNCHERS[1:]:
+        folder = tmp_path_factory.mktemp(launcher)
+        cells = ("--backends", ",".join(LAUNCHED), "--nodes", "2", "--nproc", "2")
+        matrix = render(cluster, folder, *cells, site=f"launcher: {launcher}\n").without("single")
+        matrix.harness("submit", "--wait", "--poll-seconds", "1")
+        found[launcher] = {record.backend.label: record for record in matrix.records()}
+    return found
 
 
 def test_every_cell_has_a_record(by_backend: dict[str, Record]) -> None:
@@ -105,3 +128,23 @@ def test_scaling_over_one_two_and_four_nodes(cluster: SlurmCluster, tmp_path: Pa
     scaling = report.split("## Scaling")[1].split("\n## ")[0]
     shown = [line.split("|")[2].strip() for line in scaling.splitlines() if line.startswith("| ddp ")]
     assert shown[:3] == ["1", "2", "4"]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_starts_two_ranks_on_each_node(
+    by_launcher: dict[str, dict[str, Record]], launcher: str
+) -> None:
+    records = by_launcher[launcher]
+    assert {label: record.status for label, record in records.items()} == {"ddp": "ok", "zero2": "ok"}
+    for record in records.values():
+        assert (record.world.nodes, record.world.ranks_per_node) == (2, 2)
+        hosts = [rank.host for rank in record.ranks]
+        assert hosts == sorted(hosts)
+        assert len(set(hosts)) == 2
+
+
+@pytest.mark.parametrize("backend", ["ddp", "zero2"])
+def test_the_launcher_changes_no_loss(by_launcher: dict[str, dict[str, Record]], backend: str) -> None:
+    losses = {tuple(step.loss for step in records[backend].steps) for records in by_launcher.values()}
+    assert len(losses) == 1
+    assert len(losses.pop()) == 8
