@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.record import Record
+from harness.record.workload import of_record
 from harness.theory import families
-from harness.theory.of_record import of_record
 from harness.theory.terms import STEP_PHASES, ModelStates, Underived, Volume
 from harness.theory.workload import Workload
 

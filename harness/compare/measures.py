@@ -8,8 +8,8 @@ from statistics import median
 
 from harness.compare.states import after_backward, all_kinds
 from harness.record import CommunicationPart, MemoryPart, Record, StepPart
+from harness.record.workload import known_strategy
 from harness.theory.dtypes import DTYPE_BYTES
-from harness.theory.of_record import known_strategy
 from harness.theory.ring import ring_sent_bytes
 from harness.theory.terms import STATE_KINDS, STEP_PHASES
 from harness.theory.textbook import textbook_sent_bytes

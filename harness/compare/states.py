@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from harness.compare.expected import expected_states
 from harness.record import MemoryPart, RankPart, Record
-from harness.theory.of_record import known_strategy
+from harness.record.workload import known_strategy
 from harness.theory.terms import STATE_KINDS, ModelStates
 from harness.theory.textbook import textbook_states
 

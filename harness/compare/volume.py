@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from harness.compare.expected import expected_volume
 from harness.record import CommunicationPart, Record
-from harness.theory.of_record import known_strategy, of_record
+from harness.record.workload import known_strategy, of_record
 from harness.theory.terms import BUFFERS, STEP_PHASES, Volume
 from harness.theory.textbook import TermDifference, explain, textbook_collectives
 from harness.theory.workload import Workload

@@ -8,8 +8,8 @@ from typing import Any
 from harness.backends import registry
 from harness.backends.base import Backend, World
 from harness.record import LayoutPart
-from harness.request import RunRequest
-from harness.theory.of_record import NOT_CLAIMED, layout_of
+from harness.record.workload import NOT_CLAIMED, layout_of
+from harness.run_directory.request import RunRequest
 from harness.theory.recomputation import recomputed_until
 from harness.theory.terms import OwnForms
 from harness.theory.workload import Window, Workload

@@ -8,8 +8,8 @@ import pytest
 
 from harness.backends import registry
 from harness.record import LayoutPart
+from harness.record.workload import layout_of
 from harness.theory.families import model_states
-from harness.theory.of_record import layout_of
 from harness.theory.workload import Workload
 from tests.built_in import HYBRID
 from tests.contract.communication import VolumeCase

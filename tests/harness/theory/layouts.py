@@ -7,9 +7,9 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from harness.record import LayoutPart
+from harness.record.workload import layout_of as layout_of_part
 from harness.spec import OptimizerSection
 from harness.theory.layout import Layout
-from harness.theory.of_record import layout_of as layout_of_part
 from harness.worker.model import describe_layout
 from harness.worker.optimizer import decaying_names
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from harness.backends.registry import strategy_of
 from harness.backends.strategy import StrategyKind
-from harness.record import LayoutPart, Record, TensorPart
+from harness.record.model import LayoutPart, TensorPart
+from harness.record.run import Record
 from harness.theory.layout import Layout, Tensor
 from harness.theory.recomputation import recomputed_until
 from harness.theory.workload import Window, Workload
