@@ -1,4 +1,4 @@
-"""A whole backend: data parallelism by hand, one all-reduce for each gradient of a step."""
+"""A complete backend: hand-written data parallelism with one all-reduce per gradient and step."""
 
 from __future__ import annotations
 

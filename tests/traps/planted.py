@@ -70,7 +70,7 @@ TRAPS = [
     Trap(name="T14", label="fsdp1", finding="strategy-differs", says="NO_SHARD differs", world_size=1,
          what="FSDP1 FULL_SHARD on one rank, where it quietly takes NO_SHARD"),
     Trap(name="T12", label="planted-WholeModelInOneUnit", finding="one-wrap-unit", says="of 2 blocks",
-         what="the whole model wrapped as one unit of FSDP"),
+         what="the complete model wrapped as one unit of FSDP"),
     Trap(name="T15", label="planted-ReplicasNeverReduced:shard_size=2", finding="replicas-differ",
          says="ranks 0, 1 against ranks 2, 3", world_size=4,
          what="hybrid sharding whose replicas are never reduced over"),
