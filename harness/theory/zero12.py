@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from harness.theory.common_states import ADAM_MOMENTS, buffer_terms, step_counters
 from harness.theory.dtypes import DTYPE_BYTES
 from harness.theory.layout import Tensor, ceil_to, elements
@@ -32,6 +34,7 @@ from harness.theory.zero import (
 
 START_ALIGNMENT_ELEMENTS = 2
 """`nccl_start_alignment_factor` of DeepSpeedZeroOptimizer (`runtime/zero/stage_1_and_2.py`)."""
+PADDING = "padding of the partition"
 ALL_REDUCED = "DeepSpeed all-reduces gradients whatever reduce_scatter says, the textbook reduce-scatters"
 
 
@@ -46,55 +49,72 @@ def model_states(workload: Workload) -> ModelStates:
     low precision, one fp32 buffer of just the partition (`_build_compact_grad_partition_buffer`). Adam has
     one flat parameter per group.
     """
-    width, trained, ranks = workload.compute_bytes, workload.master_bytes, workload.world_size
+    width, trained = workload.compute_bytes, workload.master_bytes
     offload = workload.offload != "none"
-    whole = partition = inside = straddling = padding = 0
-    for group in workload.layout.groups():
-        length = ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * ranks)
-        piece = length // ranks
-        whole += length
-        partition += piece
-        touched, own = _reaching_into(group, piece * workload.rank, piece)
-        inside += own
-        straddling += elements(touched) - own
-        padding += piece - own
+    piece = _partition(workload)
     count = workload.layout.parameter_count
-    pad = "padding of the partition"
-    flat = Share(own=count, padding=whole - count, padding_name="alignment of groups to 2 N elements")
-    part = Share(own=inside, padding=padding, padding_name=pad)
+    flat = Share(own=count, padding=piece.flat - count, padding_name="alignment of groups to 2 N elements")
+    part = Share(own=piece.inside, padding=piece.padding, padding_name=PADDING)
     fp32 = workload.precision == "fp32"
     masters = ("second fp32 copy" if fp32 else "masters") + " of the partition"
-    terms = [
-        *flat.terms("weights", "whole weights", width),
-        *part.terms("masters", masters, trained, host=offload, extra=fp32),
-        *part.terms("optimizer", "Adam's moments of the partition", ADAM_MOMENTS * trained, host=offload),
-        step_counters(len(workload.layout.groups())),
-        *buffer_terms(workload),
-    ]
-    accumulated = gradient_accumulation_bytes(workload)
-    if offload:
-        return states([*terms, *_offloaded_gradients(workload, partition, inside + straddling, accumulated)])
-    if accumulated > width:
-        straddling = 0
+    gradients = _offloaded_gradients if offload else _gradients
     return states(
         [
-            *terms,
-            Term(kind="gradients", name="partition", bytes=inside * width),
-            Term(kind="gradients", name=FP32_SURPLUS, bytes=inside * (accumulated - width), extra=True),
-            Term(
-                kind="gradients",
-                name="rest of parameters that straddle the partition's ends",
-                bytes=straddling * width,
-                extra=True,
-            ),
-            Term(kind="gradients", name=pad, bytes=padding * accumulated, extra=True),
+            *flat.terms("weights", "whole weights", width),
+            *part.terms("masters", masters, trained, host=offload, extra=fp32),
+            *part.terms("optimizer", "Adam's moments of the partition", ADAM_MOMENTS * trained, host=offload),
+            step_counters(len(workload.layout.groups())),
+            *buffer_terms(workload),
+            *gradients(workload, piece),
         ]
     )
 
 
-def _offloaded_gradients(
-    workload: Workload, partition: int, touched: int, accumulation_bytes: int
-) -> list[Term]:
+@dataclass(frozen=True, kw_only=True)
+class _Partition:
+    """One rank's part of the flat groups, in elements."""
+
+    flat: int
+    """All groups with their padding."""
+    own: int
+    """The rank's part, padding included."""
+    inside: int
+    """Parameters in it."""
+    straddling: int
+    """What the parameters that reach into it have outside of it."""
+
+    @property
+    def padding(self) -> int:
+        return self.own - self.inside
+
+
+def _partition(workload: Workload) -> _Partition:
+    flat = own = inside = straddling = 0
+    for group in workload.layout.groups():
+        length = ceil_to(elements(group), START_ALIGNMENT_ELEMENTS * workload.world_size)
+        piece = length // workload.world_size
+        touched, part = _reaching_into(group, piece * workload.rank, piece)
+        flat += length
+        own += piece
+        inside += part
+        straddling += elements(touched) - part
+    return _Partition(flat=flat, own=own, inside=inside, straddling=straddling)
+
+
+def _gradients(workload: Workload, piece: _Partition) -> list[Term]:
+    width, accumulated = workload.compute_bytes, gradient_accumulation_bytes(workload)
+    straddling = 0 if accumulated > width else piece.straddling * width
+    rest = "rest of parameters that straddle the partition's ends"
+    surplus = piece.inside * (accumulated - width)
+    return [
+        Term(kind="gradients", name="partition", bytes=piece.inside * width),
+        Term(kind="gradients", name=FP32_SURPLUS, bytes=surplus, extra=True),
+        Term(kind="gradients", name=rest, bytes=straddling, extra=True),
+        Term(kind="gradients", name=PADDING, bytes=piece.padding * accumulated, extra=True),
+    ]
+
+
+def _offloaded_gradients(workload: Workload, piece: _Partition) -> list[Term]:
     """Offload of the optimizer: gradients are copied to the host as they are reduced.
 
     `initialize_optimizer_states` keeps a gradient of each partition on the host for good;
@@ -106,51 +126,28 @@ def _offloaded_gradients(
     add up in a wider dtype than the gradients', they do so on the device, in a buffer of just the partition
     (`_build_compact_grad_partition_buffer`).
     """
-    width = workload.compute_bytes
+    width, accumulation_bytes = workload.compute_bytes, gradient_accumulation_bytes(workload)
     wider = accumulation_bytes > width
-    largest = max(parameter.numel for parameter in workload.layout.parameters)
     every_micro_step = workload.strategy.stage == 2 and workload.accumulation_steps > 1
-    accumulated = touched if every_micro_step and workload.precision != "bf16" and not wider else 0
+    on_host = every_micro_step and workload.precision != "bf16" and not wider
+    accumulated = (piece.inside + piece.straddling) * width if on_host else 0
+    on_device = piece.own * accumulation_bytes if wider else 0
+    largest = max(parameter.numel for parameter in workload.layout.parameters) * width
+
+    def gradients(name: str, size: int, *, host: bool = False, extra: bool = True) -> Term:
+        return Term(kind="gradients", name=name, bytes=size, host=host, extra=extra)
+
+    def buffer(name: str, size: int, *, host: bool = False) -> Term:
+        return Term(kind="communication", name=name, bytes=size, host=host, extra=True)
+
+    kept = piece.own * workload.master_bytes
     return [
-        Term(
-            kind="gradients",
-            name="partition, added up on the device",
-            bytes=partition * accumulation_bytes if wider else 0,
-            extra=True,
-        ),
-        Term(
-            kind="gradients",
-            name="partition, kept on the host",
-            bytes=partition * workload.master_bytes,
-            host=True,
-        ),
-        Term(
-            kind="gradients",
-            name="accumulated over micro-steps on the host",
-            bytes=accumulated * width,
-            host=True,
-            extra=True,
-        ),
-        Term(
-            kind="communication",
-            name="host buffer of one gradient",
-            bytes=largest * width,
-            host=True,
-            extra=True,
-        ),
-        Term(
-            kind="communication",
-            name="device buffer of one gradient",
-            bytes=largest * width,
-            extra=True,
-        ),
-        Term(
-            kind="communication",
-            name="host buffer of updated weights",
-            bytes=partition * width,
-            host=True,
-            extra=True,
-        ),
+        gradients("partition, added up on the device", on_device),
+        gradients("partition, kept on the host", kept, host=True, extra=False),
+        gradients("accumulated over micro-steps on the host", accumulated, host=True),
+        buffer("host buffer of one gradient", largest, host=True),
+        buffer("device buffer of one gradient", largest),
+        buffer("host buffer of updated weights", piece.own * width, host=True),
     ]
 
 
