@@ -31,7 +31,7 @@ VARIABLES = (
 # What decides a measurement. Reports and tables may change without making records stale.
 MEASURING_SOURCES = (
     "harness/backends", "harness/worker", "harness/launch", "harness/run_directory", "harness/record",
-    "harness/batch.py", "harness/spec.py",
+    "harness/batch.py", "harness/spec",
 )  # fmt: skip
 
 

@@ -1,0 +1,40 @@
+"""What a job is. Validation touches neither the environment nor the network nor torch."""
+
+from harness.spec.data import DataSection
+from harness.spec.experiment import (
+    LEAST_TIMED_STEPS,
+    CompareSection,
+    Experiment,
+    MeasureSection,
+    RuntimeSection,
+)
+from harness.spec.job import (
+    DEFAULT_GLOBAL_BATCH_SIZE,
+    DEFAULT_STEPS,
+    EvaluationSection,
+    Job,
+    OptimizerSection,
+    ScheduleSection,
+    TrainingSection,
+)
+from harness.spec.model import DEFAULT_MODEL_CONFIG, ModelSection
+from harness.spec.section import Section
+
+__all__ = [
+    "DEFAULT_GLOBAL_BATCH_SIZE",
+    "DEFAULT_MODEL_CONFIG",
+    "DEFAULT_STEPS",
+    "LEAST_TIMED_STEPS",
+    "CompareSection",
+    "DataSection",
+    "EvaluationSection",
+    "Experiment",
+    "Job",
+    "MeasureSection",
+    "ModelSection",
+    "OptimizerSection",
+    "RuntimeSection",
+    "ScheduleSection",
+    "Section",
+    "TrainingSection",
+]

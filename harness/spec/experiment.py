@@ -1,0 +1,129 @@
+"""A configuration file: a job, how it is measured, where it runs and what is compared."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from harness.backends.registry import IN_DEFAULT_COMPARISON
+from harness.spec.job import Job
+from harness.spec.section import Section
+
+LEAST_TIMED_STEPS = 8
+"""A shorter run times every step that carries no probe, and has no cooldown."""
+
+
+class MeasureSection(Section):
+    """Which steps of a run are measured how."""
+
+    warmup_steps: NonNegativeInt = Field(3, description="first steps, in no statistic")
+    probed_steps: NonNegativeInt = Field(
+        2,
+        description="steps after the warm-up whose memory and communication are recorded, not timed",
+    )
+    traced_steps: NonNegativeInt = Field(
+        1,
+        description="steps after those under torch's profiler, not timed: how far communication overlaps",
+    )
+    cooldown_steps: NonNegativeInt = Field(
+        3,
+        description="steps after the probed and traced ones, in no statistic, until the side effects "
+        "of the probes have faded; none in a run that would then time fewer than 8",
+    )
+    trace: bool = Field(
+        False, description="keep the profiler's trace of each rank, for Perfetto or chrome://tracing"
+    )
+    matmul_peak: bool = Field(
+        False,
+        description="before the training, measure on each rank what matrix products alone reach",
+    )
+    memory_snapshot: bool = Field(
+        False,
+        description="CUDA: write every allocation of the probed steps, with its stack, to a file per rank",
+    )
+    checkpoint: bool = Field(
+        False,
+        description="save a checkpoint after the probed steps, with its memory and collectives recorded; "
+        "its files are deleted again",
+    )
+    keep_checkpoint: bool = Field(
+        False, description="leave that checkpoint in the run's folder, as `checkpoint`"
+    )
+    timed: bool = Field(
+        True, description="time the steps after all these; false: a run of which losses and weights count"
+    )
+    weight_digests: bool = Field(
+        True, description="gather and digest all weights before the first and after the last step"
+    )
+
+    @model_validator(mode="after")
+    def _settings_take_effect(self) -> MeasureSection:
+        if self.trace and not self.traced_steps:
+            raise ValueError("`trace` needs `traced_steps` of at least 1")
+        if self.checkpoint and not self.probed_steps:
+            raise ValueError("`checkpoint` needs `probed_steps` of at least 1: it is saved after them")
+        if self.keep_checkpoint and not self.checkpoint:
+            raise ValueError("`keep_checkpoint` needs `checkpoint: true`")
+        return self
+
+    def losses_alone(self) -> MeasureSection:
+        """These settings for a run that nothing looks at but its losses, norms and weights."""
+        return MeasureSection(probed_steps=0, traced_steps=0, timed=False, weight_digests=self.weight_digests)
+
+    def window(self, step: int, steps: int) -> Literal["warmup", "probed", "traced", "cooldown", "timed"]:
+        """Which window a step of a run of `steps` belongs to; they follow each other in this order."""
+        watched = self.probed_steps + self.traced_steps
+        left = steps - self.warmup_steps - watched
+        cooldown = self.cooldown_steps if watched and left - self.cooldown_steps >= LEAST_TIMED_STEPS else 0
+        if step < self.warmup_steps or not self.timed:
+            return "warmup"
+        if step < self.warmup_steps + self.probed_steps:
+            return "probed"
+        if step < self.warmup_steps + watched:
+            return "traced"
+        return "cooldown" if step < self.warmup_steps + watched + cooldown else "timed"
+
+
+class RuntimeSection(Section):
+    """The machine's side of a run."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is one")
+    threads_per_rank: PositiveInt | None = Field(
+        None, le=1024, description="CPU threads per rank; default: cores divided by the ranks of the node"
+    )
+    timeout_seconds: PositiveFloat = Field(
+        1800.0, description="seconds after which a run is stopped and recorded as timeout"
+    )
+    preset: Literal["like-for-like", "library-defaults"] = Field(
+        "like-for-like",
+        description="like-for-like: settings that make strategies textbook-comparable",
+    )
+
+
+class CompareSection(Section):
+    """The matrix that `compare` runs."""
+
+    backends: list[str] = Field(
+        list(IN_DEFAULT_COMPARISON),
+        min_length=1,
+        description="backends, with options after a colon; [all] for every registered one",
+    )
+    world_sizes: list[PositiveInt] = Field([2], min_length=1, description="numbers of ranks")
+    repeats: PositiveInt = Field(1, description="runs of each cell")
+    noise_runs: bool = Field(
+        True,
+        description="repeat the reference with another split of the batch, and at low precision in fp32: "
+        "how far these lie apart decides what counts as rounding",
+    )
+
+
+class Experiment(Job):
+    """A configuration file: the job, and how to run and measure it."""
+
+    measure: MeasureSection = MeasureSection()
+    runtime: RuntimeSection = RuntimeSection()
+    compare: CompareSection = CompareSection()
+
+    def job(self) -> Job:
+        return Job(**{name: getattr(self, name) for name in Job.model_fields})

@@ -1,0 +1,122 @@
+"""What is trained: everything that decides the mathematics."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from harness.spec.data import DataSection
+from harness.spec.model import ModelSection
+from harness.spec.section import Section
+
+DEFAULT_GLOBAL_BATCH_SIZE = 8
+DEFAULT_STEPS = 20
+
+
+class OptimizerSection(Section):
+    """AdamW, every constant explicit."""
+
+    learning_rate: PositiveFloat = Field(1e-3, description="peak learning rate")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
+    beta2: float = Field(0.95, ge=0, lt=1, description="decay of the second moment")
+    epsilon: PositiveFloat = Field(1e-8, description="added to the root of the second moment")
+    weight_decay: NonNegativeFloat = Field(0.1, description="decoupled weight decay")
+    decay: Literal["matrices", "all"] = Field(
+        "matrices", description="parameters that decay: those with two dimensions or more, or all"
+    )
+
+
+class ScheduleSection(Section):
+    """The learning rate over steps."""
+
+    kind: Literal["constant", "linear", "cosine"] = Field(
+        "cosine", description="shape after the warm-up, down to `final_fraction` at the last step"
+    )
+    warmup_steps: NonNegativeInt = Field(2, description="steps of linear rise from 0 to the peak")
+    final_fraction: float = Field(
+        0.1, ge=0, le=1, description="last learning rate over the peak (linear, cosine)"
+    )
+
+
+class TrainingSection(Section):
+    """Batch, length, precision and randomness of the training."""
+
+    steps: PositiveInt | None = Field(None, description="optimizer steps; excludes `epochs`")
+    epochs: PositiveFloat | None = Field(None, description="passes over the data; excludes `steps`")
+    global_batch_size: PositiveInt | None = Field(
+        None, description="samples per optimizer step over all ranks"
+    )
+    micro_batch_size: PositiveInt | None = Field(None, description="samples per rank and forward pass")
+    accumulation_steps: PositiveInt | None = Field(
+        None, description="forward passes per optimizer step and rank"
+    )
+    precision: Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"] = Field(
+        "fp32",
+        description=(
+            "mixed: low-precision compute on fp32 masters (fp16 with a loss scaler); "
+            "bf16: weights, gradients and optimizer states in bf16"
+        ),
+    )
+    gradient_clipping: PositiveFloat | None = Field(
+        1.0, description="largest global L2 norm of the gradient; null: none"
+    )
+    activation_checkpointing: bool = Field(
+        False, description="recompute each block's activations in the backward pass"
+    )
+    initial_loss_scale: PositiveFloat = Field(
+        2.0**16, description="first loss scale of fp16-mixed; a power of two"
+    )
+    loss_scale_growth_interval: PositiveInt = Field(
+        1000, description="steps without overflow before fp16-mixed doubles its loss scale"
+    )
+    seed: NonNegativeInt = Field(0, lt=2**63, description="seed of random weights and of the data order")
+    deterministic: bool = Field(True, description="deterministic kernels where torch has them")
+    tf32: bool = Field(False, description="TF32 matrix products on CUDA")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainingSection:
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("give either `steps` or `epochs`, not both")
+        if self.initial_loss_scale.hex().split("p")[0] != "0x1.0000000000000":
+            raise ValueError("`initial_loss_scale` must be a power of two")
+        return self
+
+
+class EvaluationSection(Section):
+    """Loss on samples that are held out of the training."""
+
+    every_steps: PositiveInt | None = Field(
+        None, description="evaluate after every so many optimizer steps; null: never"
+    )
+    samples: PositiveInt = Field(32, description="samples held out, taken from the end of the data")
+
+
+class Job(Section):
+    """What is trained: everything that decides the mathematics, nothing of backend or machine."""
+
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    schedule: ScheduleSection = ScheduleSection()
+    training: TrainingSection = TrainingSection()
+    evaluation: EvaluationSection = EvaluationSection()
+
+    def job_id(self, content_digests: dict[str, str] | None = None) -> str:
+        """Hash of what is trained: 12 hexadecimal digits.
+
+        Micro-batch and accumulation are left out: they split a global batch without changing it. So
+        call it on a job whose global batch is resolved. `content_digests` maps a local path in the
+        job to the digest of the file there, so that the same data elsewhere is the same job.
+        """
+        document = self.model_dump(mode="json")
+        for key in ("micro_batch_size", "accumulation_steps"):
+            del document["training"][key]
+        for section, key in (("model", "name"), ("data", "path"), ("data", "tokenizer")):
+            digest = (content_digests or {}).get(str(document[section][key]))
+            if digest is not None:
+                document[section][key] = digest
+        text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,66 @@
+"""The model of a job."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from harness.spec.section import Section
+
+DEFAULT_MODEL_CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+
+
+class ModelSection(Section):
+    """The model: a checkpoint by name or path, or a configuration with random weights."""
+
+    name: str | None = Field(None, description="Hugging Face hub name or local folder; excludes `config`")
+    revision: str | None = Field(None, description="hub revision of `name`")
+    weights: Literal["pretrained", "random"] | None = Field(
+        None,
+        description="with `name`: its weights (pretrained, the default) or random ones from the seed",
+    )
+    config: dict[str, Any] | None = Field(
+        None,
+        description=(
+            "values of the Hugging Face configuration. With `model_type` they stand on that type's "
+            "defaults; without it they change the default small Llama. `vocab_size` defaults to the "
+            "tokenizer's"
+        ),
+    )
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = Field(
+        "auto", description="attention kernel; auto: sdpa where the architecture has it, else eager"
+    )
+    dropout: float | None = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="probability written to every dropout of the model; null: as the model has it",
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        if self.name is not None and self.config is not None:
+            raise ValueError("give either `name` or `config`, not both")
+        if self.name is None and (self.weights == "pretrained" or self.revision):
+            raise ValueError("`weights: pretrained` and `revision` need a `name`")
+        return self
+
+    @property
+    def attention_kernel(self) -> str | None:
+        """What transformers is asked for; None: its own choice."""
+        return None if self.attention == "auto" else self.attention
+
+    def config_values(self) -> dict[str, Any]:
+        """Configuration values of a model without a name, the default's filled in."""
+        given = self.config or {}
+        return dict(given) if "model_type" in given else DEFAULT_MODEL_CONFIG | given
