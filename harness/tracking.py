@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.compare.comparison import Comparison
+from harness.compare.metrics import metrics_in
 from harness.compare.rows import Row
 from harness.errors import HarnessError
 from harness.nested import leaves
@@ -18,11 +19,6 @@ from harness.nested import leaves
 Tracker = Literal["tensorboard", "mlflow", "wandb"]
 PACKAGES: dict[Tracker, str] = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 PROJECT = "sharding-harness"
-SUMMARY = (
-    "tokens_per_second", "samples_per_second", "evaluation_samples_per_second", "step_seconds",
-    "peak_bytes", "model_state_bytes", "sent_bytes_per_step", "max_loss_difference",
-    "max_grad_norm_difference",
-)  # fmt: skip
 
 
 def export_runs(comparison: Comparison, to: Tracker, directory: Path) -> int:
@@ -63,7 +59,8 @@ def settings(row: Row) -> dict[str, str | int | float | bool]:
 def scalars(row: Row) -> Iterator[tuple[int, dict[str, float]]]:
     """Figures by step, those that are not finite left out; with the last step the figures of the run."""
     figures = row.as_json()
-    summary = {f"run/{key}": float(figures[key]) for key in SUMMARY if figures[key] is not None}
+    keys = [metric.key for metric in metrics_in("tracking")]
+    summary = {f"run/{key}": float(figures[key]) for key in keys if figures[key] is not None}
     last = row.record.steps[-1].step
     held_out = {part.step: part.loss for part in row.record.eval}
     for step in row.record.steps:

@@ -8,18 +8,13 @@ from statistics import median
 from typing import Any, Literal
 
 from harness.compare.comparison import Comparison
+from harness.compare.metrics import Metric, metrics_in
 from harness.compare.repeats import Repeats
 from harness.compare.run_conditions import labelled, varying, words
 from harness.compare.statistics import Interval, significance, value_range
 from harness.nested import leaves
 from harness.record import Record
 
-MEASURES = (
-    "tokens_per_second", "samples_per_second", "step_seconds", "peak_bytes", "model_state_bytes",
-    "sent_bytes_per_step", "max_loss_difference", "max_grad_norm_difference",
-)  # fmt: skip
-COUNTED = ("model_state_bytes", "sent_bytes_per_step")
-"""Counts, not timings: a difference is one, however few the runs."""
 OF_ONE_RUN = ("SLURM_JOB_ID",)
 """Variables that are never the same in two runs."""
 LASTING = {"python", "platform", "cpu", "cores", "memory_bytes", "gpus", "packages", "code"}
@@ -33,7 +28,7 @@ class Change:
 
     backend: str
     world_size: int
-    measure: str
+    metric: Metric
     before: float | None
     after: float | None
     extent: Interval | None
@@ -41,11 +36,23 @@ class Change:
     judgement: Judgement
 
     @property
+    def key(self) -> str:
+        """The metric, as programs call it."""
+        return self.metric.key
+
+    @property
     def relative(self) -> float | None:
         """(after - before) / before; None where one is missing or before is zero."""
         if self.before is None or self.after is None or not self.before:
             return None
         return self.after / self.before - 1
+
+    @property
+    def is_worse(self) -> bool | None:
+        """Whether the figure moved away from what is better; None: neither direction is, or it is unknown."""
+        if self.relative is None or self.metric.better is None:
+            return None
+        return (self.relative < 0) == (self.metric.better == "higher")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +100,7 @@ def _name(group: Repeats, names: Sequence[str]) -> tuple[str, int]:
 def changes(before: Comparison, after: Comparison) -> list[Change]:
     """Every measure of every cell that both sides have."""
     both = [pair for pair in pairs(before, after) if pair.before is not None and pair.after is not None]
-    return [_change(pair, measure, len(both)) for pair in both for measure in MEASURES]
+    return [_change(pair, metric, len(both)) for pair in both for metric in metrics_in("changes")]
 
 
 def settings(before: Comparison, after: Comparison) -> list[Setting]:
@@ -111,23 +118,23 @@ def settings(before: Comparison, after: Comparison) -> list[Setting]:
     return shared
 
 
-def _change(pair: Pair, measure: str, cells: int) -> Change:
+def _change(pair: Pair, metric: Metric, cells: int) -> Change:
     assert pair.before is not None
     assert pair.after is not None
-    left, right = pair.before.values(measure), pair.after.values(measure)
-    before, after = pair.before.median(measure), pair.after.median(measure)
+    left, right = pair.before.values(metric.key), pair.after.values(metric.key)
+    before, after = pair.before.median(metric.key), pair.after.median(metric.key)
     return Change(
-        backend=pair.backend, world_size=pair.world_size, measure=measure, before=before, after=after,
-        extent=_ratios(right, left), judgement=_judge(measure, left, right, cells),
+        backend=pair.backend, world_size=pair.world_size, metric=metric, before=before, after=after,
+        extent=_ratios(right, left), judgement=_judge(metric, left, right, cells),
     )  # fmt: skip
 
 
-def _judge(measure: str, before: Sequence[float], after: Sequence[float], cells: int) -> Judgement:
+def _judge(metric: Metric, before: Sequence[float], after: Sequence[float], cells: int) -> Judgement:
     if not before or not after:
         return "n/a"
     if median(before) == median(after):
         return "equal"
-    return "beyond noise" if measure in COUNTED else significance(after, before, cells)
+    return "beyond noise" if metric.is_count else significance(after, before, cells)
 
 
 def _ratios(values: Sequence[float], base: Sequence[float]) -> Interval | None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from harness.backends.explain import choices
 from harness.compare.cell import Cell
-from harness.compare.changes import MEASURES, Change, Pair, changes, pairs
+from harness.compare.changes import Change, Pair, changes, pairs
 from harness.compare.comparison import Comparison
+from harness.compare.metrics import metrics_in
 from harness.errors import HarnessError
 
 EXAMPLE = "peak_bytes>+5%,tokens_per_second<-3%"
@@ -45,9 +46,10 @@ def parse_conditions(text: str) -> list[Condition]:
                 f"change with its sign, as in {EXAMPLE}"
             )
         measure, sign, percent = match.groups()
-        if measure not in MEASURES:
+        known = [metric.key for metric in metrics_in("changes")]
+        if measure not in known:
             raise HarnessError(
-                f"--fail-on: measure '{measure}' is unknown. Available: {choices(measure, MEASURES)}"
+                f"--fail-on: measure '{measure}' is unknown. Available: {choices(measure, known)}"
             )
         limit = float(percent) / 100
         if (sign == ">" and limit < 0) or (sign == "<" and limit > 0):
@@ -67,21 +69,21 @@ def failures(conditions: Sequence[Condition], before: Comparison, after: Compari
     told = [line for pair in pairs(before, after) if (line := _lost(pair)) is not None]
     for change in changes(before, after):
         for condition in conditions:
-            if condition.measure != change.measure:
+            if condition.measure != change.key:
                 continue
             where = Cell(change.backend, change.world_size)
             if condition.met_by(change):
                 doubt = "; too few runs to tell it from noise" if change.judgement == "not judged" else ""
                 told.append(
-                    f"{where}: {change.measure} changed by {(change.relative or 0) * 100:+.1f} %, from "
+                    f"{where}: {change.key} changed by {(change.relative or 0) * 100:+.1f} %, from "
                     f"{change.before:g} to {change.after:g} ({condition}){doubt}"
                 )
             elif change.before is not None and change.after is None:
-                told.append(f"{where}: {change.measure} is n/a now, {change.before:g} before ({condition})")
+                told.append(f"{where}: {change.key} is n/a now, {change.before:g} before ({condition})")
             elif change.before == 0 and change.after and condition.above:
-                told.append(f"{where}: {change.measure} was 0, is {change.after:g} ({condition})")
+                told.append(f"{where}: {change.key} was 0, is {change.after:g} ({condition})")
     for condition in conditions:
-        if not any(c.before is not None for c in changes(before, after) if c.measure == condition.measure):
+        if not any(c.before is not None for c in changes(before, after) if c.key == condition.measure):
             told.append(f"{condition} could not be checked: no cell of both sides has the measure")
     return told
 

@@ -10,9 +10,9 @@ from statistics import median
 from typing import Any
 
 from harness.backends.registry import REFERENCE
-from harness.compare import measures
 from harness.compare.cell import Cell
 from harness.compare.distance import aligned
+from harness.compare.metrics import METRICS, Metric
 from harness.compare.parity import Parity
 from harness.compare.rows import Row
 from harness.compare.run import Run
@@ -109,14 +109,21 @@ class Repeats:
         return [seconds for steps in self.timed_steps for seconds in steps]
 
     @cached_property
-    def step_median(self) -> float | None:
-        """Median of every timed step of every repeat."""
-        return median(self.step_seconds) if self.step_seconds else None
-
-    @cached_property
     def rank_peaks(self) -> list[int]:
         """Peak bytes of every rank of every repeat."""
-        return [peak for row in self.rows for peak in measures.peak_bytes(row.record)]
+        return [peak for run in self.runs for peak in run.rank_peaks]
+
+    @cached_property
+    def figures(self) -> dict[str, float | None]:
+        """Every metric of the cell, by its key."""
+        pools = {metric: self.pool(metric) for metric in METRICS}
+        return {metric.key: metric.aggregate(pool) if pool else None for metric, pool in pools.items()}
+
+    def pool(self, metric: Metric) -> list[float]:
+        """The values that a figure of the cell is made of."""
+        if metric.pool is None:
+            return self.values(metric.key)
+        return [value for run in self.runs for value in metric.pool(run)]
 
     def values(self, key: str) -> list[float]:
         """One figure per repeat, those that have none left out."""
@@ -126,10 +133,6 @@ class Repeats:
         """Median over the repeats."""
         values = self.values(key)
         return median(values) if values else None
-
-    def largest(self, key: str) -> float | None:
-        """Largest over the repeats."""
-        return max(self.values(key), default=None)
 
 
 def group_repeats(rows: Sequence[Row]) -> list[Repeats]:

@@ -8,15 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from harness.backends.registry import BUILT_IN, REFERENCE
-from harness.compare import measures
 from harness.compare.cell import Cell
 from harness.compare.job_equivalence import job_differences
+from harness.compare.metrics import METRICS
 from harness.compare.noise import Noise, is_repetition, is_variant, measure_noise
 from harness.compare.parity import Judgement, judge
 from harness.compare.run import Run
 from harness.compare.run_conditions import labelled, varying, words
-from harness.compare.states import expected_model_state_bytes
-from harness.compare.volume import expected_sent_bytes_per_step
 from harness.record import Record
 
 
@@ -78,7 +76,6 @@ class Row:
     def _figures(self) -> dict[str, Any]:
         """Computed once: every section of a report asks for them."""
         record = self.record
-        peaks = measures.peak_bytes(record)
         return {
             "backend": self.label,
             "world_size": record.world.world_size,
@@ -87,22 +84,7 @@ class Row:
             "status": record.status,
             "reason": reason(record),
             "run_id": record.run_id,
-            "tokens_per_second": self.run.tokens_per_second,
-            "samples_per_second": self.run.samples_per_second,
-            "evaluation_samples_per_second": measures.evaluation_rate(record),
-            "step_seconds": self.run.median_step_seconds,
-            "peak_bytes": max(peaks) if peaks else None,
-            "model_state_bytes": measures.model_state_bytes(record),
-            "expected_model_state_bytes": expected_model_state_bytes(record),
-            "sent_bytes_per_step": measures.sent_bytes_per_step(record),
-            "expected_sent_bytes_per_step": expected_sent_bytes_per_step(record),
-            "textbook_sent_bytes_per_step": measures.textbook_bytes_per_step(record),
-            "transport_sent_bytes_per_step": measures.transport_bytes_per_step(record),
-            "max_loss_difference": self.judgement.loss_difference,
-            "max_grad_norm_difference": self.judgement.norm_difference,
-            "final_weights_difference": self.judgement.weights_difference,
-            "update_difference": self.judgement.update_difference,
-            "first_divergent_step": self.judgement.first_divergent_step,
+            **{metric.key: metric.read(self.run, self.judgement) for metric in METRICS},
             "parity": self.judgement.parity,
             "parity_reason": self.judgement.reason,
         }

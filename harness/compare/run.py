@@ -65,6 +65,11 @@ class Run:
         return measures.rate(self.record, "samples")
 
     @cached_property
+    def rank_peaks(self) -> list[int]:
+        """Per rank, the largest allocator peak within the counted steps; empty where nothing counted."""
+        return measures.peak_bytes(self.record)
+
+    @cached_property
     def steady_from(self) -> int | None:
         """Number of the first steady step; None: it cannot be told, or there is none."""
         return steady_from(self.record)

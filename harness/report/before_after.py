@@ -10,6 +10,7 @@ from typing import Any
 from harness.compare.cell import Cell
 from harness.compare.changes import Change, changes, pairs, settings
 from harness.compare.comparison import Comparison
+from harness.compare.metrics import metrics_in
 from harness.compare.statistics import LEVEL, runs_to_judge
 from harness.compare.wording import listed
 from harness.report.document import (
@@ -25,12 +26,9 @@ from harness.report.document import (
     Table,
     plain,
 )
+from harness.report.figures import figure_text
 from harness.report.formats import (
-    megabytes,
-    milliseconds,
-    number,
     percent,
-    scientific,
     signed_percent,
 )
 from harness.report.sections.findings import findings_section
@@ -40,17 +38,6 @@ from harness.report.tables import LABELS, not_comparable_table, results_table
 TITLE = "Comparison with a baseline"
 MOST_OPEN = 3
 """Of figures that are not tested, told in the verdict."""
-SHOW = {
-    "tokens_per_second": ("tokens/s", number),
-    "samples_per_second": ("samples/s", number),
-    "step_seconds": ("step ms", milliseconds),
-    "peak_bytes": ("peak MB/rank", megabytes),
-    "model_state_bytes": ("states MB", megabytes),
-    "sent_bytes_per_step": ("sent MB/step", megabytes),
-    "max_loss_difference": ("loss diff", scientific),
-    "max_grad_norm_difference": ("norm diff", scientific),
-}
-"""Title and text of each measure."""
 COLUMNS = (
     *LABELS,
     Column("measure", "measure", align="left"),
@@ -88,20 +75,16 @@ def _verdict(before: Comparison, after: Comparison, found: Sequence[Change]) -> 
     told.append(f"{len(both)} cells of backend and number of ranks are on both sides.")
     told += _lost_and_new(before, after)
     moved = [c for c in found if c.judgement == "beyond noise"]
-    for measure, (title, _) in SHOW.items():
-        lines = [
-            f"{c.backend} on {c.world_size} by {signed_percent(c.relative)}"
-            for c in moved
-            if c.measure == measure and c.measure != "samples_per_second"
-        ]
+    for metric in metrics_in("changes"):
+        lines = [_moved(change) for change in moved if change.metric is metric and metric.follows is None]
         if lines:
-            told.append(f"Beyond noise, {title} changed for {listed(lines)}.")
+            told.append(f"Beyond noise, {metric.title} changed for {listed(lines)}.")
     open_ = sorted((c for c in found if c.judgement == "not judged"), key=lambda c: -abs(c.relative or 0.0))
     if not moved and found and not open_:
         told.append("No figure of these cells changed beyond noise.")
     if open_:
         largest = [
-            f"{SHOW[c.measure][0]} of {c.backend} on {c.world_size} by {signed_percent(c.relative)}"
+            f"{c.metric.title} of {c.backend} on {c.world_size} by {signed_percent(c.relative)}"
             for c in open_[:MOST_OPEN]
         ]
         told.append(
@@ -109,6 +92,12 @@ def _verdict(before: Comparison, after: Comparison, found: Sequence[Change]) -> 
             f"{runs_to_judge(len(both))} runs on each side; the largest: {listed(largest)}."
         )
     return Section("verdict", "Verdict", [Items(told)])
+
+
+def _moved(change: Change) -> str:
+    """'ddp on 2 by +5.0 % (worse)'."""
+    text = f"{change.backend} on {change.world_size} by {signed_percent(change.relative)}"
+    return text if change.is_worse is None else f"{text} ({'worse' if change.is_worse else 'better'})"
 
 
 def _lost_and_new(before: Comparison, after: Comparison) -> list[str]:
@@ -178,15 +167,15 @@ def _figures(found: Sequence[Change]) -> Section | None:
 def _changes(key: str, found: Sequence[Change]) -> Table:
     body = []
     for change in found:
-        title, show = SHOW[change.measure]
+        metric = change.metric
         extent = change.extent
         body.append(
             [
                 change.backend,
                 change.world_size,
-                Shown(change.measure, title),
-                Shown(change.before, show(change.before)),
-                Shown(change.after, show(change.after)),
+                Shown(metric.key, metric.title),
+                Shown(change.before, figure_text(metric, change.before)),
+                Shown(change.after, figure_text(metric, change.after)),
                 change.relative,
                 extent.low - 1 if extent else None,
                 extent.high - 1 if extent else None,
@@ -237,11 +226,12 @@ def _of_side(block: Block, side: str) -> Block:
 
 
 def _reading() -> Section:
+    counts = listed([metric.title for metric in metrics_in("changes") if metric.is_count])
     text = (
         "Figures are medians over repeats. change: (after - before) / before; least and most: from any run "
         "of one side to any of the other. beyond noise: an exact permutation test of the runs says that "
         f"chance makes such a difference in at most {percent(1 - LEVEL)} of cases, for all cells of one "
-        "measure together; bytes of model states and bytes sent are counts, where any difference is one. "
+        f"measure together. {counts} are counts, where any difference is one. "
         "not judged: no figures of so few runs could show a difference; "
         f"{runs_to_judge()} runs on each side show it for one cell, more cells need more. --fail-on passes "
         "only what is within the noise: a change that is not judged fails where it is beyond the limit."

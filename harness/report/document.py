@@ -6,7 +6,7 @@ Every string is plain text. A writer makes it harmless for its format; sections 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -34,6 +34,8 @@ class Column:
     align: Align = "right"
     optional: bool = False
     """Left out where no row has a value in it."""
+    only_values: bool = False
+    """For programs: in CSV and JSON, not where people read."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,14 @@ class Table:
         if len(kept) < len(self.columns):
             object.__setattr__(self, "columns", [self.columns[index] for index in kept])
             object.__setattr__(self, "rows", [[row[index] for index in kept] for row in self.rows])
+
+    def for_people(self) -> Table:
+        """The table without the columns for programs."""
+        kept = [index for index, column in enumerate(self.columns) if not column.only_values]
+        if len(kept) == len(self.columns):
+            return self
+        rows = [[row[index] for index in kept] for row in self.rows]
+        return replace(self, columns=[self.columns[index] for index in kept], rows=rows)
 
     def texts(self) -> list[list[str]]:
         """Every cell as text for people."""

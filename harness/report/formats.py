@@ -41,6 +41,11 @@ def scientific(value: float | None) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
+def short(value: float | None) -> str:
+    """As many digits as a count needs: 1, 2.5."""
+    return NOT_AVAILABLE if value is None else f"{value:g}"
+
+
 def one_line(text: str, *, keep_spaces: bool = False) -> str:
     """Text without line breaks; control and direction characters become a replacement mark."""
     flat = text if keep_spaces else " ".join(text.split())
@@ -64,11 +69,6 @@ def markdown_text(text: str) -> str:
     for character in "\\`*_[]<>|#~$&":
         flat = flat.replace(character, f"\\{character}")
     return flat
-
-
-def short(value: float | None) -> str:
-    """As many digits as a count needs: 1, 2.5."""
-    return NOT_AVAILABLE if value is None else f"{value:g}"
 
 
 def percent(value: float | None) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from tabulate import tabulate
 
 from harness.compare.comparison import Comparison
+from harness.compare.metrics import Metric, metrics_in
 from harness.compare.repeats import Repeats, fastest, rivals
 from harness.compare.rows import Row, reason
 from harness.compare.statistics import (
@@ -19,41 +19,29 @@ from harness.compare.statistics import (
 )
 from harness.compare.wording import both
 from harness.report.document import Column, Shown, Table
+from harness.report.figures import figure_column, figure_text
 from harness.report.formats import (
     megabytes,
     milliseconds,
     number,
     percent,
-    scientific,
 )
 
 LABELS = (Column("backend", "backend", align="left"), Column("world_size", "ranks"))
-COLUMNS = (
-    *LABELS,
-    Column("status", "status", align="left"),
-    Column("tokens_per_second", "tokens/s", number),
-    Column("of_fastest", "of fastest", percent),
-    Column("step_seconds", "step ms", milliseconds),
-    Column("peak_bytes", "peak MB/rank (spread)", megabytes),
-    Column("model_state_bytes", "states MB", megabytes),
-    Column("sent_bytes_per_step", "sent MB/step", megabytes),
-    Column("expected_sent_bytes_per_step", "expected", megabytes),
-    Column("textbook_sent_bytes_per_step", "textbook", megabytes),
-    Column("max_loss_difference", "loss diff", scientific),
-    Column("max_grad_norm_difference", "norm diff", scientific),
-    Column("parity", "parity", align="left"),
-)
+
+
+RESULTS = metrics_in("results", "data")
 SPREAD_COLUMNS = (
     *LABELS,
     Column("runs", "runs"),
-    Column("samples_per_second", "samples/s", number),
-    Column("tokens_per_second", "tokens/s", number),
+    figure_column("samples_per_second"),
+    figure_column("tokens_per_second"),
     Column("tokens_per_second_least", "least", number),
     Column("tokens_per_second_most", "most", number),
     Column("tokens_per_second_low", "95 % from", number, optional=True),
     Column("tokens_per_second_high", "to", number, optional=True),
     Column("steps", "timed steps"),
-    Column("step_seconds", "step ms", milliseconds),
+    figure_column("step_seconds"),
     Column("step_seconds_p95", "p95 ms", milliseconds, optional=True),
     Column("step_seconds_smallest", "least ms", milliseconds),
     Column("step_seconds_largest", "most ms", milliseconds),
@@ -67,6 +55,8 @@ APART_COLUMNS = (
     Column("other", "the other", align="left"),
     Column("beside", "which is", align="left"),
 )
+SPEED = "tokens_per_second"
+"""What backends are compared by."""
 WITHIN_NOISE = "≈"
 NOT_JUDGED = "?"
 MARKS = {"within noise": WITHIN_NOISE, "not judged": NOT_JUDGED, "beyond noise": ""}
@@ -100,6 +90,7 @@ def not_comparable_table(comparison: Comparison) -> Table | None:
 
 
 def _text(table: Table, style: str) -> str:
+    table = table.for_people()
     return tabulate(
         table.texts(), headers=[column.title for column in table.columns], tablefmt=style,
         disable_numparse=True, colalign=[column.align for column in table.columns],
@@ -111,7 +102,7 @@ def results_table(comparison: Comparison) -> Table:
     groups = comparison.groups
     best, compared = fastest(groups), rivals(groups)
     jobs = list(dict.fromkeys(group.record.job_id for group in groups))
-    columns = COLUMNS if len(jobs) < 2 else (Column("job_id", "job", align="left"), *COLUMNS)
+    columns = _columns() if len(jobs) < 2 else [Column("job_id", "job", align="left"), *_columns()]
     body = []
     for group in groups:
         pairs = pairs_among(len(compared.get(group.place, ())))
@@ -127,20 +118,20 @@ def spread_table(comparison: Comparison) -> Table | None:
         seconds = group.step_seconds
         if not seconds:
             continue
-        rates = group.values("tokens_per_second")
+        rates = group.values(SPEED)
         interval, extent = median_interval(rates), value_range(rates)
         body.append(
             [
                 *group.cell,
                 len(rates),
-                group.median("samples_per_second"),
-                group.median("tokens_per_second"),
+                group.figures["samples_per_second"],
+                group.figures[SPEED],
                 extent.low if extent else None,
                 extent.high if extent else None,
                 interval.low if interval else None,
                 interval.high if interval else None,
                 len(seconds),
-                group.step_median,
+                group.figures["step_seconds"],
                 percentile_95(seconds),
                 min(seconds),
                 max(seconds),
@@ -169,37 +160,47 @@ def cell_line(row: Row) -> str:
     return ", ".join(said)
 
 
+def _columns() -> list[Column]:
+    """Of the results: the metrics of the main table, then those for programs only."""
+    columns = [*LABELS, Column("status", "status", align="left")]
+    for metric in RESULTS:
+        title = f"{metric.title} (spread)" if _has_spread(metric) else metric.title
+        columns.append(figure_column(metric.key, title, only_values="results" not in metric.shown))
+        if metric.key == SPEED:
+            columns.append(Column("of_fastest", "of fastest", percent))
+    return [*columns, Column("parity", "parity", align="left")]
+
+
 def _line(group: Repeats, best: Repeats | None, pairs: int) -> list[Any]:
-    return [
-        *group.cell,
-        group.status,
-        group.median("tokens_per_second"),
-        _of_fastest(group, best, pairs),
-        group.step_median,
-        _peak(group.rank_peaks),
-        group.median("model_state_bytes"),
-        group.median("sent_bytes_per_step"),
-        group.median("expected_sent_bytes_per_step"),
-        group.median("textbook_sent_bytes_per_step"),
-        group.largest("max_loss_difference"),
-        group.largest("max_grad_norm_difference"),
-        group.parity,
-    ]
+    line = [*group.cell, group.status]
+    for metric in RESULTS:
+        line.append(_with_spread(group, metric) if _has_spread(metric) else group.figures[metric.key])
+        if metric.key == SPEED:
+            line.append(_of_fastest(group, best, pairs))
+    return [*line, group.parity]
+
+
+def _has_spread(metric: Metric) -> bool:
+    """Whether a cell shows the largest of many values, which tells nothing of the others."""
+    return metric.pool is not None and metric.aggregate is max
+
+
+def _with_spread(group: Repeats, metric: Metric) -> Shown | None:
+    """The largest value, and how far the smallest lies below it."""
+    values = group.pool(metric)
+    if not values:
+        return None
+    most, least = max(values), min(values)
+    return Shown(most, f"{figure_text(metric, most)} ({figure_text(metric, most - least)})")
 
 
 def _of_fastest(group: Repeats, best: Repeats | None, pairs: int) -> Shown | float | None:
-    rate = group.median("tokens_per_second")
+    rate = group.median(SPEED)
     if best is None or rate is None or group.parity == "diverged":
         return None
     if group is best:
         return Shown(1.0, percent(1.0))
-    ratio = rate / (best.median("tokens_per_second") or rate)
-    rates, highest = group.values("tokens_per_second"), best.values("tokens_per_second")
+    ratio = rate / (best.median(SPEED) or rate)
+    rates, highest = group.values(SPEED), best.values(SPEED)
     mark = MARKS[significance(rates, highest, pairs)]
     return Shown(ratio, f"{percent(ratio)} {mark}".rstrip())
-
-
-def _peak(peaks: Sequence[int]) -> Shown | None:
-    if not peaks:
-        return None
-    return Shown(max(peaks), f"{megabytes(max(peaks))} ({megabytes(max(peaks) - min(peaks))})")

@@ -10,6 +10,7 @@ from harness.compare.repeats import Repeats, place_to_compare
 from harness.compare.wording import listed
 from harness.report.document import Picture
 from harness.report.drawing import COLOURS, GREY, MARKERS
+from harness.report.figures import axis_label
 from harness.report.formats import shortened
 from harness.report.pictures.bars import LONGEST_LABEL
 
@@ -88,8 +89,8 @@ def _draw(figure: Figure, groups: Sequence[Repeats], best: Sequence[int]) -> Non
     scaled = [((x / spans[0] * AXIS_POINTS[0], y / spans[1] * AXIS_POINTS[1]), t) for (x, y), t in labels]
     for ((x, y), text), shift in zip(labels, label_shifts(scaled), strict=True):
         axis.annotate(text, (x, y), xytext=shift, textcoords="offset points", fontsize=7)
-    axis.set_xlabel("peak memory of a rank (MB)")
-    axis.set_ylabel("throughput (tokens/s)")
+    axis.set_xlabel(axis_label("peak_bytes"))
+    axis.set_ylabel(axis_label("tokens_per_second"))
     axis.set_ylim(0, 1.08 * max(rate for _, rate in points))
     axis.margins(x=0.08)
     axis.grid()

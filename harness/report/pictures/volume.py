@@ -9,6 +9,7 @@ from harness.compare.comparison import Comparison
 from harness.compare.repeats import Repeats
 from harness.report.document import Picture
 from harness.report.drawing import COLOURS
+from harness.report.figures import axis_label
 from harness.report.pictures.bars import caption, drawable, height_inches, label_bars, legend_below
 
 if TYPE_CHECKING:
@@ -51,5 +52,5 @@ def _draw(figure: Figure, groups: Sequence[Repeats]) -> None:
             axis.scatter(
                 across, places, marker=marker, color=colour, s=size, label=name, zorder=3, linewidths=2
             )
-    label_bars(axis, groups, "sent by a rank per step (MB)")
+    label_bars(axis, groups, axis_label("sent_bytes_per_step"))
     legend_below(figure)

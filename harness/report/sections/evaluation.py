@@ -7,7 +7,8 @@ from statistics import median
 from harness.compare import measures
 from harness.compare.comparison import Comparison
 from harness.report.document import Block, Column, Heading, Paragraph, Table
-from harness.report.formats import milliseconds, number
+from harness.report.figures import figure_column
+from harness.report.formats import milliseconds
 from harness.report.tables import LABELS
 
 TEXT = (
@@ -21,7 +22,7 @@ COLUMNS = (
     Column("evaluations", "evaluations"),
     Column("samples", "samples of each"),
     Column("evaluation_seconds", "median ms", milliseconds),
-    Column("evaluation_samples_per_second", "samples/s", number),
+    figure_column("evaluation_samples_per_second", "samples/s"),
 )
 
 
@@ -32,7 +33,7 @@ def evaluation_blocks(comparison: Comparison) -> list[Block]:
         timed = [pair for row in group.rows for pair in measures.timed_evaluations(row.record)]
         if timed:
             samples, seconds = timed[0][0], median(seconds for _, seconds in timed)
-            rate = group.median("evaluation_samples_per_second")
+            rate = group.figures["evaluation_samples_per_second"]
             body.append([*group.cell, len(timed), samples, seconds, rate])
     if not body:
         return []

@@ -10,6 +10,7 @@ from harness.compare.comparison import Comparison
 from harness.compare.noise import BAND_FACTOR, TIGHT_FACTOR, UNMEASURED_FACTOR, Level, Limits, Noise
 from harness.compare.wording import listed
 from harness.report.document import Block, Column, Folded, Items, Paragraph, Section, Table
+from harness.report.figures import figure_column
 from harness.report.formats import scientific, short
 from harness.report.tables import LABELS
 
@@ -66,10 +67,10 @@ DISTANCES = (
     *LABELS,
     Column("runs", "runs"),
     Column("parity", "parity", align="left"),
-    Column("max_loss_difference", "loss", scientific),
-    Column("max_grad_norm_difference", "gradient norm", scientific),
-    Column("update_difference", "distance moved", scientific),
-    Column("final_weights_difference", "final weights", scientific),
+    figure_column("max_loss_difference", "loss"),
+    figure_column("max_grad_norm_difference", "gradient norm"),
+    figure_column("update_difference"),
+    figure_column("final_weights_difference"),
     Column("first_divergent_step", "first step beyond", _none),
     Column("parity_reason", "why unjudged", _none, align="left"),
 )

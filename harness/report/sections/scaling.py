@@ -8,7 +8,8 @@ from typing import Any
 from harness.compare.comparison import Comparison
 from harness.compare.scaling import Point, run_seconds, strong_scaling, weak_scaling
 from harness.report.document import Block, Column, Heading, Paragraph, Section, Table
-from harness.report.formats import megabytes, milliseconds, number, percent
+from harness.report.figures import figure_column
+from harness.report.formats import milliseconds, number, percent
 from harness.report.pictures.scaling import strong_picture, weak_picture
 
 HEAD = (
@@ -21,11 +22,11 @@ HEAD = (
     Column("step_seconds_largest_run", "most mean step ms", milliseconds),
 )
 DETAILS = (
-    Column("samples_per_second", "samples/s", number),
-    Column("peak_bytes", "peak MB/rank", megabytes),
+    figure_column("samples_per_second"),
+    figure_column("peak_bytes"),
     Column("training_loss", "last loss", number),
     Column("evaluation_loss", "held-out loss", number, optional=True),
-    Column("evaluation_samples_per_second", "held-out samples/s", number, optional=True),
+    figure_column("evaluation_samples_per_second", optional=True),
 )
 STRONG = (
     *HEAD,
@@ -40,7 +41,7 @@ WEAK = (
     Column("parameters", "parameters", number),
     Column("global_batch_size", "batch", number),
     Column("work_per_rank", "work per rank", percent),
-    Column("step_seconds", "step ms", milliseconds),
+    figure_column("step_seconds"),
     Column("efficiency", "efficiency", percent),
     *DETAILS,
 )
@@ -121,9 +122,9 @@ def _details(point: Point) -> list[Any]:
     group = point.group
     record = group.record
     return [
-        group.median("samples_per_second"),
-        max(group.rank_peaks, default=None),
+        group.figures["samples_per_second"],
+        group.figures["peak_bytes"],
         record.steps[-1].loss if record.steps else None,
         record.eval[-1].loss if record.eval else None,
-        group.median("evaluation_samples_per_second"),
+        group.figures["evaluation_samples_per_second"],
     ]

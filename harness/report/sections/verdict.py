@@ -125,7 +125,7 @@ def _losses(groups: Sequence[Repeats]) -> list[str]:
         return ["no loss could be compared with a reference"] if others else []
     off = [g.cell for g in judged if g.parity == "diverged"]
     agree = [g for g in judged if g.parity != "diverged"]
-    largest = max((g.largest("max_loss_difference") or 0.0 for g in agree), default=0.0)
+    largest = max((g.figures["max_loss_difference"] or 0.0 for g in agree), default=0.0)
     text = (
         f"{len(agree)} of {len(judged)} judged cells match the reference in loss, gradient norm and weights"
     )

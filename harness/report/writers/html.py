@@ -69,7 +69,7 @@ def _block(block: Block, pictures: Mapping[str, str]) -> str:
         case Items():
             return "<ul>\n" + "\n".join(f"<li>{_item(item)}</li>" for item in block.items) + "\n</ul>"
         case Table():
-            return _table(block)
+            return _table(block.for_people())
         case Picture():
             caption = _text(block.caption)
             return (

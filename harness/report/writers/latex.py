@@ -56,7 +56,7 @@ def _block(block: Block, pictures: Mapping[str, str]) -> str:
             lines = "\n".join(f"\\item {_item(item)}" for item in block.items)
             return f"\\begin{{itemize}}\n{lines}\n\\end{{itemize}}"
         case Table():
-            return _table(block)
+            return _table(block.for_people())
         case Picture():
             # detokenize: a name with an underscore or tilde is no mathematics here
             name = f"\\detokenize{{{pictures[block.key]}}}"

@@ -51,7 +51,7 @@ def _block(block: Block, pictures: Mapping[str, str]) -> str:
         case Items():
             return "\n".join(f"- {_item(item)}" for item in block.items)
         case Table():
-            return _table(block)
+            return _table(block.for_people())
         case Picture():
             caption = markdown_text(block.caption)
             return f"![{caption}]({quote(pictures[block.key])})\n\n{caption}"

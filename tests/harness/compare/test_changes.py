@@ -20,7 +20,7 @@ def side(*seconds: float, label: str = "ddp", **changes: object) -> Comparison:
 
 
 def change(before: Comparison, after: Comparison, measure: str) -> Change:
-    (found,) = [c for c in changes(before, after) if c.measure == measure]
+    (found,) = [c for c in changes(before, after) if c.key == measure]
     return found
 
 

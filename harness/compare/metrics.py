@@ -1,0 +1,134 @@
+"""The figures of a run, each once: its key, how it is read, aggregated and written, and where it is shown.
+
+`compare --json`, the tables, CSV, `--fail-on`, the report before and after and the tracking export follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from harness.compare import measures
+from harness.compare.parity import Judgement
+from harness.compare.run import Run
+from harness.compare.states import expected_model_state_bytes
+from harness.compare.volume import expected_sent_bytes_per_step
+from harness.record import Record
+
+Unit = Literal["tokens/s", "samples/s", "seconds", "bytes", "nats/token", "relative", "step"]
+Place = Literal["results", "data", "changes", "tracking"]
+"""'results': a column of the main table; 'data': of its CSV and JSON only; 'changes': compared before and
+after, and allowed in --fail-on; 'tracking': exported to experiment trackers."""
+Read = Callable[[Run, Judgement], float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One figure of a run."""
+
+    key: str
+    """Its name for programs, with the unit."""
+    title: str
+    """Heading of a column."""
+    unit: Unit
+    read: Read
+    """The value of one run; None if it was not measured."""
+    name: str = ""
+    """Label of an axis, without the unit."""
+    pool: Callable[[Run], Sequence[float]] | None = None
+    """The values behind the figure, aggregated over all repeats together; None: the figure of each run."""
+    aggregate: Callable[[Sequence[float]], float] = median
+    """The figure of a cell of the values of its repeats."""
+    better: Literal["higher", "lower"] | None = "lower"
+    is_count: bool = False
+    """A count, not a timing: any difference is one, however few the runs."""
+    follows: str | None = None
+    """Key of a metric that changes in the same way; a verdict names that one only."""
+    shown: tuple[Place, ...] = ("data", "changes", "tracking")
+
+
+def _of_record(read: Callable[[Record], float | None]) -> Read:
+    return lambda run, _: read(run.record)
+
+
+def _largest(pool: Callable[[Run], Sequence[float]]) -> Read:
+    return lambda run, _: max(pool(run), default=None)
+
+
+METRICS = (
+    Metric(
+        key="tokens_per_second", title="tokens/s", unit="tokens/s", better="higher", name="throughput",
+        read=lambda run, _: run.tokens_per_second, shown=("results", "changes", "tracking"),
+    ),
+    Metric(
+        key="samples_per_second", title="samples/s", unit="samples/s", better="higher",
+        follows="tokens_per_second", read=lambda run, _: run.samples_per_second,
+        shown=("changes", "tracking"),
+    ),
+    Metric(
+        key="evaluation_samples_per_second", title="held-out samples/s", unit="samples/s", better="higher",
+        read=_of_record(measures.evaluation_rate), shown=("tracking",),
+    ),
+    Metric(
+        key="step_seconds", title="step ms", unit="seconds", read=lambda run, _: run.median_step_seconds,
+        pool=lambda run: run.step_seconds, shown=("results", "changes", "tracking"),
+    ),
+    Metric(
+        key="peak_bytes", title="peak MB/rank", unit="bytes", name="peak memory of a rank",
+        read=_largest(lambda run: run.rank_peaks), pool=lambda run: run.rank_peaks, aggregate=max,
+        shown=("results", "changes", "tracking"),
+    ),
+    Metric(
+        key="model_state_bytes", title="states MB", unit="bytes", is_count=True,
+        read=_of_record(measures.model_state_bytes), shown=("results", "changes", "tracking"),
+    ),
+    Metric(
+        key="expected_model_state_bytes", title="expected states MB", unit="bytes", better=None,
+        read=_of_record(expected_model_state_bytes), shown=(),
+    ),
+    Metric(
+        key="sent_bytes_per_step", title="sent MB/step", unit="bytes", is_count=True,
+        name="sent by a rank per step", read=_of_record(measures.sent_bytes_per_step),
+        shown=("results", "changes", "tracking"),
+    ),
+    Metric(
+        key="expected_sent_bytes_per_step", title="expected", unit="bytes", better=None,
+        read=_of_record(expected_sent_bytes_per_step), shown=("results",),
+    ),
+    Metric(
+        key="textbook_sent_bytes_per_step", title="textbook", unit="bytes", better=None,
+        read=_of_record(measures.textbook_bytes_per_step), shown=("results",),
+    ),
+    Metric(
+        key="transport_sent_bytes_per_step", title="on the transport", unit="bytes",
+        read=_of_record(measures.transport_bytes_per_step), shown=(),
+    ),
+    Metric(
+        key="max_loss_difference", title="loss diff", unit="nats/token", aggregate=max,
+        read=lambda _, judgement: judgement.loss_difference, shown=("results", "changes", "tracking"),
+    ),
+    Metric(
+        key="max_grad_norm_difference", title="norm diff", unit="relative", aggregate=max,
+        read=lambda _, judgement: judgement.norm_difference, shown=("results", "changes", "tracking"),
+    ),
+    Metric(
+        key="final_weights_difference", title="final weights", unit="relative", aggregate=max,
+        read=lambda _, judgement: judgement.weights_difference, shown=(),
+    ),
+    Metric(
+        key="update_difference", title="distance moved", unit="relative", aggregate=max,
+        read=lambda _, judgement: judgement.update_difference, shown=(),
+    ),
+    Metric(
+        key="first_divergent_step", title="first step beyond", unit="step", better="higher",
+        read=lambda _, judgement: judgement.first_divergent_step, aggregate=min, shown=(),
+    ),
+)  # fmt: skip
+BY_KEY = {metric.key: metric for metric in METRICS}
+
+
+def metrics_in(*places: Place) -> list[Metric]:
+    """The metrics that are shown in any of these places, in their order."""
+    return [metric for metric in METRICS if not set(places).isdisjoint(metric.shown)]
