@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from harness.backends.base import Effective
 from harness.record import (
     BackendPart,
     CommunicationPart,
@@ -114,12 +115,14 @@ def _rank(rank: int, size: int, seconds: list[float]) -> RankPart:
     )  # type: ignore[arg-type]  # fmt: skip
 
 
-def _effective() -> dict[str, object]:
-    return {
-        "strategy": "synthetic", "parameter_count": PARAMETERS, "parameter_dtype": "float32",
-        "reduce_dtype": "float32", "gradient_clipping": 1.0, "details": {},
-        "optimizer_groups": [{"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}],
-    }  # fmt: skip
+def _effective() -> Effective:
+    return Effective(
+        strategy="synthetic", wrap_units=[""], parameter_dtype="float32", autocast_dtype=None,
+        master_dtype="float32", gradient_dtype="float32", reduce_dtype="float32", optimizer="synthetic",
+        optimizer_groups=[{"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}], gradient_clipping=1.0,
+        accumulation_steps=1, gradient_synchronisation="last micro-step", loss_scale=None, offload=[],
+        parameter_count=PARAMETERS,
+    )  # fmt: skip
 
 
 def _environment() -> dict[str, object]:

@@ -59,10 +59,12 @@ def test_only_names_change(document: dict[str, Any]) -> None:
     assert json.dumps(document, sort_keys=True) == before
     same = document.keys() - {"schema_version", "steps", "ranks", "windows", "measure", "backend"}
     assert {key: upgraded[key] for key in same} == {key: document[key] for key in same}
-    for part in ("steps", "ranks"):
-        assert [list(item.values())[2:] for item in upgraded[part]] == [
-            list(item.values())[2:] for item in document[part]
-        ]
+    for part, renamed in (("steps", {"ledger", "window"}), ("ranks", {"ledger", "fed", "fed_sums"})):
+        for old, new in zip(document[part], upgraded[part], strict=True):
+            assert len(new) == len(old)
+            assert {key: new[key] for key in old.keys() - renamed} == {
+                key: old[key] for key in old.keys() - renamed
+            }
 
 
 def test_a_newer_version_is_refused_by_one_line_that_names_both(document: dict[str, Any]) -> None:
