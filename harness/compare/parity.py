@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,35 +50,25 @@ def judge(
     Where the reference has no result, `stand_in` is the run that it must be the same job as: its losses
     are not judged then.
     """
-
-    def unjudged(reason: str, differences: list[Difference] | None = None) -> Judgement:
-        return Judgement(
-            parity="unjudged",
-            loss_difference=None,
-            norm_difference=None,
-            not_same_job=tuple(differences or ()),
-            reason=reason,
-        )
-
     record = run.record
     if record.status not in ("ok", "diverged"):
-        return unjudged(f"the run ended as {record.status}")
+        return _unjudged(f"the run ended as {record.status}")
     has_reference = reference is not None and reference.record.status == "ok"
     beside = reference if has_reference else stand_in
     differences = job_differences(beside.record, record) if beside is not None else []
     if differences:
         first = differences[0]
         other = "the reference" if has_reference or beside is None else beside.backend
-        return unjudged(
+        return _unjudged(
             f"not the same job: {first.field} {'are' if first.plural else 'is'} {first.given}, {other} has "
             f"{first.reference}",
             differences,
         )
     if reference is None or not has_reference:
-        return unjudged("the reference has no result")
+        return _unjudged("the reference has no result")
     expected = reference.record
     if has_dropout(expected) or has_dropout(record):
-        return unjudged("dropout is active: runs differ by chance")
+        return _unjudged("dropout is active: runs differ by chance")
     noise = noise or measure_noise(expected, ())
     both = aligned(reference.series, run.series)
     found = distance(expected, record, both)
@@ -91,6 +82,16 @@ def judge(
         first_divergent_step=first_step_beyond(expected, both, widest),
         exceeded=tuple((name, *values) for name, values in widest.exceeded(found).items()),
         settings=tuple(setting_differences(expected, record)),
+    )
+
+
+def _unjudged(reason: str, differences: Sequence[Difference] = ()) -> Judgement:
+    return Judgement(
+        parity="unjudged",
+        loss_difference=None,
+        norm_difference=None,
+        not_same_job=tuple(differences),
+        reason=reason,
     )
 
 

@@ -82,8 +82,7 @@ def _train(
 ) -> None:
     prepare_process(request, world)
     backend = registry.create(request.backend)
-    reasons = backend.unmet_requirements(world)
-    if reasons:
+    if reasons := backend.unmet_requirements(world):
         events.write("unsupported", reasons=reasons)
         return
     instruments = Instruments.install(request, run_directory, world)
@@ -100,26 +99,23 @@ def _train(
     with counter.counting("digest"):
         initial = digest_weights(engine) if request.measure.weight_digests else None
     loop = _loop(request, run_directory, world, samples, sampler, engine, instruments, events)
-    claim = registry.claimed_strategy(backend)
-    forms = own_forms(backend, request, world, loop, built, collectives) if world.rank == 0 else None
+    claims = _claims(backend, request, world, loop, built, collectives)
     dist.barrier()
-    setup_seconds = time.perf_counter() - started
     events.write(
         "setup",
+        setup_seconds=time.perf_counter() - started,
         effective=asdict(engine.effective()),
         native_config=engine.native_config(),
         versions={name: _version(name) for name in backend.packages},
         initial_weights=initial,
         collectives=collectives,
-        claim=asdict(claim) if claim else None,
-        own_forms=asdict(forms) if forms else None,
+        **claims,
         host=socket.gethostname(),
         device_name=device_name(world),
         **built,
         data=describe_data(samples, sampler),
         steps=loop.steps,
         matmul_flops_per_second=_matmul_peaks(request),
-        setup_seconds=setup_seconds,
     )
     tell_before_ending(lambda: _write_before_ending(instruments, events, on_termination))
     loop.run()
@@ -235,6 +231,15 @@ def _fail(events: EventWriter, error: BaseException, status: str) -> None:
         message=str(error) or repr(error),
         at=time.time(),
     )
+
+
+def _claims(
+    backend: Backend, request: RunRequest, world: World, loop: Loop, built: dict[str, Any], transport: str
+) -> dict[str, Any]:
+    """The strategy that a third party's backend claims, and its own closed forms, which rank 0 writes."""
+    claim = registry.claimed_strategy(backend)
+    forms = own_forms(backend, request, world, loop, built, transport) if world.rank == 0 else None
+    return {"claim": asdict(claim) if claim else None, "own_forms": asdict(forms) if forms else None}
 
 
 def _matmul_peaks(request: RunRequest) -> dict[str, float]:
