@@ -10,7 +10,7 @@ from tests.records import LOSSES, make_record, make_steps, make_weights
 
 def lines(*records: Record) -> list[dict[str, str]]:
     """Lines of the main table by column."""
-    table = results_table(Comparison(records))
+    table = results_table(Comparison(records)).for_people()
     return [dict(zip((c.key for c in table.columns), row, strict=True)) for row in table.texts()]
 
 
