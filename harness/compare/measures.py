@@ -68,6 +68,11 @@ def peak_bytes(record: Record) -> list[int]:
     return [max(of_rank) for of_rank in peaks if of_rank]
 
 
+def host_peak_bytes(record: Record) -> int | None:
+    """Largest resident set of a rank's process, libraries included; offload shows here."""
+    return max((r.host_peak_bytes for r in record.ranks if r.host_peak_bytes is not None), default=None)
+
+
 def memory_at(record: Record, moment: str) -> list[MemoryPart]:
     """Of each rank the last reading at a moment; ranks that have none are left out."""
     of_ranks = ([part for part in rank.memory if part.moment == moment] for rank in record.ranks)

@@ -125,6 +125,10 @@ METRICS = (
         key="first_divergent_step", title="first step beyond", unit="step", better="higher",
         read=lambda _, judgement: judgement.first_divergent_step, aggregate=min, shown=(),
     ),
+    Metric(
+        key="host_peak_bytes", title="host peak MB/rank", unit="bytes", aggregate=max,
+        read=_of_record(measures.host_peak_bytes),
+    ),
 )  # fmt: skip
 BY_KEY = {metric.key: metric for metric in METRICS}
 

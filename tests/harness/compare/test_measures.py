@@ -122,3 +122,14 @@ def test_unknown_backend_has_no_textbook_volume() -> None:
 def test_run_that_never_began_has_no_textbook_volume() -> None:
     part = BackendPart(label="ddp", name="ddp", effective=None)
     assert measures.textbook_bytes_per_step(make_record(label="ddp", backend=part)) is None
+
+
+def test_host_peak_is_that_of_the_largest_process() -> None:
+    record = make_record(label="ddp")
+    sizes = (5, 7)
+    parts = [
+        part.model_copy(update={"host_peak_bytes": size})
+        for part, size in zip(record.ranks, sizes, strict=True)
+    ]
+    assert measures.host_peak_bytes(record.model_copy(update={"ranks": parts})) == 7
+    assert measures.host_peak_bytes(record.model_copy(update={"ranks": []})) is None
