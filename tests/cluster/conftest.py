@@ -32,6 +32,7 @@ def cluster(
 
 @pytest.fixture
 def quiet_cluster(cluster: SlurmCluster, tmp_path: Path) -> Iterator[None]:
-    """Leave no job behind for the next test."""
+    """Leave no job and no slow link behind for the next test."""
     yield
+    cluster.nodes.shape(None)
     cluster.command("scancel", "--user=root", cwd=tmp_path)

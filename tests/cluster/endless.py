@@ -8,11 +8,14 @@ from harness.record import Record
 from tests.cluster.matrices import ENDLESS, RenderedMatrix, render
 from tests.cluster.slurm import SlurmCluster
 
+SLOW_LINK = "10mbit"
+"""Over it ranks wait for each other most of the time, so that an endless run leaves the cores to others."""
 TWO_NODES = ("--backends", "ddp", "--nodes", "2", "--nproc", "1")
 
 
 def started(cluster: SlurmCluster, folder: Path, **site: object) -> RenderedMatrix:
-    """DDP on two nodes, submitted; its reference would never end either and is left out."""
+    """DDP on two nodes over a slow link, submitted; its reference would never end either and is left out."""
+    cluster.nodes.shape(SLOW_LINK)
     matrix = render(cluster, folder, *TWO_NODES, steps=ENDLESS, **site)  # type: ignore[arg-type]
     matrix.without("single").harness("submit")
     return matrix

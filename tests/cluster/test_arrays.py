@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.store import read_record
-from tests.cluster.endless import reason, trained_on
+from tests.cluster.endless import SLOW_LINK, reason, trained_on
 from tests.cluster.matrices import ENDLESS, render
 from tests.cluster.slurm import SlurmCluster
 
@@ -16,6 +16,7 @@ CELLS = ("--backends", "ddp,fsdp", "--nodes", "2", "--nproc", "1", "--array")
 def test_a_time_limit_of_one_element_ends_that_one_alone(cluster: SlurmCluster, tmp_path: Path) -> None:
     """The notice before the limit, which the script of the element asks for, reaches no other element."""
     matrix = render(cluster, tmp_path, *CELLS, steps=ENDLESS).without("single")
+    cluster.nodes.shape(SLOW_LINK)
     matrix.harness("submit")
     for backend in ("ddp", "fsdp"):
         matrix.wait_for_steps(backend)

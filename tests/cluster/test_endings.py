@@ -10,7 +10,15 @@ import pytest
 
 from harness.record import Record
 from harness.store import read_record
-from tests.cluster.endless import collected, collected_anyhow, nodes_of, reason, started, trained_on
+from tests.cluster.endless import (
+    SLOW_LINK,
+    collected,
+    collected_anyhow,
+    nodes_of,
+    reason,
+    started,
+    trained_on,
+)
 from tests.cluster.matrices import RenderedMatrix, render
 from tests.cluster.slurm import SlurmCluster
 
@@ -18,7 +26,6 @@ pytestmark = [pytest.mark.usefixtures("quiet_cluster"), pytest.mark.long(seconds
 SURVIVORS = ["single", "fsdp1-no-shard"]
 FOLDER = "a b'c\"d$(touch PWNED)"
 NAME = "x y'z\"$(touch PWNED) `touch PWNED` ; touch PWNED #"
-SLOW_LINK = "10mbit"
 STEPS = 200
 """Over the slow link more than a minute, far longer than it takes to kill a run; without it a few seconds."""
 
