@@ -37,7 +37,7 @@ def redirect() -> None:
     """Make `import backends` and what lies below it give the modules of `harness.backends`."""
     warnings.warn(
         "import 'harness.backends' instead of 'backends', which version 0.2 drops",
-        DeprecationWarning,
+        FutureWarning,
         stacklevel=3,
     )
     if not any(isinstance(finder, _Alias) for finder in sys.meta_path):
