@@ -7,6 +7,8 @@ from typing import Any, TextIO
 import click
 from tqdm import tqdm
 
+from harness.run_directory.events import Event, SetupEvent, StepEvent
+
 PLAIN_LINES = 5
 """Progress lines of one run where there is no terminal."""
 
@@ -23,15 +25,15 @@ class Progress:
         self._steps = 0
         self._bar: tqdm[Any] | None = None
 
-    def __call__(self, event: dict[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         """Show one event."""
-        if event["kind"] == "setup":
-            self._steps = event["steps"]
+        if isinstance(event, SetupEvent):
+            self._steps = event.steps
             if self._terminal:
                 self._bar = tqdm(
                     total=self._steps, desc=self._label, unit="step", file=self._stream, leave=False
                 )
-        elif event["kind"] == "step":
+        elif isinstance(event, StepEvent):
             self._show(event)
 
     def close(self) -> None:
@@ -39,18 +41,18 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def _show(self, event: dict[str, Any]) -> None:
+    def _show(self, event: StepEvent) -> None:
         # Rank 0 knows its own share only; the record has the loss over all ranks.
-        mean = event["loss_sum"]
-        if mean is not None and event["target_tokens"]:
-            mean /= event["target_tokens"]
+        mean = event.loss_sum
+        if mean is not None and event.target_tokens:
+            mean /= event.target_tokens
         loss = "not finite" if mean is None else f"{mean:.4f}"
-        speed = event["tokens"] * self._world_size / event["seconds"]
+        speed = event.tokens * self._world_size / event.seconds
         if self._bar is not None:
             self._bar.set_postfix_str(f"loss {loss}, {speed:,.0f} tokens/s", refresh=False)
             self._bar.update()
         elif self._plain_lines:
-            done = event["step"] + 1
+            done = event.step + 1
             every = max(1, self._steps // PLAIN_LINES)
             if done % every == 0 or done == self._steps:
                 click.echo(

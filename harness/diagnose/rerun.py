@@ -20,6 +20,7 @@ from harness.launch.local import LocalLauncher
 from harness.provenance import gpu_count
 from harness.record import Record
 from harness.run_directory.assemble import assemble
+from harness.run_directory.events import ExaminedEvent
 from harness.run_directory.request import RunRequest, rank_file
 from harness.run_directory.tail import Tail
 from harness.spec import Experiment, MeasureSection, RuntimeSection
@@ -88,7 +89,7 @@ def rerun(record: Record, steps: Sequence[int], launcher: LocalLauncher, say: Sa
         again = assemble(folder, request, outcome)
     if outcome.stopped == "interrupted":
         raise KeyboardInterrupt
-    examined = {e["step"]: Examined.read(e) for e in events if e["kind"] == "examined"}
+    examined = {event.step: Examined.read(event) for event in events if isinstance(event, ExaminedEvent)}
     if set(examined) != set(steps):
         raise HarnessError(
             f"{record.backend.label} could not be rerun up to step {max(steps)}: "

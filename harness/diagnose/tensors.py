@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.compare.distance import Sketch, estimate
 from harness.compare.noise import BAND_FACTOR, TIGHT_FACTOR, UNIT_ROUNDOFF, UNMEASURED_FACTOR
+from harness.run_directory.events import ExaminedEvent
 
 Sketches = Mapping[str, Sketch]
 
@@ -24,13 +25,12 @@ class Examined:
     """L2, before the update."""
 
     @classmethod
-    def read(cls, event: Mapping[str, Any]) -> Examined:
+    def read(cls, event: ExaminedEvent) -> Examined:
         """From what a rank wrote, where numbers that are not finite are null."""
-        gradients = event["gradients"]
         return cls(
-            gradients=None if gradients is None else _numbers(gradients),
-            updates=_numbers(event["updates"]),
-            weight_norms={k: math.inf if v is None else v for k, v in event["weight_norms"].items()},
+            gradients=None if event.gradients is None else _numbers(event.gradients),
+            updates=_numbers(event.updates),
+            weight_norms={k: math.inf if v is None else v for k, v in event.weight_norms.items()},
         )
 
 

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from harness.errors import HarnessError, JobError
 from harness.launch.rank_main import enter_check, enter_rank
+from harness.run_directory.events import Event
 from harness.run_directory.outcome import Outcome
 from harness.run_directory.request import RunRequest, rank_file, rank_log
 from harness.run_directory.tail import Tail
@@ -31,7 +32,7 @@ GRACE_SECONDS = 10.0
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-EventHandler = Callable[[dict[str, Any]], None]
+EventHandler = Callable[[Event], None]
 
 
 class LocalLauncher:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+
+from pydantic import ValidationError
+
+from harness.run_directory.events import Event, read_event
 
 
 class Tail:
@@ -17,7 +19,7 @@ class Tail:
         self._path = path
         self._offset = 0
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[Event]:
         """Events whose lines were completed since the last call."""
         if not self._path.exists():
             return []
@@ -32,9 +34,8 @@ class Tail:
         return events
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
+def _event(line: bytes) -> Event | None:
     try:
-        event = json.loads(line)
-    except ValueError:
+        return read_event(line)
+    except ValidationError:
         return None
-    return event if isinstance(event, dict) and "kind" in event else None

@@ -12,6 +12,7 @@ from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, FabricResult, read_fabric
 from harness.record import Record, SlurmPart
 from harness.run_directory.assemble import assemble
+from harness.run_directory.events import ENDINGS, SetupEvent
 from harness.run_directory.outcome import Outcome
 from harness.run_directory.request import (
     REQUEST_NAME,
@@ -29,7 +30,6 @@ from harness.store import write_record
 
 JOB_NAME = "slurm.json"
 END_NAME = "slurm-end.json"
-ENDINGS = ("done", "failure", "unsupported", "stopped")
 
 
 def begin(run_directory: Path) -> None:
@@ -153,7 +153,7 @@ def _silent_hosts(run_directory: Path, request: RunRequest) -> list[str]:
     hosts = []
     for rank in range(request.world_size):
         events = Tail(rank_file(run_directory, rank)).read()
-        setup = next((event for event in events if event["kind"] == "setup"), None)
-        if setup is not None and not any(event["kind"] in ENDINGS for event in events):
-            hosts.append(setup["host"])
+        setup = next((event for event in events if isinstance(event, SetupEvent)), None)
+        if setup is not None and not any(isinstance(event, ENDINGS) for event in events):
+            hosts.append(setup.host)
     return sorted(set(hosts))

@@ -33,6 +33,6 @@ def check_job(job: Job) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "architecture": type(model).__name__,
         "model_config": config.to_diff_dict(),
-        "data": describe_data(samples, sampler),
+        "data": describe_data(samples, sampler).model_dump(),
         "steps": training_steps(job, sampler),
     }

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from pathlib import Path
-from typing import Any
 
-from harness.nested import finite
+from harness.run_directory.events import Event
 
 
 class EventWriter:
@@ -17,9 +15,9 @@ class EventWriter:
         self._file = path.open("a", buffering=1, encoding="utf-8")
         self._lock = threading.Lock()
 
-    def write(self, kind: str, **values: Any) -> None:
-        """Append one event. Floats that are not finite become null, as JSON has none."""
-        line = json.dumps({"kind": kind, **finite(values)}) + "\n"
+    def write(self, event: Event) -> None:
+        """Append one event."""
+        line = event.model_dump_json() + "\n"
         with self._lock:
             self._file.write(line)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from harness.backends.base import Engine
+from harness.run_directory.events import ExaminedEvent
 from harness.worker.sketch import sketch
 
 Sketches = dict[str, list[float]]
@@ -25,14 +24,15 @@ class Examination:
             self._gradients = {name: sketch(name, tensor) for name, tensor in gradients}
         self._before = self._weights()
 
-    def after_update(self) -> dict[str, Any]:
+    def after_update(self, step: int) -> ExaminedEvent:
         """Sketches of gradients (None: the engine cannot gather them) and updates, and norms of weights."""
         after = self._weights()
-        return {
-            "gradients": self._gradients,
-            "updates": {name: _difference(after[name], old) for name, old in self._before.items()},
-            "weight_norms": {name: old[0] for name, old in self._before.items()},
-        }
+        return ExaminedEvent(
+            step=step,
+            gradients=self._gradients,
+            updates={name: _difference(after[name], old) for name, old in self._before.items()},
+            weight_norms={name: old[0] for name, old in self._before.items()},
+        )
 
     def _weights(self) -> Sketches:
         return {name: sketch(name, tensor) for name, tensor in self._engine.full_parameters()}

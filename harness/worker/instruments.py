@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.backends.base import World
+from harness.record import CommunicationPart, MemoryPart, OverlapPart
+from harness.run_directory.events import MeasuredEvent
 from harness.run_directory.request import RunRequest, snapshot_file, trace_file
 from harness.worker.communication import CommunicationCounter
 from harness.worker.events import EventWriter
@@ -25,6 +27,7 @@ from harness.worker.tracer import Tracer
 class Instruments:
     """What measures and observes a rank while it trains."""
 
+    rank: int
     allocator: AllocatorProbe
     counter: CommunicationCounter
     tracer: Tracer
@@ -43,21 +46,28 @@ class Instruments:
         probes = Probes(
             allocator, counter, tracer, observer, probed_steps=measure.probed_steps, snapshot=snapshot
         )
-        return cls(allocator=allocator, counter=counter, tracer=tracer, observer=observer, probes=probes)
+        return cls(
+            rank=world.rank,
+            allocator=allocator,
+            counter=counter,
+            tracer=tracer,
+            observer=observer,
+            probes=probes,
+        )
 
     def write(self, events: EventWriter) -> None:
         """Write all that was measured so far."""
-        events.write(
-            "measured",
-            memory=self.probes.memory,
-            communication=self.counter.rows(),
+        measured = MeasuredEvent(
+            memory=[MemoryPart(**row) for row in self.probes.memory],
+            communication=[CommunicationPart(rank=self.rank, **row) for row in self.counter.rows()],
             early_reduced_bytes=self.counter.early_reduced_bytes,
-            overlap=self.tracer.rows,
+            overlap=[OverlapPart(**row) for row in self.tracer.rows],
             probe_seconds=self.probes.seconds_per_step() | self._tracer_seconds(),
             timed_probes=sorted(self.probes.timed_probes),
             reserved_bytes=self.allocator.reserved_peak_bytes(),
             host_peak_bytes=host_peak_bytes(),
         )
+        events.write(measured)
 
     def _tracer_seconds(self) -> dict[str, float]:
         rows = self.tracer.rows

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +13,8 @@ from torch import Tensor
 
 from harness.backends.base import Batch, Engine, World
 from harness.batch import BatchLayout
+from harness.record import DataPart
+from harness.run_directory.events import EvaluationEvent, StepEvent
 from harness.spec import Job, MeasureSection
 from harness.worker.checkpoint import CheckpointProbe
 from harness.worker.events import EventWriter
@@ -83,8 +84,7 @@ class Loop:
         self.tracer.end_step()
         self.probes.moment("after_step")
         was_last_probed = self.probes.end_step()
-        self.events.write(
-            "step",
+        taken = StepEvent(
             step=step,
             window=window,
             loss_sum=float(loss_sum),
@@ -97,6 +97,7 @@ class Loop:
             phase_seconds=self.timer.take(),
             **self.observer.end_step(rate),
         )
+        self.events.write(taken)
         if was_last_probed:
             self._after_probed_steps(step + 1)
 
@@ -131,7 +132,7 @@ class Loop:
             examination.before_update()
         norm = self.engine.step(rate)
         if examination is not None:
-            self.events.write("examined", step=step, **examination.after_update())
+            self.events.write(examination.after_update(step))
         self._enter(None)
         return norm
 
@@ -186,14 +187,14 @@ class Loop:
         self._synchronise()
         seconds = time.perf_counter() - begin
         self.engine.train(True)
-        self.events.write(
-            "evaluation",
+        evaluated = EvaluationEvent(
             step=steps_taken,
             loss_sum=float(loss_sum),
             target_tokens=targets,
             samples=samples,
             seconds=seconds,
         )
+        self.events.write(evaluated)
 
     @torch.no_grad()
     def _evaluation_memory(self, steps_taken: int) -> None:
@@ -237,12 +238,12 @@ def training_steps(job: Job, sampler: Sampler) -> int:
     return max(1, math.floor(steps))
 
 
-def describe_data(samples: Samples, sampler: Sampler) -> dict[str, Any]:
+def describe_data(samples: Samples, sampler: Sampler) -> DataPart:
     """Numbers about the data for the record."""
-    return {
-        "samples": len(samples),
-        "training_samples": sampler.training_count,
-        "evaluation_samples": len(sampler.evaluation_ids),
-        "target_tokens": int(samples.targets.sum()),
-        "vocabulary_size": samples.vocabulary_size,
-    }
+    return DataPart(
+        samples=len(samples),
+        training_samples=sampler.training_count,
+        evaluation_samples=len(sampler.evaluation_ids),
+        target_tokens=int(samples.targets.sum()),
+        vocabulary_size=samples.vocabulary_size,
+    )

@@ -8,17 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.backends.base import Unsupported
-from harness.backends.blocks import transformer_blocks
 from harness.backends.explain import choices, suggestion
-from harness.backends.precision import COMPUTE_DTYPES, dtype_name
+from harness.backends.precision import COMPUTE_DTYPES
 from harness.errors import JobError
 from harness.spec import Job, ModelSection
 from harness.worker.samples import IGNORED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from transformers import PreTrainedConfig
 
 
@@ -96,75 +92,6 @@ def build_model(job: Job, config: PreTrainedConfig) -> nn.Module:
     return model
 
 
-def describe_model(model: nn.Module) -> dict[str, Any]:
-    """Facts about a whole model for the record: what was really built."""
-    config: Any = model.config
-    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    return {
-        "architecture": type(model).__name__,
-        "attention": config._attn_implementation,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "tied_parameters": len(names) - len(list(model.parameters())),
-        "activation_checkpointing": _checkpoints(model),
-        "geometry": describe_geometry(model),
-        "config": config.to_diff_dict(),
-    }
-
-
-def describe_geometry(model: Any) -> dict[str, int] | None:
-    """What `theory.flops` needs to know; None where its closed forms do not hold.
-
-    They hold for decoders whose every token passes every parameter, so not for mixtures of experts.
-    """
-    config = model.config
-    experts = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-    if any((getattr(config, name, None) or 0) > 1 for name in experts):
-        return None
-    layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
-    hidden = getattr(config, "hidden_size", None)
-    if not layers or not heads or not hidden:
-        return None
-    output = model.get_output_embeddings()
-    looked_up = {
-        id(module.weight): module.weight.numel()
-        for module in model.modules()
-        if isinstance(module, nn.Embedding) and (output is None or module.weight is not output.weight)
-    }
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {
-        "multiplying_parameters": parameters - sum(looked_up.values()),
-        "layers": layers,
-        "attention_width": heads * (getattr(config, "head_dim", None) or hidden // heads),
-    }
-
-
-def describe_layout(model: nn.Module, decaying: frozenset[str]) -> dict[str, Any]:
-    """The tensors of a bare model and its blocks, in the form of `record.LayoutPart`."""
-
-    def describe(named: Iterable[tuple[str, Tensor]]) -> list[dict[str, Any]]:
-        return [
-            {"name": name, "shape": list(tensor.shape), "dtype": dtype_name(tensor.dtype)}
-            for name, tensor in named
-        ]
-
-    try:
-        blocks = list(transformer_blocks(model))
-    except Unsupported:  # only some backends need blocks; those say so themselves
-        blocks = []
-    first_names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {
-        "parameters": describe(model.named_parameters()),
-        "decaying": sorted(decaying),
-        "buffers": describe(model.named_buffers()),
-        "blocks": blocks,
-        "tied": {
-            name: first_names[id(parameter)]
-            for name, parameter in model.named_parameters(remove_duplicate=False)
-            if name != first_names[id(parameter)]
-        },
-    }
-
-
 def _enable_checkpointing(model: Any) -> None:
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable()
@@ -172,7 +99,7 @@ def _enable_checkpointing(model: Any) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
-def _checkpoints(model: nn.Module) -> bool:
+def uses_checkpointing(model: nn.Module) -> bool:
     """Whether blocks recompute their activations; transformers 5 renamed the property."""
     for name in ("is_activation_checkpointing", "is_gradient_checkpointing"):
         if hasattr(type(model), name):

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from harness.backends import registry
 from harness.backends.base import Backend, World
-from harness.record import LayoutPart
 from harness.record.workload import NOT_CLAIMED, layout_of
 from harness.run_directory.request import RunRequest
 from harness.theory.recomputation import recomputed_until
 from harness.theory.terms import OwnForms
 from harness.theory.workload import Window, Workload
+from harness.worker.description import Built
 from harness.worker.loop import Loop
 
 
 def own_forms(
-    backend: Backend, request: RunRequest, world: World, loop: Loop, built: dict[str, Any], transport: str
+    backend: Backend, request: RunRequest, world: World, loop: Loop, built: Built, transport: str
 ) -> OwnForms | None:
     """Model states of every rank and the collectives of the run; None: the backend brings none.
 
@@ -26,10 +25,12 @@ def own_forms(
     forms = backend.closed_form()
     if forms is None:
         return None
+    assert built.model is not None
+    assert built.layout is not None
     training = request.job.training
     details = loop.engine.effective().details
     workload = Workload(
-        layout=layout_of(LayoutPart.model_validate(built["layout"])),
+        layout=layout_of(built.layout),
         strategy=registry.claimed_strategy(backend) or NOT_CLAIMED,
         world_size=world.world_size,
         shard_size=details.get("shard_size"),
@@ -41,7 +42,7 @@ def own_forms(
         sequence_length=request.job.data.sequence_length,
         gradient_clipping=training.gradient_clipping,
         activation_checkpointing=training.activation_checkpointing,
-        recomputed_until=recomputed_until(built["model"].get("architecture")),
+        recomputed_until=recomputed_until(built.model.architecture),
         device=world.device,
         transport=transport,
         options=backend.options.model_dump(mode="json"),

@@ -5,20 +5,31 @@ from __future__ import annotations
 import socket
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import torch
 import torch.distributed as dist
+from pydantic import ValidationError
 
 from harness.backends import registry
-from harness.backends.base import Backend, Engine, LossScale, SetupContext, Unsupported, World
+from harness.backends.base import Engine, Unsupported, World
+from harness.backends.explain import explain
 from harness.backends.precision import compute_dtype
 from harness.batch import BatchLayout
 from harness.errors import HarnessError
+from harness.record import ObservedPart
+from harness.run_directory.events import (
+    DoneEvent,
+    FailureEvent,
+    FinalEvent,
+    SetupEvent,
+    StoppedEvent,
+    UnsupportedEvent,
+)
 from harness.run_directory.request import RunRequest, checkpoint_folder, rank_file
 from harness.worker.checkpoint import CheckpointProbe
 from harness.worker.environment import device_name, join_process_group, prepare_process, world_of
@@ -26,16 +37,10 @@ from harness.worker.events import EventWriter
 from harness.worker.instruments import Instruments
 from harness.worker.loop import Loop, describe_data
 from harness.worker.matmul_peak import measured_peaks
-from harness.worker.model import (
-    build_model,
-    describe_layout,
-    describe_model,
-    model_config,
-)
 from harness.worker.observer import Observer
-from harness.worker.optimizer import decaying_names
 from harness.worker.own_forms import own_forms
 from harness.worker.phases import phase_timer
+from harness.worker.preparation import prepare_engine
 from harness.worker.samples import Sampler, Samples, load_samples
 from harness.worker.termination import tell_before_ending
 from harness.worker.weights import digest_weights
@@ -57,7 +62,7 @@ def run_rank(run_directory: Path, on_termination: Callable[[], None] | None = No
     try:
         _train(request, run_directory, world, events, started, on_termination)
     except Unsupported as reason:
-        events.write("unsupported", reasons=[str(reason)])
+        events.write(UnsupportedEvent(reasons=[str(reason)]))
     except (torch.OutOfMemoryError, MemoryError) as error:
         _fail(events, error, "oom")
         return 1
@@ -83,7 +88,7 @@ def _train(
     prepare_process(request, world)
     backend = registry.create(request.backend)
     if reasons := backend.unmet_requirements(world):
-        events.write("unsupported", reasons=reasons)
+        events.write(UnsupportedEvent(reasons=reasons))
         return
     instruments = Instruments.install(request, run_directory, world)
     counter, observer = instruments.counter, instruments.observer
@@ -91,32 +96,34 @@ def _train(
         collectives = join_process_group(world, COLLECTIVE_TIMEOUT_SECONDS)
     samples = load_samples(request.job)
     sampler = Sampler(samples, request.job)
-    built: dict[str, Any] = {}
     with counter.counting("setup"):
-        engine = _prepare(request, world, backend, samples.vocabulary_size, built, observer)
+        engine, built = prepare_engine(request, world, backend, samples.vocabulary_size, observer)
     engine.train(True)
     instruments.probes.attach(engine, sampler.held_tensors)
     with counter.counting("digest"):
         initial = digest_weights(engine) if request.measure.weight_digests else None
     loop = _loop(request, run_directory, world, samples, sampler, engine, instruments, events)
-    claims = _claims(backend, request, world, loop, built, collectives)
+    forms = own_forms(backend, request, world, loop, built, collectives) if world.rank == 0 else None
     dist.barrier()
-    events.write(
-        "setup",
-        setup_seconds=time.perf_counter() - started,
-        effective=asdict(engine.effective()),
-        native_config=engine.native_config(),
-        versions={name: _version(name) for name in backend.packages},
-        initial_weights=initial,
-        collectives=collectives,
-        **claims,
-        host=socket.gethostname(),
-        device_name=device_name(world),
-        **built,
-        data=describe_data(samples, sampler),
-        steps=loop.steps,
-        matmul_flops_per_second=_matmul_peaks(request),
-    )
+    with _explaining(request.backend):
+        ready = SetupEvent(
+            setup_seconds=time.perf_counter() - started,
+            effective=engine.effective(),
+            native_config=engine.native_config(),
+            versions={name: _version(name) for name in backend.packages},
+            initial_weights=initial,
+            collectives=collectives,
+            claim=registry.claimed_strategy(backend),
+            own_forms=forms,
+            host=socket.gethostname(),
+            device_name=device_name(world),
+            model=built.model,
+            layout=built.layout,
+            data=describe_data(samples, sampler),
+            steps=loop.steps,
+            matmul_flops_per_second=_matmul_peaks(request),
+        )
+    events.write(ready)
     tell_before_ending(lambda: _write_before_ending(instruments, events, on_termination))
     loop.run()
     instruments.write(events)
@@ -127,13 +134,13 @@ def _train(
 def _write_final(
     engine: Engine, observer: Observer, loop: Loop, events: EventWriter, *, digests: bool
 ) -> None:
-    events.write(
-        "final",
+    final = FinalEvent(
         weights=digest_weights(engine) if digests else None,
-        observed=observer.report(),
+        observed=ObservedPart(**observer.report()),
         probe_loss=observer.probe_loss(engine, loop.probe_batch()),
     )
-    events.write("done")
+    events.write(final)
+    events.write(DoneEvent())
     events.close()
 
 
@@ -143,7 +150,7 @@ def _write_before_ending(
     # A step that was counted in part would pass for a complete one.
     if instruments.probes.memory and not instruments.probes.within_probed_step:
         instruments.write(events)
-    events.write("stopped", at=time.time())
+    events.write(StoppedEvent(at=time.time()))
     if on_termination is not None:
         on_termination()
 
@@ -184,62 +191,20 @@ def _loop(
     )
 
 
-def _prepare(
-    request: RunRequest,
-    world: World,
-    backend: Backend,
-    vocabulary_size: int,
-    built: dict[str, Any],
-    observer: Observer,
-) -> Engine:
-    """Prepare the engine; `built` receives what the record says of the bare model."""
-    job = request.job
-    config = model_config(job, vocabulary_size)
-    decaying: list[frozenset[str]] = []
-
-    def build() -> torch.nn.Module:
-        model = build_model(job, config)
-        decaying.append(decaying_names(model, job.optimizer))
-        built["model"] = describe_model(model)
-        built["layout"] = describe_layout(model, decaying[-1])
-        observer.built(model)
-        return model
-
-    context = SetupContext(
-        world=world,
-        precision=job.training.precision,
-        gradient_clipping=job.training.gradient_clipping,
-        micro_batch_size=request.micro_batch_size,
-        accumulation_steps=request.accumulation_steps,
-        preset=request.preset,  # type: ignore[arg-type]
-        compute_loss=observer.compute_loss,
-        loss_scale=LossScale(
-            initial=job.training.initial_loss_scale,
-            growth_interval=job.training.loss_scale_growth_interval,
-        ),
+def _fail(events: EventWriter, error: BaseException, status: Literal["oom", "failed"]) -> None:
+    failure = FailureEvent(
+        status=status, error_kind=type(error).__name__, message=str(error) or repr(error), at=time.time()
     )
-    return backend.prepare(
-        build, lambda named: observer.build_optimizer(named, job.optimizer, decaying[-1]), context
-    )
+    events.write(failure)
 
 
-def _fail(events: EventWriter, error: BaseException, status: str) -> None:
-    events.write(
-        "failure",
-        status=status,
-        error_kind=type(error).__name__,
-        message=str(error) or repr(error),
-        at=time.time(),
-    )
-
-
-def _claims(
-    backend: Backend, request: RunRequest, world: World, loop: Loop, built: dict[str, Any], transport: str
-) -> dict[str, Any]:
-    """The strategy that a third party's backend claims, and its own closed forms, which rank 0 writes."""
-    claim = registry.claimed_strategy(backend)
-    forms = own_forms(backend, request, world, loop, built, transport) if world.rank == 0 else None
-    return {"claim": asdict(claim) if claim else None, "own_forms": asdict(forms) if forms else None}
+@contextmanager
+def _explaining(label: str) -> Iterator[None]:
+    """Raise HarnessError for what a backend says of itself in types that the contract does not have."""
+    try:
+        yield
+    except ValidationError as error:
+        raise HarnessError(f"backend '{label}' breaks its contract: {explain(error, SetupEvent)}") from error
 
 
 def _matmul_peaks(request: RunRequest) -> dict[str, float]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Any
 
 from harness.backends.base import Engine
+from harness.record import WeightsPart
 from harness.worker.sketch import sketch
 
 
-def digest_weights(engine: Engine) -> dict[str, Any]:
+def digest_weights(engine: Engine) -> WeightsPart:
     """SHA-256 over the sorted (name, SHA-256 of the fp32 bytes), L2 norm, count, a sketch of each.
 
     A collective: every rank calls it. The norm is accumulated in fp64. Without a sketch where a weight is
@@ -28,9 +28,6 @@ def digest_weights(engine: Engine) -> dict[str, Any]:
     digest = hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
     norm = sum(values[0] ** 2 for values in sketches.values()) ** 0.5
     finite = all(math.isfinite(value) for values in sketches.values() for value in values)
-    return {
-        "digest": digest,
-        "l2_norm": norm,
-        "parameter_count": count,
-        "sketch": sketches if finite else None,
-    }
+    return WeightsPart(
+        digest=digest, l2_norm=norm, parameter_count=count, sketch=sketches if finite else None
+    )

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from harness.backends.base import Backend, Effective, Engine, SetupContext, World
+from harness.record import LayoutPart, ModelPart
 from harness.spec import Job
 from harness.worker.communication import CommunicationCounter
+from harness.worker.description import Built
 from harness.worker.model import (
     build_model,
-    describe_layout,
-    describe_model,
     model_config,
     summed_cross_entropy,
 )
@@ -92,8 +92,8 @@ FIRST_STEPS = tuple(
 class Counted:
     """What one rank of one case left behind."""
 
-    layout: dict[str, Any]
-    model: dict[str, Any]
+    layout: LayoutPart
+    model: ModelPart
     effective: Effective
     rows: list[dict[str, Any]]
 
@@ -145,18 +145,16 @@ def _count(backend: Backend, world: World, case: VolumeCase) -> Counted:
     return counted
 
 
-def prepare(
-    backend: Backend, world: World, case: VolumeCase
-) -> tuple[Engine, dict[str, Any], dict[str, Any]]:
+def prepare(backend: Backend, world: World, case: VolumeCase) -> tuple[Engine, LayoutPart, ModelPart]:
     """An engine, and layout and facts of its bare model."""
     job = _job(case)
-    described: list[dict[str, Any]] = []
+    built = Built()
     decaying: list[frozenset[str]] = []
 
     def build() -> torch.nn.Module:
         model = build_model(job, model_config(job, VOCABULARY))
         decaying.append(decaying_names(model, job.optimizer))
-        described.extend([describe_layout(model, decaying[-1]), describe_model(model)])
+        built.describe(model, decaying[-1])
         return model
 
     context = SetupContext(
@@ -170,8 +168,9 @@ def prepare(
     )
     engine = backend.prepare(build, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context)
     engine.train(True)
-    layout, facts = described[-2:]
-    return engine, layout, facts
+    assert built.layout is not None
+    assert built.model is not None
+    return engine, built.layout, built.model
 
 
 def _job(case: VolumeCase) -> Job:

@@ -9,7 +9,7 @@ import pytest
 
 from harness.compare.comparison import Comparison
 from harness.compare.volume import volume_differences, volume_of
-from harness.record import BackendPart, CommunicationPart, LayoutPart, ModelPart, Record, WindowsPart
+from harness.record import BackendPart, CommunicationPart, Record, WindowsPart
 from harness.theory.transports import EMULATED
 from tests.built_in import HYBRID
 from tests.contract.communication import (
@@ -37,7 +37,7 @@ def as_record(name: str, case: VolumeCase, ranks: list[Counted]) -> Record:
             "gradient_clipping": case.clipping,
             "activation_checkpointing": case.activation_checkpointing,
         },
-        layout=LayoutPart(**ranks[0].layout),
+        layout=ranks[0].layout,
         backend=BackendPart(label=name, name=name, effective=ranks[0].effective),
         comm=[CommunicationPart(rank=rank, **row) for rank, part in enumerate(ranks) for row in part.rows],
         windows=WindowsPart(warmup=case.probed_step, probed=1, timed=0),
@@ -48,7 +48,7 @@ def as_record(name: str, case: VolumeCase, ranks: list[Counted]) -> Record:
     world = record.world.model_copy(
         update={"accumulation_steps": case.accumulation_steps, "preset": case.preset}
     )
-    return record.model_copy(update={"steps": steps, "world": world, "model": ModelPart(**ranks[0].model)})
+    return record.model_copy(update={"steps": steps, "world": world, "model": ranks[0].model})
 
 
 def records(name: str, world_size: int, folder, label: str | None = None) -> list[Record]:

@@ -3,6 +3,7 @@ import math
 import pytest
 
 from harness.diagnose.tensors import Examined, TensorNoise, compare_tensors
+from harness.run_directory.events import ExaminedEvent
 
 SKETCH = {"a": [2.0, *[2.0, -2.0] * 4], "b": [1.0, *[1.0, -1.0] * 4]}
 LIMITS = dict.fromkeys(SKETCH, 1e-3)
@@ -56,7 +57,8 @@ def test_a_tensor_that_is_missing_is_one_of_zeros() -> None:
 
 
 def test_numbers_that_are_not_finite_part() -> None:
-    event = {"gradients": {"a": [None] * 9}, "updates": {"a": [None] * 9}, "weight_norms": {"a": None}}
+    sketches = {"a": [None] * 9}
+    event = ExaminedEvent(step=0, gradients=sketches, updates=sketches, weight_norms={"a": None})
     read = Examined.read(event)
     assert read.gradients["a"][0] == math.inf
     found = compare_tensors({"a": SKETCH["a"]}, read.gradients, LIMITS)

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,11 @@ from harness.slurm.submission import alone, ranges, submit_runs, unsubmitted
 from harness.spec import CompareSection, Experiment
 from harness.store import read_record
 from tests.harness.slurm.fakes import FakeSlurm
+from tests.records import make_effective
 
+DATA = dict.fromkeys(
+    ("samples", "training_samples", "evaluation_samples", "target_tokens", "vocabulary_size"), 8
+)
 QUIET: Callable[[str, int], None] = lambda job, runs: None  # noqa: E731
 STEP = {
     "step": 0, "window": "timed", "loss_sum": 80.0, "gradient_norm": 1.0, "learning_rate": 0.1, "tokens": 8,
@@ -61,7 +66,8 @@ def train(matrix: Matrix, run: PlannedRun, *, steps: int = 2, host: str = "node{
     for rank in range(run.request.world_size):
         say(
             matrix, run, rank, "setup", host=host.format(rank=rank + 1), device_name="cpu", setup_seconds=1.0,
-            effective=None, native_config=None, versions={}, initial_weights=None, collectives="gloo",
+            effective=asdict(make_effective()), native_config={}, versions={}, initial_weights=None,
+            collectives="gloo", data=DATA, steps=2,
         )  # fmt: skip
         for step in range(steps):
             say(matrix, run, rank, "step", **(STEP | {"step": step}))
@@ -332,13 +338,15 @@ def test_a_folder_that_gives_no_record_is_named_and_the_others_go_on(
     (first / "request.json").unlink()
     first.rmdir()
     first.write_text("a file")
-    say(matrix, run, 0, "setup")
+    rank_file(matrix.run_directory(run), 0).mkdir()
     slurm.answer("squeue", "".join(f"{n}|CANCELLED|None|0|0|1:00||\n" for n in (1, 2, 3)))
     done = call("submit", folder, "--wait", "--poll-seconds", "0.1")
     assert done.exit_code == 0
     told = [line for line in done.stderr.splitlines() if line.startswith("harness: ")]
     assert told[0] == f"harness: run folder '{first}' cannot be written: File exists"
-    assert told[1].startswith(f"harness: run folder '{matrix.run_directory(run)}' gives no record: KeyError")
+    assert told[1].startswith(
+        f"harness: run folder '{matrix.run_directory(run)}' gives no record: IsADirectoryError"
+    )
     assert [state.phase for state in collect(folder, matrix)] == ["unreadable", "unreadable", "recorded"]
     assert call("status", folder).exit_code == 0
 
@@ -364,3 +372,14 @@ def test_a_script_that_failed_before_its_step_is_told_in_its_own_words(
     assert record is not None
     assert record.error is not None
     assert (record.error.kind, record.error.log_tail) == ("ScriptLost", "Lmod: unknown module cuda/99")
+
+
+def test_an_event_that_lacks_what_its_kind_has_is_a_broken_line(tmp_path: Path, slurm: FakeSlurm) -> None:
+    folder, matrix, run = submitted(tmp_path, slurm)
+    train(matrix, run)
+    say(matrix, run, 0, "final", weights=None)
+    slurm.answer("squeue", "2|CANCELLED|None|0|0|1:00||\n")
+    record = collect(folder, matrix)[1].record
+    assert record is not None
+    assert record.environment.broken_event_lines == 1
+    assert len(record.steps) == 2

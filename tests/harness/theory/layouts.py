@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from harness.record import LayoutPart
 from harness.record.workload import layout_of as layout_of_part
 from harness.spec import OptimizerSection
 from harness.theory.layout import Layout
-from harness.worker.model import describe_layout
+from harness.worker.description import describe_layout
 from harness.worker.optimizer import decaying_names
 
 BLOOM_560M = {
@@ -45,4 +44,4 @@ def _layout(items: tuple[tuple[str, Any], ...]) -> Layout:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     described = describe_layout(model, decaying_names(model, OptimizerSection()))
-    return layout_of_part(LayoutPart.model_validate(described))
+    return layout_of_part(described)

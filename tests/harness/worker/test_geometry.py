@@ -5,24 +5,25 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from harness.record import GeometryPart
 from harness.theory.flops import ModelGeometry, model_flops_per_token
-from harness.worker.model import describe_geometry
+from harness.worker.description import describe_geometry
 from tests.harness.worker.test_model import SMALL, SMALL_GPT2, built, job
 
 
 def test_a_table_that_is_only_looked_up_does_not_multiply() -> None:
     model = built(job(SMALL))
     total = sum(parameter.numel() for parameter in model.parameters())
-    assert describe_geometry(model) == {
-        "multiplying_parameters": total - 257 * 32, "layers": 2, "attention_width": 32,
-    }  # fmt: skip
+    assert describe_geometry(model) == GeometryPart(
+        multiplying_parameters=total - 257 * 32, layers=2, attention_width=32
+    )
 
 
 def test_a_tied_table_is_the_output_layer_and_multiplies() -> None:
     model = built(job(SMALL | {"tie_word_embeddings": True}))
     geometry = describe_geometry(model)
     assert geometry is not None
-    assert geometry["multiplying_parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert geometry.multiplying_parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_positions_of_gpt2_are_only_looked_up() -> None:
@@ -30,8 +31,8 @@ def test_positions_of_gpt2_are_only_looked_up() -> None:
     total = sum(parameter.numel() for parameter in model.parameters())
     geometry = describe_geometry(model)
     assert geometry is not None
-    assert geometry["multiplying_parameters"] == total - 64 * 32
-    assert (geometry["layers"], geometry["attention_width"]) == (2, 32)
+    assert geometry.multiplying_parameters == total - 64 * 32
+    assert (geometry.layers, geometry.attention_width) == (2, 32)
 
 
 def test_mixtures_of_experts_have_no_closed_form_here() -> None:
@@ -52,10 +53,10 @@ def test_the_closed_form_is_what_torch_counts(config: dict[str, object]) -> None
     vectors = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim < 2)
     expected = model_flops_per_token(
         ModelGeometry(
-            multiplying_parameters=geometry["multiplying_parameters"] - vectors,
+            multiplying_parameters=geometry.multiplying_parameters - vectors,
             block_parameters=0,
-            layers=geometry["layers"],
-            attention_width=geometry["attention_width"],
+            layers=geometry.layers,
+            attention_width=geometry.attention_width,
             sequence_length=length,
         )
     )

@@ -1,0 +1,186 @@
+"""What a rank writes and a launcher reads: one JSON object per line. Floats that are not finite are null."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, TypeAdapter
+
+from harness.backends.base import Effective
+from harness.backends.strategy import StrategyKind
+from harness.record import (
+    CommunicationPart,
+    DataPart,
+    LayoutPart,
+    MemoryPart,
+    ModelPart,
+    ObservedPart,
+    OverlapPart,
+    Part,
+    WeightsPart,
+    Window,
+)
+from harness.record.run import with_details
+from harness.theory.terms import OwnForms
+
+Sketches = Mapping[str, Sequence[float | None]]
+"""Of each parameter: see `worker/sketch.py`."""
+
+
+class UnsupportedEvent(Part):
+    """The backend cannot run here."""
+
+    kind: Literal["unsupported"] = "unsupported"
+    reasons: list[str]
+
+
+class FailureEvent(Part):
+    """An exception ended the rank."""
+
+    kind: Literal["failure"] = "failure"
+    status: Literal["oom", "failed"]
+    error_kind: str
+    message: str
+    at: float
+    """Seconds since the epoch."""
+
+
+class SetupEvent(Part):
+    """The rank is ready to train."""
+
+    kind: Literal["setup"] = "setup"
+    effective: Annotated[Effective, BeforeValidator(with_details)]
+    native_config: dict[str, Any]
+    versions: dict[str, str]
+    initial_weights: WeightsPart | None
+    collectives: str
+    claim: StrategyKind | None = None
+    own_forms: OwnForms | None = None
+    """Of rank 0 only."""
+    host: str
+    device_name: str
+    layout: LayoutPart | None = None
+    """None: the backend did not build the model."""
+    model: ModelPart | None = None
+    data: DataPart
+    steps: int
+    """Of the whole training."""
+    matmul_flops_per_second: dict[str, float] = {}
+    setup_seconds: float
+
+
+class AppliedGradients(Part):
+    """Gradients that the optimizer was given on this rank, after clipping."""
+
+    squares: float | None
+    """Sum over all of their elements; None: not finite."""
+    share: float
+    """Elements over those of all parameters that train."""
+
+
+class StepEvent(Part):
+    """One optimizer step: see `StepPart` and `RankPart` for what they share."""
+
+    kind: Literal["step"] = "step"
+    step: int
+    window: Window
+    loss_sum: float | None
+    gradient_norm: float | None
+    learning_rate: float
+    applied_learning_rate: float | None = None
+    applied: AppliedGradients | None = None
+    global_target_tokens: int
+    samples: int
+    tokens: int
+    target_tokens: int
+    sample_hashes: str
+    seconds: float
+    data_seconds: float
+    phase_seconds: dict[str, float]
+    batch_digests: list[str] | None = None
+    """None: not one of the first steps."""
+    batch_hash_sum: str | None = None
+    computed_loss_sum: float | None = None
+
+
+class EvaluationEvent(Part):
+    """One evaluation."""
+
+    kind: Literal["evaluation"] = "evaluation"
+    step: int
+    loss_sum: float | None
+    target_tokens: int
+    samples: int
+    """Over all ranks."""
+    seconds: float
+
+
+class ExaminedEvent(Part):
+    """Gradients and updates of one step by parameter, as sketches; for a diagnosis."""
+
+    kind: Literal["examined"] = "examined"
+    step: int
+    gradients: Sketches | None
+    """None: the engine cannot gather them."""
+    updates: Sketches
+    weight_norms: Mapping[str, float | None]
+
+
+class MeasuredEvent(Part):
+    """Everything that was probed."""
+
+    kind: Literal["measured"] = "measured"
+    memory: list[MemoryPart]
+    communication: list[CommunicationPart]
+    early_reduced_bytes: int | None
+    overlap: list[OverlapPart]
+    probe_seconds: dict[str, float]
+    timed_probes: list[str]
+    reserved_bytes: int | None
+    host_peak_bytes: int | None
+
+
+class FinalEvent(Part):
+    """The state after the training."""
+
+    kind: Literal["final"] = "final"
+    weights: WeightsPart | None
+    observed: ObservedPart
+    probe_loss: float | None
+
+
+class StoppedEvent(Part):
+    """The rank was asked to terminate."""
+
+    kind: Literal["stopped"] = "stopped"
+    at: float
+
+
+class DoneEvent(Part):
+    """The rank finished."""
+
+    kind: Literal["done"] = "done"
+
+
+Event = (
+    UnsupportedEvent
+    | FailureEvent
+    | SetupEvent
+    | StepEvent
+    | EvaluationEvent
+    | ExaminedEvent
+    | MeasuredEvent
+    | FinalEvent
+    | StoppedEvent
+    | DoneEvent
+)
+ENDINGS = (DoneEvent, FailureEvent, UnsupportedEvent, StoppedEvent)
+"""What a rank says last."""
+
+_READER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
+
+
+def read_event(line: bytes) -> Event:
+    """The event of one line. Raises ValidationError."""
+    return _READER.validate_json(line)

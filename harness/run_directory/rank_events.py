@@ -1,0 +1,83 @@
+"""Sorts the events of each rank, and keeps ranks aligned where lines were lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from typing import TypeVar
+
+from harness.run_directory.events import (
+    DoneEvent,
+    EvaluationEvent,
+    Event,
+    FailureEvent,
+    FinalEvent,
+    MeasuredEvent,
+    SetupEvent,
+    StepEvent,
+    UnsupportedEvent,
+)
+from harness.run_directory.request import rank_file
+from harness.run_directory.tail import Tail
+
+OfStep = TypeVar("OfStep", StepEvent, EvaluationEvent)
+
+
+@dataclass
+class RankEvents:
+    """What one rank wrote; of events that come once, the first."""
+
+    setup: SetupEvent | None = None
+    steps: list[StepEvent] = field(default_factory=list)
+    evaluations: list[EvaluationEvent] = field(default_factory=list)
+    measured: MeasuredEvent | None = None
+    final: FinalEvent | None = None
+    failures: list[FailureEvent] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    """Why the backend cannot run."""
+    done: bool = False
+
+    def add(self, event: Event) -> None:
+        """Take in one event."""
+        match event:
+            case SetupEvent():
+                self.setup = self.setup or event
+            case StepEvent():
+                self.steps.append(event)
+            case EvaluationEvent():
+                self.evaluations.append(event)
+            case MeasuredEvent():
+                self.measured = self.measured or event
+            case FinalEvent():
+                self.final = self.final or event
+            case FailureEvent():
+                self.failures.append(event)
+            case UnsupportedEvent():
+                self.reasons += event.reasons
+            case DoneEvent():
+                self.done = True
+
+
+def read_events(run_directory: Path, world_size: int) -> tuple[dict[int, RankEvents], int]:
+    """The events of every rank, and the number of lines that could not be read."""
+    tails = {rank: Tail(rank_file(run_directory, rank)) for rank in range(world_size)}
+    events = {rank: RankEvents() for rank in tails}
+    for rank, tail in tails.items():
+        for event in tail.read():
+            events[rank].add(event)
+    broken = sum(tail.broken_lines for tail in tails.values())
+    if broken:
+        most_steps = max((of_rank.steps for of_rank in events.values()), key=len)
+        most_evaluations = max((of_rank.evaluations for of_rank in events.values()), key=len)
+        for of_rank in events.values():
+            of_rank.steps = _until_gap(of_rank.steps, most_steps)
+            of_rank.evaluations = _until_gap(of_rank.evaluations, most_evaluations)
+    return events, broken
+
+
+def _until_gap(rows: Sequence[OfStep], whole: Sequence[OfStep]) -> list[OfStep]:
+    """Leave out what a rank said after a line that was lost: ranks are compared row by row."""
+    pairs = zip(rows, whole, strict=False)
+    return [row for row, _ in takewhile(lambda pair: pair[0].step == pair[1].step, pairs)]

@@ -1,0 +1,97 @@
+"""Describes the bare model for the record, as it is before a library touches it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from harness.backends.base import Unsupported
+from harness.backends.blocks import transformer_blocks
+from harness.backends.precision import dtype_name
+from harness.record import GeometryPart, LayoutPart, ModelPart, TensorPart
+from harness.worker.model import uses_checkpointing
+
+
+@dataclass
+class Built:
+    """The model that a backend built; None until it did."""
+
+    model: ModelPart | None = None
+    layout: LayoutPart | None = None
+
+    def describe(self, model: nn.Module, decaying: frozenset[str]) -> None:
+        """Note a model as it was built."""
+        self.model = describe_model(model)
+        self.layout = describe_layout(model, decaying)
+
+
+def describe_model(model: nn.Module) -> ModelPart:
+    """Facts about a whole model for the record: what was really built."""
+    config: Any = model.config
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    return ModelPart(
+        architecture=type(model).__name__,
+        attention=config._attn_implementation,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        tied_parameters=len(names) - len(list(model.parameters())),
+        activation_checkpointing=uses_checkpointing(model),
+        geometry=describe_geometry(model),
+        config=config.to_diff_dict(),
+    )
+
+
+def describe_geometry(model: Any) -> GeometryPart | None:
+    """What `theory.flops` needs to know; None where its closed forms do not hold.
+
+    They hold for decoders whose every token passes every parameter, so not for mixtures of experts.
+    """
+    config = model.config
+    experts = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    if any((getattr(config, name, None) or 0) > 1 for name in experts):
+        return None
+    layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
+    hidden = getattr(config, "hidden_size", None)
+    if not layers or not heads or not hidden:
+        return None
+    output = model.get_output_embeddings()
+    looked_up = {
+        id(module.weight): module.weight.numel()
+        for module in model.modules()
+        if isinstance(module, nn.Embedding) and (output is None or module.weight is not output.weight)
+    }
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return GeometryPart(
+        multiplying_parameters=parameters - sum(looked_up.values()),
+        layers=layers,
+        attention_width=heads * (getattr(config, "head_dim", None) or hidden // heads),
+    )
+
+
+def describe_layout(model: nn.Module, decaying: frozenset[str]) -> LayoutPart:
+    """The tensors of a bare model and its blocks."""
+
+    def describe(named: Iterable[tuple[str, Tensor]]) -> list[TensorPart]:
+        return [
+            TensorPart(name=name, shape=list(tensor.shape), dtype=dtype_name(tensor.dtype))
+            for name, tensor in named
+        ]
+
+    try:
+        blocks = list(transformer_blocks(model))
+    except Unsupported:  # only some backends need blocks; those say so themselves
+        blocks = []
+    first_names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return LayoutPart(
+        parameters=describe(model.named_parameters()),
+        decaying=sorted(decaying),
+        buffers=describe(model.named_buffers()),
+        blocks=blocks,
+        tied={
+            name: first_names[id(parameter)]
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+            if name != first_names[id(parameter)]
+        },
+    )

@@ -1,0 +1,47 @@
+"""Hands the job to a backend: its model, its optimizer and what every engine is asked alike."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from harness.backends.base import Backend, Engine, LossScale, SetupContext, World
+from harness.run_directory.request import RunRequest
+from harness.worker.description import Built
+from harness.worker.model import build_model, model_config
+from harness.worker.observer import Observer
+from harness.worker.optimizer import decaying_names
+
+
+def prepare_engine(
+    request: RunRequest, world: World, backend: Backend, vocabulary_size: int, observer: Observer
+) -> tuple[Engine, Built]:
+    """The engine, and what the record says of the bare model that it was given."""
+    built = Built()
+    job = request.job
+    config = model_config(job, vocabulary_size)
+    decaying: list[frozenset[str]] = []
+
+    def build() -> nn.Module:
+        model = build_model(job, config)
+        decaying.append(decaying_names(model, job.optimizer))
+        built.describe(model, decaying[-1])
+        observer.built(model)
+        return model
+
+    context = SetupContext(
+        world=world,
+        precision=job.training.precision,
+        gradient_clipping=job.training.gradient_clipping,
+        micro_batch_size=request.micro_batch_size,
+        accumulation_steps=request.accumulation_steps,
+        preset=request.preset,  # type: ignore[arg-type]
+        compute_loss=observer.compute_loss,
+        loss_scale=LossScale(
+            initial=job.training.initial_loss_scale,
+            growth_interval=job.training.loss_scale_growth_interval,
+        ),
+    )
+    engine = backend.prepare(
+        build, lambda named: observer.build_optimizer(named, job.optimizer, decaying[-1]), context
+    )
+    return engine, built
