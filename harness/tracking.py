@@ -58,7 +58,7 @@ def settings(row: Row) -> dict[str, str | int | float | bool]:
 
 def scalars(row: Row) -> Iterator[tuple[int, dict[str, float]]]:
     """Figures by step, those that are not finite left out; with the last step the figures of the run."""
-    figures = row.as_json()
+    figures = row.figures
     keys = [metric.key for metric in metrics_in("tracking")]
     summary = {f"run/{key}": float(figures[key]) for key in keys if figures[key] is not None}
     last = row.record.steps[-1].step

@@ -48,7 +48,11 @@ class Comparison(Runs):
             jobs.setdefault(row.record.job_id, []).append(row)
         if len(jobs) == 1:
             return dict.fromkeys(jobs, self)
-        return {job_id: self.of_rows(rows) for job_id, rows in jobs.items()}
+        parts = {job_id: self.of_rows(rows) for job_id, rows in jobs.items()}
+        for job_id, part in parts.items():
+            # The same cells, so that their figures are not computed again.
+            part.groups = [group for group in self.groups if group.record.job_id == job_id]
+        return parts
 
     @cached_property
     def noises(self) -> dict[str, Noise]:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import Any
 
 from harness.backends.registry import REFERENCE
 from harness.compare.cell import Cell
@@ -93,11 +92,6 @@ class Repeats:
         """That of the worst repeat."""
         return min((row.judgement.parity for row in self.rows), key=LEVELS.index)
 
-    @cached_property
-    def documents(self) -> list[dict[str, Any]]:
-        """The row of `compare --json` of each repeat."""
-        return [row.as_json() for row in self.rows]
-
     @property
     def timed_steps(self) -> list[list[float]]:
         """Seconds of the timed steps of each repeat."""
@@ -127,7 +121,7 @@ class Repeats:
 
     def values(self, key: str) -> list[float]:
         """One figure per repeat, those that have none left out."""
-        return [document[key] for document in self.documents if document.get(key) is not None]
+        return [value for row in self.rows if (value := row.figures[key]) is not None]
 
     def median(self, key: str) -> float | None:
         """Median over the repeats."""

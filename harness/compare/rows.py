@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -70,11 +70,11 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         """The row of `compare --json`: bytes per rank, rates over all ranks, None if not measured."""
-        return dict(self._figures)
+        return dict(self.figures)
 
     @cached_property
-    def _figures(self) -> dict[str, Any]:
-        """Computed once: every section of a report asks for them."""
+    def figures(self) -> Mapping[str, Any]:
+        """The same, not to be changed: computed once for every section of a report."""
         record = self.record
         return {
             "backend": self.label,

@@ -147,7 +147,7 @@ def cell_line(row: Row) -> str:
     why = reason(record)
     if why:
         return f"{head}: {why}"
-    values = row.as_json()
+    values = row.figures
     loss = record.steps[-1].loss if record.steps else None
     said = [head, f"loss {number(loss)}"]
     if values["step_seconds"] is None:

@@ -134,7 +134,7 @@ def find(runs: Runs) -> list[Finding]:
     for row in runs.rows:
         if row.judgement.parity != "diverged" or row.reference is None or row.noise is None:
             continue
-        values = row.as_json()
+        values = row.figures
         limits = row.noise.band or row.noise.tight
         settings = [s.setting for s in row.judgement.settings if s.effect == "mathematics"]
         cause = explain(row.reference.record, row.record, limits, settings)

@@ -137,9 +137,7 @@ def _distances(comparison: Comparison) -> Table:
     several = len(comparison.by_job) > 1
     columns = (Column("job_id", "job", align="left"), *DISTANCES) if several else DISTANCES
     keys = [column.key for column in columns if column.key != "runs"]
-    lines = Counter(
-        tuple(document[key] for key in keys) for row in comparison.rows for document in (row.as_json(),)
-    )
+    lines = Counter(tuple(row.figures[key] for key in keys) for row in comparison.rows)
     before = [column.key for column in columns].index("runs")
     body = [[*line[:before], runs, *line[before:]] for line, runs in lines.items()]
     return Table(key="parity_distances", columns=columns, rows=body)

@@ -179,8 +179,8 @@ def _emulated(groups: Sequence[Repeats]) -> list[str]:
 def _bytes_off(group: Repeats) -> list[float]:
     """Sent minus expected per step, of each repeat of which both are known."""
     pairs = [
-        (document["sent_bytes_per_step"], document["expected_sent_bytes_per_step"])
-        for document in group.documents
+        (row.figures["sent_bytes_per_step"], row.figures["expected_sent_bytes_per_step"])
+        for row in group.rows
     ]
     return [sent - expected for sent, expected in pairs if sent is not None and expected is not None]
 

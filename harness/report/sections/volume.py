@@ -98,14 +98,14 @@ def _distinct(group: Repeats) -> list[Row]:
     """The first repeat that was counted, and those that sent other bytes."""
     found: dict[float, Row] = {}
     for row in group.rows:
-        sent = row.as_json()["sent_bytes_per_step"]
+        sent = row.figures["sent_bytes_per_step"]
         if sent is not None:
             found.setdefault(sent, row)
     return list(found.values()) or [group.rows[0]]
 
 
 def _line(row: Row) -> list[object]:
-    values = row.as_json()
+    values = row.figures
     keys = [column.key for column in COLUMNS[:-1]]
     return [*(values[key] for key in keys), _verdict(row)]
 
