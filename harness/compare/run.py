@@ -66,7 +66,7 @@ class Run:
 
     @cached_property
     def rank_peaks(self) -> list[int]:
-        """Per rank, the largest allocator peak within the counted steps; empty where nothing counted."""
+        """Per rank, the largest allocator peak within the probed steps; empty where no step was probed."""
         return measures.peak_bytes(self.record)
 
     @cached_property

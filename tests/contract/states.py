@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from harness.backends.base import Backend, Unsupported, World
+from harness.record import LayoutPart
 from harness.worker.memory import NoAllocatorProbe, live_bytes_by_kind
 from tests.contract.cases import global_batches
 from tests.contract.communication import VolumeCase, prepare, run_micro_steps, take_step
@@ -33,7 +33,7 @@ class Held:
     """What one rank of one case held."""
 
     kinds: dict[str, int]
-    layout: dict[str, Any]
+    layout: LayoutPart
     shard_size: int | None
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from harness.backends import registry
-from harness.record import LayoutPart
 from harness.record.workload import layout_of
 from harness.theory.families import model_states
 from harness.theory.workload import Workload
@@ -67,7 +66,7 @@ def expected_kinds(label: str, case: VolumeCase, held: Held, ranks: int, rank: i
     assert entry.strategy is not None
     states = model_states(
         Workload(
-            layout=layout_of(LayoutPart(**held.layout)),
+            layout=layout_of(held.layout),
             strategy=entry.strategy,
             precision=case.precision,
             preset=case.preset,
