@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from harness.backends.registry import strategy_of
 from harness.backends.strategy import StrategyKind
 from harness.record.model import LayoutPart, TensorPart
 from harness.record.run import Record
+from harness.spec import Job
 from harness.theory.layout import Layout, Tensor
 from harness.theory.recomputation import recomputed_until
 from harness.theory.workload import Window, Workload
@@ -24,26 +27,37 @@ def of_record(record: Record, rank: int = 0) -> Workload | None:
     if record.layout is None:
         return None
     strategy = known_strategy(record) or NOT_CLAIMED
-    training, world = record.job.training, record.world
-    return Workload(
-        layout=layout_of(record.layout),
+    world = record.world
+    return of_job(
+        record.job,
+        layout=record.layout,
+        architecture=record.model.architecture if record.model else None,
         strategy=strategy,
         world_size=world.world_size,
         rank=rank,
         shard_size=_shard_size(record, strategy),
         ranks_per_node=world.ranks_per_node,
-        precision=training.precision,
-        preset=world.preset,  # type: ignore[arg-type]
+        preset=world.preset,
         micro_batch_size=world.micro_batch_size,
         accumulation_steps=world.accumulation_steps,
-        sequence_length=record.job.data.sequence_length,
-        gradient_clipping=training.gradient_clipping,
-        activation_checkpointing=training.activation_checkpointing,
-        recomputed_until=recomputed_until(record.model.architecture if record.model else None),
         device=world.device,
         transport=world.collectives,
         options=record.backend.options,
         window=_window(record),
+    )
+
+
+def of_job(job: Job, *, layout: LayoutPart, architecture: str | None, **world: Any) -> Workload:
+    """The workload of a job for a model; `world`: every field of `Workload` that the job does not have."""
+    training = job.training
+    return Workload(
+        layout=layout_of(layout),
+        precision=training.precision,
+        sequence_length=job.data.sequence_length,
+        gradient_clipping=training.gradient_clipping,
+        activation_checkpointing=training.activation_checkpointing,
+        recomputed_until=recomputed_until(architecture),
+        **world,
     )
 
 

@@ -16,7 +16,7 @@ from harness.record import (
     WindowsPart,
     WorldPart,
 )
-from harness.run_directory.events import StepEvent
+from harness.run_directory.events import SetupEvent, StepEvent
 from harness.run_directory.nodes import run_environment
 from harness.run_directory.outcome import Outcome
 from harness.run_directory.rank_events import RankEvents, read_events
@@ -38,7 +38,6 @@ def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Reco
     steps = _steps(events)
     status, error = status_of(run_directory, events, steps, outcome)
     setup, final = events[0].setup, events[0].final
-    entry, options = registry.parse(request.backend)
     windows: list[str] = [step.window for step in steps]
     return Record(
         run_id=request.run_id,
@@ -52,27 +51,8 @@ def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Reco
         cell=request.cell,
         repeat=request.repeat,
         measure=request.measure,
-        backend=BackendPart(
-            label=request.backend,
-            name=entry.name,
-            options=options.model_dump(mode="json"),
-            effective=setup.effective if setup else None,
-            native_config=setup.native_config if setup else None,
-            versions=(setup.versions if setup else None) or package_versions(),
-            claim=setup.claim if setup else None,
-            own_forms=setup.own_forms if setup else None,
-        ),
-        world=WorldPart(
-            nodes=request.world_size // request.ranks_per_node,
-            ranks_per_node=request.ranks_per_node,
-            world_size=request.world_size,
-            device=request.device,
-            collectives=setup.collectives if setup else ("nccl" if request.device == "cuda" else "gloo"),
-            threads_per_rank=request.threads_per_rank,
-            micro_batch_size=request.micro_batch_size,
-            accumulation_steps=request.accumulation_steps,
-            preset=request.preset,
-        ),
+        backend=_backend(request, setup),
+        world=_world(request, setup),
         environment=run_environment(run_directory).model_copy(update={"broken_event_lines": broken}),
         layout=setup.layout if setup else None,
         model=setup.model if setup else None,
@@ -91,6 +71,34 @@ def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Reco
         if request.job.training.precision == "fp16-mixed"
         else 0,
         artifacts=_artifacts(run_directory, request),
+    )
+
+
+def _backend(request: RunRequest, setup: SetupEvent | None) -> BackendPart:
+    entry, options = registry.parse(request.backend)
+    return BackendPart(
+        label=request.backend,
+        name=entry.name,
+        options=options.model_dump(mode="json"),
+        effective=setup.effective if setup else None,
+        native_config=setup.native_config if setup else None,
+        versions=(setup.versions if setup else None) or package_versions(),
+        claim=setup.claim if setup else None,
+        own_forms=setup.own_forms if setup else None,
+    )
+
+
+def _world(request: RunRequest, setup: SetupEvent | None) -> WorldPart:
+    return WorldPart(
+        nodes=request.world_size // request.ranks_per_node,
+        ranks_per_node=request.ranks_per_node,
+        world_size=request.world_size,
+        device=request.device,
+        collectives=setup.collectives if setup else ("nccl" if request.device == "cuda" else "gloo"),
+        threads_per_rank=request.threads_per_rank,
+        micro_batch_size=request.micro_batch_size,
+        accumulation_steps=request.accumulation_steps,
+        preset=request.preset,
     )
 
 

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from harness.backends import registry
 from harness.backends.base import Backend, World
-from harness.record.workload import NOT_CLAIMED, layout_of
+from harness.record.workload import NOT_CLAIMED, of_job
 from harness.run_directory.request import RunRequest
-from harness.theory.recomputation import recomputed_until
 from harness.theory.terms import OwnForms
-from harness.theory.workload import Window, Workload
+from harness.theory.workload import Window
 from harness.worker.description import Built
 from harness.worker.loop import Loop
 
@@ -18,31 +17,27 @@ from harness.worker.loop import Loop
 def own_forms(
     backend: Backend, request: RunRequest, world: World, loop: Loop, built: Built, transport: str
 ) -> OwnForms | None:
-    """Model states of every rank and the collectives of the run; None: the backend brings none.
+    """Model states of every rank and the collectives of the run, from rank 0.
 
+    None on other ranks, and where the backend brings no closed forms.
     `built` has the layout and the description of the bare model.
     """
-    forms = backend.closed_form()
+    forms = backend.closed_form() if world.rank == 0 else None
     if forms is None:
         return None
     assert built.model is not None
     assert built.layout is not None
-    training = request.job.training
-    details = loop.engine.effective().details
-    workload = Workload(
-        layout=layout_of(built.layout),
+    workload = of_job(
+        request.job,
+        layout=built.layout,
+        architecture=built.model.architecture,
         strategy=registry.claimed_strategy(backend) or NOT_CLAIMED,
         world_size=world.world_size,
-        shard_size=details.get("shard_size"),
+        shard_size=loop.engine.effective().details.get("shard_size"),
         ranks_per_node=world.ranks_per_node,
-        precision=training.precision,
-        preset=request.preset,  # type: ignore[arg-type]
+        preset=request.preset,
         micro_batch_size=request.micro_batch_size,
         accumulation_steps=request.accumulation_steps,
-        sequence_length=request.job.data.sequence_length,
-        gradient_clipping=training.gradient_clipping,
-        activation_checkpointing=training.activation_checkpointing,
-        recomputed_until=recomputed_until(built.model.architecture),
         device=world.device,
         transport=transport,
         options=backend.options.model_dump(mode="json"),

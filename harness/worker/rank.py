@@ -37,7 +37,6 @@ from harness.worker.events import EventWriter
 from harness.worker.instruments import Instruments
 from harness.worker.loop import Loop, describe_data
 from harness.worker.matmul_peak import measured_peaks
-from harness.worker.observer import Observer
 from harness.worker.own_forms import own_forms
 from harness.worker.phases import phase_timer
 from harness.worker.preparation import prepare_engine
@@ -60,6 +59,7 @@ def run_rank(run_directory: Path, on_termination: Callable[[], None] | None = No
     world = world_of(request)
     events = EventWriter(rank_file(run_directory, world.rank))
     try:
+        prepare_process(request, world)
         _train(request, run_directory, world, events, started, on_termination)
     except Unsupported as reason:
         events.write(UnsupportedEvent(reasons=[str(reason)]))
@@ -85,7 +85,6 @@ def _train(
     started: float,
     on_termination: Callable[[], None] | None,
 ) -> None:
-    prepare_process(request, world)
     backend = registry.create(request.backend)
     if reasons := backend.unmet_requirements(world):
         events.write(UnsupportedEvent(reasons=reasons))
@@ -103,7 +102,7 @@ def _train(
     with counter.counting("digest"):
         initial = digest_weights(engine) if request.measure.weight_digests else None
     loop = _loop(request, run_directory, world, samples, sampler, engine, instruments, events)
-    forms = own_forms(backend, request, world, loop, built, collectives) if world.rank == 0 else None
+    forms = own_forms(backend, request, world, loop, built, collectives)
     dist.barrier()
     with _explaining(request.backend):
         ready = SetupEvent(
@@ -126,14 +125,15 @@ def _train(
     events.write(ready)
     tell_before_ending(lambda: _write_before_ending(instruments, events, on_termination))
     loop.run()
-    instruments.write(events)
-    _write_final(engine, observer, loop, events, digests=request.measure.weight_digests)
+    _write_final(engine, instruments, loop, events, digests=request.measure.weight_digests)
     dist.barrier()
 
 
 def _write_final(
-    engine: Engine, observer: Observer, loop: Loop, events: EventWriter, *, digests: bool
+    engine: Engine, instruments: Instruments, loop: Loop, events: EventWriter, *, digests: bool
 ) -> None:
+    instruments.write(events)
+    observer = instruments.observer
     final = FinalEvent(
         weights=digest_weights(engine) if digests else None,
         observed=ObservedPart(**observer.report()),

@@ -120,8 +120,6 @@ MEASURES = {
 }
 """What a run is judged by, in words, and what its percent are of, unless of itself. The loss has a unit, and
 anything else is a parameter's name."""
-ONE_RANK = "the loss is that of rank 0 only"
-OTHER_LOSS = "the reported loss is not the computed one"
 MOST_MEASURES = 3
 """The text names this many; the values hold all."""
 LOST_SHARE = 0.5
