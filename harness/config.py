@@ -29,12 +29,12 @@ def load_experiment(
     document = _read(path) if path else {}
     # A section whose lines are all commented out is empty, not null.
     document = {key: {} if value is None else value for key, value in document.items()}
-    told: dict[str, None] = {}
-    rename_settings(document, told.setdefault)
+    notices: dict[str, None] = {}
+    rename_settings(document, notices.setdefault)
     require_one_name(assignment.partition("=")[0].strip() for assignment in assignments)
     for assignment in assignments:
-        _assign(document, assignment, told.setdefault)
-    for notice in told:
+        _assign(document, assignment, notices.setdefault)
+    for notice in notices:
         notify(notice)
     try:
         return Experiment.model_validate(document)

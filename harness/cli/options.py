@@ -94,9 +94,9 @@ def with_new_options(labels: Sequence[str]) -> list[str]:
     """Backends with the new names of their options; says once which were given by an old name."""
     from harness.renamed import rename_options
 
-    told: dict[str, None] = {}
-    renamed = [rename_options(label, told.setdefault) for label in labels]
-    for text in told:
+    notices: dict[str, None] = {}
+    renamed = [rename_options(label, notices.setdefault) for label in labels]
+    for text in notices:
         notice(text)
     return renamed
 

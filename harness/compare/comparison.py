@@ -36,7 +36,7 @@ class Comparison(Runs):
         return self if len(rows) == len(self.rows) else self.of_rows(rows)
 
     @cached_property
-    def set_apart(self) -> Self:
+    def not_comparable(self) -> Self:
         """The other runs."""
         return self.of_rows(row for row in self.rows if not row.is_comparable)
 
@@ -81,7 +81,7 @@ class Comparison(Runs):
             "job_id": ids[0] if len(ids) == 1 else None,
             "job_ids": ids,
             "rows": [row.as_json() for row in self.rows],
-            "not_comparable": [_set_apart(row) for row in self.set_apart.rows],
+            "not_comparable": [_not_comparable(row) for row in self.not_comparable.rows],
             "noise": {job_id: noise.as_json() for job_id, noise in self.noises.items()},
             "repeat_spreads": self.repeat_spreads,
             "settings": [setting.as_json() for setting in self.settings],
@@ -89,7 +89,7 @@ class Comparison(Runs):
         }
 
 
-def _set_apart(row: Row) -> dict[str, Any]:
+def _not_comparable(row: Row) -> dict[str, Any]:
     """A run that is not the job of the others: whose job it was held against, and each field that differs."""
     record, other = row.record, row.same_job_as
     return {

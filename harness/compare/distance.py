@@ -82,17 +82,17 @@ def distance(reference: Record, record: Record, beside: Traces | None = None) ->
     beside = beside or traces(reference, record)
     moved, other = movement(reference), movement(record)
     apart = sketch_distances(reference.final_weights, record.final_weights)
-    whole = _root_sum(moved.values())
+    total = _root_sum(moved.values())
     return Distance(
         loss=beside.largest_loss_difference,
         norm=_largest(beside.norm_differences),
-        update=abs(_root_sum(other.values()) - whole) / whole if moved and other and whole else None,
-        weights=_root_sum(apart.values()) / whole if apart and whole else None,
+        update=abs(_root_sum(other.values()) - total) / total if moved and other and total else None,
+        weights=_root_sum(apart.values()) / total if apart and total else None,
         parameters={
             # What the reference leaves where it was has no scale of its own.
-            name: value / (moved[name] or whole)
+            name: value / (moved[name] or total)
             for name, value in apart.items()
-            if moved.get(name) is not None and whole
+            if moved.get(name) is not None and total
         },
     )
 

@@ -81,7 +81,7 @@ class SettingDifference:
         }
 
 
-def _told(key: str) -> Callable[[Record], Any]:
+def _reported(key: str) -> Callable[[Record], Any]:
     """A field as the backend read it back from its library."""
     return lambda record: getattr(record.backend.effective, key, None)
 
@@ -123,10 +123,10 @@ def loss_scale(record: Record) -> float | str | None:
     return "none" if effective.loss_scale is None else effective.loss_scale
 
 
-def _seen_clipping(record: Record, told: float | None) -> float | None:
+def _seen_clipping(record: Record, reported: float | None) -> float | None:
     """What gradients were clipped to if that contradicts what the backend says, else what it says."""
     if any(len(set(norms)) > 1 for norms in zip(*(r.gradient_norms for r in record.ranks), strict=False)):
-        return told  # each rank clips by a norm of its own, which is another finding
+        return reported  # each rank clips by a norm of its own, which is another finding
     pairs = [
         (step.gradient_norm, step.applied_gradient_norm)
         for step in record.steps
@@ -134,11 +134,13 @@ def _seen_clipping(record: Record, told: float | None) -> float | None:
     ]
     clipped = [after for before, after in pairs if after < (1 - CLIPPING_TOLERANCE) * before]
     if not clipped:
-        acts = told is not None and any(before > (1 + CLIPPING_TOLERANCE) * told for before, _ in pairs)
-        return None if acts else told
+        acts = reported is not None and any(
+            before > (1 + CLIPPING_TOLERANCE) * reported for before, _ in pairs
+        )
+        return None if acts else reported
     largest = max(clipped)
-    if told is not None and abs(largest - told) <= CLIPPING_TOLERANCE * told:
-        return told
+    if reported is not None and abs(largest - reported) <= CLIPPING_TOLERANCE * reported:
+        return reported
     return float(f"{largest:.3g}")
 
 
@@ -173,13 +175,13 @@ def reduce_dtypes(record: Record) -> list[str] | None:
     counted = reduced_dtypes(record)
     if counted:
         return counted
-    told = record.backend.effective.reduce_dtype if record.backend.effective else None
-    return [told] if told and record.world.world_size > 1 else None
+    reported = record.backend.effective.reduce_dtype if record.backend.effective else None
+    return [reported] if reported and record.world.world_size > 1 else None
 
 
 SETTINGS = (
     Setting(name="gradient clipping", effect="mathematics", read=clipping),
-    Setting(name="norm that clips", effect="mathematics", read=_told("gradient_norm")),
+    Setting(name="norm that clips", effect="mathematics", read=_reported("gradient_norm")),
     Setting(name="optimizer", effect="mathematics", read=optimizer_class),
     Setting(
         name="optimizer constants",
@@ -199,26 +201,28 @@ SETTINGS = (
     Setting(name="dtype of optimizer states", effect="mathematics", read=_state_dtypes),
     Setting(name="dtype of computation", effect="mathematics", read=compute_dtype),
     Setting(name="dtype of reduction", effect="mathematics", read=reduce_dtypes),
-    Setting(name="dtype of gradients", effect="mathematics", read=_told("gradient_dtype")),
-    Setting(name="dtype of accumulation", effect="mathematics", read=_told("accumulation_dtype")),
+    Setting(name="dtype of gradients", effect="mathematics", read=_reported("gradient_dtype")),
+    Setting(name="dtype of accumulation", effect="mathematics", read=_reported("accumulation_dtype")),
     Setting(name="attention kernel", effect="mathematics", read=_seen("attention")),
     Setting(name="dropout", effect="mathematics", read=_seen("dropout")),
     Setting(name="TF32", effect="mathematics", read=_seen("tf32")),
     # A compiler fuses operations and reorders sums, so that results differ by rounding.
     Setting(name="compiled", effect="mathematics", read=_seen("compiled")),
     Setting(name="loss scale", effect="mathematics", read=loss_scale),
-    Setting(name="dtype of weights", effect="cost", read=_told("parameter_dtype")),
-    Setting(name="dtype of gathering", effect="cost", read=_told("gather_dtype")),
+    Setting(name="dtype of weights", effect="cost", read=_reported("parameter_dtype")),
+    Setting(name="dtype of gathering", effect="cost", read=_reported("gather_dtype")),
     Setting(name="activation checkpointing", effect="cost", read=_seen("activation_checkpointing")),
-    Setting(name="offload", effect="cost", read=_told("offload")),
+    Setting(name="offload", effect="cost", read=_reported("offload")),
     Setting(name="synchronisation of gradients", effect="cost", read=synchronisation),
-    Setting(name="most bytes of a reduction", plural=True, effect="cost", read=_told("reduce_bucket_bytes")),
-    Setting(name="prefetch", effect="cost", read=_told("prefetch")),
+    Setting(
+        name="most bytes of a reduction", plural=True, effect="cost", read=_reported("reduce_bucket_bytes")
+    ),
+    Setting(name="prefetch", effect="cost", read=_reported("prefetch")),
     Setting(
         name="wrap units",
         plural=True,
         effect="cost",
-        read=lambda r: len(_told("wrap_units")(r) or ()) or None,
+        read=lambda r: len(_reported("wrap_units")(r) or ()) or None,
     ),
 )
 

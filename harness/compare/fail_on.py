@@ -66,7 +66,7 @@ def failures(conditions: Sequence[Condition], before: Comparison, after: Compari
 
     A condition that cannot be checked fails too: silence would look like success.
     """
-    told = [line for pair in pairs(before, after) if (line := _lost(pair)) is not None]
+    lines = [line for pair in pairs(before, after) if (line := _lost(pair)) is not None]
     for change in changes(before, after):
         for condition in conditions:
             if condition.measure != change.key:
@@ -74,28 +74,28 @@ def failures(conditions: Sequence[Condition], before: Comparison, after: Compari
             where = Cell(change.backend, change.world_size)
             if condition.met_by(change):
                 doubt = "; too few runs to tell it from noise" if change.judgement == "not judged" else ""
-                told.append(
+                lines.append(
                     f"{where}: {change.key} changed by {(change.relative or 0) * 100:+.1f} %, from "
                     f"{change.before:g} to {change.after:g} ({condition}){doubt}"
                 )
             elif change.before is not None and change.after is None:
-                told.append(f"{where}: {change.key} is n/a now, {change.before:g} before ({condition})")
+                lines.append(f"{where}: {change.key} is n/a now, {change.before:g} before ({condition})")
             elif change.before == 0 and change.after and condition.above:
-                told.append(f"{where}: {change.key} was 0, is {change.after:g} ({condition})")
+                lines.append(f"{where}: {change.key} was 0, is {change.after:g} ({condition})")
     for condition in conditions:
         if not any(c.before is not None for c in changes(before, after) if c.key == condition.measure):
-            told.append(f"{condition} could not be checked: no cell of both sides has the measure")
-    return told
+            lines.append(f"{condition} could not be checked: no cell of both sides has the measure")
+    return lines
 
 
 def _lost(pair: Pair) -> str | None:
     """A cell that had a whole result before and has none now."""
-    if pair.before is None or not pair.before.whole:
+    if pair.before is None or not pair.before.succeeded:
         return None
     title = pair.before.cell
     if pair.after is None:
         return f"{title}: is in the baseline and not in the other records"
-    if not pair.after.whole:
+    if not pair.after.succeeded:
         return f"{title}: was ok, is {pair.after.status}"
     if any(not row.is_comparable for row in pair.after.rows):
         return f"{title}: is not the same job as the others any more"

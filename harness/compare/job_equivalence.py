@@ -166,11 +166,11 @@ def _batch_digests(record: Record) -> list[Counter[str]]:
 
 def _learning_rates(reference: Record, record: Record) -> Iterator[Difference]:
     asked = [step.learning_rate for step in reference.steps]
-    told = [step.learning_rate for step in record.steps]
+    recorded = [step.learning_rate for step in record.steps]
     held = [step.applied_learning_rate for step in record.steps]
-    applied = [rate if seen is None else seen for rate, seen in zip(told, held, strict=True)]
+    applied = [rate if seen is None else seen for rate, seen in zip(recorded, held, strict=True)]
     beyond = [
-        (step, rates) for rates in (told, applied) if (step := _first_unequal(asked, rates)) is not None
+        (step, rates) for rates in (recorded, applied) if (step := _first_unequal(asked, rates)) is not None
     ]
     if beyond:
         step, rates = min(beyond, key=itemgetter(0))

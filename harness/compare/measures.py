@@ -157,5 +157,5 @@ def reduced_dtypes(record: Record) -> list[str]:
     for row in record.comm:
         if row.phase in ("backward", "step") and row.op in REDUCTIONS and row.group_size > 1:
             sizes[row.dtype] = sizes.get(row.dtype, 0) + row.payload_bytes
-    whole = sum(sizes.values())
-    return sorted(dtype for dtype, size in sizes.items() if size * 100 >= whole)
+    total = sum(sizes.values())
+    return sorted(dtype for dtype, size in sizes.items() if size * 100 >= total)

@@ -100,7 +100,7 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
     factor = TIGHT_FACTOR if splits else UNMEASURED_FACTOR
     measured = [distance(reference, record) for record in splits]
     tight = _limits(reference, measured, factor, UNIT_ROUNDOFF["fp32"])
-    said = [_sentence("tight", tight, factor, splits, "fp32")]
+    sentences = [_sentence("tight", tight, factor, splits, "fp32")]
     levels = [_level("tight", factor, splits, measured, "fp32")]
     band = None
     if precision != "fp32":
@@ -109,9 +109,9 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
         band = _limits(reference, measured, BAND_FACTOR, UNIT_ROUNDOFF[unit])
         if others:
             band = _larger(band, tight)
-        said.append(_sentence("band", band, BAND_FACTOR, others, unit))
+        sentences.append(_sentence("band", band, BAND_FACTOR, others, unit))
         levels.append(_level("band", BAND_FACTOR, others, measured, unit))
-    return Noise(tight=tight, band=band, derivation=tuple(said), levels=tuple(levels))
+    return Noise(tight=tight, band=band, derivation=tuple(sentences), levels=tuple(levels))
 
 
 def is_repetition(record: Record) -> bool:
@@ -133,10 +133,10 @@ def _limits(reference: Record, measured: list[Distance], factor: float, unit: fl
     """factor x the largest distance of a repetition, at least factor x one unit of rounding."""
     losses = [abs(step.loss) for step in reference.steps if step.loss is not None]
     moved = movement(reference)
-    whole = sum(value**2 for value in moved.values()) ** 0.5
+    total = sum(value**2 for value in moved.values()) ** 0.5
     size = reference.final_weights.l2_norm if reference.final_weights else None
     # Each update is rounded to the spacing of the weight that it is added to.
-    rounding = unit * (size or 0.0) / whole if whole else unit
+    rounding = unit * (size or 0.0) / total if total else unit
 
     def largest(name: str, bound: float) -> float:
         return max([bound, *(v for d in measured if (v := getattr(d, name)) is not None)])
@@ -153,11 +153,11 @@ def _limits(reference: Record, measured: list[Distance], factor: float, unit: fl
         parameters={
             name: factor
             * max(
-                [weights, unit * sketch[name][0] / (moved.get(name) or whole)]
+                [weights, unit * sketch[name][0] / (moved.get(name) or total)]
                 + [d.parameters[name] for d in measured if name in d.parameters]
             )
             for name in sketch
-            if whole
+            if total
         },
     )
 

@@ -83,7 +83,7 @@ class Repeats:
         return kinds[0] if len(kinds) == 1 else ", ".join(f"{k} x{statuses.count(k)}" for k in kinds)
 
     @property
-    def whole(self) -> bool:
+    def succeeded(self) -> bool:
         """Whether every repeat ended well."""
         return all(row.record.status == "ok" for row in self.rows)
 
@@ -145,7 +145,7 @@ def rivals(groups: Sequence[Repeats]) -> dict[Place, list[Repeats]]:
     """
     found: dict[Place, list[Repeats]] = {}
     for group in groups:
-        if group.whole and group.parity != "diverged" and group.values("tokens_per_second"):
+        if group.succeeded and group.parity != "diverged" and group.values("tokens_per_second"):
             found.setdefault(group.place, []).append(group)
     return found
 
@@ -156,7 +156,7 @@ def place_to_compare(groups: Sequence[Repeats]) -> Place | None:
     Several ranks come before one, which has nothing to shard, and ranks that have their cores for
     themselves before those that take turns on them. The reference decides where nothing else was timed.
     """
-    timed = [g for g in groups if g.whole and g.values("tokens_per_second")]
+    timed = [g for g in groups if g.succeeded and g.values("tokens_per_second")]
     timed = [g for g in timed if not g.is_reference] or timed
     counts = Counter(g.place for g in timed)
 

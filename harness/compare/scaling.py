@@ -124,7 +124,7 @@ def weak_scaling(comparison: Comparison) -> list[list[Point]]:
 
 def _timed(groups: Sequence[Repeats]) -> list[Repeats]:
     """Whole and timed; those that left the reference do other work."""
-    return [g for g in groups if g.whole and g.step_seconds and g.parity != "diverged"]
+    return [g for g in groups if g.succeeded and g.step_seconds and g.parity != "diverged"]
 
 
 def _kept_apart(groups: Sequence[Repeats]) -> list[str]:
@@ -144,13 +144,13 @@ def _curves(groups: Sequence[Repeats], label: str, circumstances: str) -> list[l
     telling = [layout for layout in LAYOUTS if _varies_at_one_size(ordered, layout)]
     layouts: dict[str, list[Repeats]] = {}
     for group in ordered:
-        told = ", ".join(layout(group.record.world) for layout in telling)
-        layouts.setdefault(told, []).append(group)
+        shown = ", ".join(layout(group.record.world) for layout in telling)
+        layouts.setdefault(shown, []).append(group)
     curves = []
-    for told, members in layouts.items():
+    for shown, members in layouts.items():
         if len(members) == 1 and members[0] is base:
             continue
-        name = labelled(label, ", ".join(filter(None, (circumstances, told))))
+        name = labelled(label, ", ".join(filter(None, (circumstances, shown))))
         starts = [base] if members[0].world_size > base.world_size else []
         curves.append([Point(group=group, base=base, curve=name) for group in [*starts, *members]])
     return curves

@@ -30,7 +30,7 @@ class Timings:
     """The same over the steps, a value per rank."""
 
     @property
-    def whole(self) -> Seconds:
+    def steps(self) -> Seconds:
         """The whole step."""
         return self.seconds[WHOLE]
 
@@ -44,7 +44,7 @@ class Timings:
         """All phases added up, without fetching; None where one was not timed."""
         if any(phase not in self.seconds for phase in PHASES):
             return None
-        return sum((self.seconds[phase] for phase in PHASES), np.zeros_like(self.whole))
+        return sum((self.seconds[phase] for phase in PHASES), np.zeros_like(self.steps))
 
 
 def timings(record: Record) -> Timings | None:

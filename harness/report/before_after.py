@@ -70,28 +70,28 @@ def before_after(before: Comparison, after: Comparison, *last: Section) -> Docum
 
 
 def _verdict(before: Comparison, after: Comparison, found: Sequence[Change]) -> Section:
-    told = [_same_job(before, after)]
+    sentences = [_same_job(before, after)]
     both = [p for p in pairs(before, after) if p.before is not None and p.after is not None]
-    told.append(f"{len(both)} cells of backend and number of ranks are on both sides.")
-    told += _lost_and_new(before, after)
+    sentences.append(f"{len(both)} cells of backend and number of ranks are on both sides.")
+    sentences += _lost_and_new(before, after)
     moved = [c for c in found if c.judgement == "beyond noise"]
     for metric in metrics_in("changes"):
         lines = [_moved(change) for change in moved if change.metric is metric and metric.follows is None]
         if lines:
-            told.append(f"Beyond noise, {metric.title} changed for {listed(lines)}.")
+            sentences.append(f"Beyond noise, {metric.title} changed for {listed(lines)}.")
     open_ = sorted((c for c in found if c.judgement == "not judged"), key=lambda c: -abs(c.relative or 0.0))
     if not moved and found and not open_:
-        told.append("No figure of these cells changed beyond noise.")
+        sentences.append("No figure of these cells changed beyond noise.")
     if open_:
         largest = [
             f"{c.metric.title} of {c.backend} on {c.world_size} by {signed_percent(c.relative)}"
             for c in open_[:MOST_OPEN]
         ]
-        told.append(
+        sentences.append(
             f"{len(open_)} of {len(found)} figures differ and are not tested against noise, which takes "
             f"{runs_to_judge(len(both))} runs on each side; the largest: {listed(largest)}."
         )
-    return Section("verdict", "Verdict", [Items(told)])
+    return Section("verdict", "Verdict", [Items(sentences)])
 
 
 def _moved(change: Change) -> str:
@@ -104,18 +104,18 @@ def _lost_and_new(before: Comparison, after: Comparison) -> list[str]:
     """Cells that ended well on one side only, and how they ended on the other."""
     lost, new = [], []
     for pair in pairs(before, after):
-        well = [side is not None and side.whole for side in (pair.before, pair.after)]
+        well = [side is not None and side.succeeded for side in (pair.before, pair.after)]
         title = str(Cell(pair.backend, pair.world_size))
         if well == [True, False]:
             lost.append(f"{title} ({pair.after.status if pair.after else 'not comparable, or absent'})")
         elif well == [False, True]:
             new.append(f"{title} ({pair.before.status if pair.before else 'not comparable, or absent'})")
-    told = []
+    sentences = []
     if lost:
-        told.append(f"Lost, with how they ended after: {listed(lost)}.")
+        sentences.append(f"Lost, with how they ended after: {listed(lost)}.")
     if new:
-        told.append(f"New, with how they ended before: {listed(new)}.")
-    return told
+        sentences.append(f"New, with how they ended before: {listed(new)}.")
+    return sentences
 
 
 def _same_job(before: Comparison, after: Comparison) -> str:

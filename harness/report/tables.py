@@ -65,14 +65,14 @@ MARKS = {"within noise": WITHIN_NOISE, "not judged": NOT_JUDGED, "beyond noise":
 def main_table(comparison: Comparison, style: str = "simple") -> str:
     """The main table for a terminal, in a style of tabulate, and below it what does not belong in it."""
     text = _text(results_table(comparison.comparable), style)
-    apart = not_comparable_table(comparison)
-    return text if apart is None else f"{text}\n\n{APART}\n{_text(apart, style)}"
+    excluded = not_comparable_table(comparison)
+    return text if excluded is None else f"{text}\n\n{APART}\n{_text(excluded, style)}"
 
 
 def not_comparable_table(comparison: Comparison) -> Table | None:
     """Every field in which a run is not the same job, with both values; None where all are."""
     body = []
-    for row in comparison.set_apart.rows:
+    for row in comparison.not_comparable.rows:
         other = row.same_job_as
         for difference in row.judgement.not_same_job:
             given, value = both(difference.given, difference.reference)
@@ -149,15 +149,15 @@ def cell_line(row: Row) -> str:
         return f"{head}: {why}"
     values = row.figures
     loss = record.steps[-1].loss if record.steps else None
-    said = [head, f"loss {number(loss)}"]
+    parts = [head, f"loss {number(loss)}"]
     if values["step_seconds"] is None:
-        said.append("not timed")
+        parts.append("not timed")
     else:
-        said.append(f"{number(values['tokens_per_second'])} tokens/s")
-        said.append(f"step {milliseconds(values['step_seconds'])} ms")
+        parts.append(f"{number(values['tokens_per_second'])} tokens/s")
+        parts.append(f"step {milliseconds(values['step_seconds'])} ms")
     if values["peak_bytes"] is not None:
-        said.append(f"peak {megabytes(values['peak_bytes'])} MB")
-    return ", ".join(said)
+        parts.append(f"peak {megabytes(values['peak_bytes'])} MB")
+    return ", ".join(parts)
 
 
 def _columns() -> list[Column]:

@@ -27,7 +27,7 @@ def status_of(
     if killed:
         # The others fail because this one is gone, and may say so before anybody sees it die.
         return "failed", _exit_error(run_directory, *killed[0])
-    failures = [(event.at, rank, event) for rank, said in events.items() for event in said.failures]
+    failures = [(event.at, rank, event) for rank, of_rank in events.items() for event in of_rank.failures]
     if failures:
         # The first to fail is the cause; the others fail because it is gone.
         _, rank, event = min(failures, key=lambda failure: failure[:2])

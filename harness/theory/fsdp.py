@@ -82,7 +82,7 @@ def _across_replicas(workload: Workload, units: Sequence[Unit]) -> list[Collecti
     """
     dtype, shards = reduce_dtype(workload), workload.shards
     width = DTYPE_BYTES[dtype]
-    whole = sum(unit.padded for unit in units) // shards * width
+    total = sum(unit.padded for unit in units) // shards * width
     exact = workload.layout.parameter_count * width // shards
     found = [
         Collective(
@@ -90,11 +90,11 @@ def _across_replicas(workload: Workload, units: Sequence[Unit]) -> list[Collecti
             payload_bytes=exact, calls=len(units),
         )
     ]  # fmt: skip
-    if whole > exact:
+    if total > exact:
         found.append(
             Collective(
                 phase="backward", op="all_reduce", dtype=dtype, role="replica", term=PADDING,
-                payload_bytes=whole - exact, calls=0,
+                payload_bytes=total - exact, calls=0,
             )
         )  # fmt: skip
     return found

@@ -171,14 +171,14 @@ def gathered(
 ) -> list[Collective]:
     """Collectives over units, their padding under a term of its own."""
     width = DTYPE_BYTES[dtype]
-    whole = sum(numel for numel, _ in sizes) * width * passes
+    total = sum(numel for numel, _ in sizes) * width * passes
     padding = sum(padded_numel - numel for numel, padded_numel in sizes) * width * passes
     count = len(sizes) * passes if calls is None else calls * passes
     found = []
     if sizes and passes:
         found.append(
             Collective(
-                phase=phase, op=op, dtype=dtype, term=term, payload_bytes=whole, calls=count, role=role
+                phase=phase, op=op, dtype=dtype, term=term, payload_bytes=total, calls=count, role=role
             )
         )
     if padding:

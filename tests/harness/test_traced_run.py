@@ -58,8 +58,8 @@ def test_phases_and_fetching_fill_the_step(traced: tuple[Path, Record]) -> None:
     assert found is not None
     assert found.phases is not None
     parts = found.phases + found.data
-    assert (0.9 * found.whole < parts).all()
-    assert (parts <= found.whole).all()
+    assert (0.9 * found.steps < parts).all()
+    assert (parts <= found.steps).all()
 
 
 def test_the_trace_of_each_rank_opens_and_is_named_in_the_record(traced: tuple[Path, Record]) -> None:

@@ -90,11 +90,11 @@ def _series(run: Run) -> dict[str, Seconds]:
     timed = run.timings
     if timed is None:
         return {}
-    found = {"whole steps": timed.whole}
+    found = {"whole steps": timed.steps}
     if "forward" in timed.seconds:
         # Ranks end a step at the same time but may begin it at different ones. A rank that begins early
         # waits in the forward pass for the others, so all are measured from the earliest begin.
-        start = timed.whole.max(axis=0) - timed.whole
+        start = timed.steps.max(axis=0) - timed.steps
         found["fetching and forward pass"] = start + timed.data + timed.seconds["forward"]
     traced = [[part.compute_seconds for part in rank.overlap] for rank in run.record.ranks]
     if len({len(parts) for parts in traced}) == 1 and traced[0]:

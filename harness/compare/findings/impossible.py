@@ -73,14 +73,14 @@ def _shorter_than_parts(row: Row) -> list[Finding]:
         return []
     # On CUDA the host fetches the next batch while the device still works on the last.
     parts = timed.phases + timed.data if record.world.device == "cpu" else timed.phases
-    missing = parts - timed.whole * (1 + CLOCK_SHARE) - CLOCK_SECONDS
+    missing = parts - timed.steps * (1 + CLOCK_SHARE) - CLOCK_SECONDS
     rank, step = np.unravel_index(missing.argmax(), missing.shape)
     if missing[rank, step] <= 0:
         return []
     values = {
         "rank": record.ranks[rank].rank,
         "step": record.steps[measures.first_timed(record) + int(step)].step,
-        "step_seconds": float(timed.whole[rank, step]),
+        "step_seconds": float(timed.steps[rank, step]),
         "phase_seconds": float(parts[rank, step]),
     }
     return [

@@ -31,7 +31,7 @@ def trade_off_picture(comparison: Comparison) -> Picture | None:
     known = [
         group
         for group in comparison.groups
-        if group.whole
+        if group.succeeded
         and group.parity != "diverged"
         and group.rank_peaks
         and group.values("tokens_per_second")

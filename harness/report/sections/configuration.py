@@ -31,10 +31,10 @@ def configuration_section(comparison: Comparison) -> Section | None:
 
 def _folded(groups: Sequence[Repeats]) -> Folded:
     first, *others = groups
-    whole = _in_force(first.record)
-    blocks: list[Block] = [yaml_code(whole)]
+    settings = _in_force(first.record)
+    blocks: list[Block] = [yaml_code(settings)]
     for group in others:
-        changed = difference(_in_force(group.record), whole)
+        changed = difference(_in_force(group.record), settings)
         same = f"{group.cell}: as {first.cell}"
         blocks += [Paragraph(f"{same}, but for"), yaml_code(changed)] if changed else [Paragraph(f"{same}.")]
     sizes = dict.fromkeys(ranks(group.world_size) for group in groups)

@@ -66,12 +66,12 @@ def overlap_section(comparison: Comparison) -> Section | None:
     texts = [TEXTS[device] for device in dict.fromkeys(record.world.device for record in traced)]
     blocks: list[Block] = [Paragraph(text) for text in [*texts, SUM_TEXT]]
     marks = job_marks(groups)
-    said: dict[tuple[str, str], list[Cell]] = {}
+    by_sentence: dict[tuple[str, str], list[Cell]] = {}
     for group in groups:
         if (sentence := overlap_sentence(group)) is not None:
-            said.setdefault((marks[group.record.job_id], sentence), []).append(group.cell)
-    if said:
-        items = [f"{name_cells(cells)}{job}: {sentence}" for (job, sentence), cells in said.items()]
+            by_sentence.setdefault((marks[group.record.job_id], sentence), []).append(group.cell)
+    if by_sentence:
+        items = [f"{name_cells(cells)}{job}: {sentence}" for (job, sentence), cells in by_sentence.items()]
         blocks.append(Items(items))
     blocks.append(Folded("Each rank", [Table(key="overlap", columns=OVERLAP_COLUMNS, rows=body)]))
     waits = [line for group in groups if group.world_size > 1 for line in _waits(group)]

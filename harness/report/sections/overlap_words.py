@@ -19,15 +19,15 @@ def overlap_words(share: float, record: Record) -> str:
 
     Prefetch is spoken of where the backend gathers weights and can do so ahead.
     """
-    said = f"{percent(share)} of the communication is hidden: "
+    text = f"{percent(share)} of the communication is hidden: "
     if share >= MOSTLY:
-        said += "it runs beside computation."
+        text += "it runs beside computation."
     elif share >= PARTLY:
-        said += "overlap works in part."
+        text += "overlap works in part."
     else:
-        said += "ranks wait for it."
+        text += "ranks wait for it."
     about_prefetch = _prefetch(share, record)
-    return f"{said} {about_prefetch}" if about_prefetch else said
+    return f"{text} {about_prefetch}" if about_prefetch else text
 
 
 def _prefetch(share: float, record: Record) -> str | None:

@@ -48,9 +48,11 @@ def _commits(records: Sequence[Record]) -> list[str]:
 def _builds(records: Sequence[Record]) -> list[str]:
     """Of which build torch was, where its version says so: pip takes the one that its index offers."""
     versions = dict.fromkeys(record.environment.packages.get("torch", "") for record in records)
-    told = [version for version in versions if "+" in version]
+    builds = [version for version in versions if "+" in version]
     return (
-        [f"torch was the build {listed(told)}; pip installs the one that its index offers."] if told else []
+        [f"torch was the build {listed(builds)}; pip installs the one that its index offers."]
+        if builds
+        else []
     )
 
 

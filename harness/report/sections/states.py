@@ -78,8 +78,8 @@ def _kinds(group: Repeats) -> list[list[Any]]:
             lines.append([*group.cell, kind, measured, form, off, counted])
     total = held.expected.model_state_bytes if held.expected else None
     off = None if total is None else held.measured_bytes - total
-    whole = sum(book.values()) if book is not None else None
-    return [*lines, [*group.cell, ALL, held.measured_bytes, total, off, whole]]
+    by_the_book = sum(book.values()) if book is not None else None
+    return [*lines, [*group.cell, ALL, held.measured_bytes, total, off, by_the_book]]
 
 
 def _terms(group: Repeats) -> list[list[Any]]:

@@ -41,7 +41,7 @@ ENDINGS = (
 def verdict_section(comparison: Comparison) -> Section:
     """What a reader should take away."""
     jobs = comparison.comparable.by_job
-    excluded = _excluded(comparison.set_apart.groups)
+    excluded = _excluded(comparison.not_comparable.groups)
     if len(jobs) == 1:
         (own,) = jobs.values()
         first, *others = _clauses(own.groups, comparison.findings)
@@ -76,7 +76,7 @@ def _clauses(groups: Sequence[Repeats], found: Sequence[Finding] | None) -> list
     place = place_to_compare(groups)
     measured = [["no successful cell has timed steps, so there is no speed to compare"]]
     if place is not None:
-        size, timed = place[1], [g for g in groups if g.place == place and g.whole]
+        size, timed = place[1], [g for g in groups if g.place == place and g.succeeded]
         same = [g for g in timed if g.parity != "diverged"] or timed
         among = "" if len(same) == len(timed) else " among the cells that did not diverge"
         elsewhere = any(g.world_size == size and g.place != place and g.step_seconds for g in groups)
@@ -99,7 +99,7 @@ def _sentence(*clauses: str) -> str:
 
 def _endings(groups: Sequence[Repeats]) -> list[str]:
     """How many cells succeeded, and how the others ended."""
-    succeeded = sum(group.whole for group in groups)
+    succeeded = sum(group.succeeded for group in groups)
     if len(groups) == 1:
         end = "succeeded" if succeeded else f"did not succeed: {groups[0].status}"
         return [f"the only cell, {groups[0].cell}, {end}"]
@@ -135,7 +135,7 @@ def _losses(groups: Sequence[Repeats]) -> list[str]:
     clauses = [text]
     if off:
         clauses.append(f"{name_cells(off, MOST_NAMES)} {'diverges' if len(off) == 1 else 'diverge'}")
-    unjudged = [g.cell for g in others if g.parity == "unjudged" and g.whole]
+    unjudged = [g.cell for g in others if g.parity == "unjudged" and g.succeeded]
     if unjudged:
         clauses.append(f"{name_cells(unjudged, MOST_NAMES)} could not be judged")
     return clauses

@@ -96,7 +96,7 @@ def _alike(group: Repeats, other: Repeats, pairs: int) -> bool:
 
 def speed_of_one_process(groups: Sequence[Repeats], size: int) -> list[str]:
     """Throughput of the reference; empty where it is among the compared cells."""
-    timed = [g for g in groups if g.is_reference and g.whole and g.values("tokens_per_second")]
+    timed = [g for g in groups if g.is_reference and g.succeeded and g.values("tokens_per_second")]
     if len(timed) != 1 or size == 1:
         return []
     threads = timed[0].record.world.threads_per_rank

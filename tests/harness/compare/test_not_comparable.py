@@ -66,13 +66,13 @@ def test_one_repeat_of_another_job_leaves_the_other_repeats() -> None:
     records = [make_record(), make_record(label="ddp"), odd("ddp", repeat=1, run_id="ddp-1")]
     comparison = Comparison(records)
     assert [row.record.repeat for row in comparison.comparable.rows] == [0, 0]
-    assert [row.record.repeat for row in comparison.set_apart.rows] == [1]
+    assert [row.record.repeat for row in comparison.not_comparable.rows] == [1]
 
 
 def test_a_job_without_reference_beside_one_that_has_it_stands_apart() -> None:
     other = make_record(label="ddp", job_id="b" * 12, training={"global_batch_size": 16})
     comparison = Comparison([make_record(), make_record(label="zero1"), other])
-    (apart,) = comparison.set_apart.rows
+    (apart,) = comparison.not_comparable.rows
     assert [d.field for d in apart.judgement.not_same_job][:2] == ["training.global_batch_size", "job_id"]
     # Told once for the whole table, not once more for each field.
     assert [finding.id for finding in comparison.findings] == ["several-jobs"]
@@ -81,13 +81,13 @@ def test_a_job_without_reference_beside_one_that_has_it_stands_apart() -> None:
 def test_two_jobs_with_a_reference_each_are_both_judged() -> None:
     second = {"job_id": "b" * 12}
     comparison = Comparison([make_record(), make_record(**second), make_record(label="ddp", **second)])
-    assert comparison.set_apart.rows == []
+    assert comparison.not_comparable.rows == []
 
 
 def test_without_a_reference_the_run_that_most_agree_with_stands_in() -> None:
     lost = make_record(status="oom", steps=[], ranks=[])
     comparison = Comparison([lost, odd("fsdp"), make_record(label="ddp"), make_record(label="zero1")])
-    (apart,) = comparison.set_apart.rows
+    (apart,) = comparison.not_comparable.rows
     assert apart.record.backend.label == "fsdp"
     assert apart.same_job_as is not None
     assert apart.same_job_as.label == "ddp"
@@ -99,7 +99,7 @@ def test_without_a_reference_the_run_that_most_agree_with_stands_in() -> None:
 def test_a_job_with_dropout_is_still_held_against_its_reference() -> None:
     dropout = {"model": {"dropout": 0.1}}
     comparison = Comparison([make_record(**dropout), odd(**dropout)])
-    assert [row.record.backend.label for row in comparison.set_apart.rows] == ["zero1"]
+    assert [row.record.backend.label for row in comparison.not_comparable.rows] == ["zero1"]
 
 
 def test_strong_scaling_leaves_it_out() -> None:

@@ -16,7 +16,7 @@ def test_arrays_hold_the_timed_steps_of_each_rank() -> None:
     found = timings(record)
     assert found is not None
     timed = [step.step for step in record.steps if step.window == "timed"]
-    assert found.whole.tolist() == [[rank.step_seconds[step] for step in timed] for rank in record.ranks]
+    assert found.steps.tolist() == [[rank.step_seconds[step] for step in timed] for rank in record.ranks]
     assert found.data.tolist() == [[rank.data_seconds[step] for step in timed] for rank in record.ranks]
 
 
@@ -42,7 +42,7 @@ def test_a_rank_that_died_ends_the_comparison_of_ranks_where_it_did() -> None:
     cut = timings(record.model_copy(update={"ranks": [*record.ranks[:-1], shorter]}))
     assert whole is not None
     assert cut is not None
-    assert cut.whole.shape == (whole.whole.shape[0], whole.whole.shape[1] - 1)
+    assert cut.steps.shape == (whole.steps.shape[0], whole.steps.shape[1] - 1)
 
 
 @pytest.mark.parametrize("changes", [{"ranks": []}, {"steps": []}])
