@@ -25,8 +25,6 @@ from harness.cli.options import (
     with_trace,
 )
 from harness.cli.progress import Progress
-from harness.compare.comparison import Comparison
-from harness.compare.rows import reason
 from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.launch.cell import modules_to_preload, run_cell
@@ -149,8 +147,11 @@ def _present_run(record: Record, store: Store, as_json: bool) -> int:
             f"(record: {path})"
         )
     if record.status != "ok":
+        from harness.compare.rows import reason
+
         raise HarnessError(f"run {record.status}: {reason(record)} (record and logs: {path.parent})")
     if not as_json:
+        from harness.compare.comparison import Comparison
         from harness.report.tables import main_table
 
         click.echo(main_table(Comparison([record])))
