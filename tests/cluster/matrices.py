@@ -15,6 +15,7 @@ from harness.slurm.submission import read_jobs
 from harness.store import read_record
 from tests.cluster.nodes import wait_for
 from tests.cluster.slurm import SlurmCluster
+from tests.events import steps_taken
 
 SITE = """\
 name: tests
@@ -94,7 +95,7 @@ class RenderedMatrix:
 
         def trained() -> bool:
             files = [directory / f"rank-{rank:05d}.jsonl" for rank in range(size)]
-            return all(file.exists() and file.read_text().count('"kind": "step"') >= steps for file in files)
+            return all(steps_taken(file) >= steps for file in files)
 
         wait_for(trained, f"{steps} steps in {directory}", 300)
         return directory

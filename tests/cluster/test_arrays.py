@@ -8,6 +8,7 @@ from harness.store import read_record
 from tests.cluster.endless import SLOW_LINK, reason, trained_on
 from tests.cluster.matrices import ENDLESS, render
 from tests.cluster.slurm import SlurmCluster
+from tests.events import steps_taken
 
 pytestmark = [pytest.mark.usefixtures("quiet_cluster"), pytest.mark.long(seconds=40)]
 CELLS = ("--backends", "ddp,fsdp", "--nodes", "2", "--nproc", "1", "--array")
@@ -25,7 +26,7 @@ def test_a_time_limit_of_one_element_ends_that_one_alone(cluster: SlurmCluster, 
     # Slurm counts limits in minutes, its ends of jobs in seconds. The notice comes 30 s before.
     cluster.command("scontrol", "update", f"JobId={ended}", "EndTime=now+35", cwd=tmp_path)
     cluster.wait_for_jobs([ended], tmp_path, 120)
-    taken = (matrix.directory("fsdp") / "rank-00000.jsonl").read_text().count('"kind": "step"')
+    taken = steps_taken(matrix.directory("fsdp") / "rank-00000.jsonl")
     matrix.wait_for_steps("fsdp", taken + 4)
     cluster.harness("slurm", "cancel", "jobs", matrix.request("fsdp").run_id, cwd=tmp_path)
     matrix.wait_until_over()

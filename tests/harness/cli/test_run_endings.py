@@ -15,6 +15,7 @@ import pytest
 
 from harness.record import Record
 from harness.store import read_record
+from tests.events import steps_taken
 
 from .command_line import HARNESS, LONG, SHORT, environment, harness, records
 
@@ -33,7 +34,7 @@ class Running:
 
     def steps(self) -> int:
         found = list(self.runs.glob("*/rank-00000.jsonl"))
-        return found[0].read_text().count('"kind": "step"') if found else 0
+        return steps_taken(found[0]) if found else 0
 
     def family(self) -> list[psutil.Process]:
         if self.process.poll() is not None:
@@ -65,6 +66,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         deadline = time.monotonic() + 60
         while running.steps() < 3 and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
+        assert running.steps() >= 3 or process.poll() is not None
         running.children = running.family()
         return running
 
