@@ -1,0 +1,65 @@
+"""One row of a plan: a job under one backend on some number of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.backends.base import Preset
+from harness.backends.strategy import StrategyKind
+from harness.planning.device import Device, Fabric
+from harness.planning.model import PlannedModel
+from harness.spec import Job
+from harness.theory.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """All that decides memory, communication and speed."""
+
+    model: PlannedModel
+    job: Job
+    """With its micro-batch and accumulation resolved (`harness.batch`)."""
+    label: str
+    """The backend with its options, canonical: 'zero3:offload=cpu'."""
+    strategy: StrategyKind
+    options: Mapping[str, Any] = field(default_factory=dict)
+    world_size: int
+    ranks_per_node: int
+    shard_size: int | None = None
+    preset: Preset = "like-for-like"
+    micro_batch_size: int
+    accumulation_steps: int
+    torch_device: str = "cuda"
+    """'cuda' or 'cpu': decides kernels, defaults of the optimizer, and what lies on the host."""
+    transport: str = "nccl"
+    device: Device | None = None
+    """None: not said; then nothing is judged to fit and no time is predicted."""
+    fabric: Fabric | None = None
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.world_size // self.ranks_per_node)
+
+    def workload(self, rank: int = 0) -> Workload:
+        """The same, as closed forms of one rank take it."""
+        training = self.job.training
+        return Workload(
+            layout=self.model.layout,
+            strategy=self.strategy,
+            world_size=self.world_size,
+            rank=rank,
+            shard_size=self.shard_size,
+            ranks_per_node=self.ranks_per_node,
+            precision=training.precision,
+            preset=self.preset,
+            micro_batch_size=self.micro_batch_size,
+            accumulation_steps=self.accumulation_steps,
+            sequence_length=self.job.data.sequence_length,
+            gradient_clipping=training.gradient_clipping,
+            activation_checkpointing=training.activation_checkpointing,
+            device=self.torch_device,
+            transport=self.transport,
+            options=self.options,
+        )
