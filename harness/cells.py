@@ -129,6 +129,8 @@ def make_cell(
     }
     if nodes > 1:
         parts["nodes"] = nodes
+    if experiment.runtime.memory_limit is not None:
+        parts["memory_limit"] = experiment.runtime.memory_limit
     if entry.is_third_party:
         parts["third_party"] = module_fingerprint(entry.target)
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
@@ -196,7 +198,14 @@ def make_request(
         or max(1, (os.cpu_count() or 1) // ranks_per_node),
         micro_batch_size=cell.layout.micro_batch_size,
         accumulation_steps=cell.layout.accumulation_steps,
+        memory_limit_bytes=_memory_limit(cell, experiment, device),
     )
+
+
+def _memory_limit(cell: Cell, experiment: Experiment, device: str) -> int | None:
+    """The limit of a cell's ranks; on the CPU only where allocations are counted: not in noise runs."""
+    counted = device == "cuda" or cell.measure.probed_steps > 0
+    return experiment.runtime.memory_limit if counted else None
 
 
 def reusable(records: Iterable[Record], wanted: Callable[[str], bool]) -> dict[str, Record]:

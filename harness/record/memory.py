@@ -32,6 +32,9 @@ class MemoryPart(Part):
     """Least gathered weights at such an end: what is gathered whatever computes."""
     reserved_bytes: int | None = None
     """CUDA: what the caching allocator holds of the device; above `allocated_bytes` it is fragmentation."""
+    num_alloc_retries: int | None = None
+    """CUDA: how often the caching allocator so far found no free block, emptied its cache and tried again;
+    each of these stops the device."""
     device_used_bytes: int | None = None
     """CUDA: the device memory of this process as the driver counts it (NVML), context and NCCL included."""
     device_used_unknown: str | None = None

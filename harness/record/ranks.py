@@ -80,5 +80,7 @@ class RankPart(Part):
     """By dtype, what matrix products alone reached before the training; where that was asked for."""
     reserved_bytes: int | None = None
     """CUDA: the most that the caching allocator reserved."""
+    num_alloc_retries: int | None = None
+    """CUDA: the same count as of `memory`, at the end of the training."""
     host_peak_bytes: int | None = None
     """The process's largest resident set, libraries included."""

@@ -18,3 +18,5 @@ class WorldPart(Part):
     micro_batch_size: int
     accumulation_steps: int
     preset: str
+    memory_limit_bytes: int | None = None
+    """What torch's allocator was allowed to serve of each rank's device; None: all of it."""

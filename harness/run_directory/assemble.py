@@ -99,6 +99,7 @@ def _world(request: RunRequest, setup: SetupEvent | None) -> WorldPart:
         micro_batch_size=request.micro_batch_size,
         accumulation_steps=request.accumulation_steps,
         preset=request.preset,
+        memory_limit_bytes=request.memory_limit_bytes,
     )
 
 
@@ -193,6 +194,7 @@ def _rank(rank: int, events: RankEvents) -> RankPart | None:
         timed_probes=measured.timed_probes if measured else [],
         matmul_flops_per_second=setup.matmul_flops_per_second,
         reserved_bytes=measured.reserved_bytes if measured else None,
+        num_alloc_retries=measured.num_alloc_retries if measured else None,
         host_peak_bytes=measured.host_peak_bytes if measured else None,
     )
 

@@ -138,6 +138,7 @@ class MeasuredEvent(Part):
     probe_seconds: dict[str, float]
     timed_probes: list[str]
     reserved_bytes: int | None
+    num_alloc_retries: int | None = None
     host_peak_bytes: int | None
 
 

@@ -35,6 +35,8 @@ class RunRequest(BaseModel):
     threads_per_rank: int
     micro_batch_size: int
     accumulation_steps: int
+    memory_limit_bytes: int | None = None
+    """What torch's allocator may serve each rank; None: all that there is."""
     examine_steps: list[int] = []
     """Stop after the last of these steps and write the gradients and updates of each by parameter."""
 

@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 from harness.backends.registry import IN_DEFAULT_COMPARISON
 from harness.spec.job import Job
 from harness.spec.section import Section
+from harness.spec.size import Bytes
 
 LEAST_TIMED_STEPS = 8
 """A shorter run times every step that carries no probe, and has no cooldown."""
@@ -95,6 +96,11 @@ class RuntimeSection(Section):
     timeout_seconds: PositiveFloat = Field(
         1800.0, description="seconds after which a run is stopped and recorded as timeout"
     )
+    memory_limit: Bytes | None = Field(
+        None,
+        description="what torch's allocator may serve each rank, such as 2GB; above it the run is out of "
+        "memory. On the CPU from the first to the last probed step",
+    )
     preset: Literal["like-for-like", "library-defaults"] = Field(
         "like-for-like",
         description="like-for-like: settings that make strategies textbook-comparable",
@@ -124,6 +130,12 @@ class Experiment(Job):
     measure: MeasureSection = MeasureSection()
     runtime: RuntimeSection = RuntimeSection()
     compare: CompareSection = CompareSection()
+
+    @model_validator(mode="after")
+    def _limit_takes_effect(self) -> Experiment:
+        if self.runtime.memory_limit and not self.measure.probed_steps and self.runtime.device != "cuda":
+            raise ValueError("`runtime.memory_limit` needs `measure.probed_steps` of at least 1 on the CPU")
+        return self
 
     def job(self) -> Job:
         return Job(**{name: getattr(self, name) for name in Job.model_fields})

@@ -39,6 +39,8 @@ class Instruments:
         """Install them; call this before the first tensor whose memory counts."""
         measure = request.measure
         allocator = allocator_probe(world.device) if measure.probed_steps else NoAllocatorProbe()
+        if request.memory_limit_bytes is not None and world.device == "cuda":
+            allocator.limit(request.memory_limit_bytes)
         counter = CommunicationCounter()
         tracer = Tracer(world.device, trace_file(run_directory, world.rank) if measure.trace else None)
         snapshot = Snapshot(snapshot_file(run_directory, world.rank)) if measure.memory_snapshot else None
@@ -55,6 +57,11 @@ class Instruments:
             probes=probes,
         )
 
+    def before_training(self, request: RunRequest) -> None:
+        """Put the limit of a CPU run into force: no earlier, since models are built on the host."""
+        if request.memory_limit_bytes is not None and request.device == "cpu":
+            self.allocator.limit(request.memory_limit_bytes)
+
     def write(self, events: EventWriter) -> None:
         """Write all that was measured so far."""
         measured = MeasuredEvent(
@@ -65,6 +72,7 @@ class Instruments:
             probe_seconds=self.probes.seconds_per_step() | self._tracer_seconds(),
             timed_probes=sorted(self.probes.timed_probes),
             reserved_bytes=self.allocator.reserved_peak_bytes(),
+            num_alloc_retries=self.allocator.allocation_retries(),
             host_peak_bytes=host_peak_bytes(),
         )
         events.write(measured)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from harness.backends.base import TensorKind
+from harness.errors import HarnessError
 
 SETTLING_SECONDS = 0.001
 """Between two readings of what is served."""
@@ -43,6 +44,13 @@ class AllocatorProbe(ABC):
     @abstractmethod
     def reset_peak(self) -> None: ...
 
+    @abstractmethod
+    def limit(self, limit_bytes: int) -> None:
+        """Refuse allocations above this many bytes with torch's out-of-memory error, as a full device does.
+
+        Raises HarnessError where that cannot be done.
+        """
+
     @property
     def at_work(self) -> bool:
         """Whether the probe makes allocations slower now."""
@@ -60,6 +68,10 @@ class AllocatorProbe(ABC):
 
     def reserved_peak_bytes(self) -> int | None:
         """Most bytes reserved from the device so far; None where the allocator reserves nothing."""
+        return None
+
+    def allocation_retries(self) -> int | None:
+        """How often the allocator freed its cache and tried again so far; None where it keeps no cache."""
         return None
 
 
@@ -86,6 +98,18 @@ class CudaAllocatorProbe(AllocatorProbe):
     def reserved_peak_bytes(self) -> int:
         return max(self._reserved_peak, torch.cuda.max_memory_reserved())
 
+    def allocation_retries(self) -> int:
+        return int(torch.cuda.memory_stats()["num_alloc_retries"])
+
+    def limit(self, limit_bytes: int) -> None:
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        if limit_bytes > total:
+            raise HarnessError(
+                f"runtime.memory_limit is {limit_bytes} bytes, but the device has {total}; "
+                "lower it or leave it out"
+            )
+        torch.cuda.set_per_process_memory_fraction(limit_bytes / total)
+
 
 class CpuAllocatorProbe(AllocatorProbe):
     """The counting allocator of counting_allocator.cpp, loaded into this process."""
@@ -95,6 +119,7 @@ class CpuAllocatorProbe(AllocatorProbe):
         for name in ("allocated", "peak"):
             getattr(self._library, f"harness_{name}_bytes").restype = ctypes.c_longlong
         self._library.harness_serves.argtypes = [ctypes.c_void_p]
+        self._library.harness_set_limit.argtypes = [ctypes.c_longlong]
         self._library.harness_install_allocator()
         self._installed = True
 
@@ -110,6 +135,9 @@ class CpuAllocatorProbe(AllocatorProbe):
 
     def reset_peak(self) -> None:
         self._library.harness_reset_peak()
+
+    def limit(self, limit_bytes: int) -> None:
+        self._library.harness_set_limit(limit_bytes)
 
     def settle(self) -> None:
         # gloo's threads wake whoever waits for a collective before they let go of its buffers.
@@ -142,6 +170,12 @@ class NoAllocatorProbe(AllocatorProbe):
 
     def reset_peak(self) -> None:
         return None
+
+    def limit(self, limit_bytes: int) -> None:
+        raise HarnessError(
+            f"runtime.memory_limit is {limit_bytes} bytes, but nothing counts allocations here: "
+            "install a C++ compiler (g++), or leave the limit out"
+        )
 
     def serves(self, storage: torch.UntypedStorage) -> bool:
         return True

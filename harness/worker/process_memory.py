@@ -29,6 +29,7 @@ def process_memory(allocator: AllocatorProbe) -> dict[str, Any]:
         device = torch.cuda.get_device_properties(torch.cuda.current_device())
         driver = driver_use(_nvml(), f"GPU-{device.uuid}", os.getpid())
         figures["reserved_bytes"] = torch.cuda.memory_reserved()
+        figures["num_alloc_retries"] = allocator.allocation_retries()
         figures["device_used_bytes"] = driver.used_bytes
         figures["device_used_unknown"] = driver.unknown
         figures["pinned_bytes"] = pinned_bytes()

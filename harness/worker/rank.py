@@ -21,7 +21,7 @@ from harness.backends.explain import explain
 from harness.backends.precision import compute_dtype
 from harness.batch import BatchLayout
 from harness.errors import HarnessError
-from harness.record import ObservedPart
+from harness.record import ObservedPart, WeightsPart
 from harness.run_directory.events import (
     DoneEvent,
     FailureEvent,
@@ -99,8 +99,7 @@ def _train(
         engine, built = prepare_engine(request, world, backend, samples.vocabulary_size, observer)
     engine.train(True)
     instruments.probes.attach(engine, sampler.held_tensors)
-    with counter.counting("digest"):
-        initial = digest_weights(engine) if request.measure.weight_digests else None
+    initial = _initial_weights(request, engine, instruments)
     loop = _loop(request, run_directory, world, samples, sampler, engine, instruments, events)
     forms = own_forms(backend, request, world, loop, built, collectives)
     dist.barrier()
@@ -124,9 +123,15 @@ def _train(
         )
     events.write(ready)
     tell_before_ending(lambda: _write_before_ending(instruments, events, on_termination))
+    instruments.before_training(request)
     loop.run()
     _write_final(engine, instruments, loop, events, digests=request.measure.weight_digests)
     dist.barrier()
+
+
+def _initial_weights(request: RunRequest, engine: Engine, instruments: Instruments) -> WeightsPart | None:
+    with instruments.counter.counting("digest"):
+        return digest_weights(engine) if request.measure.weight_digests else None
 
 
 def _write_final(

@@ -123,3 +123,13 @@ def test_a_memory_snapshot_needs_cuda() -> None:
     (cell, *_) = plan(wanted, ["ddp"], [2], 1, "cpu")
     with pytest.raises(HarnessError, match=r"measure\.memory_snapshot: true needs CUDA, this run is on cpu"):
         make_request(cell, wanted, "cpu", [])
+
+
+def test_a_limit_of_memory_makes_another_cell_and_reaches_the_ranks_that_count() -> None:
+    free = load_experiment(None, ["training.global_batch_size=8"])
+    limited = load_experiment(None, ["training.global_batch_size=8", "runtime.memory_limit=2MB"])
+    of_free, of_limited = (plan(experiment, ["ddp"], [2], 1, "cpu") for experiment in (free, limited))
+    assert {cell.key for cell in of_free}.isdisjoint(cell.key for cell in of_limited)
+    limits = {cell.backend: make_request(cell, limited, "cpu", []).memory_limit_bytes for cell in of_limited}
+    assert limits == {"single": 2_000_000, "single:micro_batch_size=4,norm=fp32": None, "ddp": 2_000_000}
+    assert make_request(of_free[0], free, "cpu", []).memory_limit_bytes is None

@@ -230,3 +230,20 @@ def test_bad_value_is_named_with_its_place(assignment: str, place: str) -> None:
 )
 def test_a_measurement_that_could_not_be_made_is_refused(settings: list[str], message: str) -> None:
     assert message in refused(*settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("2GB", 2 * 10**9), ("1.5GiB", 3 * 2**29), ("4096", 4096), ("2 kb", 2000)]
+)
+def test_a_size_is_read_with_its_unit(text: str, size: int) -> None:
+    assert load_experiment(None, [f"runtime.memory_limit={text}"]).runtime.memory_limit == size
+
+
+@pytest.mark.parametrize("text", ["much", "0", "-3", "GB", "true"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    assert "runtime.memory_limit" in refused(f"runtime.memory_limit={text}")
+
+
+def test_a_limit_that_nothing_would_count_is_refused() -> None:
+    message = refused("runtime.memory_limit=2GB", "measure.probed_steps=0")
+    assert "needs `measure.probed_steps` of at least 1" in message

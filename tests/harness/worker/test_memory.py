@@ -1,13 +1,16 @@
 from collections.abc import Iterator
 from itertools import chain, count, repeat
 
+import pytest
 import torch
 
+from harness.errors import HarnessError
 from harness.worker.memory import (
     MOST_READINGS,
     CpuAllocatorProbe,
     LiveBytes,
     NoAllocatorProbe,
+    allocator_probe,
     host_peak_bytes,
     live_bytes_by_kind,
 )
@@ -72,3 +75,38 @@ def test_settling_ends_where_nothing_settles() -> None:
     changing = Readings(count())
     changing.settle()
     assert changing.allocated_bytes() == MOST_READINGS + 1
+
+
+@pytest.fixture
+def counting() -> Iterator[CpuAllocatorProbe]:
+    probe = allocator_probe("cpu")
+    assert isinstance(probe, CpuAllocatorProbe)
+    yield probe
+    probe.limit(0)
+    probe.release()
+
+
+def test_above_the_limit_an_allocation_fails_as_on_a_full_device(counting: CpuAllocatorProbe) -> None:
+    before = counting.allocated_bytes()
+    counting.limit(before + 1_000_000)
+    held = torch.zeros(200_000)
+    with pytest.raises(torch.OutOfMemoryError, match="tried to allocate 400000 bytes"):
+        torch.zeros(100_000)
+    assert counting.allocated_bytes() == before + held.nbytes
+    del held
+    assert torch.zeros(250_000).nbytes == 1_000_000
+
+
+def test_without_a_limit_every_allocation_succeeds(counting: CpuAllocatorProbe) -> None:
+    counting.limit(1)
+    counting.limit(0)
+    assert torch.zeros(100_000).nbytes == 400_000
+
+
+def test_a_limit_that_nothing_holds_is_refused() -> None:
+    with pytest.raises(HarnessError, match=r"install a C\+\+ compiler"):
+        NoAllocatorProbe().limit(1)
+
+
+def test_the_cpu_keeps_no_cache_to_free() -> None:
+    assert NoAllocatorProbe().allocation_retries() is None
