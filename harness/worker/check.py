@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
 
 from harness.errors import JobError
 from harness.spec import Job
+from harness.worker.description import describe_layout, describe_model
 from harness.worker.loop import describe_data, training_steps
 from harness.worker.model import model_config
+from harness.worker.optimizer import decaying_names
 from harness.worker.samples import Sampler, load_samples
 
 
 def check_job(job: Job) -> dict[str, Any]:
-    """Return facts about the job: parameters, samples, steps. Raises JobError if it cannot run."""
+    """Return facts about the job: model, parameters, samples, steps. Raises JobError if it cannot run.
+
+    `planning.job.planned_model` reads those about the model.
+    """
     from transformers import AutoModelForCausalLM
 
     samples = load_samples(job)
@@ -35,4 +41,7 @@ def check_job(job: Job) -> dict[str, Any]:
         "model_config": config.to_diff_dict(),
         "data": describe_data(samples, sampler).model_dump(),
         "steps": training_steps(job, sampler),
+        "model": describe_model(model).model_dump(mode="json"),
+        "layout": describe_layout(model, decaying_names(model, job.optimizer)).model_dump(mode="json"),
+        "configuration": json.loads(config.to_json_string(use_diff=False)),
     }

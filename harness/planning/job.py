@@ -1,0 +1,66 @@
+"""Scenarios of runs that this machine is about to make: the model as a check of the job found it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.backends import registry
+from harness.backends.base import World
+from harness.backends.hybrid import shard_size
+from harness.cells import Cell
+from harness.planning.device import Device
+from harness.planning.model import PlannedModel
+from harness.planning.scenario import Scenario
+from harness.record import LayoutPart, ModelPart
+from harness.record.workload import layout_of
+from harness.spec import Job
+
+
+def planned_model(facts: Mapping[str, Any], job: Job) -> PlannedModel:
+    """The model of a job. `facts`: what the check of the job returned (`worker.check`)."""
+    model, layout = ModelPart(**facts["model"]), layout_of(LayoutPart(**facts["layout"]))
+    config: dict[str, Any] = facts["configuration"]
+    geometry = model.geometry
+    return PlannedModel(
+        name=job.model.name or str(config.get("model_type", model.architecture)),
+        source="the configuration of the job",
+        architecture=model.architecture,
+        config=config,
+        layout=layout,
+        multiplying_parameters=geometry.multiplying_parameters if geometry else model.parameters,
+        layers=geometry.layers if geometry else len(layout.blocks),
+        attention_width=geometry.attention_width if geometry else 0,
+    )
+
+
+def scenario_of(
+    cell: Cell, model: PlannedModel, torch_device: str, *, preset: str, device: Device | None = None
+) -> Scenario | None:
+    """The scenario of a cell on nodes of equal size; None for a third party's backend."""
+    entry, options = registry.parse(cell.backend)
+    if entry.strategy is None:
+        return None
+    per_node = cell.world_size // cell.nodes
+    shards = None
+    if entry.strategy.facts.has_replicas:
+        world = World(
+            rank=0, world_size=cell.world_size, local_rank=0, ranks_per_node=per_node, device=torch_device
+        )
+        shards = shard_size(world, getattr(options, "shard_size", None))
+    return Scenario(
+        model=model,
+        job=cell.job,
+        label=cell.backend,
+        strategy=entry.strategy,
+        options=options.model_dump(mode="json"),
+        world_size=cell.world_size,
+        ranks_per_node=per_node,
+        shard_size=shards,
+        preset=preset,  # type: ignore[arg-type]
+        micro_batch_size=cell.layout.micro_batch_size,
+        accumulation_steps=cell.layout.accumulation_steps,
+        torch_device=torch_device,
+        transport="nccl" if torch_device == "cuda" else "gloo",
+        device=device,
+    )
