@@ -15,6 +15,7 @@ from harness.atomic_write import write_atomically
 from harness.run_directory.request import RankExit, rank_exit
 
 PR_SET_PDEATHSIG = 1
+PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 def run_monitored(run_directory: Path, rank: int, main: Callable[[], int]) -> NoReturn:
@@ -24,16 +25,20 @@ def run_monitored(run_directory: Path, rank: int, main: Callable[[], int]) -> No
     or touches a device: the child is a fork. SIGTERM is passed on.
     """
     parent = os.getpid()
+    # Held back until they can be passed on: one that arrives around the fork would end this process alone.
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     child = os.fork()
     if child == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
         die_with(parent, signal.SIGKILL)
         os._exit(main())
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         os.kill(child, number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    for number in PASSED_ON:
         signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     _, status, usage = os.wait4(child, 0)
     code = os.waitstatus_to_exitcode(status)
     note = RankExit(exit_code=code, at=time.time(), max_resident_bytes=usage.ru_maxrss * 1024)
