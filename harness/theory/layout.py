@@ -58,9 +58,11 @@ class Layout:
     def units(self) -> list[tuple[str, list[Tensor]]]:
         """Parameters by wrap unit: one per block, and '' for the rest; empty units are left out."""
         units: dict[str, list[Tensor]] = {name: [] for name in (*self.blocks, "")}
+        depths = sorted({name.count(".") + 1 for name in self.blocks})
         for tensor in self.parameters:
-            owner = next((b for b in self.blocks if tensor.name.startswith(f"{b}.")), "")
-            units[owner].append(tensor)
+            parts = tensor.name.split(".")
+            outer = (".".join(parts[:depth]) for depth in depths if depth < len(parts))
+            units[next((name for name in outer if name in units), "")].append(tensor)
         return [(name, tensors) for name, tensors in units.items() if tensors]
 
 
