@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from harness.backends.base import Preset
@@ -11,6 +12,8 @@ from harness.backends.strategy import StrategyKind
 from harness.planning.device import Device, Fabric
 from harness.planning.model import PlannedModel
 from harness.spec import Job
+from harness.theory.layout import Layout
+from harness.theory.recomputation import recomputed_until
 from harness.theory.workload import Workload
 
 
@@ -42,11 +45,21 @@ class Scenario:
     def nodes(self) -> int:
         return -(-self.world_size // self.ranks_per_node)
 
+    @cached_property
+    def _layout(self) -> Layout:
+        """The model's tensors as this job builds and decays them."""
+        layout = self.model.layout
+        if self.job.training.precision == "bf16":
+            layout = layout.in_dtype("bfloat16")
+        if self.job.optimizer.decay == "all":
+            layout = replace(layout, decaying=frozenset(tensor.name for tensor in layout.parameters))
+        return layout
+
     def workload(self, rank: int = 0) -> Workload:
         """The same, as closed forms of one rank take it."""
         training = self.job.training
         return Workload(
-            layout=self.model.layout,
+            layout=self._layout,
             strategy=self.strategy,
             world_size=self.world_size,
             rank=rank,
@@ -59,6 +72,7 @@ class Scenario:
             sequence_length=self.job.data.sequence_length,
             gradient_clipping=training.gradient_clipping,
             activation_checkpointing=training.activation_checkpointing,
+            recomputed_until=recomputed_until(self.model.architecture),
             device=self.torch_device,
             transport=self.transport,
             options=self.options,

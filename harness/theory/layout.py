@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from harness.theory.dtypes import DTYPE_BYTES
@@ -48,6 +48,16 @@ class Layout:
     @property
     def parameter_count(self) -> int:
         return elements(self.parameters)
+
+    def in_dtype(self, dtype: str) -> Layout:
+        """With parameters and floating-point buffers in another dtype, as `nn.Module.to` makes it."""
+        return replace(
+            self,
+            parameters=tuple(replace(tensor, dtype=dtype) for tensor in self.parameters),
+            buffers=tuple(
+                replace(tensor, dtype=dtype) if "float" in tensor.dtype else tensor for tensor in self.buffers
+            ),
+        )
 
     def groups(self) -> list[list[Tensor]]:
         """Parameters by optimizer group: those that decay, then the rest; empty groups are left out."""
