@@ -1,5 +1,7 @@
 """The workload of a scenario is that of the run which it plans."""
 
+from dataclasses import replace
+
 from harness.backends.strategy import StrategyKind
 from harness.planning.models import load_model
 from harness.planning.scenario import Scenario
@@ -29,5 +31,5 @@ def test_which_parameters_decay_follows_the_job() -> None:
 def test_recomputation_is_known_by_the_architecture() -> None:
     planned = scenario(training={"activation_checkpointing": True})
     assert planned.workload().recomputed_until is None
-    llama = Scenario(**{**planned.__dict__, "model": load_model("llama-3.2-1b")})
+    llama = replace(planned, model=load_model("llama-3.2-1b"))
     assert llama.workload().recomputed_until == "mlp.down_proj"
