@@ -21,7 +21,13 @@ from harness.backends.base import (
     World,
 )
 from harness.backends.blocks import parameter_count, transformer_blocks
-from harness.backends.fsdp1 import Fsdp1Engine, fsdp1_full_parameters, fsdp1_mixed_precision, fsdp1_unit_names
+from harness.backends.fsdp1 import (
+    Fsdp1Engine,
+    fsdp1_full_parameters,
+    fsdp1_mixed_precision,
+    fsdp1_unit_names,
+    refuse_fused,
+)
 from harness.backends.fsdp2 import fsdp2_full_parameters, fsdp2_unit_names, mixed_precision, synchronise
 from harness.backends.fsdp2_engine import Fsdp2Engine
 from harness.backends.options import ShardedOptions
@@ -73,6 +79,8 @@ class AccelerateFsdpBackend(Backend):
                 "although it was given an FSDP plugin"
             )
         optimizer = build_optimizer(model.named_parameters())
+        if self.version == 1 and context.precision == "fp16-mixed":
+            refuse_fused(optimizer)
         prepared, optimizer = accelerator.prepare(model, optimizer)
         strategy = self._strategy(prepared, accelerator, context, count, settings)
         engine_class = AccelerateFsdp2Engine if self.version == 2 else AccelerateFsdp1Engine

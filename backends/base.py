@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Preset = Literal["like-for-like", "library-defaults"]
+OptimizerImplementation = Literal["default", "for-loop", "foreach", "fused"]
 Batch = dict[str, "Tensor"]
 TensorKind = Literal["weights", "gathered", "gradients", "masters", "optimizer", "buffers", "communication"]
 
@@ -113,6 +114,8 @@ class Effective:
     """Gradients reduced at once; None: one wrap unit at a time, or the backend does not say."""
     prefetch: str | None = None
     """How gathering runs ahead of use, in the library's words."""
+    optimizer_implementation: str | None = None
+    """'for-loop', 'foreach' or 'fused' of torch's Adam; None: another optimizer, or the backend is silent."""
     details: dict[str, Any] = field(default_factory=dict)
     """What only this library has: bucket sizes, thresholds, mesh."""
 

@@ -89,6 +89,7 @@ class Fsdp1Backend(Backend):
         )
         scaler = None
         if context.precision == "fp16-mixed":
+            refuse_fused(optimizer)
             scaler = ShardedGradScaler(context.world.device, **scaler_arguments(context.loss_scale))  # type: ignore[arg-type]
         return Fsdp1Engine(fsdp, optimizer, context, strategy, scaler)
 
@@ -192,6 +193,19 @@ class Fsdp1Engine(TorchEngine):
             saved = getattr(flat, "_saved_grad_shard", None)
             if isinstance(saved, Tensor):
                 yield "gradients", saved
+
+
+def refuse_fused(optimizer: torch.optim.Optimizer) -> None:
+    """Raise Unsupported for a fused AdamW under a ShardedGradScaler.
+
+    torch 2.13: its `unscale_` makes `found_inf` with one dimension, and `_fused_adam` subtracts that in place
+    from step counts that have none. `torch.amp.GradScaler` makes a scalar.
+    """
+    if any(group.get("fused") for group in optimizer.param_groups):
+        raise Unsupported(
+            f"torch {torch.__version__}: the ShardedGradScaler of FSDP1 fails with a fused AdamW; set "
+            "optimizer.implementation to foreach or for-loop"
+        )
 
 
 def fsdp1_mixed_precision(context: SetupContext) -> MixedPrecision | None:

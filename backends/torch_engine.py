@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from harness.backends.base import Batch, Effective, Engine, SetupContext, TensorKind
 from harness.backends.gradients import clip, fp32_norm, global_norm, local_shard
+from harness.backends.optimizer_implementation import optimizer_implementation
 from harness.backends.precision import autocast_dtype, dtype_name
 
 
@@ -148,6 +149,7 @@ class TorchEngine(Engine):
             accumulation_dtype=dtype_name(reduce_dtype if gathered and reduce_dtype else parameter.dtype),
             reduce_bucket_bytes=self.strategy.reduce_bucket_bytes,
             prefetch=self.strategy.prefetch,
+            optimizer_implementation=optimizer_implementation(optimizer, [trained]),
             details=self.strategy.details,
         )
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from harness.backends.base import Batch, Effective, Engine, SetupContext, TensorKind
 from harness.backends.gradients import global_norm
+from harness.backends.optimizer_implementation import optimizer_implementation
 from harness.backends.precision import dtype_name
 from harness.backends.torch_engine import describe_groups, full_tensor
 
@@ -114,6 +115,7 @@ class ZeroEngine(Engine):
             accumulation_dtype=dtype_name(self.engine.get_data_types()[1]),
             reduce_bucket_bytes=zero.reduce_bucket_size * parameter.element_size() if self.stage else None,
             prefetch=self._prefetch() if self.stage == 3 else None,
+            optimizer_implementation=optimizer_implementation(optimizer, [trained]),
             details={
                 "optimizer_wrapper": type(self.engine.optimizer).__name__,
                 "reduce_bucket_elements": zero.reduce_bucket_size,

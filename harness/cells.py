@@ -131,6 +131,8 @@ def make_cell(
         parts["nodes"] = nodes
     if experiment.runtime.memory_limit is not None:
         parts["memory_limit"] = experiment.runtime.memory_limit
+    if job.optimizer.implementation != "default":
+        parts["optimizer_implementation"] = job.optimizer.implementation
     if entry.is_third_party:
         parts["third_party"] = module_fingerprint(entry.target)
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

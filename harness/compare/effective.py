@@ -212,6 +212,8 @@ SETTINGS = (
     Setting(name="dtype of weights", effect="cost", read=_reported("parameter_dtype")),
     Setting(name="dtype of gathering", effect="cost", read=_reported("gather_dtype")),
     Setting(name="activation checkpointing", effect="cost", read=_seen("activation_checkpointing")),
+    # The same operations per element; fused rounds once where the others round after each.
+    Setting(name="optimizer implementation", effect="cost", read=_reported("optimizer_implementation")),
     Setting(name="offload", effect="cost", read=_reported("offload")),
     Setting(name="synchronisation of gradients", effect="cost", read=synchronisation),
     Setting(

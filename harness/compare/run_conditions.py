@@ -23,6 +23,7 @@ def facts(record: Record) -> Facts:
         "device": f"{world.device} over {world.collectives}",
         "threads": counted(world.threads_per_rank, "thread"),
         "micro-batch": f"micro-batch {world.micro_batch_size}",
+        "optimizer": f"{record.job.optimizer.implementation} optimizer",
         **{name: f"{name} {version}" for name, version in environment.packages.items()},
         "python": f"python {environment.python}",
         "code": f"code {environment.code}",

@@ -73,6 +73,7 @@ class Scenario:
             gradient_clipping=training.gradient_clipping,
             activation_checkpointing=training.activation_checkpointing,
             recomputed_until=recomputed_until(self.model.architecture),
+            optimizer_implementation=self.job.optimizer.implementation,
             device=self.torch_device,
             transport=self.transport,
             options=self.options,

@@ -67,8 +67,13 @@ class BackendPart(Part):
         return self.effective.details.get("shard_size") if self.effective else None
 
     def in_force(self) -> dict[str, Any] | None:
-        """`effective` as a document."""
-        return asdict(self.effective) if self.effective else None
+        """`effective` as a document; what earlier records lack is left out where it is unknown."""
+        if self.effective is None:
+            return None
+        document = asdict(self.effective)
+        if document["optimizer_implementation"] is None:
+            del document["optimizer_implementation"]
+        return document
 
 
 class Record(Part):

@@ -56,6 +56,7 @@ def of_job(job: Job, *, layout: LayoutPart, architecture: str | None, **world: A
         sequence_length=job.data.sequence_length,
         gradient_clipping=training.gradient_clipping,
         activation_checkpointing=training.activation_checkpointing,
+        optimizer_implementation=job.optimizer.implementation,
         recomputed_until=recomputed_until(architecture),
         **world,
     )

@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from harness.backends.base import OptimizerImplementation
 from harness.spec.data import DataSection
 from harness.spec.model import ModelSection
 from harness.spec.section import Section
@@ -26,6 +27,15 @@ class OptimizerSection(Section):
     weight_decay: NonNegativeFloat = Field(0.1, description="decoupled weight decay")
     decay: Literal["matrices", "all"] = Field(
         "matrices", description="parameters that decay: those with two dimensions or more, or all"
+    )
+    implementation: OptimizerImplementation = Field(
+        "default",
+        # Documents of earlier jobs stay as they are.
+        exclude_if=lambda value: value == "default",
+        description=(
+            "torch's code for the update: one tensor at a time (for-loop), all at once (foreach) or in one "
+            "kernel (fused); default: torch's choice, foreach on CUDA and for-loop on the CPU"
+        ),
     )
 
 
@@ -107,13 +117,15 @@ class Job(Section):
     def job_id(self, content_digests: dict[str, str] | None = None) -> str:
         """Hash of what is trained: 12 hexadecimal digits.
 
-        Micro-batch and accumulation are left out: they split a global batch without changing it. So
-        call it on a job whose global batch is resolved. `content_digests` maps a local path in the
-        job to the digest of the file there, so that the same data elsewhere is the same job.
+        Micro-batch and accumulation are left out: they split a global batch without changing it. So is the
+        optimizer's implementation, which computes the same update. So call it on a job whose global batch is
+        resolved. `content_digests` maps a local path in the job to the digest of the file there, so that the
+        same data elsewhere is the same job.
         """
         document = self.model_dump(mode="json")
         for key in ("micro_batch_size", "accumulation_steps"):
             del document["training"][key]
+        document["optimizer"].pop("implementation", None)
         for section, key in (("model", "name"), ("data", "path"), ("data", "tokenizer")):
             digest = (content_digests or {}).get(str(document[section][key]))
             if digest is not None:

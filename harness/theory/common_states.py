@@ -13,13 +13,13 @@ ADAM_STEP_BYTES = 4
 (torch 2.13, `optim/adam.py`, `Adam._init_group`)."""
 
 
-def step_counters(count: int) -> Term:
+def step_counters(count: int, workload: Workload) -> Term:
     """Adam's counters of steps, one per tensor that it updates."""
     return Term(
         kind="optimizer",
         name="Adam's step counters",
         bytes=ADAM_STEP_BYTES * count,
-        host=True,
+        host=workload.optimizer_implementation != "fused" or workload.offloads_optimizer,
         extra=True,
     )
 
@@ -38,9 +38,14 @@ def replica_terms(workload: Workload) -> list[Term]:
         Term(kind="weights", name="whole weights", bytes=size),
         Term(kind="gradients", name="whole gradients", bytes=size),
         Term(kind="optimizer", name="Adam's moments", bytes=ADAM_MOMENTS * size),
-        step_counters(len(parameters)),
+        step_counters(len(parameters), workload),
         *buffer_terms(workload),
     ]
+
+
+def replica_tensors(workload: Workload) -> list[list[int]]:
+    """Elements of each parameter by group: what an optimizer of whole replicas updates."""
+    return [[parameter.numel for parameter in group] for group in workload.layout.groups()]
 
 
 def _width(workload: Workload, buffer: Tensor) -> int:

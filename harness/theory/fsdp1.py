@@ -79,18 +79,10 @@ def model_states(workload: Workload) -> ModelStates:
     """
     width = workload.master_bytes
     host = workload.offload == "cpu"
-    sharded = is_sharded(workload)
-    pieces = workload.shards if sharded else 1
-    held = own = present = 0
-    for flat in _flat_units(workload):
-        length = flat.length // pieces
-        begin = length * (workload.shard_rank if sharded else 0)
-        held += length
-        for offset, parameter in zip(flat.offsets, flat.parameters, strict=True):
-            part = min(offset + parameter.numel, begin + length) - max(offset, begin)
-            if part > 0:
-                own += part
-                present += 1
+    pieces = _pieces(workload)
+    held = sum(flat.length // pieces for flat in _flat_units(workload))
+    parts = _parts(workload)
+    own, present = sum(parts.values()), len(parts)
     assert pieces > 1 or own == workload.layout.parameter_count
     piece = Share(own=own, padding=held - own, padding_name="alignment to 16 bytes and padding to the ranks")
     return states(
@@ -100,10 +92,16 @@ def model_states(workload: Workload) -> ModelStates:
             *piece.unpadded().terms(
                 "optimizer", "Adam's moments of own piece", ADAM_MOMENTS * width, host=host
             ),
-            step_counters(present),
+            step_counters(present, workload),
             *buffer_terms(workload),
         ]
     )
+
+
+def updated_tensors(workload: Workload) -> list[list[int]]:
+    """Elements of the rank's part of each parameter, by group; those without a part have no gradient."""
+    parts = _parts(workload)
+    return [[parts[p.name] for p in group if p.name in parts] for group in workload.layout.groups()]
 
 
 def collectives(workload: Workload) -> Volume:
@@ -133,6 +131,23 @@ def collectives(workload: Workload) -> Volume:
     if workload.window.evaluation_spells:
         remarks.append((FORWARD, KEPT_BY_EVALUATION))
     return with_pickled_plans(workload, Volume(collectives=tuple(found), remarks=tuple(remarks)))
+
+
+def _pieces(workload: Workload) -> int:
+    return workload.shards if is_sharded(workload) else 1
+
+
+def _parts(workload: Workload) -> dict[str, int]:
+    """Elements of each parameter that fall into the rank's piece of its unit; of those that have any."""
+    pieces, parts = _pieces(workload), {}
+    for flat in _flat_units(workload):
+        length = flat.length // pieces
+        begin = length * (workload.shard_rank if pieces > 1 else 0)
+        for offset, parameter in zip(flat.offsets, flat.parameters, strict=True):
+            part = min(offset + parameter.numel, begin + length) - max(offset, begin)
+            if part > 0:
+                parts[parameter.name] = part
+    return parts
 
 
 def _flat_units(workload: Workload) -> list[FlatUnit]:

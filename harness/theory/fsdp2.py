@@ -43,13 +43,8 @@ def model_states(workload: Workload) -> ModelStates:
     """
     width = workload.master_bytes
     host = workload.offload == "cpu"
-    own = padded = 0
-    for parameter in workload.layout.parameters:
-        rows, row = parameter.rows
-        most = -(-rows // workload.shards)
-        mine = max(0, min(rows - most * workload.shard_rank, most))
-        own += mine * row
-        padded += most * row
+    own = sum(_own(workload, parameter) for parameter in workload.layout.parameters)
+    padded = _padded(workload.layout.parameters, workload.shards) // workload.shards
     held = Share(own=own, padding=padded - own, padding_name="padding of the first dimension")
     reduced = held.unpadded() if host and workload.device != "cpu" else held
     return states(
@@ -59,10 +54,15 @@ def model_states(workload: Workload) -> ModelStates:
             *held.unpadded().terms(
                 "optimizer", "Adam's moments of own rows", ADAM_MOMENTS * width, host=host
             ),
-            step_counters(len(workload.layout.parameters)),
+            step_counters(len(workload.layout.parameters), workload),
             *buffer_terms(workload),
         ]
     )
+
+
+def updated_tensors(workload: Workload) -> list[list[int]]:
+    """Elements of the rank's rows of each parameter, by group: one DTensor each."""
+    return [[_own(workload, parameter) for parameter in group] for group in workload.layout.groups()]
 
 
 def collectives(workload: Workload) -> Volume:
@@ -103,6 +103,13 @@ def _units(workload: Workload, *, reshards: bool, reshards_root: bool) -> list[U
         )
         for name, tensors in workload.layout.units()
     ]
+
+
+def _own(workload: Workload, parameter: Tensor) -> int:
+    """Elements of the rank's rows, without padding."""
+    rows, row = parameter.rows
+    most = -(-rows // workload.shards)
+    return max(0, min(rows - most * workload.shard_rank, most)) * row
 
 
 def _padded(tensors: Iterable[Tensor], shards: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.backends.base import Precision, Preset
+from harness.backends.base import OptimizerImplementation, Precision, Preset
 from harness.backends.strategy import StrategyKind
 from harness.theory.dtypes import COMPUTE, DTYPE_BYTES
 from harness.theory.layout import Layout
@@ -85,6 +85,8 @@ class Workload:
     activation_checkpointing: bool = False
     recomputed_until: str | None = None
     """The module of each block in which its recomputation stops; None: not known."""
+    optimizer_implementation: OptimizerImplementation = "default"
+    """As the job has it; 'default': torch chooses by device."""
     device: str = "cpu"
     transport: str = "gloo"
     has_fp64: bool = True
@@ -129,6 +131,11 @@ class Workload:
     def offload(self) -> str:
         """'none', 'optimizer' or 'cpu'."""
         return str(self.options.get("offload", "none"))
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether optimizer states lie in host memory."""
+        return self.offload != "none"
 
     @property
     def clips(self) -> bool:

@@ -35,7 +35,7 @@ def model_states(workload: Workload) -> ModelStates:
             Term(kind="gradients", name="whole gradients", bytes=count * workload.compute_bytes),
             Term(kind="masters", name="fp32 copy of the weights", bytes=4 * count if mixed else 0),
             Term(kind="optimizer", name="Adam's moments", bytes=ADAM_MOMENTS * 4 * count),
-            step_counters(len(workload.layout.parameters)),
+            step_counters(len(workload.layout.parameters), workload),
             *buffer_terms(workload),
         ]
     )

@@ -63,7 +63,7 @@ def model_states(workload: Workload) -> ModelStates:
             *flat.terms("weights", "whole weights", width),
             *part.terms("masters", masters, trained, host=offload, extra=fp32),
             *part.terms("optimizer", "Adam's moments of the partition", ADAM_MOMENTS * trained, host=offload),
-            step_counters(len(workload.layout.groups())),
+            step_counters(len(workload.layout.groups()), workload),
             *buffer_terms(workload),
             *gradients(workload, piece),
         ]
@@ -86,6 +86,15 @@ class _Partition:
     @property
     def padding(self) -> int:
         return self.own - self.inside
+
+
+def updated_tensors(workload: Workload) -> list[list[int]]:
+    """The rank's partition of each group, padding included: one flat tensor that is stepped by itself
+    (`DeepSpeedZeroOptimizer._optimizer_step`)."""
+    alignment = START_ALIGNMENT_ELEMENTS * workload.world_size
+    return [
+        [ceil_to(elements(group), alignment) // workload.world_size] for group in workload.layout.groups()
+    ]
 
 
 def _partition(workload: Workload) -> _Partition:

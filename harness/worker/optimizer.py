@@ -8,7 +8,16 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from harness.backends.base import OptimizerImplementation
 from harness.spec import OptimizerSection, ScheduleSection
+
+FOREACH_AND_FUSED: dict[OptimizerImplementation, tuple[bool | None, bool | None]] = {
+    "default": (None, None),
+    "for-loop": (False, False),
+    "foreach": (True, False),
+    "fused": (False, True),
+}
+"""Arguments of torch.optim.AdamW."""
 
 
 def decaying_names(model: nn.Module, optimizer: OptimizerSection) -> frozenset[str]:
@@ -34,12 +43,15 @@ def build_adamw(
         {"params": decay, "weight_decay": section.weight_decay},
         {"params": keep, "weight_decay": 0.0},
     ]
+    foreach, fused = FOREACH_AND_FUSED[section.implementation]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=section.learning_rate,
         betas=(section.beta1, section.beta2),
         eps=section.epsilon,
         amsgrad=False,
+        foreach=foreach,
+        fused=fused,
     )
 
 

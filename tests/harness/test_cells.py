@@ -133,3 +133,12 @@ def test_a_limit_of_memory_makes_another_cell_and_reaches_the_ranks_that_count()
     limits = {cell.backend: make_request(cell, limited, "cpu", []).memory_limit_bytes for cell in of_limited}
     assert limits == {"single": 2_000_000, "single:micro_batch_size=4,norm=fp32": None, "ddp": 2_000_000}
     assert make_request(of_free[0], free, "cpu", []).memory_limit_bytes is None
+
+
+def test_another_implementation_of_the_optimizer_is_the_same_job_in_another_cell() -> None:
+    plain, foreach = (
+        plan(load_experiment(None, [WITHOUT_NOISE_RUNS, *given]), ["ddp"], [2], 1, "cpu")
+        for given in ([], ["optimizer.implementation=foreach"])
+    )
+    assert {c.job_id for c in plain} == {c.job_id for c in foreach}
+    assert not {c.key for c in plain} & {c.key for c in foreach}

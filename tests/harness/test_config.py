@@ -247,3 +247,16 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 def test_a_limit_that_nothing_would_count_is_refused() -> None:
     message = refused("runtime.memory_limit=2GB", "measure.probed_steps=0")
     assert "needs `measure.probed_steps` of at least 1" in message
+
+
+def test_torch_chooses_the_implementation_of_the_optimizer_unless_the_job_does() -> None:
+    assert load_experiment(None).optimizer.implementation == "default"
+    for name in ("for-loop", "foreach", "fused"):
+        experiment = load_experiment(None, [f"optimizer.implementation={name}"])
+        assert experiment.optimizer.implementation == name
+
+
+def test_an_unknown_implementation_of_the_optimizer_is_refused() -> None:
+    message = refused("optimizer.implementation=fuse")
+    assert "optimizer.implementation" in message
+    assert "'for-loop', 'foreach' or 'fused'" in message

@@ -53,7 +53,7 @@ def model_states(workload: Workload) -> ModelStates:
             Term(kind="gradients", name="second gradient for the offloaded optimizer",
                  bytes=pieces * trained if offload else 0, host=True, extra=True),
             *cut.terms("optimizer", "Adam's moments of own pieces", ADAM_MOMENTS * trained, host=offload),
-            step_counters(sub_groups(workload)),
+            step_counters(sub_groups(workload), workload),
             Term(kind="communication", name="persistent reduction bucket",
                  bytes=bucket_elements(workload) * DTYPE_BYTES[reduce_dtype(workload)], extra=True),
             *buffer_terms(workload),
@@ -77,13 +77,21 @@ def _persistent_elements(workload: Workload) -> int:
 
 
 def sub_groups(workload: Workload) -> int:
-    """Parts of the optimizer's groups: `_create_fp16_sub_groups` closes one at the size."""
-    total = 0
+    """Parts of the optimizer's groups."""
+    return len(updated_tensors(workload))
+
+
+def updated_tensors(workload: Workload) -> list[list[int]]:
+    """Elements of each sub-group, padding included: one flat tensor that is stepped by itself
+    (`_optimizer_step`). `_create_fp16_sub_groups` closes one at the size."""
+    sizes: list[list[int]] = []
     for group in workload.layout.groups():
-        held, closed = 0, 0
+        held = 0
         for parameter in group:
             held += -(-parameter.numel // workload.world_size)
             if held >= SUB_GROUP_ELEMENTS:
-                closed, held = closed + 1, 0
-        total += closed + (1 if held else 0)
-    return total
+                sizes.append([held])
+                held = 0
+        if held:
+            sizes.append([held])
+    return sizes

@@ -71,6 +71,12 @@ def test_a_run_of_another_job_is_left_out() -> None:
     assert differing(odd) == []
 
 
+def test_another_implementation_of_the_optimizer_changes_the_cost_only() -> None:
+    offloaded = run("zero3:offload=cpu", optimizer_implementation="for-loop")
+    (setting,) = differing(run("ddp", optimizer_implementation="foreach"), offloaded)
+    assert (setting.setting, setting.effect) == ("optimizer implementation", "cost")
+
+
 def test_the_report_has_a_line_for_each_value() -> None:
     comparison = Comparison(
         [run("single", 1, prefetch="none"), run("zero1", prefetch="8 elements"), run("ddp")]

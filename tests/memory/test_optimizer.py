@@ -1,0 +1,85 @@
+"""Memory that the update takes for a moment, by implementation of AdamW: allocator against formula."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.record import Record
+from harness.record.workload import of_record
+from harness.theory.optimizer_step import step_temporary
+from tests.memory.runs import LLAMA, compare
+
+pytestmark = pytest.mark.long(seconds=25)
+
+BACKENDS = ("single", "ddp", "fsdp", "fsdp1", "zero2", "zero3")
+IMPLEMENTATIONS = ("for-loop", "foreach", "fused")
+BESIDE_BYTES = 64
+"""Buffers of a few bytes that gloo's threads have not let go of yet."""
+BESIDE_FUSED_BYTES = 1024
+"""A fused update allocates nothing, so scalars of the gradient norm make the peak."""
+
+Records = dict[tuple[str, str], Record]
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
+    found: Records = {}
+    for name in IMPLEMENTATIONS:
+        settings = (
+            f"model.config={LLAMA}",
+            f"optimizer.implementation={name}",
+            "compare.noise_runs=false",
+        )
+        folder = tmp_path_factory.mktemp(name)
+        outcome = compare(folder, ",".join(BACKENDS[1:]), 2, *settings)
+        found |= {(name, label): record for label, record in outcome.records.items()}
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_library_runs_the_implementation_that_was_asked_for(records: Records, backend: str) -> None:
+    for name in IMPLEMENTATIONS:
+        effective = records[name, backend].backend.effective
+        assert effective is not None
+        assert effective.optimizer_implementation == name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_peak_of_the_update_differs_by_the_temporary_alone(records: Records, backend: str) -> None:
+    loop = _peaks_beyond_the_temporary(records["for-loop", backend])
+    foreach = _peaks_beyond_the_temporary(records["foreach", backend])
+    fused = _peaks_beyond_the_temporary(records["fused", backend])
+    assert foreach == pytest.approx(loop, abs=BESIDE_BYTES)
+    assert fused == pytest.approx(loop, abs=BESIDE_FUSED_BYTES)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_temporaries_are_large_enough_to_be_told_apart(records: Records, backend: str) -> None:
+    loop, foreach, fused = (_temporaries(records[name, backend]) for name in IMPLEMENTATIONS)
+    assert all(abs(a - b) > 10 * BESIDE_FUSED_BYTES for a, b in zip(loop, foreach, strict=True))
+    assert set(fused) == {0}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_losses_are_the_same_up_to_the_last_digit(records: Records, backend: str) -> None:
+    loop, foreach, fused = ([step.loss for step in records[name, backend].steps] for name in IMPLEMENTATIONS)
+    assert foreach == loop
+    assert fused == pytest.approx(loop, abs=1e-5)
+
+
+def test_the_implementations_are_one_job(records: Records) -> None:
+    assert len({record.job_id for record in records.values()}) == 1
+    assert len({record.cell for record in records.values()}) == len(records)
+
+
+def _peaks_beyond_the_temporary(record: Record) -> list[int]:
+    """By rank: the least peak of a probed update, without what the formula gives for its temporary."""
+    peaks = [
+        min(row.peak_bytes or 0 for row in rank.memory if row.moment == "after_step") for rank in record.ranks
+    ]
+    return [peak - temporary for peak, temporary in zip(peaks, _temporaries(record), strict=True)]
+
+
+def _temporaries(record: Record) -> list[int]:
+    workloads = [of_record(record, rank.rank) for rank in record.ranks]
+    return [step_temporary(workload).bytes for workload in workloads if workload is not None]
