@@ -43,13 +43,18 @@ def environment() -> EnvironmentPart:
         cpu=_cpu_model(),
         cores=os.cpu_count(),
         load_average=load_average(),
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory_bytes=host_memory_bytes(),
         gpus=list(_gpus()),
         packages=package_versions(),
         code=code_fingerprint(),
         git=git_state(),
         variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
     )
+
+
+def host_memory_bytes() -> int:
+    """Physical memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def load_average() -> float:

@@ -15,6 +15,7 @@ COMMANDS = {
     "doctor": "Show what this machine can run, known traps of its versions, and whether to trust results.",
     "export": "Export records to other tools.",
     "fabric": "Measure the network that collectives use, and check its bus bandwidth.",
+    "fit": "Find the largest micro-batch that fits, and the fastest one.",
     "report": "Write a report of records: files, run folders, folders of runs, or archives (runs.tar.xz).",
     "run": "Run one job under one backend and record it.",
     "slurm": "Run a matrix of cells as Slurm jobs.",

@@ -1,0 +1,118 @@
+"""`harness fit`: the largest micro-batch that fits and the fastest one, found by real runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from harness.backends import registry
+from harness.cells import Cell, canonical_label
+from harness.cli.arguments import command_line, default_ranks, require_gpus
+from harness.cli.options import (
+    common,
+    config_option,
+    json_option,
+    notice,
+    runs_option,
+    set_option,
+    with_new_options,
+)
+from harness.cli.progress import Progress
+from harness.config import load_experiment
+from harness.errors import HarnessError
+from harness.launch.cell import modules_to_preload
+from harness.launch.external import started_as_rank
+from harness.launch.local import EventHandler, LocalLauncher, resolve_device
+from harness.planning.fit.answer import Found, find_micro_batch, find_sequence
+from harness.planning.fit.limit import Limit, find_limit
+from harness.planning.fit.question import micro_batches, sequences
+from harness.planning.fit.runner import Runner
+from harness.planning.fit.words import answer_lines, error_line, trial_line, trial_table
+from harness.store import Store
+
+
+@click.command()
+@click.option("--backend", required=True, help="Name, with options after a colon: zero3:offload=cpu.")
+@config_option
+@click.option("--nproc", type=click.IntRange(1), help="Ranks on this machine.")
+@click.option(
+    "--limit", help="Memory of a rank: bytes such as 2GB, or a GPU such as A100-40; default: that of the GPU."
+)
+@click.option("--sequence", is_flag=True, help="Also find the longest sequence at the job's micro-batch.")
+@click.option(
+    "--most-runs", type=click.IntRange(1), default=16, show_default=True, help="Stop after so many new runs."
+)
+@click.option("--fresh", is_flag=True, help="Run every trial, even if it has a record.")
+@set_option
+@runs_option
+@json_option
+@common
+def fit(
+    backend: str,
+    config: Path | None,
+    nproc: int | None,
+    limit: str | None,
+    sequence: bool,
+    most_runs: int,
+    fresh: bool,
+    assignments: tuple[str, ...],
+    runs: Path,
+    as_json: bool,
+) -> int:
+    """Find the largest micro-batch that fits, and the fastest one.
+
+    Predicts it first, then tries sizes in short runs; a run that is out of memory is an answer.
+    """
+    if started_as_rank():
+        raise HarnessError(
+            "fit starts its own ranks and cannot be one of a launcher's: run it without torchrun"
+        )
+    experiment = load_experiment(config, assignments, notice)
+    label = canonical_label(*with_new_options([backend]))
+    device = resolve_device(experiment.runtime.device)
+    world_size = 1 if registry.parse(label)[0].name == registry.REFERENCE else nproc or default_ranks(device)
+    require_gpus(device, world_size)
+    memory = find_limit(limit, experiment.runtime.memory_limit, device, world_size)
+    sizes = micro_batches(experiment, world_size)
+    store = Store(runs)
+    store.prepare()
+    runner = Runner(
+        experiment=experiment, label=label, world_size=world_size, limit=memory,
+        launcher=LocalLauncher(device, modules_to_preload(experiment, [label])), store=store,
+        command=command_line(), most_runs=most_runs, fresh=fresh, on_event=_following,
+        on_trial=lambda trial: click.echo(trial_line(trial), err=True),
+    )  # fmt: skip
+    asked = experiment.training.micro_batch_size
+    found = [find_micro_batch(runner, sizes, asked)]
+    if sequence:
+        length = experiment.data.sequence_length
+        lengths = sequences(runner.model.config.get("max_position_embeddings"), length)
+        found.append(find_sequence(runner, lengths, asked or sizes.sizes[0], length))
+    _present(runner, memory, found, as_json)
+    return 0
+
+
+def _following(cell: Cell) -> EventHandler:
+    name = f"{cell.backend} micro-batch {cell.layout.micro_batch_size}"
+    return Progress(name, cell.world_size, sys.stderr, plain_lines=False)
+
+
+def _present(runner: Runner, limit: Limit, found: list[Found], as_json: bool) -> None:
+    lines = [line for search in found for line in answer_lines(search, limit)]
+    error = error_line(runner.trials)
+    text = "\n".join([*lines, *([error] if error else []), "", trial_table(runner.trials)])
+    click.echo(text, err=as_json)
+    if as_json:
+        document: dict[str, Any] = {
+            "backend": runner.label,
+            "world_size": runner.world_size,
+            "limit_bytes": limit.limit_bytes,
+            "limit": limit.origin,
+            **{search.what.replace("-", "_"): search.as_json() for search in found},
+            "trials": [trial.as_json() for trial in runner.trials],
+        }
+        click.echo(json.dumps(document, indent=1))

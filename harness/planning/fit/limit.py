@@ -1,0 +1,71 @@
+"""How much memory a rank may use: bytes, a GPU's name, or what the devices of this machine have."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from harness.errors import HarnessError
+from harness.provenance import host_memory_bytes
+from harness.spec.size import read_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """What a rank's allocator may serve."""
+
+    limit_bytes: int
+    origin: str
+    """What was typed, or what was asked."""
+    imposed: bool
+    """Whether runs must be told to stay below it; a device does so by itself."""
+
+
+def typed_limit(text: str) -> Limit:
+    """The limit that a person typed. Raises HarnessError."""
+    try:
+        return Limit(limit_bytes=read_bytes(text), origin=text, imposed=True)
+    except ValueError as error:
+        raise HarnessError(f"--limit was given '{text}': {error}") from error
+
+
+def require_host_memory(limit: Limit, world_size: int, host_bytes: int) -> None:
+    """Raise HarnessError if the ranks of a CPU run together could outgrow the machine."""
+    if limit.limit_bytes * world_size > host_bytes:
+        raise HarnessError(
+            f"--limit {limit.origin} on {world_size} ranks is {limit.limit_bytes * world_size / 1e9:.3g} GB, "
+            f"but this machine has {host_bytes / 1e9:.3g} GB; lower --limit or --nproc"
+        )
+
+
+def find_limit(given: str | None, configured: int | None, device: str, world_size: int) -> Limit:
+    """The limit of each rank: as typed, else as configured, else what the GPUs of this machine have.
+
+    Raises HarnessError where there is none, or the ranks together could outgrow the machine.
+    """
+    if given is not None:
+        limit = typed_limit(given)
+    elif configured is not None:
+        limit = Limit(limit_bytes=configured, origin="runtime.memory_limit", imposed=True)
+    elif device == "cuda":
+        return _device_limit()
+    else:
+        raise HarnessError(
+            "ranks on the CPU share the memory of the machine; give each a limit, such as --limit 2GB"
+        )
+    if device == "cpu":
+        require_host_memory(limit, world_size, host_memory_bytes())
+    return limit
+
+
+def _device_limit() -> Limit:
+    """The smallest memory of this machine's GPUs."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    if shutil.which(command[0]) is None:
+        raise HarnessError("nvidia-smi is not there to tell the memory of the GPUs; give it with --limit")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    sizes = [int(line) for line in done.stdout.split() if line.isdigit()]
+    if not sizes:
+        raise HarnessError("nvidia-smi does not tell the memory of the GPUs; give it with --limit")
+    return Limit(limit_bytes=min(sizes) * 2**20, origin="memory of the GPU", imposed=False)

@@ -1,0 +1,77 @@
+"""`harness fit` on CPU ranks with a limit on the counting allocator."""
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .command_line import SMALL, harness, records, refused
+
+pytestmark = pytest.mark.long(seconds=20)
+
+LIMIT_BYTES = 3_000_000
+ARGUMENTS = ["fit", "--backend", "zero2", "--nproc", "2", *SMALL, "--set", "training.global_batch_size=96"]
+
+
+@dataclass
+class Fit:
+    folder: Path
+    done: subprocess.CompletedProcess[str]
+    answer: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def fit(tmp_path_factory: pytest.TempPathFactory) -> Fit:
+    folder = tmp_path_factory.mktemp("fit")
+    done = harness(*ARGUMENTS, "--limit", str(LIMIT_BYTES), "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return Fit(folder, done, json.loads(done.stdout))
+
+
+def test_the_largest_fits_and_the_next_runs_out_of_memory(fit: Fit) -> None:
+    found = fit.answer["micro_batch"]
+    sizes = [1, 2, 3, 4, 6, 8, 12, 16, 24, 48]
+    largest = found["largest"]["micro_batch_size"]
+    assert found["too_large"] == sizes[sizes.index(largest) + 1]
+    assert found["complete"]
+    assert found["largest"]["peak_bytes"] <= LIMIT_BYTES
+    assert {trial["global_batch_size"] for trial in fit.answer["trials"]} == {96}
+
+
+def test_every_trial_is_a_record_with_its_limit(fit: Fit) -> None:
+    found = {record.run_id: record for record in records(fit.folder / "runs")}
+    assert found.keys() == {trial["run_id"] for trial in fit.answer["trials"]}
+    assert {record.status for record in found.values()} == {"ok", "oom"}
+    assert {record.world.memory_limit_bytes for record in found.values()} == {LIMIT_BYTES}
+    refusals = [record.error.message for record in found.values() if record.error]
+    assert all(f"of a limit of {LIMIT_BYTES} bytes" in message for message in refusals)
+
+
+def test_the_fastest_is_one_of_several(fit: Fit) -> None:
+    rates = {trial["micro_batch_size"]: trial["tokens_per_second"] or 0 for trial in fit.answer["trials"]}
+    assert len([rate for rate in rates.values() if rate]) > 1
+    assert fit.answer["micro_batch"]["fastest"]["tokens_per_second"] == max(rates.values())
+
+
+def test_asking_again_runs_nothing(fit: Fit) -> None:
+    before = set((fit.folder / "runs").iterdir())
+    done = harness(*ARGUMENTS, "--limit", str(LIMIT_BYTES), cwd=fit.folder)
+    assert done.stdout.startswith("largest micro-batch: ")
+    assert set((fit.folder / "runs").iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--backend", "ddp"], "ranks on the CPU share the memory of the machine"),
+        (["--backend", "ddp", "--limit", "plenty"], "--limit was given 'plenty'"),
+        (["--backend", "ddp", "--limit", "900TB"], "but this machine has"),
+        (["--backend", "zero4", "--limit", "1GB"], "Did you mean 'zero3'"),
+        (["--backend", "ddp", "--limit", "1GB", "--set", "training.global_batch_size=9"], "does not divide"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], problem: str) -> None:
+    assert problem in refused(tmp_path, "fit", *arguments)

@@ -1,0 +1,45 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.planning.fit.limit import Limit, find_limit, require_host_memory
+
+
+def test_a_typed_limit_goes_before_a_configured_one() -> None:
+    assert find_limit("1MB", 5, "cpu", 1) == Limit(limit_bytes=10**6, origin="1MB", imposed=True)
+    assert find_limit(None, 5, "cpu", 1) == Limit(limit_bytes=5, origin="runtime.memory_limit", imposed=True)
+
+
+@pytest.mark.parametrize("text", ["much", "0", "-1GB"])
+def test_what_is_no_limit_is_refused(text: str) -> None:
+    with pytest.raises(HarnessError, match=f"--limit was given '{text}'"):
+        find_limit(text, None, "cpu", 1)
+
+
+def test_the_cpu_needs_a_limit() -> None:
+    with pytest.raises(HarnessError, match="such as --limit 2GB"):
+        find_limit(None, None, "cpu", 2)
+
+
+def test_ranks_must_fit_into_the_machine_together() -> None:
+    limit = Limit(limit_bytes=3 * 10**9, origin="3GB", imposed=True)
+    require_host_memory(limit, 2, 6 * 10**9)
+    with pytest.raises(HarnessError, match="on 3 ranks is 9 GB, but this machine has 6 GB"):
+        require_host_memory(limit, 3, 6 * 10**9)
+
+
+def test_the_smallest_gpu_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho 81559\necho 40960\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    limit = find_limit(None, None, "cuda", 2)
+    assert limit == Limit(limit_bytes=40960 * 2**20, origin="memory of the GPU", imposed=False)
+
+
+def test_a_driver_that_says_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HarnessError, match="nvidia-smi is not there"):
+        find_limit(None, None, "cuda", 1)
