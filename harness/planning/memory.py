@@ -5,26 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.planning.overhead import device_overhead
+from harness.planning.profiles import activation_profile
 from harness.planning.scenario import Scenario
+from harness.planning.term import MemoryTerm
+from harness.theory.activations import ActivationProfile
 from harness.theory.families import model_states
+from harness.theory.peaks.families import fullest_moments
+from harness.theory.peaks.ledger import Fullest, Phase
+from harness.theory.peaks.walk import TRACED
 
 MomentName = Literal["forward/backward", "gradient reduction", "optimizer step"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryTerm:
-    """A part of what lies in memory at one moment."""
-
-    kind: str
-    """'weights', 'gathered', 'gradients', 'masters', 'optimizer', 'activations', 'communication', 'buffers',
-    'data' or 'temporary'."""
-    name: str
-    bytes: int
-    formula: str
-    """With the symbols of `docs/estimate.md`, such as '2 b s h L'."""
-    source: str
-    """Paper, or library with version, file and function."""
-    host: bool = False
+PHASES: dict[MomentName, tuple[Phase, ...]] = {
+    "forward/backward": ("forward", "backward"),
+    "gradient reduction": ("reduction",),
+    "optimizer step": ("step",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +44,8 @@ class MemoryPrediction:
     moments: tuple[Moment, ...]
     overhead: tuple[MemoryTerm, ...] = ()
     """Outside of the allocator's peak: fragmentation, CUDA context, NCCL's buffers."""
+    saved: tuple[MemoryTerm, ...] = ()
+    """Activations that a forward pass leaves for the backward pass, by module; no further bytes."""
     host_bytes_per_node: int = 0
 
     @property
@@ -65,17 +65,57 @@ class MemoryPrediction:
 
 
 def predict_memory(scenario: Scenario) -> MemoryPrediction:
-    """Predict for the rank that needs most."""
-    states = model_states(scenario.workload())
-    terms = tuple(
-        MemoryTerm(
-            kind=term.kind,
-            name=term.name,
-            bytes=term.bytes,
-            formula="",
-            source="harness.theory",
-            host=term.host,
-        )
-        for term in states.terms
+    """Predict for the rank that needs most.
+
+    Raises HarnessError where a model has to be traced and cannot be.
+    """
+    workload = scenario.workload()
+    profile = activation_profile(scenario)
+    fullest = fullest_moments(workload, profile)
+    return MemoryPrediction(
+        moments=tuple(
+            Moment(name=name, terms=_terms(max((fullest[p] for p in phases if p in fullest), key=lambda f: f.bytes)))
+            for name, phases in PHASES.items()
+            if any(phase in fullest for phase in phases)
+        ),
+        overhead=tuple(device_overhead(scenario)),
+        saved=_saved(profile, scenario),
+        host_bytes_per_node=_host_bytes(scenario),
     )
-    return MemoryPrediction(moments=(Moment(name="forward/backward", terms=terms),))
+
+
+def _terms(fullest: Fullest) -> tuple[MemoryTerm, ...]:
+    return tuple(
+        MemoryTerm(kind=h.kind, name=h.name, bytes=count, formula=h.formula, source=h.source)
+        for h, count in fullest.held.items()
+    )
+
+
+def _saved(profile: ActivationProfile, scenario: Scenario) -> tuple[MemoryTerm, ...]:
+    layers = len(scenario.model.layout.blocks)
+    b, s = scenario.micro_batch_size, scenario.job.data.sequence_length
+    return tuple(
+        MemoryTerm(
+            kind="activations",
+            name=f"{where}: {saved.module or 'itself'}",
+            bytes=times * saved.size.bytes(b, s),
+            formula=f"({saved.size})" + (f" x {times} blocks" if where == "blocks" else ""),
+            source=TRACED,
+        )
+        for where, segment, times in (
+            ("embedding", profile.embedding, 1),
+            ("blocks", profile.block, layers),
+            ("head", profile.head, 1),
+            ("loss", profile.loss, 1),
+        )
+        for saved in segment.saved
+    )
+
+
+def _host_bytes(scenario: Scenario) -> int:
+    """Of all ranks of a node: states that lie in host memory."""
+    if scenario.torch_device == "cpu":
+        return 0
+    terms = model_states(scenario.workload()).terms
+    per_rank = sum(term.bytes for term in terms if term.host)
+    return per_rank * min(scenario.ranks_per_node, scenario.world_size)

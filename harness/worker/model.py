@@ -80,7 +80,7 @@ def build_model(job: Job, config: PreTrainedConfig) -> nn.Module:
     except (OSError, ValueError, ImportError) as error:
         raise JobError(f"model '{job.model.name or config.model_type}': {_first_line(error)}") from error
     if job.training.activation_checkpointing:
-        _enable_checkpointing(model)
+        enable_checkpointing(model)
     compute = COMPUTE_DTYPES[job.training.precision]
     if compute is not torch.float32:
         with torch.no_grad():
@@ -92,7 +92,7 @@ def build_model(job: Job, config: PreTrainedConfig) -> nn.Module:
     return model
 
 
-def _enable_checkpointing(model: Any) -> None:
+def enable_checkpointing(model: Any) -> None:
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable()
     else:

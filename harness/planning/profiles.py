@@ -1,0 +1,150 @@
+"""Finds the activation profile of a scenario: shipped with the package, traced before, or traced now."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from harness.atomic_write import write_atomically
+from harness.errors import HarnessError
+from harness.planning.scenario import Scenario
+from harness.theory.activations import ActivationProfile, from_json
+
+SHIPPED = Path(__file__).with_name("data") / "activations.json.xz"
+TRACER = "harness.worker.activation_trace"
+ROUTES = ("fp32", "autocast", "cast")
+TRACING_SECONDS = 300
+NOT_IN_A_PROFILE = frozenset({
+    "_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id", "initializer_range", "layer_types",
+    "max_window_layers", "n_layer", "n_layers", "num_hidden_layers", "num_layers", "pad_token_id", "rope_parameters",
+    "rope_scaling", "rope_theta", "torch_dtype", "transformers_version", "use_cache",
+})  # fmt: skip
+"""Keys of a configuration that change neither the shapes in a block nor those around the blocks."""
+
+
+def activation_profile(scenario: Scenario) -> ActivationProfile:
+    """The profile of a scenario's model, precision route, attention kernel, checkpointing and micro-batch.
+
+    Raises HarnessError if the model has to be traced and cannot be.
+    """
+    job = scenario.job
+    return find_profile(
+        scenario.model.config,
+        route=precision_route(scenario),
+        attention=attention_kernel(scenario),
+        checkpointing=job.training.activation_checkpointing,
+        single_sample=scenario.micro_batch_size == 1,
+    )
+
+
+def precision_route(scenario: Scenario) -> str:
+    """How low precision comes about: 'autocast' on fp32 weights, or 'cast' weights; 'fp32' without it.
+
+    `backends/single.py`, `backends/ddp.py`: autocast. FSDP casts what it gathers (`mp_policy`), DeepSpeed the
+    whole model.
+    """
+    precision = scenario.job.training.precision
+    asked = scenario.options.get("precision")
+    if precision == "fp32" or asked == "fp32":
+        return "fp32"
+    on_fp32_weights = scenario.strategy.family in ("single", "ddp") and asked != "cast"
+    return "autocast" if on_fp32_weights and precision.endswith("-mixed") else "cast"
+
+
+def attention_kernel(scenario: Scenario) -> str | None:
+    """The kernel that transformers is asked for; None: its own choice."""
+    kernel = scenario.job.model.attention_kernel
+    # It keeps what the flash kernel behind sdpa keeps.
+    return "sdpa" if kernel == "flash_attention_2" else kernel
+
+
+def find_profile(
+    config: Mapping[str, Any], *, route: str, attention: str | None, checkpointing: bool, single_sample: bool
+) -> ActivationProfile:
+    """The same for a Hugging Face configuration."""
+    variant = variant_key(
+        route=route, attention=attention, checkpointing=checkpointing, single_sample=single_sample
+    )
+    shipped = _shipped().get(config_key(config), {}).get(variant)
+    if shipped is not None:
+        return from_json(shipped)
+    return _traced(json.dumps(dict(config), sort_keys=True, default=str), route, attention, checkpointing, single_sample)
+
+
+def config_key(config: Mapping[str, Any]) -> str:
+    """Digest of what decides a profile."""
+    relevant = {key: value for key, value in config.items() if key not in NOT_IN_A_PROFILE}
+    return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def variant_key(*, route: str, attention: str | None, checkpointing: bool, single_sample: bool) -> str:
+    """Name of a variant of a model's profile."""
+    parts = [route, attention or "auto"]
+    parts += ["checkpointing"] if checkpointing else []
+    return " ".join([*parts, "one sample"] if single_sample else parts)
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> dict[str, dict[str, Any]]:
+    """Profiles by configuration and variant; `benchmarks/activation_profiles.py` writes the file."""
+    if not SHIPPED.exists():
+        return {}
+    document: dict[str, dict[str, Any]] = json.loads(lzma.decompress(SHIPPED.read_bytes()))
+    return document
+
+
+@lru_cache(maxsize=64)
+def _traced(
+    config: str, route: str, attention: str | None, checkpointing: bool, single_sample: bool
+) -> ActivationProfile:
+    """Traced in another process, since tracing needs torch, and kept in the user's cache."""
+    variant = {
+        "route": route, "attention": attention, "checkpointing": checkpointing, "single_sample": single_sample
+    }  # fmt: skip
+    request = json.dumps({"config": json.loads(config), "variant": variant}, sort_keys=True)
+    key = hashlib.sha256((request + _versions()).encode()).hexdigest()[:24]
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sharding-harness" / "activations"
+    file = cache / f"{key}.json"
+    if not file.exists():
+        text = _trace(request)
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, text)
+        except OSError:
+            return from_json(json.loads(text))
+    return from_json(json.loads(file.read_text()))
+
+
+def _trace(request: str) -> str:
+    command = [sys.executable, "-m", TRACER]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    try:
+        ran = subprocess.run(
+            command, input=request, capture_output=True, text=True, timeout=TRACING_SECONDS, env=environment
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HarnessError(f"tracing the model's activations took over {TRACING_SECONDS} s") from error
+    if ran.returncode:
+        lines = [line for line in ran.stderr.splitlines() if line.strip()] or ["no message"]
+        raise HarnessError(f"the model's activations cannot be traced: {lines[-1].strip()}")
+    return ran.stdout
+
+
+def _versions() -> str:
+    from importlib.metadata import version
+
+    return f"{version('torch')} {version('transformers')} {_tracer_digest()}"
+
+
+def _tracer_digest() -> str:
+    worker = Path(__file__).parents[1] / "worker"
+    files = ("activation_trace.py", "storage_events.py", "trace_profile.py")
+    return hashlib.sha256(b"".join((worker / name).read_bytes() for name in files)).hexdigest()

@@ -1,0 +1,108 @@
+"""How a family holds memory while a step passes: the hooks that its strategies fill in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from harness.theory.families import model_states
+from harness.theory.layout import Tensor, elements
+from harness.theory.peaks.ledger import Holding, Ledger
+from harness.theory.peaks.optimizer import adam_temporaries
+from harness.theory.workload import Workload
+
+STATE_SOURCE = "harness.theory, closed forms of the model states"
+GRADIENTS = Holding(
+    kind="gradients", name="gradients so far", formula="bytes of a gradient x parameters reached",
+    source="torch 2.13, csrc/autograd/functions/accumulate_grad.h: the first gradient is kept as it comes",
+)  # fmt: skip
+ADAM_TEMPORARY = Holding(
+    kind="temporary", name="AdamW's square roots", formula="see optimizer.implementation",
+    source="torch 2.13, optim/adam.py: _single_tensor_adam, _multi_tensor_adam",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A block, or '' for all other modules."""
+
+    name: str
+    parameters: tuple[Tensor, ...]
+
+    @property
+    def elements(self) -> int:
+        return elements(self.parameters)
+
+
+@dataclass
+class Course:
+    """One step under one strategy; this one is a single process, which shards and reduces nothing."""
+
+    workload: Workload
+    ledger: Ledger
+    units: tuple[Unit, ...] = field(init=False)
+    root: Unit | None = field(init=False)
+    micro_step: int = 0
+
+    def __post_init__(self) -> None:
+        named = self.workload.layout.units()
+        self.units = tuple(Unit(name, tuple(tensors)) for name, tensors in named if name)
+        self.root = next((Unit(name, tuple(tensors)) for name, tensors in named if not name), None)
+
+    @property
+    def last_micro_step(self) -> bool:
+        return self.micro_step == self.workload.accumulation_steps - 1
+
+    def begin(self) -> None:
+        """What is there as every ordinary step begins: all states but gradients."""
+        for term in model_states(self.workload).terms:
+            on_device = not term.host or self.workload.device == "cpu"
+            if term.kind != "gradients" and on_device:
+                holding = Holding(kind=term.kind, name=term.name, source=STATE_SOURCE)
+                self.ledger.add(holding, term.bytes)
+
+    def before_model(self) -> None:
+        """The model's forward pass begins."""
+
+    def before_forward(self, unit: Unit) -> None:
+        """A block's forward pass begins."""
+
+    def after_forward(self, unit: Unit) -> None:
+        """A block's forward pass is over."""
+
+    def after_model(self) -> None:
+        """The model's forward pass is over, the loss is not computed yet."""
+
+    def before_backward_of_model(self) -> None:
+        """The loss has its gradient, the model's backward pass begins."""
+
+    def before_backward(self, unit: Unit) -> None:
+        """A block's backward pass begins."""
+
+    def after_backward(self, unit: Unit) -> None:
+        """A block's backward pass is over."""
+
+    def at_module(self, tensors: tuple[Tensor, ...], *, backward: bool) -> None:
+        """A module with these parameters of its own computes."""
+
+    def gradient_ready(self, parameter: Tensor) -> None:
+        """A parameter's gradient is complete, and no activation any more."""
+        if self.micro_step == 0:
+            self.ledger.add(GRADIENTS, parameter.numel * self.gradient_bytes)
+
+    def after_backward_of_model(self) -> None:
+        """The backward pass is over."""
+
+    def step(self) -> None:
+        """The optimizer's update, with the gradients that are there."""
+        with self.ledger.temporarily((ADAM_TEMPORARY, self.adam_temporary_bytes())):
+            pass
+
+    def adam_temporary_bytes(self) -> int:
+        """For tensors of the model's own shapes, in the optimizer's groups."""
+        groups = [[tensor.numel for tensor in group] for group in self.workload.layout.groups()]
+        return adam_temporaries(self.workload, groups) * self.workload.master_bytes
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Per element, as autograd gives it."""
+        return self.workload.master_bytes

@@ -1,0 +1,27 @@
+"""The course of a step by family."""
+
+from __future__ import annotations
+
+from harness.theory.activations import ActivationProfile
+from harness.theory.peaks.course import Course
+from harness.theory.peaks.ddp import DdpCourse
+from harness.theory.peaks.fsdp2 import Fsdp2Course
+from harness.theory.peaks.ledger import Fullest, Ledger, Phase
+from harness.theory.peaks.walk import Walk
+from harness.theory.workload import Workload
+
+COURSES: dict[str, type[Course]] = {
+    "single": Course,
+    "ddp": DdpCourse,
+    "fsdp2": Fsdp2Course,
+}
+
+
+def fullest_moments(workload: Workload, profile: ActivationProfile) -> dict[Phase, Fullest]:
+    """The fullest moment of each phase of an ordinary step of one rank."""
+    assert workload.sequence_length is not None
+    ledger = Ledger()
+    course = COURSES[workload.strategy.family](workload, ledger)
+    walk = Walk(course, profile, micro_batch=workload.micro_batch_size, sequence=workload.sequence_length)
+    walk.run()
+    return ledger.fullest

@@ -1,0 +1,186 @@
+"""fully_shard (FSDP2) of torch 2.13: gathered units, gathered ahead, and reduce-scatters of their gradients."""
+
+from __future__ import annotations
+
+from harness.theory.dtypes import DTYPE_BYTES
+from harness.theory.fsdp import reduce_dtype
+from harness.theory.layout import Tensor
+from harness.theory.peaks.course import GRADIENTS, Course, Unit
+from harness.theory.peaks.ledger import Holding
+from harness.theory.peaks.optimizer import adam_temporaries
+from harness.theory.peaks.transports import gathering, reduce_scattering
+
+_COLLECTIVES = "torch 2.13, distributed/fsdp/_fully_shard/_fsdp_collectives.py: "
+_GROUP = "torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py: "
+GATHERED = Holding(
+    kind="gathered", name="gathered units", formula="compute bytes x unit",
+    source=_COLLECTIVES + "foreach_all_gather_copy_out",
+)  # fmt: skip
+FLAT = Holding(
+    kind="gathered", name="all-gather output, before it is copied out", formula="compute bytes x unit",
+    source=_GROUP + "wait_for_unshard keeps it until the next unit is gathered (AllGatherState)",
+)  # fmt: skip
+CAST = Holding(
+    kind="communication", name="own shard in the compute dtype", formula="compute bytes x unit / N",
+    source=_COLLECTIVES + "_get_param_all_gather_inputs",
+)  # fmt: skip
+REDUCE_INPUT = Holding(
+    kind="communication", name="reduce-scatter input", formula="reduce bytes x unit",
+    source=_GROUP + "post_backward frees it in the next unit's (ReduceScatterState)",
+)  # fmt: skip
+REDUCED = Holding(
+    kind="gradients", name="reduced gradients", formula="4 x unit / N", source=_COLLECTIVES + "foreach_reduce"
+)
+REDUCED_LOW = Holding(
+    kind="communication", name="reduce-scatter output in the reduce dtype", formula="reduce bytes x unit / N",
+    source=_COLLECTIVES + "foreach_reduce",
+)  # fmt: skip
+ACCUMULATED = Holding(
+    kind="gradients", name="unsharded gradients of micro-steps", formula="reduce bytes x P",
+    source="torch 2.13, _fsdp_param.py: to_accumulated_grad_if_needed",
+)  # fmt: skip
+
+
+class Fsdp2Course(Course):
+    """One unit per block and the root, which encloses them."""
+
+    def begin(self) -> None:
+        super().begin()
+        self._ahead: Unit | None = None
+        self._reduce_bytes = DTYPE_BYTES[reduce_dtype(self.workload)]
+
+    # Forward pass
+
+    def before_model(self) -> None:
+        if self.root:
+            self._gather(self.root, forward=True)
+
+    def before_forward(self, unit: Unit) -> None:
+        self._gather(unit, forward=True)
+
+    def after_forward(self, unit: Unit) -> None:
+        if self.workload.strategy.facts.reshards:
+            self._free(unit)
+
+    def after_model(self) -> None:
+        if self.root and self._root_reshards:
+            self._free(self.root)
+        self.ledger.drop(FLAT)
+
+    # Backward pass
+
+    def before_backward_of_model(self) -> None:
+        if self.root and self._root_reshards:
+            self._gather(self.root, forward=False)
+        self._gather_ahead(len(self.units) - 1)
+
+    def before_backward(self, unit: Unit) -> None:
+        if self.workload.strategy.facts.reshards:
+            self._gather(unit, forward=False)
+            self._gather_ahead(self.units.index(unit) - 1)
+
+    def after_backward(self, unit: Unit) -> None:
+        self._free(unit)
+        self._reduce(unit)
+
+    def gradient_ready(self, parameter: Tensor) -> None:
+        if self.micro_step == 0 or self._reduce_bytes != self.workload.compute_bytes:
+            self.ledger.add(GRADIENTS, parameter.numel * self.gradient_bytes)
+
+    def after_backward_of_model(self) -> None:
+        if self.root:
+            self._free(self.root)
+            self._reduce(self.root)
+        self.ledger.drop(REDUCE_INPUT)
+
+    def adam_temporary_bytes(self) -> int:
+        groups = [[self._own(tensor) for tensor in group] for group in self.workload.layout.groups()]
+        return adam_temporaries(self.workload, groups) * self.workload.master_bytes
+
+    @property
+    def gradient_bytes(self) -> int:
+        return self.workload.compute_bytes
+
+    @property
+    def _root_reshards(self) -> bool:
+        return self.workload.strategy.facts.reshards and self.workload.like_for_like
+
+    def _own(self, tensor: Tensor) -> int:
+        rows, row = tensor.rows
+        most = -(-rows // self.workload.shards)
+        return max(0, min(rows - most * self.workload.shard_rank, most)) * row
+
+    def _padded(self, unit: Unit) -> int:
+        """Elements of a unit with every parameter's rows padded to whole shards."""
+        shards = self.workload.shards
+        return sum(-(-t.rows[0] // shards) * t.rows[1] for t in unit.parameters) * shards
+
+    def _gather(self, unit: Unit, *, forward: bool) -> None:
+        size = self._padded(unit) * self.workload.compute_bytes
+        if self.workload.shards == 1:
+            self.ledger.add(GATHERED, size)
+            self.ledger.look()
+            return
+        if self._ahead is not unit:
+            self._start_gather(unit)
+        self._ahead = None
+        if forward:  # the unit before is let go of now
+            self.ledger.drop(FLAT)
+            self.ledger.add(FLAT, size)
+        self.ledger.add(GATHERED, size)
+        self.ledger.look()
+        if not forward:
+            self.ledger.drop(FLAT, size)
+
+    def _start_gather(self, unit: Unit) -> None:
+        size = self._padded(unit) * self.workload.compute_bytes
+        cast = size // self.workload.shards if self.workload.mixed else 0
+        self.ledger.add(FLAT, size)
+        with self.ledger.temporarily((CAST, cast), gathering(self.workload, size)):
+            pass
+
+    def _gather_ahead(self, index: int) -> None:
+        """`_backward_prefetch`: the unit before in the forward pass."""
+        if index >= 0 and self.workload.shards > 1 and self.workload.strategy.facts.reshards:
+            self._ahead = self.units[index]
+            self._start_gather(self._ahead)
+
+    def _free(self, unit: Unit) -> None:
+        self.ledger.drop(GATHERED, self._padded(unit) * self.workload.compute_bytes)
+
+    def _reduce(self, unit: Unit) -> None:
+        if not self.last_micro_step:
+            self._accumulate(unit)
+            return
+        with self.ledger.during("reduction"):
+            padded = self._padded(unit)
+            self.ledger.drop(REDUCE_INPUT)
+            self.ledger.add(REDUCE_INPUT, padded * self._reduce_bytes)
+            self.ledger.look()
+            self._drop_gradients(unit)
+            self._scatter(padded)
+
+    def _scatter(self, padded: int) -> None:
+        own = padded // self.workload.shards
+        low = self._reduce_bytes != self.workload.master_bytes
+        output = REDUCED_LOW if low else REDUCED
+        self.ledger.add(output, own * self._reduce_bytes)
+        size = padded * self._reduce_bytes if self.workload.shards > 1 else 0
+        with self.ledger.temporarily(reduce_scattering(self.workload, size)):
+            pass
+        if low:
+            self.ledger.add(REDUCED, own * self.workload.master_bytes)
+            self.ledger.look()
+            self.ledger.drop(REDUCED_LOW)
+
+    def _drop_gradients(self, unit: Unit) -> None:
+        self.ledger.drop(GRADIENTS)
+        if self.workload.accumulation_steps > 1:
+            self.ledger.drop(ACCUMULATED, unit.elements * self._reduce_bytes)
+
+    def _accumulate(self, unit: Unit) -> None:
+        """Without a reduction gradients add up in the reduce dtype."""
+        if self.micro_step == 0:
+            self.ledger.add(ACCUMULATED, unit.elements * self._reduce_bytes)
+            self.ledger.look()
+        self.ledger.drop(GRADIENTS)

@@ -1,0 +1,223 @@
+"""Traces one training step of a bare model without weights: what it keeps for the backward pass, and its
+fullest moments, as a profile in micro-batch and sequence."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+
+from harness.backends.blocks import transformer_blocks
+from harness.backends.precision import cast_parameters
+from harness.theory.activations import ActivationProfile, to_json
+from harness.worker.model import enable_checkpointing, summed_cross_entropy
+from harness.worker.storage_events import Event, StorageEvents, autograd_sequence
+from harness.worker.trace_profile import profile_of_events
+
+BLOCKS = 3
+"""Of the traced model: the middle one stands for all."""
+SEQUENCES = (503, 479, 467, 383, 263)
+"""Primes: a storage's size shows how often the sequence is a factor of it."""
+MICRO_BATCHES = (1021, 1031, 1033)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What besides the model decides a profile."""
+
+    route: str = "fp32"
+    """'fp32'; 'autocast': low precision on fp32 weights; 'cast': weights in low precision."""
+    attention: str | None = None
+    """'sdpa' or 'eager'; None: as transformers chooses."""
+    checkpointing: bool = False
+    single_sample: bool = False
+    """A micro-batch of one sample: some copies are views then."""
+
+
+def trace_profile(config: Mapping[str, Any], variant: Variant) -> ActivationProfile:
+    """Trace a training step of the model of a Hugging Face configuration (with `model_type`).
+
+    Its widths are taken as they are, with BLOCKS blocks. Needs no weights and no memory to speak of.
+    """
+    with FakeTensorMode(), torch.device("cpu"):
+        model = _model(config, variant)
+        batch, sequence = _shape(config, variant)
+        tokens = torch.zeros(batch, sequence, dtype=torch.int64)
+        tracer = _Tracer(model, tokens)
+        with _unpacked():
+            events = tracer.step({"tokens": tokens, "labels": tokens}, variant.route)
+    return profile_of_events(events, batch=batch, sequence=sequence, blocks=BLOCKS)
+
+
+def _model(config: Mapping[str, Any], variant: Variant) -> nn.Module:
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    values = {key: value for key, value in config.items() if key != "model_type"}
+    of_model = CONFIG_MAPPING[config["model_type"]](**values)
+    of_model.num_hidden_layers = BLOCKS
+    model: nn.Module = AutoModelForCausalLM.from_config(
+        of_model, attn_implementation=variant.attention, dtype=torch.float32, trust_remote_code=False
+    )
+    if variant.checkpointing:
+        enable_checkpointing(model)
+    if variant.route == "cast":
+        cast_parameters(model, torch.bfloat16)
+    model.train()
+    return model
+
+
+def _shape(config: Mapping[str, Any], variant: Variant) -> tuple[int, int]:
+    """Micro-batch and sequence that divide no width of the model."""
+    widths = [value for value in config.values() if isinstance(value, int) and value > 1]
+    sequence = next(s for s in SEQUENCES if all(width % s for width in widths))
+    batch = next(b for b in MICRO_BATCHES if all(width % b for width in widths))
+    return (1 if variant.single_sample else batch), sequence
+
+
+class _Tracer:
+    """Names the module of every operator, forward and backward, and marks where segments begin."""
+
+    def __init__(self, model: nn.Module, tokens: Tensor) -> None:
+        self._model = model
+        self._tokens = tokens
+        self._stack: list[str] = []
+        self._backward = False
+        self._spans: list[tuple[int, str]] = []
+        """(first number of a node, module that it belongs to), ascending."""
+        self._blocks = list(transformer_blocks(model).items())
+        self._events = StorageEvents(self._known(), self._module)
+
+    def step(self, batch: dict[str, Tensor], route: str) -> list[Event]:
+        """Forward and backward pass of one step."""
+        with ExitStack() as stack:
+            for handle in self._hooks():
+                stack.callback(handle.remove)
+            stack.enter_context(self._events)
+            self._events.note("mark", "forward embedding")
+            with _autocast(route):
+                loss = summed_cross_entropy(self._model, batch)
+            self._backward = True
+            self._events.note("mark", f"backward {len(self._blocks) + 1}")
+            scaled = loss * 1.5
+            scaled.backward()
+            del scaled
+            self._events.note("mark", "end")
+            self._events.stop_watching()
+        return self._events.events
+
+    def _known(self) -> Iterator[Tensor]:
+        yield from self._model.parameters()
+        yield from self._model.buffers()
+        yield self._tokens
+
+    def _hooks(self) -> Iterator[Any]:
+        for name, module in self._model.named_modules():
+            yield module.register_forward_pre_hook(self._entered(name))
+            yield module.register_forward_hook(self._left, always_call=True)
+        yield self._model.register_forward_hook(self._model_ends)
+        for index, (_, block) in enumerate(self._blocks):
+            yield block.register_forward_pre_hook(self._block_begins(index), with_kwargs=True)
+            yield block.register_forward_hook(self._block_ends(index))
+        for name, parameter in self._model.named_parameters():
+            yield parameter.register_post_accumulate_grad_hook(self._ready(name))
+
+    def _entered(self, name: str) -> Any:
+        def hook(*_: Any) -> None:
+            self._stack.append(name)
+            self._spans.append((autograd_sequence(), name))
+
+        return hook
+
+    def _left(self, *_: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+        self._spans.append((autograd_sequence(), self._stack[-1] if self._stack else ""))
+
+    def _block_begins(self, index: int) -> Any:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._backward:
+                return
+            self._events.note("mark", f"forward {index}")
+            hidden = args[0] if args else kwargs["hidden_states"]
+            if index == 0:
+                hidden.register_hook(lambda _: self._events.note("mark", "backward embedding"))
+
+        return hook
+
+    def _block_ends(self, index: int) -> Any:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            if self._backward:
+                return
+            hidden = output[0] if isinstance(output, tuple) else output
+            hidden.register_hook(lambda _: self._events.note("mark", f"backward {index}"))
+            if index == len(self._blocks) - 1:
+                self._events.note("mark", f"forward {len(self._blocks)}")
+
+        return hook
+
+    def _model_ends(self, _: nn.Module, __: Any, output: Any) -> None:
+        index = len(self._blocks)
+        output.logits.register_hook(lambda _: self._events.note("mark", f"backward {index}"))
+        self._events.note("mark", f"forward {index + 1}")
+
+    def _ready(self, name: str) -> Any:
+        def hook(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            self._events.note("ready", self._of_block(name), parameter.grad)
+
+        return hook
+
+    def _module(self) -> str:
+        """Whose operator runs: of the forward pass or of a recomputation, else of the graph's node."""
+        if self._stack:
+            return self._of_block(self._stack[-1])
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return ""
+        at = bisect.bisect_right([first for first, _ in self._spans], node._sequence_nr()) - 1
+        return self._of_block(self._spans[at][1]) if at >= 0 else ""
+
+    def _of_block(self, name: str) -> str:
+        for block, _ in self._blocks:
+            if name == block or name.startswith(f"{block}."):
+                return name[len(block) + 1 :]
+        return name
+
+
+@contextmanager
+def _unpacked() -> Iterator[None]:
+    """Let transformers know that samples are not packed, which it would read from values, and so use no mask.
+
+    `find_packed_sequence_indices` (transformers 5, `masking_utils.py`) assumes the contrary under fake tensors.
+    """
+    from transformers import masking_utils
+
+    original = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda _: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = original
+
+
+def _autocast(route: str) -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", torch.bfloat16) if route == "autocast" else nullcontext()
+
+
+def main() -> None:
+    """Read `{"config": ..., "variant": ...}` from standard input, write the profile as JSON."""
+    request = json.load(sys.stdin)
+    profile = trace_profile(request["config"], Variant(**request["variant"]))
+    json.dump(to_json(profile), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
