@@ -74,7 +74,10 @@ def predict_memory(scenario: Scenario) -> MemoryPrediction:
     fullest = fullest_moments(workload, profile)
     return MemoryPrediction(
         moments=tuple(
-            Moment(name=name, terms=_terms(max((fullest[p] for p in phases if p in fullest), key=lambda f: f.bytes)))
+            Moment(
+                name=name,
+                terms=_terms(max((fullest[p] for p in phases if p in fullest), key=lambda f: f.bytes)),
+            )
             for name, phases in PHASES.items()
             if any(phase in fullest for phase in phases)
         ),

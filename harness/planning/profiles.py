@@ -23,9 +23,10 @@ TRACER = "harness.worker.activation_trace"
 ROUTES = ("fp32", "autocast", "cast")
 TRACING_SECONDS = 300
 NOT_IN_A_PROFILE = frozenset({
-    "_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id", "initializer_range", "layer_types",
-    "max_window_layers", "n_layer", "n_layers", "num_hidden_layers", "num_layers", "pad_token_id", "rope_parameters",
-    "rope_scaling", "rope_theta", "torch_dtype", "transformers_version", "use_cache",
+    "_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id", "initializer_range",
+    "layer_types", "max_window_layers", "n_layer", "n_layers", "num_hidden_layers", "num_layers",
+    "pad_token_id", "rope_parameters", "rope_scaling", "rope_theta", "torch_dtype", "transformers_version",
+    "use_cache",
 })  # fmt: skip
 """Keys of a configuration that change neither the shapes in a block nor those around the blocks."""
 
@@ -76,7 +77,9 @@ def find_profile(
     shipped = _shipped().get(config_key(config), {}).get(variant)
     if shipped is not None:
         return from_json(shipped)
-    return _traced(json.dumps(dict(config), sort_keys=True, default=str), route, attention, checkpointing, single_sample)
+    return _traced(
+        json.dumps(dict(config), sort_keys=True, default=str), route, attention, checkpointing, single_sample
+    )
 
 
 def config_key(config: Mapping[str, Any]) -> str:
@@ -111,7 +114,9 @@ def _traced(
     }  # fmt: skip
     request = json.dumps({"config": json.loads(config), "variant": variant}, sort_keys=True)
     key = hashlib.sha256((request + _versions()).encode()).hexdigest()[:24]
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sharding-harness" / "activations"
+    cache = (
+        Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sharding-harness" / "activations"
+    )
     file = cache / f"{key}.json"
     if not file.exists():
         text = _trace(request)

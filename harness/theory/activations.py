@@ -57,7 +57,7 @@ class Point:
     module: str
     """Whose operator runs; relative to the block."""
     live: Size
-    """Beyond what lay there as the segment's forward pass began, or what is left as its backward pass ends."""
+    """Beyond what lay there as the segment's forward pass began, or is left as its backward pass ends."""
     ready: int
     """Gradients of the segment that are handed over by then."""
 

@@ -194,14 +194,14 @@ class _Tracer:
 
 @contextmanager
 def _unpacked() -> Iterator[None]:
-    """Let transformers know that samples are not packed, which it would read from values, and so use no mask.
+    """Tell transformers that samples are not packed, so that it needs no mask; it would read values.
 
-    `find_packed_sequence_indices` (transformers 5, `masking_utils.py`) assumes the contrary under fake tensors.
+    `find_packed_sequence_indices` (transformers 5, `masking_utils.py`) assumes they are, of fake tensors.
     """
     from transformers import masking_utils
 
     original = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda _: None
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
     try:
         yield
     finally:

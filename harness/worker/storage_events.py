@@ -75,4 +75,4 @@ class StorageEvents(TorchDispatchMode):
 
 def autograd_sequence() -> int:
     """Number that the next node of the graph will have."""
-    return int(torch.autograd._get_sequence_nr())
+    return int(torch._C._autograd._get_sequence_nr())

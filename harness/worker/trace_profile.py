@@ -9,7 +9,9 @@ from harness.theory.activations import MONOMIALS, ActivationProfile, Gradient, P
 from harness.worker.storage_events import Event
 
 
-def profile_of_events(events: Sequence[Event], *, batch: int, sequence: int, blocks: int) -> ActivationProfile:
+def profile_of_events(
+    events: Sequence[Event], *, batch: int, sequence: int, blocks: int
+) -> ActivationProfile:
     """Raises ValueError for a storage whose size is no product of batch, sequence and widths."""
     replay = _Replay(batch, sequence, blocks)
     for event in events:
@@ -35,7 +37,9 @@ def size_of(count: int, batch: int, sequence: int) -> Size:
     while count % sequence == 0:
         count, powers_of_s = count // sequence, powers_of_s + 1
     # batch 1: everything that has a sequence is of one sample
-    for power, factor in ((powers_of_s + 1, count), (powers_of_s, -count)) if shifted else ((powers_of_s, count),):
+    for power, factor in (
+        ((powers_of_s + 1, count), (powers_of_s, -count)) if shifted else ((powers_of_s, count),)
+    ):
         coefficients[_monomial(powers_of_b, power)] += factor
     return Size(tuple(coefficients))
 
@@ -97,7 +101,9 @@ class _Replay:
             saved=tuple(Saved(module=m, size=s) for m, s in sorted(self._saved.get(index, {}).items())),
             forward=tuple(_points(forward, forward.base)),
             backward=tuple(_points(backward, self.ends[index])),
-            gradients=tuple(Gradient(parameter=n, live=live - self.ends[index]) for n, live in backward.ready),
+            gradients=tuple(
+                Gradient(parameter=n, live=live - self.ends[index]) for n, live in backward.ready
+            ),
             forward_growth=growth,
             held=below - self.ends[index] if below is not None else Size(),
         )

@@ -13,7 +13,7 @@ BUCKETS = Holding(
 
 
 class DdpCourse(Course):
-    """Buckets are always there; a gradient is copied into its bucket as it comes, and freed where it is a view."""
+    """Buckets stay; a gradient is copied into its bucket as it comes, and freed where it is a view."""
 
     def begin(self) -> None:
         super().begin()
@@ -30,5 +30,7 @@ class DdpCourse(Course):
 
     @property
     def _views(self) -> bool:
-        wrapped = self.workload.strategy.route == "native" or self.workload.world_size > 1
+        native = self.workload.strategy.route == "native"
+        # On the CPU Accelerate wraps one rank too.
+        wrapped = native or self.workload.world_size > 1 or self.workload.device == "cpu"
         return wrapped and self.workload.like_for_like

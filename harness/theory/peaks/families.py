@@ -21,7 +21,7 @@ def fullest_moments(workload: Workload, profile: ActivationProfile) -> dict[Phas
     """The fullest moment of each phase of an ordinary step of one rank."""
     assert workload.sequence_length is not None
     ledger = Ledger()
-    course = COURSES[workload.strategy.family](workload, ledger)
+    course = COURSES.get(workload.strategy.family, Course)(workload, ledger)
     walk = Walk(course, profile, micro_batch=workload.micro_batch_size, sequence=workload.sequence_length)
     walk.run()
     return ledger.fullest

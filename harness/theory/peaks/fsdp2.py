@@ -1,4 +1,4 @@
-"""fully_shard (FSDP2) of torch 2.13: gathered units, gathered ahead, and reduce-scatters of their gradients."""
+"""fully_shard (FSDP2) of torch 2.13: units gathered, also ahead, and their gradients reduced."""
 
 from __future__ import annotations
 

@@ -31,5 +31,9 @@ def adam_temporaries(workload: Workload, groups: Sequence[Sequence[int]]) -> int
         case "foreach":
             return max(map(sum, groups), default=0)
         case _:
-            pairs = ((2 * now + before) for group in groups for before, now in zip([0, *group], group, strict=False))
+            pairs = (
+                (2 * now + before)
+                for group in groups
+                for before, now in zip([0, *group], group, strict=False)
+            )
             return max(pairs, default=0)

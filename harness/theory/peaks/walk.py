@@ -21,7 +21,9 @@ def _holding(name: str, formula: str) -> Holding:
 class Walk:
     """One step of a course."""
 
-    def __init__(self, course: Course, profile: ActivationProfile, *, micro_batch: int, sequence: int) -> None:
+    def __init__(
+        self, course: Course, profile: ActivationProfile, *, micro_batch: int, sequence: int
+    ) -> None:
         self._course = course
         self._profile = profile
         self._shape = (micro_batch, sequence)
