@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.planning.communicating import Transfer, transfers
+from harness.planning.computing import compute_dtype, computing_time
+from harness.planning.constants import TimeConstants, default_constants
+from harness.planning.device import Device
+from harness.planning.overlap import exposed_seconds, overlap_rule
 from harness.planning.scenario import Scenario
+from harness.planning.time_term import TimeTerm
+from harness.theory.flops import ModelGeometry, model_flops_per_token
+from harness.theory.overlap_ratios import overlap_ratio
+from harness.theory.terms import PADDING
 
-
-@dataclass(frozen=True, kw_only=True)
-class TimeTerm:
-    """A part of a step's time."""
-
-    name: str
-    seconds: float
-    formula: str
-    source: str
+__all__ = ["SpeedPrediction", "TimeTerm", "predict_speed"]
+BILLION = 1e9
+SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,15 +28,145 @@ class SpeedPrediction:
     computing: tuple[TimeTerm, ...]
     communication: tuple[TimeTerm, ...]
     exposed_seconds: float
-    """What of the communication does not hide behind computing."""
+    """What of the communication does not hide behind computing, and what computing loses to the rest."""
     step_seconds: float
     tokens_per_second_per_gpu: float
     model_flops_utilization: float | None
     """Of the device's dense peak for the compute dtype, 0 to 1."""
     joules_per_step: float | None
-    """Of all devices."""
+    """Of all devices at their power limit: an upper bound."""
+    overlap_ratio: float | None = None
+    """Communication over computing by the formulas of decision guides (`harness.theory.overlap_ratios`)."""
+    remarks: tuple[str, ...] = ()
+    """What overlaps, and where the constants come from."""
+
+    @property
+    def computing_seconds(self) -> float:
+        return sum(term.seconds for term in self.computing)
+
+    @property
+    def communication_seconds(self) -> float:
+        return sum(term.seconds for term in self.communication)
 
 
-def predict_speed(scenario: Scenario) -> SpeedPrediction | None:
-    """Predict a step; None without a device."""
-    return None
+def predict_speed(scenario: Scenario, constants: TimeConstants | None = None) -> SpeedPrediction | None:
+    """Predict a step; None without a device. `constants`: of a calibration; None: published ones.
+
+    step = computing + exposed + c (communication - exposed) + o, with c the contention and o the overhead.
+    Raises HarnessError for several nodes without a fabric.
+    """
+    device = scenario.device
+    if device is None:
+        return None
+    constants = constants or default_constants(device)
+    workload = scenario.workload()
+    computing = computing_time(scenario, device, constants)
+    found, source = transfers(scenario, device, constants)
+    rule = overlap_rule(workload)
+    ideal = exposed_seconds(workload, computing, found, rule)
+    hidden = max(0.0, sum(transfer.seconds for transfer in found) - ideal)
+    exposed = ideal + constants.contention * hidden
+    terms = computing.terms
+    if constants.step_overhead_seconds > 0:
+        overhead = TimeTerm(
+            name="overhead", seconds=constants.step_overhead_seconds, formula="o", source=constants.origin
+        )
+        terms = (*terms, overhead)
+    step = sum(term.seconds for term in terms) + exposed
+    tokens = scenario.micro_batch_size * scenario.accumulation_steps * scenario.job.data.sequence_length
+    return SpeedPrediction(
+        computing=terms,
+        communication=_communication(found, source),
+        exposed_seconds=exposed,
+        step_seconds=step,
+        tokens_per_second_per_gpu=tokens / step,
+        model_flops_utilization=_utilization(scenario, device, tokens / step),
+        joules_per_step=device.watts * step * scenario.world_size if device.watts else None,
+        overlap_ratio=_ratio(scenario, device),
+        remarks=(*((rule.source,) if found else ()), f"constants: {constants.origin}"),
+    )
+
+
+def hours_per_billion_tokens(speed: SpeedPrediction, world_size: int) -> float:
+    """Wall-clock hours in which all GPUs together train on 1e9 tokens."""
+    return BILLION / (speed.tokens_per_second_per_gpu * world_size) / SECONDS_PER_HOUR
+
+
+def gpu_hours_per_billion_tokens(speed: SpeedPrediction) -> float:
+    """Hours of one GPU for 1e9 tokens: what is paid for."""
+    return BILLION / speed.tokens_per_second_per_gpu / SECONDS_PER_HOUR
+
+
+def kilowatt_hours_per_billion_tokens(speed: SpeedPrediction, world_size: int) -> float | None:
+    """Energy of the GPUs at their power limit for 1e9 tokens: an upper bound; None: power unknown."""
+    if speed.joules_per_step is None:
+        return None
+    tokens_per_step = speed.tokens_per_second_per_gpu * world_size * speed.step_seconds
+    return BILLION / tokens_per_step * speed.joules_per_step / SECONDS_PER_HOUR / 1000
+
+
+def _communication(found: Sequence[Transfer], source: str) -> tuple[TimeTerm, ...]:
+    """A line per collective; padding joins what it pads."""
+    terms = []
+    for transfer in found:
+        collective = transfer.collective
+        where = f"{collective.op}, {transfer.path.name}"
+        if collective.term == PADDING:
+            where = f"{collective.phase}, {where}"
+        terms.append(
+            TimeTerm(
+                name=f"{collective.term} ({where})",
+                seconds=transfer.seconds,
+                formula=transfer.formula,
+                source=source,
+            )
+        )
+    return tuple(terms)
+
+
+def _geometry(scenario: Scenario) -> ModelGeometry:
+    model = scenario.model
+    prefixes = tuple(f"{name}." for name in model.layout.blocks)
+    inside = sum(t.numel for t in model.layout.parameters if prefixes and t.name.startswith(prefixes))
+    return ModelGeometry(
+        multiplying_parameters=model.multiplying_parameters,
+        block_parameters=inside,
+        layers=model.layers,
+        attention_width=model.attention_width,
+        sequence_length=scenario.job.data.sequence_length,
+    )
+
+
+def _utilization(scenario: Scenario, device: Device, tokens_per_second: float) -> float | None:
+    """Model FLOPs per second over the peak; None: the data sheet has no rate for the dtype."""
+    peak = device.peak_flops.get(compute_dtype(scenario))
+    return tokens_per_second * model_flops_per_token(_geometry(scenario)) / peak if peak else None
+
+
+def _ratio(scenario: Scenario, device: Device) -> float | None:
+    """The ratio of the guides, with the slowest link that the weights or gradients cross."""
+    peak = device.peak_flops.get(compute_dtype(scenario))
+    workload = scenario.workload()
+    ranks = workload.shards if scenario.strategy.facts.has_replicas else scenario.world_size
+    if not peak or ranks == 1:
+        return None
+    inside = ranks <= scenario.ranks_per_node or scenario.fabric is None
+    bandwidth = device.link_bandwidth if inside else _crossing_bandwidth(scenario)
+    return overlap_ratio(
+        scenario.strategy,
+        ranks=ranks,
+        parameters=scenario.model.parameters,
+        sequence_length=scenario.job.data.sequence_length,
+        micro_batch_size=scenario.micro_batch_size,
+        accumulation_steps=scenario.accumulation_steps,
+        peak_flops=peak,
+        bandwidth=bandwidth,
+    )
+
+
+def _crossing_bandwidth(scenario: Scenario) -> float:
+    """Of a ring over nodes: all adapters of a node together, but no more than its links."""
+    assert scenario.fabric is not None
+    assert scenario.device is not None
+    together = scenario.fabric.bandwidth_per_gpu * scenario.ranks_per_node
+    return min(together, scenario.device.link_bandwidth)

@@ -123,7 +123,7 @@ def _rebuilt_buckets(workload: Workload) -> list[Collective]:
     `Reducer::sync_bucket_indices` (reducer.cpp) broadcasts, as int32, the index of every parameter and
     the number of buckets, then the size of each bucket.
     """
-    buckets = _bucket_count(workload)
+    buckets = bucket_count(workload)
     width = DTYPE_BYTES["int32"]
     return [
         Collective(
@@ -137,7 +137,7 @@ def _rebuilt_buckets(workload: Workload) -> list[Collective]:
     ]
 
 
-def _bucket_count(workload: Workload) -> int:
+def bucket_count(workload: Workload) -> int:
     """Buckets when gradients come in the reverse order of the parameters.
 
     `compute_bucket_assignment_by_size` (reducer.cpp) closes a bucket, per dtype, once it has reached its

@@ -1,0 +1,147 @@
+"""Seconds that each collective of a step takes: latency of its calls, and bytes over the slowest link."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.errors import HarnessError
+from harness.planning.constants import TimeConstants
+from harness.planning.device import Device
+from harness.planning.scenario import Scenario
+from harness.theory import fsdp, zero
+from harness.theory.ddp import bucket_count
+from harness.theory.dtypes import DTYPE_BYTES
+from harness.theory.families import collectives
+from harness.theory.ring import RING_PASSES
+from harness.theory.terms import STEP_PHASES, Collective
+from harness.theory.textbook import textbook_collectives
+from harness.theory.transports import EMULATED, transport_sent_bytes
+from harness.theory.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Path:
+    """The way that a collective's bytes take from each rank of a ring to the next."""
+
+    ranks: int
+    nodes: int
+    members_per_node: int
+    bandwidth: float
+    """Bytes per second, of the slowest link."""
+    link_step_seconds: float
+    fabric_step_seconds: float
+
+    @property
+    def name(self) -> str:
+        return "between nodes" if self.nodes > 1 else "within nodes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """One collective of the closed forms, in seconds per step."""
+
+    collective: Collective
+    path: Path
+    calls: int
+    seconds: float
+    formula: str
+
+
+def step_collectives(workload: Workload) -> tuple[list[Collective], str]:
+    """Collectives of an ordinary step and where they come from.
+
+    Where the closed form of the implementation is not known, the textbook's.
+    """
+    volume = collectives(workload)
+    if volume.unknown is None:
+        found = [c for c in volume.collectives if c.phase in STEP_PHASES and c.payload_bytes]
+        return found, f"harness.theory.{workload.strategy.family}"
+    library = fsdp if workload.strategy.zero_stage is None else zero
+    textbook = textbook_collectives(
+        workload, weight_dtype=workload.compute_dtype, reduce_dtype=library.reduce_dtype(workload)
+    )
+    return textbook, f"harness.theory.textbook: {volume.unknown}"
+
+
+def transfers(scenario: Scenario, device: Device, constants: TimeConstants) -> tuple[list[Transfer], str]:
+    """Seconds of every collective of a step. Raises HarnessError for several nodes without a fabric."""
+    workload = scenario.workload()
+    if workload.world_size == 1:
+        return [], "one rank"
+    found, source = step_collectives(workload)
+    return [_transfer(c, workload, scenario, device, constants) for c in found], source
+
+
+def _transfer(
+    collective: Collective, workload: Workload, scenario: Scenario, device: Device, constants: TimeConstants
+) -> Transfer:
+    path = path_of(workload.group_ranks(collective.role, 0), scenario, device, constants)
+    calls = _calls(collective, workload)
+    sent = transport_sent_bytes(scenario.transport, collective.op, collective.payload_bytes, path.ranks)
+    op = EMULATED.get(scenario.transport, {}).get(collective.op, collective.op)
+    latency = call_latency(op, path, constants) if path.ranks > 1 else 0.0
+    seconds = calls * latency + sent / path.bandwidth
+    return Transfer(
+        collective=collective, path=path, calls=calls, seconds=seconds,
+        formula=f"{calls} x {latency * 1e6:.0f} us + {sent / 1e6:,.1f} MB / {path.bandwidth / 1e9:.1f} GB/s",
+    )  # fmt: skip
+
+
+def path_of(ranks: Sequence[int], scenario: Scenario, device: Device, constants: TimeConstants) -> Path:
+    """The links of a ring over a group; several rings share a node's adapters, one ring per rank of it."""
+    nodes = {rank // scenario.ranks_per_node for rank in ranks}
+    members = math.ceil(len(ranks) / len(nodes))
+    inside = device.link_bandwidth * constants.link_share
+    fabric = scenario.fabric
+    if len(nodes) > 1 and fabric is None:
+        raise HarnessError(
+            f"{scenario.nodes} nodes need a network: name one with --fabric, or set --gpus-per-node so that "
+            "one node holds all ranks"
+        )
+    across = inside if fabric is None else fabric.bandwidth_per_gpu * members * constants.fabric_share
+    slowest = across if len(nodes) > 1 and members == 1 else min(inside, across)
+    return Path(
+        ranks=len(ranks),
+        nodes=len(nodes),
+        members_per_node=members,
+        bandwidth=slowest if len(nodes) > 1 else inside,
+        link_step_seconds=constants.link_step_seconds,
+        fabric_step_seconds=fabric.latency_seconds if fabric else 0.0,
+    )
+
+
+def call_latency(op: str, path: Path, constants: TimeConstants) -> float:
+    """Seconds of a call without bytes: base + steps of the ring within and between nodes.
+
+    NCCL, src/graph/tuning.cc, ncclTopoTuneModel: (n - 1) steps per pass, of which (nodes - 1) cross; small
+    all-reduces go over a tree: 2 (log2 nodes + ranks of a node - 1) steps.
+    """
+    passes = RING_PASSES.get(op, 1)
+    between = passes * (path.nodes - 1)
+    within = passes * (path.ranks - 1) - between
+    ring = within * path.link_step_seconds + between * path.fabric_step_seconds
+    tree = 2 * (
+        (path.members_per_node - 1) * path.link_step_seconds
+        + math.ceil(math.log2(path.nodes)) * path.fabric_step_seconds
+    )
+    return constants.call_seconds + (min(ring, tree) if op == "all_reduce" else ring)
+
+
+def _calls(collective: Collective, workload: Workload) -> int:
+    """How many calls move the payload; where the closed form leaves it open, by buckets or units."""
+    if collective.calls is not None:
+        return collective.calls
+    family = workload.strategy.family
+    if family == "ddp":
+        return bucket_count(workload)
+    if workload.strategy.zero_stage and collective.op != "all_gather":
+        bucket = zero.bucket_elements(workload) * DTYPE_BYTES[collective.dtype]
+        return max(1, math.ceil(collective.payload_bytes / bucket))
+    return max(1, len(workload.layout.units()))
+
+
+def total_seconds(found: Sequence[Transfer], phase: str | None = None) -> float:
+    """Seconds of all transfers, or of those of one phase."""
+    return sum(t.seconds for t in found if phase in (None, t.collective.phase))

@@ -1,0 +1,182 @@
+"""Seconds that one rank computes: matrix products, attention, what is bound by memory, the optimizer step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.planning.constants import TimeConstants
+from harness.planning.device import Device
+from harness.planning.geometry import Decoder, Matrix, decoder
+from harness.planning.scenario import Scenario
+from harness.planning.time_term import TimeTerm
+from harness.theory.families import model_states
+from harness.theory.workload import Workload
+
+CAUSAL_TILE = 128
+"""Rows and columns that a fused attention kernel takes at once: it skips whole tiles above the diagonal."""
+ATTENTION_BACKWARD = 2.5
+"""Products in the backward pass of fused attention over those in the forward pass: five to two."""
+LOSS_BYTES = 44
+"""Per logit: widened (2 + 4), log-softmax (4 + 4), its backward pass (4 + 4 + 4 + 4), narrowed (4 + 2), and
+gradients of the shifted view (4 + 4), as `summed_cross_entropy` runs them."""
+ADAM_BYTES = {"foreach": 80, "for-loop": 80, "fused": 28}
+"""Per fp32 element that AdamW reads and writes: fused 4 reads and 3 writes; else a pass per operation:
+decay 8, first moment 12, second 8 + 12, root 8, correction 8, epsilon 8, update 16 (torch/optim/adamw.py)."""
+CLIPPING_BYTES = 12
+"""Per fp32 gradient: read for the norm, read and written for the factor."""
+COPY_BYTES = 12
+"""Per element of a low-precision run of DeepSpeed: gradient widened (2 + 4), master narrowed (4 + 2)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputingTime:
+    """Of one micro-step in seconds, and of the update after all micro-steps."""
+
+    block_forward: float
+    """All blocks together."""
+    block_backward: float
+    """With recomputation."""
+    head_forward: float
+    """Output projection and loss."""
+    head_backward: float
+    update: float
+    terms: tuple[TimeTerm, ...]
+    """Of the whole step."""
+
+    @property
+    def micro_step(self) -> float:
+        return self.block_forward + self.block_backward + self.head_forward + self.head_backward
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What a device sustains for a job."""
+
+    flops: float
+    """Of matrix products, FLOP/s."""
+    attention_flops: float
+    bytes: float
+    """Per second."""
+    width: int
+    """Bytes of an element of the compute dtype."""
+
+
+def compute_dtype(scenario: Scenario) -> str:
+    """Name of the rate in a device's data sheet: 'tf32' where the job asks for it."""
+    workload = scenario.workload()
+    if workload.compute_dtype == "float32" and scenario.job.training.tf32:
+        return "tf32"
+    return workload.compute_dtype
+
+
+def peak_flops(device: Device, dtype: str) -> float:
+    """The dense peak; a device without units for a dtype computes it at its fp32 rate."""
+    return device.peak_flops.get(dtype) or device.peak_flops["float32"]
+
+
+def computing_time(scenario: Scenario, device: Device, constants: TimeConstants) -> ComputingTime:
+    """Predict what one rank computes in a step."""
+    model, workload = decoder(scenario.model), scenario.workload()
+    rates = _rates(scenario, device, constants)
+    tokens = scenario.micro_batch_size * scenario.job.data.sequence_length
+    recomputed = 1 if scenario.job.training.activation_checkpointing else 0
+    products = _products(model.matrices, tokens, rates, constants)
+    # torch.utils.checkpoint stops once the last saved tensor is there: the input of a block's last product.
+    again = recomputed * (products - _products(model.last, tokens, rates, constants))
+    attention = _attention(model, tokens, scenario.job.data.sequence_length, rates, constants)
+    elementwise = tokens * model.layers * rates.width / rates.bytes
+    forward = products + attention + elementwise * model.traffic.forward
+    backward = 2 * products + ATTENTION_BACKWARD * attention + elementwise * model.traffic.backward
+    forward = max(forward, model.layers * model.traffic.forward_kernels * constants.dispatch_seconds)
+    backward = max(backward, model.layers * model.traffic.backward_kernels * constants.dispatch_seconds)
+    backward += again + recomputed * (forward - products)
+    head = _product(tokens, model.hidden, model.head_rows, rates, constants) if model.head_rows else 0.0
+    loss = tokens * model.head_rows * LOSS_BYTES / rates.bytes
+    kept = _gradients_and_casts(workload, rates)
+    update, update_terms = _update(workload, scenario, rates)
+    steps = scenario.accumulation_steps
+    terms = (
+        _term("matrix products", steps * (3 * products + again + 3 * head),
+              "3 passes, and recomputation, of 2 T in out / R + bytes / M + k per weight",
+              constants.matrix_source),
+        _term("attention", steps * (1 + recomputed + ATTENTION_BACKWARD) * attention,
+              "causal share of 4 T s a L, forward 1, backward 2.5", constants.attention_source),
+        _term("elementwise kernels", steps * (forward + backward - (3 * products + again)
+              - (1 + recomputed + ATTENTION_BACKWARD) * attention),
+              "reads and writes of norms, residuals, activations / M", "kernels of transformers 5, counted"),
+        _term("logits and loss", steps * loss, f"{LOSS_BYTES} T V / M", "harness.worker.model, counted"),
+        _term("gradients and casts", steps * kept, "bytes of weights cast and gradients added / M",
+              "torch autocast, accumulate_grad"),
+        *update_terms,
+    )  # fmt: skip
+    return ComputingTime(
+        block_forward=forward,
+        block_backward=backward + kept,
+        head_forward=head + loss / 3,
+        head_backward=2 * head + 2 * loss / 3,
+        update=update,
+        terms=tuple(term for term in terms if term.seconds > 0),
+    )
+
+
+def _term(name: str, seconds: float, formula: str, source: str) -> TimeTerm:
+    return TimeTerm(name=name, seconds=seconds, formula=formula, source=source)
+
+
+def _rates(scenario: Scenario, device: Device, constants: TimeConstants) -> Rates:
+    workload = scenario.workload()
+    peak = peak_flops(device, compute_dtype(scenario))
+    matrix = peak * constants.matrix_share * constants.sustained_share
+    fused = workload.compute_dtype != "float32"
+    return Rates(
+        flops=matrix,
+        attention_flops=peak * constants.attention_share if fused else matrix,
+        bytes=device.memory_bandwidth * constants.memory_share,
+        width=workload.compute_bytes,
+    )
+
+
+def _product(tokens: int, inputs: int, outputs: int, rates: Rates, constants: TimeConstants) -> float:
+    """Seconds of one product: arithmetic plus reading and writing, so that thin ones are slower."""
+    moved = rates.width * (tokens * (inputs + outputs) + inputs * outputs)
+    return 2 * tokens * inputs * outputs / rates.flops + moved / rates.bytes + constants.kernel_seconds
+
+
+def _products(matrices: tuple[Matrix, ...], tokens: int, rates: Rates, constants: TimeConstants) -> float:
+    return sum(m.count * _product(tokens, m.columns, m.rows, rates, constants) for m in matrices)
+
+
+def _attention(
+    model: Decoder, tokens: int, sequence_length: int, rates: Rates, constants: TimeConstants
+) -> float:
+    """Seconds of the forward pass over all layers: 4 T s a L, of which a causal kernel does half."""
+    causal = min(1.0, (1 + CAUSAL_TILE / sequence_length) / 2)
+    reached = sequence_length / (sequence_length + constants.attention_half_length)
+    flops = 4 * tokens * sequence_length * model.attention_width * model.layers
+    return causal * flops / (rates.attention_flops * reached)
+
+
+def _gradients_and_casts(workload: Workload, rates: Rates) -> float:
+    """Seconds of a micro-step: weights that autocast narrows, gradients that it widens, and their sums."""
+    count, master = workload.layout.parameter_count, workload.master_bytes
+    moved = 0
+    if workload.strategy.family in ("single", "ddp") and workload.compute_bytes < master:
+        moved += 2 * (workload.compute_bytes + master)
+    if workload.accumulation_steps > 1:
+        moved += 3 * master * (workload.accumulation_steps - 1) // workload.accumulation_steps
+    return count * moved / rates.bytes
+
+
+def _update(workload: Workload, scenario: Scenario, rates: Rates) -> tuple[float, list[TimeTerm]]:
+    """Seconds of clipping and AdamW on the elements that this rank updates."""
+    states = model_states(workload)
+    moments = sum(t.bytes for t in states.terms if t.kind == "optimizer" and not t.host)
+    elements = moments / (2 * workload.master_bytes)
+    kind = str(getattr(scenario.job.optimizer, "implementation", "default"))
+    if kind == "default":
+        kind = "foreach" if scenario.torch_device == "cuda" else "for-loop"
+    per_element = ADAM_BYTES[kind] + (CLIPPING_BYTES if workload.clips else 0)
+    copies = COPY_BYTES if workload.strategy.zero_stage and workload.compute_bytes < 4 else 0
+    seconds = elements * (per_element * workload.master_bytes / 4 + copies) / rates.bytes
+    formula = f"{per_element * workload.master_bytes / 4 + copies:g} bytes x elements that a rank updates / M"
+    return seconds, [_term("optimizer step", seconds, formula, "torch/optim/adamw.py, passes counted")]

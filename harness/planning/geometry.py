@@ -1,0 +1,118 @@
+"""What the time model needs to know of a decoder: its matrix products and what its other kernels move."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.planning.model import PlannedModel
+
+HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
+INTERMEDIATE_KEYS = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner", "d_ff")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """A weight that tokens are multiplied with, as often as it occurs."""
+
+    rows: int
+    columns: int
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Reads and writes of a layer's elementwise kernels per token, in elements of the compute dtype."""
+
+    forward: float
+    backward: float
+    forward_kernels: int
+    backward_kernels: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """A decoder's geometry."""
+
+    hidden: int
+    layers: int
+    attention_width: int
+    head_rows: int
+    """Vocabulary of the output projection."""
+    matrices: tuple[Matrix, ...]
+    """Of all blocks together."""
+    last: tuple[Matrix, ...]
+    """The last of each block, whose product recomputation leaves out."""
+    traffic: Traffic
+
+
+def decoder(model: PlannedModel) -> Decoder:
+    """Read a model's geometry from its tensors, and from its configuration what tensors do not tell."""
+    blocks = tuple(f"{name}." for name in model.layout.blocks)
+    by_block = [shapes for name in model.layout.blocks if (shapes := _shapes(model, name))]
+    inside = [t for t in model.layout.parameters if t.name.startswith(blocks)] if blocks else []
+    every = Counter(shape for shapes in by_block for shape in shapes)
+    hidden = _first(model.config, HIDDEN_KEYS) or min((min(shape) for shape in every), default=1)
+    others = model.multiplying_parameters - sum(t.numel for t in inside)
+    return Decoder(
+        hidden=hidden,
+        layers=model.layers,
+        attention_width=model.attention_width,
+        head_rows=max(0, round(others / hidden)),
+        matrices=_matrices(every),
+        last=_matrices(Counter(shapes[-1] for shapes in by_block)),
+        traffic=_traffic(model, hidden, [t.name for t in inside]),
+    )
+
+
+def _shapes(model: PlannedModel, block: str) -> list[tuple[int, int]]:
+    """Shapes of a block's matrices in the model's order."""
+    inside = (t for t in model.layout.parameters if t.name.startswith(f"{block}."))
+    return [(t.shape[0], t.shape[1]) for t in inside if len(t.shape) == 2]
+
+
+def _matrices(shapes: Counter[tuple[int, int]]) -> tuple[Matrix, ...]:
+    return tuple(Matrix(rows=r, columns=c, count=n) for (r, c), n in sorted(shapes.items()))
+
+
+def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
+    values = (config.get(key) for key in keys)
+    return next((int(value) for value in values if value), None)
+
+
+def _traffic(model: PlannedModel, hidden: int, names: list[str]) -> Traffic:
+    """Count the elementwise kernels of one layer, as transformers 5 runs them without compilation.
+
+    Per token, with h the hidden size, f the width between the MLP's matrices and a the attention's width:
+    residual sums 6 h forward, 6 h backward; the sum of what the projections of attention and MLP give back
+    to one input 9 h; RMSNorm in six kernels with fp32 between 18 h forward and 40 h backward, each twice,
+    LayerNorm in one 2 h and 5 h; rotary embedding 10 a and 12 a, for queries and keys; gated MLP 5 f and 9 f,
+    a plain one 2 f and 3 f.
+    """
+    config = model.config
+    inner = _first(config, INTERMEDIATE_KEYS) or 4 * hidden
+    width = model.attention_width
+    gated = any("gate" in name or ".w3." in name for name in names)
+    rms = any(key in config for key in ("rms_norm_eps", "rms_eps"))
+    rotary = any(key in config for key in ("rope_theta", "rope_parameters", "rotary_pct", "rotary_dim"))
+    forward, backward = 6.0 * hidden, (15.0 if gated else 12.0) * hidden
+    kernels = [12, 20]
+    forward += (36 if rms else 4) * hidden
+    backward += (80 if rms else 10) * hidden
+    kernels = [kernels[0] + (12 if rms else 2), kernels[1] + (20 if rms else 4)]
+    if rotary:
+        queries_and_keys = width * (1 + _key_share(config))
+        forward, backward = forward + 10 * queries_and_keys, backward + 12 * queries_and_keys
+        kernels = [kernels[0] + 10, kernels[1] + 12]
+    forward += (5 if gated else 2) * inner
+    backward += (9 if gated else 3) * inner
+    return Traffic(
+        forward=forward, backward=backward, forward_kernels=kernels[0], backward_kernels=kernels[1]
+    )
+
+
+def _key_share(config: Mapping[str, Any]) -> float:
+    heads, keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    return keys / heads if heads and keys else 1.0
