@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from harness.planning.constants import TimeConstants
 from harness.planning.device import Device
 from harness.planning.geometry import Decoder, Matrix, decoder
+from harness.planning.offload import ADAM_BYTES, host_terms, updated_elements
 from harness.planning.scenario import Scenario
 from harness.planning.time_term import TimeTerm
-from harness.theory.families import model_states
 from harness.theory.workload import Workload
 
 CAUSAL_TILE = 128
@@ -19,9 +19,6 @@ ATTENTION_BACKWARD = 2.5
 LOSS_BYTES = 44
 """Per logit: widened (2 + 4), log-softmax (4 + 4), its backward pass (4 + 4 + 4 + 4), narrowed (4 + 2), and
 gradients of the shifted view (4 + 4), as `summed_cross_entropy` runs them."""
-ADAM_BYTES = {"foreach": 80, "for-loop": 80, "fused": 28}
-"""Per fp32 element that AdamW reads and writes: fused 4 reads and 3 writes; else a pass per operation:
-decay 8, first moment 12, second 8 + 12, root 8, correction 8, epsilon 8, update 16 (torch/optim/adamw.py)."""
 CLIPPING_BYTES = 12
 """Per fp32 gradient: read for the norm, read and written for the factor."""
 COPY_BYTES = 12
@@ -93,7 +90,7 @@ def computing_time(scenario: Scenario, device: Device, constants: TimeConstants)
     head = _product(tokens, model.hidden, model.head_rows, rates, constants) if model.head_rows else 0.0
     loss = tokens * model.head_rows * LOSS_BYTES / rates.bytes
     kept = _gradients_and_casts(workload, rates)
-    update, update_terms = _update(workload, scenario, rates)
+    update_terms = [*_update(workload, scenario, rates), *host_terms(scenario, workload, constants)]
     steps = scenario.accumulation_steps
     terms = (
         _term("matrix products", steps * (3 * products + again + 3 * head),
@@ -114,7 +111,7 @@ def computing_time(scenario: Scenario, device: Device, constants: TimeConstants)
         block_backward=backward + kept,
         head_forward=head + loss / 3,
         head_backward=2 * head + 2 * loss / 3,
-        update=update,
+        update=sum(term.seconds for term in update_terms),
         terms=tuple(term for term in terms if term.seconds > 0),
     )
 
@@ -167,16 +164,22 @@ def _gradients_and_casts(workload: Workload, rates: Rates) -> float:
     return count * moved / rates.bytes
 
 
-def _update(workload: Workload, scenario: Scenario, rates: Rates) -> tuple[float, list[TimeTerm]]:
-    """Seconds of clipping and AdamW on the elements that this rank updates."""
-    states = model_states(workload)
-    moments = sum(t.bytes for t in states.terms if t.kind == "optimizer" and not t.host)
-    elements = moments / (2 * workload.master_bytes)
+def adam_kind(scenario: Scenario) -> str:
+    """AdamW as it runs: by default `foreach` on CUDA and a loop on the CPU (torch/optim/optimizer.py)."""
     kind = str(getattr(scenario.job.optimizer, "implementation", "default"))
     if kind == "default":
         kind = "foreach" if scenario.torch_device == "cuda" else "for-loop"
+    return kind
+
+
+def _update(workload: Workload, scenario: Scenario, rates: Rates) -> list[TimeTerm]:
+    """Seconds of clipping and AdamW on the elements that this rank updates."""
+    elements = updated_elements(workload, host=False)
+    if scenario.torch_device == "cpu":
+        elements += updated_elements(workload, host=True)
+    kind = adam_kind(scenario)
     per_element = ADAM_BYTES[kind] + (CLIPPING_BYTES if workload.clips else 0)
     copies = COPY_BYTES if workload.strategy.zero_stage and workload.compute_bytes < 4 else 0
     seconds = elements * (per_element * workload.master_bytes / 4 + copies) / rates.bytes
     formula = f"{per_element * workload.master_bytes / 4 + copies:g} bytes x elements that a rank updates / M"
-    return seconds, [_term("optimizer step", seconds, formula, "torch/optim/adamw.py, passes counted")]
+    return [_term("optimizer step", seconds, formula, "torch/optim/adamw.py, passes counted")]

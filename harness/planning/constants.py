@@ -35,9 +35,7 @@ ATTENTION_SHARES: dict[str, Constant] = {
     "H200": Constant(value=0.34, source="as H100, the same chip"),
 }
 SUSTAINED_SHARES: dict[str, Constant] = {
-    "A100": Constant(
-        value=0.90, source="mosaicml/llm-foundry, throughput table, mpt-3b and mpt-7b"
-    ),
+    "A100": Constant(value=0.90, source="mosaicml/llm-foundry, throughput table, mpt-3b and mpt-7b"),
     "H100": Constant(
         value=0.80,
         source="foundation-model-stack/fms-fsdp, llama2-7b compiled; Ultra-Scale Playbook, 1B",
@@ -81,6 +79,10 @@ class TimeConstants:
     contention: float = 0.189
     """Of hidden communication, that computing takes longer for it: S. Lee et al., arXiv 2507.03114: average
     slowdown of computing on A100, H100, MI250 and MI210."""
+    host_link_bytes_per_second: float = 25e9
+    """Between device and host memory for each rank: PCIe 4.0 x16, 31.5 GB/s by its standard less protocol."""
+    host_bytes_per_second: float = 20e9
+    """Of host memory that one rank's update reaches: an assumption; calibrate it."""
     step_overhead_seconds: float = 0.0
     """Per step, whatever its work."""
     origin: str = "published measurements"

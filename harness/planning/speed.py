@@ -13,7 +13,7 @@ from harness.planning.overlap import exposed_seconds, overlap_rule
 from harness.planning.scenario import Scenario
 from harness.planning.time_term import TimeTerm
 from harness.theory.flops import ModelGeometry, model_flops_per_token
-from harness.theory.overlap_ratios import overlap_ratio
+from harness.theory.overlap_ratios import guide_ratio, time_ratio
 from harness.theory.terms import PADDING
 
 __all__ = ["SpeedPrediction", "TimeTerm", "predict_speed"]
@@ -35,8 +35,10 @@ class SpeedPrediction:
     """Of the device's dense peak for the compute dtype, 0 to 1."""
     joules_per_step: float | None
     """Of all devices at their power limit: an upper bound."""
-    overlap_ratio: float | None = None
-    """Communication over computing by the formulas of decision guides (`harness.theory.overlap_ratios`)."""
+    guide_ratio: float | None = None
+    """What decision guides compute for exposed communication (`harness.theory.overlap_ratios`)."""
+    peak_ratio: float | None = None
+    """Communication over computing, both at the peaks of data sheets: above 1 some is exposed in any case."""
     remarks: tuple[str, ...] = ()
     """What overlaps, and where the constants come from."""
 
@@ -63,7 +65,7 @@ def predict_speed(scenario: Scenario, constants: TimeConstants | None = None) ->
     computing = computing_time(scenario, device, constants)
     found, source = transfers(scenario, device, constants)
     rule = overlap_rule(workload)
-    ideal = exposed_seconds(workload, computing, found, rule)
+    ideal = exposed_seconds(workload, computing, found, rule) if found else 0.0
     hidden = max(0.0, sum(transfer.seconds for transfer in found) - ideal)
     exposed = ideal + constants.contention * hidden
     terms = computing.terms
@@ -82,7 +84,8 @@ def predict_speed(scenario: Scenario, constants: TimeConstants | None = None) ->
         tokens_per_second_per_gpu=tokens / step,
         model_flops_utilization=_utilization(scenario, device, tokens / step),
         joules_per_step=device.watts * step * scenario.world_size if device.watts else None,
-        overlap_ratio=_ratio(scenario, device),
+        guide_ratio=_guide_ratio(scenario, device),
+        peak_ratio=_peak_ratio(scenario, device, found),
         remarks=(*((rule.source,) if found else ()), f"constants: {constants.origin}"),
     )
 
@@ -143,16 +146,14 @@ def _utilization(scenario: Scenario, device: Device, tokens_per_second: float) -
     return tokens_per_second * model_flops_per_token(_geometry(scenario)) / peak if peak else None
 
 
-def _ratio(scenario: Scenario, device: Device) -> float | None:
+def _guide_ratio(scenario: Scenario, device: Device) -> float | None:
     """The ratio of the guides, with the slowest link that the weights or gradients cross."""
     peak = device.peak_flops.get(compute_dtype(scenario))
     workload = scenario.workload()
     ranks = workload.shards if scenario.strategy.facts.has_replicas else scenario.world_size
-    if not peak or ranks == 1:
+    if not peak or scenario.world_size == 1:
         return None
-    inside = ranks <= scenario.ranks_per_node or scenario.fabric is None
-    bandwidth = device.link_bandwidth if inside else _crossing_bandwidth(scenario)
-    return overlap_ratio(
+    return guide_ratio(
         scenario.strategy,
         ranks=ranks,
         parameters=scenario.model.parameters,
@@ -160,13 +161,25 @@ def _ratio(scenario: Scenario, device: Device) -> float | None:
         micro_batch_size=scenario.micro_batch_size,
         accumulation_steps=scenario.accumulation_steps,
         peak_flops=peak,
-        bandwidth=bandwidth,
+        bandwidth=_ring_bandwidth(scenario, device, ranks),
     )
 
 
-def _crossing_bandwidth(scenario: Scenario) -> float:
-    """Of a ring over nodes: all adapters of a node together, but no more than its links."""
-    assert scenario.fabric is not None
-    assert scenario.device is not None
-    together = scenario.fabric.bandwidth_per_gpu * scenario.ranks_per_node
-    return min(together, scenario.device.link_bandwidth)
+def _ring_bandwidth(scenario: Scenario, device: Device, ranks: int) -> float:
+    """Peak of a ring: over nodes all adapters of a node together, but no more than its links."""
+    if ranks <= scenario.ranks_per_node or scenario.fabric is None:
+        return device.link_bandwidth
+    return min(device.link_bandwidth, scenario.fabric.bandwidth_per_gpu * scenario.ranks_per_node)
+
+
+def _peak_ratio(scenario: Scenario, device: Device, found: Sequence[Transfer]) -> float | None:
+    peak = device.peak_flops.get(compute_dtype(scenario))
+    if not peak or not found:
+        return None
+    # Each transfer over its own path, at the peak of its slowest link.
+    at_peak = sum(
+        t.collective.sent_bytes(scenario.workload()) / _ring_bandwidth(scenario, device, t.path.ranks)
+        for t in found
+    )
+    tokens = scenario.micro_batch_size * scenario.accumulation_steps * scenario.job.data.sequence_length
+    return time_ratio(at_peak, scenario.model.multiplying_parameters, tokens, peak, 1.0)

@@ -4,7 +4,8 @@ Communication time over computing time of one step with DP ranks, P parameters, 
 peak F in FLOP/s and peak bandwidth B in bytes/s. Above 1 communication is exposed even under perfect overlap.
 Source: Nouamane Tazi et al., 'The Ultra-Scale Playbook', Hugging Face 2025, sections on data parallelism and
 ZeRO, in the form of CINECA's course on FSDP. They count two bytes per element, peaks instead of measured
-rates, no latency and no recomputation, so they say where a limit lies, not how long a step takes.
+rates, no latency and no recomputation. The first two carry P, which is a time over a time only if P cancels
+against computing of 6 P T FLOPs: read them as an order of strategies and `time_ratio` as a ratio.
 """
 
 from __future__ import annotations
@@ -31,7 +32,16 @@ def parameter_sharded_ratio(
     return (ranks - 1) * peak_flops / (2 * sequence_length * micro_batch_size * bandwidth)
 
 
-def overlap_ratio(
+def time_ratio(sent_bytes: float, parameters: int, tokens: int, peak_flops: float, bandwidth: float) -> float:
+    """Communication over computing, both at their peaks: (bytes / B) / (6 P T / F).
+
+    sent_bytes: what a rank sends per step; tokens: of a rank and step. For DDP with 2-byte gradients and a
+    ring it is 2 (DP - 1) F / (3 DP B T): P cancels.
+    """
+    return sent_bytes / bandwidth * peak_flops / (6 * parameters * tokens)
+
+
+def guide_ratio(
     strategy: StrategyKind,
     *,
     ranks: int,
@@ -42,7 +52,7 @@ def overlap_ratio(
     peak_flops: float,
     bandwidth: float,
 ) -> float:
-    """The ratio that the guide gives a strategy; T counts all micro-steps of a rank, since DDP reduces once.
+    """What the guide prints for a strategy; T counts all micro-steps of a rank, since DDP reduces once.
 
     For hybrid sharding `ranks` are those of a shard group. One rank communicates nothing: 0.
     """
