@@ -22,9 +22,9 @@ class DevicePeak:
 
 
 def _nvidia(
-    *words: str, fp32: float, sheet: str, tf32: float = 0, bf16: float = 0, fp16: float = 0
+    *words: str, fp32: float, sheet: str, tf32: float = 0, bf16: float = 0, fp16: float = 0, fp8: float = 0
 ) -> DevicePeak:
-    rates = {"float32": fp32, "tf32": tf32, "bfloat16": bf16, "float16": fp16 or bf16}
+    rates = {"float32": fp32, "tf32": tf32, "bfloat16": bf16, "float16": fp16 or bf16, "float8": fp8}
     return DevicePeak(words=words, teraflops={k: v for k, v in rates.items() if v}, sheet=sheet)
 
 
@@ -34,17 +34,29 @@ _V100 = "NVIDIA V100 Tensor Core GPU datasheet"
 
 # The first whose words all occur counts: variants stand before the plain name.
 DEVICE_PEAKS = (
-    _nvidia("H200", "NVL", fp32=60, tf32=417.5, bf16=835.5, sheet=_H200),
-    _nvidia("H200", fp32=67, tf32=494.5, bf16=989.5, sheet=_H200),
-    _nvidia("GH200", fp32=67, tf32=494.5, bf16=989.5, sheet="NVIDIA GH200 Grace Hopper Superchip datasheet"),
-    _nvidia("H100", "NVL", fp32=60, tf32=417.5, bf16=835.5, sheet=_H100),
-    _nvidia("H100", "PCIe", fp32=51, tf32=378, bf16=756.5, sheet=_H100),
-    _nvidia("H100", fp32=67, tf32=494.5, bf16=989.5, sheet=_H100),
+    _nvidia("H200", "NVL", fp32=60, tf32=417.5, bf16=835.5, fp8=1670.5, sheet=_H200),
+    _nvidia("H200", fp32=67, tf32=494.5, bf16=989.5, fp8=1979, sheet=_H200),
+    _nvidia("GH200", fp32=67, tf32=494.5, bf16=989.5, fp8=1979, sheet="NVIDIA GH200 Superchip datasheet"),
+    _nvidia("H100", "NVL", fp32=60, tf32=417.5, bf16=835.5, fp8=1670.5, sheet=_H100),
+    _nvidia("H100", "PCIe", fp32=51, tf32=378, bf16=756.5, fp8=1513, sheet=_H100),
+    _nvidia("H100", fp32=67, tf32=494.5, bf16=989.5, fp8=1979, sheet=_H100),
+    _nvidia("H800", "PCIe", fp32=51, tf32=378, bf16=756.5, fp8=1513, sheet="NVIDIA H800 specification"),
+    _nvidia("H800", fp32=67, tf32=494.5, bf16=989.5, fp8=1979, sheet="NVIDIA H800 specification"),
+    _nvidia("B200", fp32=75, tf32=1125, bf16=2250, fp8=4500, sheet="NVIDIA DGX B200 datasheet, per GPU"),
+    # CINECA's Leonardo: 124 multiprocessors where the A100 has 108 (arXiv 2307.16885), rates in proportion.
+    _nvidia("A100", "64GB", fp32=22.4, tf32=179.1, bf16=358.2, sheet="custom A100 of Leonardo"),
     _nvidia("A100", fp32=19.5, tf32=156, bf16=312, sheet="NVIDIA A100 Tensor Core GPU datasheet"),
+    _nvidia("A800", fp32=19.5, tf32=156, bf16=312, sheet="NVIDIA A800 specification"),
+    _nvidia("A6000", fp32=38.7, tf32=77.4, bf16=154.8, sheet="NVIDIA RTX A6000 datasheet"),
+    # GeForce: products with fp32 accumulation, which training uses, at half the rate of those without.
+    _nvidia("4090", fp32=82.6, tf32=82.6, bf16=165.2, fp8=330.3, sheet="NVIDIA Ada architecture whitepaper"),
+    _nvidia("3090", fp32=35.6, tf32=35.6, bf16=71, sheet="NVIDIA Ampere GA102 GPU architecture whitepaper"),
+    _nvidia("A10G", fp32=35, tf32=35, bf16=70, sheet="NVIDIA A10G specification (AWS g5)"),
+    _nvidia("TITAN", "RTX", fp32=16.3, fp16=130.5, sheet="NVIDIA TITAN RTX specification"),
     _nvidia("A40", fp32=37.4, tf32=74.8, bf16=149.7, sheet="NVIDIA A40 datasheet"),
     _nvidia("A30", fp32=10.3, tf32=82, bf16=165, sheet="NVIDIA A30 datasheet"),
     _nvidia("A10", fp32=31.2, tf32=62.5, bf16=125, sheet="NVIDIA A10 datasheet"),
-    _nvidia("L40S", fp32=91.6, tf32=183, bf16=362.05, sheet="NVIDIA L40S datasheet"),
+    _nvidia("L40S", fp32=91.6, tf32=183, bf16=362.05, fp8=733, sheet="NVIDIA L40S datasheet"),
     _nvidia("L40", fp32=90.5, tf32=90.5, bf16=181.05, sheet="NVIDIA L40 datasheet"),
     _nvidia("L4", fp32=30.3, tf32=60, bf16=121, sheet="NVIDIA L4 datasheet"),
     _nvidia("V100S", fp32=16.4, fp16=130, sheet=_V100),
@@ -74,7 +86,8 @@ DEVICE_PEAKS = (
 def find_peak(device_name: str, dtype: str) -> tuple[float, str] | None:
     """Peak in FLOP/s and the sheet it is from; None: the device or its rate for the dtype is unknown.
 
-    device_name: as torch.cuda.get_device_name() says it. dtype: 'float32', 'tf32', 'bfloat16', 'float16'.
+    device_name: as torch.cuda.get_device_name() says it.
+    dtype: 'float32', 'tf32', 'bfloat16', 'float16', 'float8'.
     """
     words = device_name.replace("-", " ").replace("_", " ").upper().split()
     if "MIG" in words:  # a slice of the device

@@ -11,6 +11,12 @@ from harness.backends.values import parse_value
 Entries = dict[str, dict[str, Any]]
 
 
+def read_file(name: str) -> Entries:
+    """The entries of one YAML file below this folder."""
+    entries: Entries = parse_value(files(__name__).joinpath(name).read_text(encoding="utf-8"))
+    return entries
+
+
 @lru_cache
 def read_entries(folder: str) -> Entries:
     """All entries of the YAML files in a folder beside this module, by name, in the order of the files."""
