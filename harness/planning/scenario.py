@@ -12,6 +12,7 @@ from harness.backends.strategy import StrategyKind
 from harness.planning.device import Device, Fabric
 from harness.planning.model import PlannedModel
 from harness.spec import Job
+from harness.theory.fullest import fullest_rank
 from harness.theory.layout import Layout
 from harness.theory.recomputation import recomputed_until
 from harness.theory.workload import Workload
@@ -55,8 +56,14 @@ class Scenario:
             layout = replace(layout, decaying=frozenset(tensor.name for tensor in layout.parameters))
         return layout
 
-    def workload(self, rank: int = 0) -> Workload:
-        """The same, as closed forms of one rank take it."""
+    @cached_property
+    def fullest_rank(self) -> int:
+        """The rank with the largest model states."""
+        return fullest_rank(self.workload(0))
+
+    def workload(self, rank: int | None = None) -> Workload:
+        """The same, as closed forms of one rank take it; None: the rank that holds most."""
+        rank = self.fullest_rank if rank is None else rank
         training = self.job.training
         return Workload(
             layout=self._layout,

@@ -6,6 +6,7 @@ from harness.backends.strategy import StrategyKind
 from harness.planning.models import load_model
 from harness.planning.scenario import Scenario
 from harness.spec import Job
+from harness.theory.families import model_states
 
 
 def scenario(**job: object) -> Scenario:
@@ -33,3 +34,12 @@ def test_recomputation_is_known_by_the_architecture() -> None:
     assert planned.workload().recomputed_until is None
     llama = replace(planned, model=load_model("llama-3.2-1b"))
     assert llama.workload().recomputed_until == "mlp.down_proj"
+
+
+def test_the_workload_is_that_of_the_fullest_rank() -> None:
+    """Half of OPT-125M's first partition is its embedding, whose gradient its neighbours keep whole too."""
+    zero2 = replace(scenario(), strategy=StrategyKind(family="zero12", zero_stage=2), world_size=16)
+    fullest = model_states(zero2.workload()).model_state_bytes
+    every = [model_states(zero2.workload(rank)).model_state_bytes for rank in range(16)]
+    assert fullest == max(every)
+    assert zero2.workload().rank == every.index(max(every)) != 15
