@@ -10,13 +10,12 @@ from harness.errors import HarnessError
 from harness.planning.constants import TimeConstants
 from harness.planning.device import Device
 from harness.planning.scenario import Scenario
-from harness.theory import fsdp, zero
+from harness.planning.work import Work
+from harness.theory import zero
 from harness.theory.ddp import bucket_count
 from harness.theory.dtypes import DTYPE_BYTES
-from harness.theory.families import collectives
 from harness.theory.ring import RING_PASSES
-from harness.theory.terms import STEP_PHASES, Collective
-from harness.theory.textbook import textbook_collectives
+from harness.theory.terms import Collective
 from harness.theory.transports import EMULATED, transport_sent_bytes
 from harness.theory.workload import Workload
 
@@ -54,34 +53,13 @@ class Transfer:
     formula: str
 
 
-def step_collectives(workload: Workload) -> tuple[list[Collective], str]:
-    """Collectives of an ordinary step and where they come from.
-
-    Where the closed form of the implementation is not known, the textbook's.
-    """
-    volume = collectives(workload)
-    if volume.unknown is None:
-        found = [c for c in volume.collectives if c.phase in STEP_PHASES and c.payload_bytes]
-        return found, f"harness.theory.{workload.strategy.family}"
-    library = fsdp if workload.strategy.zero_stage is None else zero
-    textbook = textbook_collectives(
-        workload, weight_dtype=workload.compute_dtype, reduce_dtype=library.reduce_dtype(workload)
-    )
-    return textbook, f"harness.theory.textbook: {volume.unknown}"
-
-
-def transfers(scenario: Scenario, device: Device, constants: TimeConstants) -> tuple[list[Transfer], str]:
+def transfers(work: Work, device: Device, constants: TimeConstants) -> list[Transfer]:
     """Seconds of every collective of a step. Raises HarnessError for several nodes without a fabric."""
-    workload = scenario.workload()
-    if workload.world_size == 1:
-        return [], "one rank"
-    found, source = step_collectives(workload)
-    return [_transfer(c, workload, scenario, device, constants) for c in found], source
+    return [_transfer(collective, work, device, constants) for collective in work.collectives[0]]
 
 
-def _transfer(
-    collective: Collective, workload: Workload, scenario: Scenario, device: Device, constants: TimeConstants
-) -> Transfer:
+def _transfer(collective: Collective, work: Work, device: Device, constants: TimeConstants) -> Transfer:
+    workload, scenario = work.workload, work.scenario
     path = path_of(workload.group_ranks(collective.role, 0), scenario, device, constants)
     calls = _calls(collective, workload)
     sent = transport_sent_bytes(scenario.transport, collective.op, collective.payload_bytes, path.ranks)
@@ -89,7 +67,7 @@ def _transfer(
     latency = call_latency(op, path, constants) if path.ranks > 1 else 0.0
     wire = sent / path.bandwidth
     if scenario.transport in LATENCY_HIDES and calls:
-        shares = _shares(collective, workload, calls)
+        shares = _shares(collective, work, calls)
         seconds, sign = sum(max(latency, share * wire) for share in shares), "or, if longer,"
     else:
         seconds, sign = calls * latency + wire, "+"
@@ -153,18 +131,17 @@ def _calls(collective: Collective, workload: Workload) -> int:
     return max(1, len(workload.layout.units()))
 
 
-def _shares(collective: Collective, workload: Workload, calls: int) -> list[float]:
+def _shares(collective: Collective, work: Work, calls: int) -> list[float]:
     """What part of the payload each call moves: units of FSDP, modules of ZeRO-3, else equal parts."""
-    sizes: dict[str, int] = {}
+    sizes: tuple[int, ...] = ()
+    family = work.workload.strategy.family
     if collective.op in ("all_gather", "reduce_scatter", "all_reduce") and calls > 1:
-        if workload.strategy.family in ("fsdp1", "fsdp2"):
-            sizes = {name: sum(t.numel for t in tensors) for name, tensors in workload.layout.units()}
-        elif workload.strategy.family == "zero3" and collective.op == "all_gather":
-            for tensor in workload.layout.parameters:
-                module = tensor.name.rpartition(".")[0]
-                sizes[module] = sizes.get(module, 0) + tensor.numel
+        if family in ("fsdp1", "fsdp2"):
+            sizes = work.unit_sizes
+        elif family == "zero3" and collective.op == "all_gather":
+            sizes = work.module_sizes
     times, rest = divmod(calls, len(sizes)) if sizes else (0, 1)
     if rest:
         return [1 / calls] * calls
-    total = sum(sizes.values()) * times
-    return [size / total for size in sizes.values()] * times
+    total = sum(sizes) * times
+    return [size / total for size in sizes] * times

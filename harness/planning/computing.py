@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from harness.planning.constants import TimeConstants
 from harness.planning.device import Device
-from harness.planning.geometry import Decoder, Matrix, decoder
-from harness.planning.offload import ADAM_BYTES, host_terms, updated_elements
+from harness.planning.geometry import Decoder, Matrix
+from harness.planning.offload import ADAM_BYTES, host_terms
 from harness.planning.scenario import Scenario
 from harness.planning.time_term import TimeTerm
+from harness.planning.work import Work
+from harness.theory.optimizer_step import implementation
 from harness.theory.workload import Workload
 
 CAUSAL_TILE = 128
@@ -71,11 +73,11 @@ def peak_flops(device: Device, dtype: str) -> float:
     return device.peak_flops.get(dtype) or device.peak_flops["float32"]
 
 
-def computing_time(scenario: Scenario, device: Device, constants: TimeConstants) -> ComputingTime:
+def computing_time(work: Work, device: Device, constants: TimeConstants) -> ComputingTime:
     """Predict what one rank computes in a step."""
-    model, workload = decoder(scenario.model), scenario.workload()
+    scenario, workload, model = work.scenario, work.workload, work.decoder
     rates = _rates(scenario, device, constants)
-    tokens = scenario.micro_batch_size * scenario.job.data.sequence_length
+    tokens = work.tokens
     recomputed = 1 if scenario.job.training.activation_checkpointing else 0
     products = _products(model.matrices, tokens, rates, constants)
     # torch.utils.checkpoint stops once the last saved tensor is there: the input of a block's last product.
@@ -90,7 +92,7 @@ def computing_time(scenario: Scenario, device: Device, constants: TimeConstants)
     head = _product(tokens, model.hidden, model.head_rows, rates, constants) if model.head_rows else 0.0
     loss = tokens * model.head_rows * LOSS_BYTES / rates.bytes
     kept = _gradients_and_casts(workload, rates)
-    update_terms = [*_update(workload, scenario, rates), *host_terms(scenario, workload, constants)]
+    update_terms = [*_update(work, rates), *host_terms(work, constants)]
     steps = scenario.accumulation_steps
     terms = (
         _term("matrix products", steps * (3 * products + again + 3 * head),
@@ -164,20 +166,10 @@ def _gradients_and_casts(workload: Workload, rates: Rates) -> float:
     return count * moved / rates.bytes
 
 
-def adam_kind(scenario: Scenario) -> str:
-    """AdamW as it runs: by default `foreach` on CUDA and a loop on the CPU (torch/optim/optimizer.py)."""
-    kind = str(getattr(scenario.job.optimizer, "implementation", "default"))
-    if kind == "default":
-        kind = "foreach" if scenario.torch_device == "cuda" else "for-loop"
-    return kind
-
-
-def _update(workload: Workload, scenario: Scenario, rates: Rates) -> list[TimeTerm]:
+def _update(work: Work, rates: Rates) -> list[TimeTerm]:
     """Seconds of clipping and AdamW on the elements that this rank updates."""
-    elements = updated_elements(workload, host=False)
-    if scenario.torch_device == "cpu":
-        elements += updated_elements(workload, host=True)
-    kind = adam_kind(scenario)
+    workload, elements = work.workload, work.device_elements
+    kind = implementation(workload)
     per_element = ADAM_BYTES[kind] + (CLIPPING_BYTES if workload.clips else 0)
     copies = COPY_BYTES if workload.strategy.zero_stage and workload.compute_bytes < 4 else 0
     seconds = elements * (per_element * workload.master_bytes / 4 + copies) / rates.bytes

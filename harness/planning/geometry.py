@@ -91,12 +91,15 @@ def _traffic(model: PlannedModel, hidden: int, names: list[str]) -> Traffic:
     LayerNorm in one 2 h and 5 h; rotary embedding 10 a and 12 a, for queries and keys; gated MLP 5 f and 9 f,
     a plain one 2 f and 3 f.
     """
-    config = model.config
+    config, every = model.config, [t.name for t in model.layout.parameters]
     inner = _first(config, INTERMEDIATE_KEYS) or 4 * hidden
     width = model.attention_width
     gated = any("gate" in name or ".w3." in name for name in names)
-    rms = any(key in config for key in ("rms_norm_eps", "rms_eps"))
-    rotary = any(key in config for key in ("rope_theta", "rope_parameters", "rotary_pct", "rotary_dim"))
+    # LayerNorm has a bias, but for that of MPT; positions are learned, or biases of the scores, else rotary.
+    norms = [name for name in names if "norm" in name or ".ln_" in name]
+    rms = not any(name.endswith("bias") for name in norms) and "Mpt" not in model.architecture
+    learned = any(word in name for name in every for word in ("wpe.", "position", "relative_attention_bias"))
+    rotary = not learned and not any(word in model.architecture for word in ("Bloom", "Mpt"))
     forward, backward = 6.0 * hidden, (15.0 if gated else 12.0) * hidden
     kernels = [12, 20]
     forward += (36 if rms else 4) * hidden

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from harness.planning.constants import TimeConstants
-from harness.planning.scenario import Scenario
 from harness.planning.time_term import TimeTerm
-from harness.theory.families import model_states
-from harness.theory.workload import Workload
+from harness.planning.work import Work
 
 ADAM_BYTES = {"foreach": 80, "for-loop": 80, "fused": 28}
 """Per fp32 element that AdamW reads and writes: fused 4 reads and 3 writes; else a pass per operation:
 decay 8, first moment 12, second 8 + 12, root 8, correction 8, epsilon 8, update 16 (torch/optim/adamw.py)."""
 
 
-def updated_elements(workload: Workload, *, host: bool) -> float:
-    """Elements whose moments a rank holds on its device, or on the host."""
-    terms = model_states(workload).terms
-    moments = sum(t.bytes for t in terms if t.kind == "optimizer" and t.host == host and not t.extra)
-    return moments / (2 * workload.master_bytes)
-
-
-def host_terms(scenario: Scenario, workload: Workload, constants: TimeConstants) -> list[TimeTerm]:
+def host_terms(work: Work, constants: TimeConstants) -> list[TimeTerm]:
     """The update of an offloaded optimizer; gradients down and weights up; offloaded weights at each pass."""
-    if workload.offload == "none" or scenario.torch_device == "cpu":
+    workload, elements = work.workload, work.host_elements
+    if workload.offload == "none" or workload.device == "cpu":
         return []
-    elements = updated_elements(workload, host=True)
     update = elements * ADAM_BYTES["for-loop"] / constants.host_bytes_per_second
     width, link = workload.compute_bytes, constants.host_link_bytes_per_second
     moved = 2 * elements * width

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from harness.planning.communicating import Transfer
 from harness.planning.computing import ComputingTime
+from harness.planning.work import Work
 from harness.theory.terms import FURTHER_FORWARD, FURTHER_GRADIENTS
 from harness.theory.workload import Workload
 
@@ -60,14 +61,14 @@ def overlap_rule(workload: Workload) -> OverlapRule:
 
 
 def exposed_seconds(
-    workload: Workload, computing: ComputingTime, found: Sequence[Transfer], rule: OverlapRule
+    work: Work, computing: ComputingTime, found: Sequence[Transfer], rule: OverlapRule
 ) -> float:
     """Seconds per step in which a rank communicates and does not compute, if hiding costs nothing."""
     gathers = [t for t in found if t.collective.op == "all_gather" and t.collective.phase != "step"]
     reductions = [t for t in found if t.collective.op in REDUCTIONS and t.collective.phase == "backward"]
     hideable = {id(t) for t in (*gathers, *reductions)}
     exposed = sum(t.seconds for t in found if id(t) not in hideable)
-    count = workload.accumulation_steps
+    count = work.workload.accumulation_steps
     gathers_each = any(t.collective.term == FURTHER_FORWARD for t in gathers)
     reduces_each = any(t.collective.term == FURTHER_GRADIENTS for t in reductions)
     forward = sum(t.seconds for t in gathers if t.collective.phase == "forward")
@@ -79,7 +80,7 @@ def exposed_seconds(
 
     def micro_step(*, first: bool, last: bool) -> float:
         stages = _stages(
-            workload,
+            work,
             computing,
             forward=first_forward if first or gathers_each else 0.0,
             backward=each_backward,
@@ -119,19 +120,15 @@ def run_time(stages: Sequence[Stage], rule: OverlapRule) -> float:
 
 
 def _stages(
-    workload: Workload, computing: ComputingTime, *, forward: float, backward: float, reduced: float
+    work: Work, computing: ComputingTime, *, forward: float, backward: float, reduced: float
 ) -> list[Stage]:
     """A micro-step as stages; seconds of communication are divided by the units' elements.
 
     Buckets of DDP and DeepSpeed hold what is ready: the output projection first, the embedding last. A unit
     of FSDP and ZeRO-3 that holds both is reduced last.
     """
-    layout = workload.layout
-    units = dict(layout.units())
-    total = layout.parameter_count
-    blocks = [sum(t.numel for t in units[name]) / total for name in layout.blocks if name in units]
-    root = sum(t.numel for t in units.get("", ())) / total
-    early = _after_blocks(workload) / total if _in_buckets(workload) else 0.0
+    root, blocks, behind = work.unit_shares
+    early = behind if work.workload.strategy.family in ("ddp", "zero0", "zero12") else 0.0
     count = max(1, len(blocks))
     each = [Stage(compute=computing.block_forward / count, gather=share * forward) for share in blocks]
     found = [Stage(compute=0.0, gather=root * forward), *each, Stage(compute=computing.head_forward)]
@@ -144,19 +141,3 @@ def _stages(
         found.append(Stage(compute=computing.block_forward))
         back = [Stage(compute=computing.block_backward)]
     return [*found, head, *back, Stage(compute=0.0, reduce=(root - early) * reduced)]
-
-
-def _in_buckets(workload: Workload) -> bool:
-    return workload.strategy.family in ("ddp", "zero0", "zero12")
-
-
-def _after_blocks(workload: Workload) -> int:
-    """Elements of the parameters behind the last block: an output projection of its own, the last norm."""
-    layout = workload.layout
-    names = tuple(f"{name}." for name in layout.blocks)
-    elements = 0
-    for tensor in reversed(layout.parameters):
-        if names and tensor.name.startswith(names):
-            break
-        elements += tensor.numel
-    return elements if names else 0

@@ -12,6 +12,7 @@ from harness.planning.device import Device
 from harness.planning.overlap import exposed_seconds, overlap_rule
 from harness.planning.scenario import Scenario
 from harness.planning.time_term import TimeTerm
+from harness.planning.work import Work
 from harness.theory.flops import ModelGeometry, model_flops_per_token
 from harness.theory.overlap_ratios import guide_ratio, time_ratio
 from harness.theory.terms import PADDING
@@ -61,11 +62,16 @@ def predict_speed(scenario: Scenario, constants: TimeConstants | None = None) ->
     if device is None:
         return None
     constants = constants or default_constants(device)
-    workload = scenario.workload()
-    computing = computing_time(scenario, device, constants)
-    found, source = transfers(scenario, device, constants)
-    rule = overlap_rule(workload)
-    ideal = exposed_seconds(workload, computing, found, rule) if found else 0.0
+    return predict_work(Work(scenario), device, constants)
+
+
+def predict_work(work: Work, device: Device, constants: TimeConstants) -> SpeedPrediction:
+    """The same for a step whose closed forms are there already."""
+    scenario = work.scenario
+    computing = computing_time(work, device, constants)
+    found = transfers(work, device, constants)
+    rule = overlap_rule(work.workload)
+    ideal = exposed_seconds(work, computing, found, rule) if found else 0.0
     hidden = max(0.0, sum(transfer.seconds for transfer in found) - ideal)
     exposed = ideal + constants.contention * hidden
     terms = computing.terms
@@ -75,10 +81,10 @@ def predict_speed(scenario: Scenario, constants: TimeConstants | None = None) ->
         )
         terms = (*terms, overhead)
     step = sum(term.seconds for term in terms) + exposed
-    tokens = scenario.micro_batch_size * scenario.accumulation_steps * scenario.job.data.sequence_length
+    tokens = work.tokens * scenario.accumulation_steps
     return SpeedPrediction(
         computing=terms,
-        communication=_communication(found, source),
+        communication=_communication(found, work.collectives[1]),
         exposed_seconds=exposed,
         step_seconds=step,
         tokens_per_second_per_gpu=tokens / step,

@@ -1,0 +1,104 @@
+"""What a step of a scenario does, before any constant turns it into seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from harness.planning.geometry import Decoder, decoder
+from harness.planning.scenario import Scenario
+from harness.theory import fsdp, zero
+from harness.theory.families import collectives, model_states
+from harness.theory.terms import STEP_PHASES, Collective
+from harness.theory.textbook import textbook_collectives
+from harness.theory.workload import Workload
+
+
+@dataclass(frozen=True)
+class Work:
+    """Closed forms of one rank's step, each evaluated once, so that constants can be fitted quickly."""
+
+    scenario: Scenario
+
+    @cached_property
+    def workload(self) -> Workload:
+        return self.scenario.workload()
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        return decoder(self.scenario.model)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Of one micro-step of a rank."""
+        return self.scenario.micro_batch_size * self.scenario.job.data.sequence_length
+
+    @cached_property
+    def device_elements(self) -> float:
+        """Elements that a rank updates on its device."""
+        return self._updated(host=False) + (self.host_elements if self.workload.device == "cpu" else 0)
+
+    @cached_property
+    def host_elements(self) -> float:
+        """Elements that a rank updates on the host."""
+        return self._updated(host=True)
+
+    def _updated(self, *, host: bool) -> float:
+        terms = model_states(self.workload).terms
+        moments = sum(t.bytes for t in terms if t.kind == "optimizer" and t.host == host and not t.extra)
+        return moments / (2 * self.workload.master_bytes)
+
+    @cached_property
+    def collectives(self) -> tuple[tuple[Collective, ...], str]:
+        """Collectives of an ordinary step, and where they come from.
+
+        Where the closed form of the implementation is not known, the textbook's.
+        """
+        workload = self.workload
+        if workload.world_size == 1:
+            return (), "one rank"
+        volume = collectives(workload)
+        if volume.unknown is None:
+            found = tuple(c for c in volume.collectives if c.phase in STEP_PHASES and c.payload_bytes)
+            return found, f"harness.theory.{workload.strategy.family}"
+        library = fsdp if workload.strategy.zero_stage is None else zero
+        textbook = textbook_collectives(
+            workload, weight_dtype=workload.compute_dtype, reduce_dtype=library.reduce_dtype(workload)
+        )
+        return tuple(textbook), f"harness.theory.textbook: {volume.unknown}"
+
+    @cached_property
+    def unit_shares(self) -> tuple[float, tuple[float, ...], float]:
+        """Shares of the parameters: the root unit's, each block's, and what of the root follows the blocks."""
+        layout = self.workload.layout
+        units = dict(layout.units())
+        total = layout.parameter_count
+        blocks = tuple(sum(t.numel for t in units[name]) / total for name in layout.blocks if name in units)
+        root = sum(t.numel for t in units.get("", ())) / total
+        return root, blocks, self._after_blocks() / total
+
+    def _after_blocks(self) -> int:
+        """Elements behind the last block: an output projection of its own, the last norm."""
+        layout = self.workload.layout
+        names = tuple(f"{name}." for name in layout.blocks)
+        elements = 0
+        for tensor in reversed(layout.parameters):
+            if names and tensor.name.startswith(names):
+                break
+            elements += tensor.numel
+        return elements if names else 0
+
+    @cached_property
+    def module_sizes(self) -> tuple[int, ...]:
+        """Elements that modules own, which ZeRO-3 gathers at once."""
+        sizes: dict[str, int] = {}
+        for tensor in self.workload.layout.parameters:
+            module = tensor.name.rpartition(".")[0]
+            sizes[module] = sizes.get(module, 0) + tensor.numel
+        return tuple(sizes.values())
+
+    @cached_property
+    def unit_sizes(self) -> tuple[int, ...]:
+        """Elements of the units that FSDP gathers at once."""
+        units = self.workload.layout.units()
+        return tuple(sum(t.numel for t in tensors) for _, tensors in units)
