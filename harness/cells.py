@@ -30,6 +30,7 @@ from harness.provenance import (
     package_versions,
 )
 from harness.record import Record
+from harness.record.run_id import as_name
 from harness.renamed import rename_options
 from harness.run_directory.request import RunRequest
 from harness.spec import Experiment, Job, MeasureSection
@@ -183,7 +184,7 @@ def make_request(
     ranks_per_node = ranks_per_node or cell.world_size
     stamp = now.strftime("%Y%m%d-%H%M%S")
     return RunRequest(
-        run_id=f"{stamp}-{name}-n{cell.world_size}-r{cell.repeat}-{secrets.token_hex(3)}",
+        run_id=f"{stamp}-{as_name(name)}-n{cell.world_size}-r{cell.repeat}-{secrets.token_hex(3)}",
         created_at=now.isoformat(timespec="milliseconds"),
         command=command,
         backend=cell.backend,

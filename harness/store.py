@@ -18,6 +18,7 @@ from harness.atomic_write import write_atomically
 from harness.backends.explain import explain
 from harness.errors import HarnessError
 from harness.record import SCHEMA_VERSION, Record
+from harness.record.run_id import run_folder
 from harness.record.schema1 import from_schema_1
 from harness.record_files import RECORD_NAME, RecordFiles, pack_records
 
@@ -45,27 +46,32 @@ class Store:
 
     def run_directory(self, run_id: str) -> Path:
         """Make the folder of a new run."""
-        directory = self.root / run_id
+        directory = run_folder(self.root, run_id)
         directory.mkdir(parents=True)
         return directory
 
     def record_path(self, record: Record) -> Path:
         """Where a record of this folder lies."""
-        return self.root / record.run_id / RECORD_NAME
+        return run_folder(self.root, record.run_id) / RECORD_NAME
 
     def discard(self, run_id: str) -> None:
         """Remove the folder of a run that never began."""
-        shutil.rmtree(self.root / run_id, ignore_errors=True)
+        shutil.rmtree(run_folder(self.root, run_id), ignore_errors=True)
 
     def records(self) -> tuple[list[Record], list[str]]:
         """All records of the folder, oldest first, and what is wrong with those that cannot be read."""
+        found, problems = self.runs()
+        return [record for _, record in found], problems
+
+    def runs(self) -> tuple[list[tuple[Path, Record]], list[str]]:
+        """The same with the file of each record: a person may have renamed its folder."""
         found, problems = [], []
         for path in sorted(self.root.glob(f"*/{RECORD_NAME}")):
             try:
-                found.append(read_record(path))
+                found.append((path, read_record(path)))
             except HarnessError as error:
                 problems.append(str(error))
-        return sorted(found, key=lambda record: (record.created_at, record.run_id)), problems
+        return sorted(found, key=lambda run: (run[1].created_at, run[1].run_id)), problems
 
 
 def try_writing(path: Path) -> None:
@@ -184,5 +190,6 @@ def archive_runs(runs: Sequence[tuple[Path, Record]], archive: Path) -> list[tup
     Raises HarnessError if the archive holds other records already.
     """
     files = RecordFiles()
+    packed = [(run_folder(archive, record.run_id) / RECORD_NAME, record) for _, record in runs]
     pack_records({record.run_id: files.read(path) for path, record in runs}, archive)
-    return [(archive / record.run_id / RECORD_NAME, record) for _, record in runs]
+    return packed

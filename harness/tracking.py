@@ -15,6 +15,7 @@ from harness.compare.metrics import metrics_in
 from harness.compare.rows import Row
 from harness.errors import HarnessError
 from harness.nested import leaves
+from harness.record.run_id import run_folder
 
 Tracker = Literal["tensorboard", "mlflow", "wandb"]
 PACKAGES: dict[Tracker, str] = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
@@ -31,8 +32,10 @@ def export_runs(comparison: Comparison, to: Tracker, directory: Path) -> int:
         raise HarnessError(
             f"--to {to}: the package '{PACKAGES[to]}' is not installed; `pip install {PACKAGES[to]}`"
         )
-    directory.mkdir(parents=True, exist_ok=True)
     logged = [row for row in comparison.rows if row.record.steps]
+    for row in logged:
+        run_folder(directory, row.record.run_id)  # the tools make folders of these names
+    directory.mkdir(parents=True, exist_ok=True)
     for row in logged:
         tracker = _start(row.record.run_id, to, directory)
         tracker.store_init_configuration(settings(row))

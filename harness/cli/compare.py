@@ -93,7 +93,8 @@ def compare(
 
         require_writable(report)
     job = requeued_job()
-    known = reusable(_takeable_records(store, fresh, job), {cell.key for cell in cells}.__contains__)
+    found = _takeable_runs(store, fresh, job)
+    known = reusable([record for _, record in found], {cell.key for cell in cells}.__contains__)
     missing = [cell for cell in cells if cell.key not in known]
     if len(missing) < len(cells):
         again = f"job {job} was started again: " if job is not None else ""
@@ -106,7 +107,8 @@ def compare(
     if report is not None:
         from harness.report.report import write_report
 
-        write_report([(store.record_path(r), r) for r in records], report)
+        files = {id(record): path for path, record in found}
+        write_report([(files.get(id(r)) or store.record_path(r), r) for r in records], report)
     _present(comparison, report, as_json)
     if len(records) < len(cells):
         return 130
@@ -146,16 +148,19 @@ def _run_cells(cells: Sequence[Cell], experiment: Experiment, store: Store, devi
     return done
 
 
-def _takeable_records(store: Store, fresh: bool, requeued: str | None) -> list[Record]:
-    """Records to take over; one that cannot be read is named and skipped.
+def _takeable_runs(store: Store, fresh: bool, requeued: str | None) -> list[tuple[Path, Record]]:
+    """Records to take over with their files; one that cannot be read is named and skipped.
 
     Fresh means none, but for those that earlier attempts of the same requeued job made.
     """
     if fresh and requeued is None:
         return []
-    records, unreadable = store.records()
+    found, unreadable = store.runs()
     warn_skipped(unreadable)
-    return made_in_job(records, requeued) if fresh and requeued is not None else records
+    if not fresh or requeued is None:
+        return found
+    of_job = set(map(id, made_in_job([record for _, record in found], requeued)))
+    return [run for run in found if id(run[1]) in of_job]
 
 
 def _present(comparison: Comparison, report: Path | None, as_json: bool) -> None:

@@ -19,6 +19,7 @@ from harness.launch.cell import run_cell
 from harness.launch.local import LocalLauncher
 from harness.provenance import gpu_count
 from harness.record import Record
+from harness.record.run_id import run_folder
 from harness.run_directory.assemble import assemble
 from harness.run_directory.events import ExaminedEvent
 from harness.run_directory.request import RunRequest, rank_file
@@ -70,6 +71,7 @@ def rerun(record: Record, steps: Sequence[int], launcher: LocalLauncher, say: Sa
     Raises HarnessError if the run does not get there.
     """
     world = record.world
+    run_folder(Path(), record.run_id)  # refuses what is no name of a folder
     with tempfile.TemporaryDirectory(prefix="harness-diagnose-") as scratch:
         folder = Path(scratch)
         request = RunRequest(

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from harness.atomic_write import write_atomically
+from harness.record.run_id import RunId
 from harness.spec import Job, MeasureSection
 
 REQUEST_NAME = "request.json"
@@ -17,7 +18,7 @@ class RunRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    run_id: str
+    run_id: RunId
     created_at: str
     command: list[str]
     backend: str

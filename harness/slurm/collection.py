@@ -103,8 +103,8 @@ def records_of_cells(matrix: Matrix, states: Sequence[RunState]) -> list[tuple[P
     jobs = {record.job_id for _, record in found}
     own = {record.run_id for _, record in found}
     earlier = [
-        (matrix.runs_folder / record.run_id / RECORD_NAME, record)
-        for record in Store(matrix.runs_folder).records()[0]
+        (path, record)
+        for path, record in Store(matrix.runs_folder).runs()[0]
         if record.job_id in jobs and record.run_id not in own and record.status == "ok"
     ]
     return [*earlier, *found]

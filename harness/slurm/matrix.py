@@ -13,6 +13,7 @@ from harness.atomic_write import write_atomically
 from harness.backends.explain import explain
 from harness.cells import Cell, make_request, plan
 from harness.errors import HarnessError
+from harness.record.run_id import PlainName, run_folder
 from harness.run_directory.request import RunRequest
 from harness.slurm.directives import refuse_control_characters
 from harness.slurm.script import render_script
@@ -34,7 +35,7 @@ class PlannedRun(_Document):
 
     request: RunRequest
     nodes: int
-    script: str
+    script: PlainName
     """File name within the folder."""
     array_index: int | None = None
 
@@ -49,7 +50,7 @@ class Matrix(_Document):
     runs: list[PlannedRun]
 
     def run_directory(self, run: PlannedRun) -> Path:
-        return self.runs_folder / run.request.run_id
+        return run_folder(self.runs_folder, run.request.run_id)
 
 
 def plan_nodes(
