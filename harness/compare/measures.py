@@ -113,10 +113,17 @@ def transport_bytes_per_step(record: Record) -> float | None:
 
 def _per_step(record: Record, sent: Callable[[CommunicationPart], float]) -> float | None:
     probed = record.windows.probed if record.windows else 0
-    if not probed or not record.ranks:
+    if not probed or not record.ranks or not all_ranks_counted(record):
         return None
     total = sum(sent(row) for row in record.comm if row.phase in STEP_PHASES)
     return total / probed / len(record.ranks)
+
+
+def all_ranks_counted(record: Record) -> bool:
+    """Whether every rank wrote what it counted; a rank that was killed did not, and zero would be wrong."""
+    if record.status in ("ok", "diverged"):
+        return True
+    return len({row.rank for row in record.comm}) == record.world.world_size
 
 
 def textbook_bytes_per_step(record: Record) -> float | None:

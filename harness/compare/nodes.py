@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.compare.measures import all_ranks_counted
 from harness.record import Record
 from harness.theory.nodes import NodeTraffic, node_traffic
 from harness.theory.terms import STEP_PHASES
@@ -27,7 +28,7 @@ def node_volumes(record: Record) -> list[NodeVolume]:
     """
     probed = record.windows.probed if record.windows else 0
     hosts = {part.rank: part.host for part in record.ranks}
-    if not probed or len(hosts) < record.world.world_size:
+    if not probed or len(hosts) < record.world.world_size or not all_ranks_counted(record):
         return []
     totals: dict[str, dict[str, NodeTraffic]] = {host: {} for host in dict.fromkeys(hosts.values())}
     for row in record.comm:

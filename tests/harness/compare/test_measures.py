@@ -133,3 +133,16 @@ def test_host_peak_is_that_of_the_largest_process() -> None:
     ]
     assert measures.host_peak_bytes(record.model_copy(update={"ranks": parts})) == 7
     assert measures.host_peak_bytes(record.model_copy(update={"ranks": []})) is None
+
+
+@pytest.mark.parametrize("reporting", [[], [0], [1]])
+def test_bytes_of_a_killed_run_are_unknown_unless_every_rank_reported(reporting: list[int]) -> None:
+    rows = [row for row in make_communication(2) if row.rank in reporting]
+    killed = make_record(label="ddp", status="failed", comm=rows)
+    assert measures.sent_bytes_per_step(killed) is None
+    assert measures.transport_bytes_per_step(killed) is None
+    assert measures.sent_bytes_per_step(make_record(label="ddp", status="failed")) is not None
+
+
+def test_bytes_of_a_killed_run_on_one_rank_are_unknown() -> None:
+    assert measures.sent_bytes_per_step(make_record(status="failed")) is None
