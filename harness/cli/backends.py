@@ -9,6 +9,7 @@ import click
 
 from harness.backends import registry
 from harness.cli.options import common, json_option
+from harness.cli.output import echo
 from harness.provenance import package_versions
 
 
@@ -36,7 +37,7 @@ def backends(as_json: bool) -> int:
             }
         )
     if as_json:
-        click.echo(json.dumps({"backends": documents}, indent=1))
+        echo(json.dumps({"backends": documents}, indent=1))
         return 0
     from tabulate import tabulate
 
@@ -49,5 +50,5 @@ def backends(as_json: bool) -> int:
         )
         for d in documents
     ]
-    click.echo(tabulate(lines, headers=("backend", "what it is", "options", "versions")))
+    echo(tabulate(lines, headers=("backend", "what it is", "options", "versions")))
     return 0

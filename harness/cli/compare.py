@@ -28,6 +28,7 @@ from harness.cli.options import (
     with_new_options,
     with_trace,
 )
+from harness.cli.output import echo
 from harness.cli.progress import Progress
 from harness.config import load_experiment
 from harness.errors import HarnessError
@@ -98,7 +99,7 @@ def compare(
     missing = [cell for cell in cells if cell.key not in known]
     if len(missing) < len(cells):
         again = f"job {job} was started again: " if job is not None else ""
-        click.echo(f"{again}{len(cells) - len(missing)} of {len(cells)} cells have a record", err=True)
+        echo(f"{again}{len(cells) - len(missing)} of {len(cells)} cells have a record", err=True)
     done = known | _run_cells(missing, experiment, store, device)
     records = [done[cell.key] for cell in cells if cell.key in done]
     from harness.compare.comparison import Comparison
@@ -142,7 +143,7 @@ def _run_cells(cells: Sequence[Cell], experiment: Experiment, store: Store, devi
             progress.close()
         done[cell.key] = record
         (row,) = Comparison([record]).rows
-        click.echo(f"[{number}/{len(cells)}] {cell_line(row)}", err=True)
+        echo(f"[{number}/{len(cells)}] {cell_line(row)}", err=True)
         if record.error is not None and record.error.kind == "Interrupted":
             break
     return done
@@ -169,13 +170,13 @@ def _present(comparison: Comparison, report: Path | None, as_json: bool) -> None
 
     table = "\n".join([main_table(comparison), *finding_lines(comparison)])
     # With --json a person reads the table, a program the document.
-    click.echo(table, err=as_json)
+    echo(table, err=as_json)
     if as_json:
-        click.echo(json.dumps(comparison.as_json(), indent=1))
+        echo(json.dumps(comparison.as_json(), indent=1))
     for line in where_to_read(comparison):
-        click.echo(line, err=True)
+        echo(line, err=True)
     if report is not None:
-        click.echo(f"report: {report}", err=True)
+        echo(f"report: {report}", err=True)
 
 
 def _any_bad(rows: Sequence[Row]) -> bool:

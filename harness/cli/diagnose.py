@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from harness.cli.options import EXIT_STRICT, PATH, common, json_option
+from harness.cli.output import echo
 from harness.diagnose import diagnosis as diagnosing
 from harness.diagnose.diagnosis import CLEAN, Diagnosis
 from harness.diagnose.pair import read_pair
@@ -28,10 +29,10 @@ def diagnose(first: Path, second: Path, strict: bool, as_json: bool) -> int:
     measured.
     """
     pair = read_pair(first, second)
-    diagnosis = diagnosing.diagnose(pair, lambda text: click.echo(text, err=True))
+    diagnosis = diagnosing.diagnose(pair, lambda text: echo(text, err=True))
     if as_json:
         runs = {"runs": [run.record.run_id for run in pair]}
-        click.echo(json.dumps(finite(runs | diagnosis.as_json()), indent=1))
+        echo(json.dumps(finite(runs | diagnosis.as_json()), indent=1))
     else:
         _print(diagnosis)
     return EXIT_STRICT if strict and not diagnosis.clean else 0
@@ -40,13 +41,13 @@ def diagnose(first: Path, second: Path, strict: bool, as_json: bool) -> int:
 def _print(diagnosis: Diagnosis) -> None:
     names = f"{diagnosis.other.name} and {diagnosis.baseline.name}"
     if diagnosis.verdict is None:
-        click.echo(f"{names}: {CLEAN}")
+        echo(f"{names}: {CLEAN}")
     elif diagnosis.verdict.parts:
-        click.echo(f"{names} diverge in step {diagnosis.verdict.step}")
+        echo(f"{names} diverge in step {diagnosis.verdict.step}")
     else:
-        click.echo(f"{names} differ, but no examined step does")
+        echo(f"{names} differ, but no examined step does")
     for sentence in diagnosis.explanation:
-        click.echo(f"- {sentence}")
-    click.echo("noise:")
+        echo(f"- {sentence}")
+    echo("noise:")
     for sentence in diagnosis.derivation:
-        click.echo(f"- {sentence}")
+        echo(f"- {sentence}")

@@ -14,6 +14,7 @@ from harness.backends import registry
 from harness.cells import canonical_label
 from harness.cli.arguments import split_backends
 from harness.cli.options import common, json_option, with_new_options
+from harness.cli.output import echo
 from harness.compare.rows import reason
 from harness.compare.wording import ranks
 from harness.doctor.check import SelfCheck, document, self_check
@@ -63,18 +64,18 @@ def examine(backends: Sequence[str], *, as_json: bool) -> int:
     coverage = cover([canonical_label(name) for name in with_new_options(backends)], size, installed)
     known = traps_of(versions)
     with tempfile.TemporaryDirectory(prefix="harness-doctor-") as folder:
-        check = self_check(Path(folder), device, size, coverage, lambda text: click.echo(text, err=True))
+        check = self_check(Path(folder), device, size, coverage, lambda text: echo(text, err=True))
     if as_json:
         facts = {"versions": versions, "device": device, "ranks": size}
-        click.echo(json.dumps(facts | document(check, known), indent=1))
+        echo(json.dumps(facts | document(check, known), indent=1))
         return 0 if check.trusted else 1
-    click.echo(", ".join(f"{name} {version}" for name, version in versions.items()))
-    click.echo(f"on {ranks(size)} of device {device}\n")
-    click.echo(_table(check))
-    click.echo("\nknown traps of these versions:" if known else "\nno known traps of these versions")
+    echo(", ".join(f"{name} {version}" for name, version in versions.items()))
+    echo(f"on {ranks(size)} of device {device}\n")
+    echo(_table(check))
+    echo("\nknown traps of these versions:" if known else "\nno known traps of these versions")
     for trap in known:
-        click.echo(f"- {trap.package}: {trap.trap}. Here: {trap.here}.")
-    click.echo(
+        echo(f"- {trap.package}: {trap.trap}. Here: {trap.here}.")
+    echo(
         f"\nself-check: {len(check.false)} findings on a clean matrix of {len(check.rows)} cells, "
         f"{check.planted - len(check.missed)} of {check.planted} planted defects named"
     )
@@ -95,15 +96,15 @@ def _conclusion(check: SelfCheck) -> int:
         left = len(check.not_covered)
         lines = "1 line above was" if left == 1 else f"{left} lines above were"
         limit = f", in what was tried: {lines} not" if left else ""
-        click.echo(f"this installation can be trusted{limit}")
+        echo(f"this installation can be trusted{limit}")
         return 0
     for name, why in check.failed.items():
-        click.echo(f"- {name} did not finish: {why}")
+        echo(f"- {name} did not finish: {why}")
     for finding in check.false:
-        click.echo(f"- {finding.id}: {finding.message}")
+        echo(f"- {finding.id}: {finding.message}")
     for name, found in check.missed.items():
-        click.echo(f"- {name}: {found}")
+        echo(f"- {name}: {found}")
     if not check.tried:
-        click.echo("- no backend ran that could be judged")
-    click.echo("this installation cannot be trusted until these are resolved")
+        echo("- no backend ran that could be judged")
+    echo("this installation cannot be trusted until these are resolved")
     return 1

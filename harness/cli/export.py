@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from harness.cli.options import PATH, common, warn_skipped
+from harness.cli.output import echo
 
 
 @click.group()
@@ -31,5 +32,5 @@ def tracking(runs: tuple[Path, ...], to: Any, output: Path) -> int:
     found, unreadable = read_runs(runs)
     warn_skipped(unreadable)
     count = export_runs(Comparison(record for _, record in found), to, output)
-    click.echo(f"{output}: {count} of {len(found)} runs logged for {to}", err=True)
+    echo(f"{output}: {count} of {len(found)} runs logged for {to}", err=True)
     return 0

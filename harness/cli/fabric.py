@@ -10,6 +10,7 @@ import click
 from harness.backends.explain import choices
 from harness.cli.arguments import default_ranks
 from harness.cli.options import EXIT_GATE, PATH, common, json_option
+from harness.cli.output import echo
 from harness.errors import HarnessError
 from harness.fabric.gate import parse_rate, parse_size, shortfall
 from harness.fabric.ranks import NO_GPU, start_ranks
@@ -129,10 +130,10 @@ def present(
     result: FabricResult, asked_bytes: int, required: float | None, plot: Path | None, as_json: bool
 ) -> int:
     """Show a result and whether memory limited its sizes; return 3 if it misses the required bytes/s."""
-    click.echo(fabric_table(result), err=as_json)
+    echo(fabric_table(result), err=as_json)
     largest = max(row.size_bytes for row in result.rows)
     if largest < 4 * whole_elements(asked_bytes, result.world_size):
-        click.echo(f"not enough memory for {asked_bytes:,} bytes: measured up to {largest:,}", err=True)
+        echo(f"not enough memory for {asked_bytes:,} bytes: measured up to {largest:,}", err=True)
     if as_json:
         rows = [
             row.model_dump()
@@ -143,14 +144,14 @@ def present(
             for row in result.rows
         ]
         document = result.model_dump() | {"rows": rows, "summary": result.summary().model_dump()}
-        click.echo(json.dumps(document, indent=1))
+        echo(json.dumps(document, indent=1))
     if plot is not None:
         from harness.fabric.picture import write_picture
 
         write_picture(result, plot)
-        click.echo(f"picture: {plot}", err=True)
+        echo(f"picture: {plot}", err=True)
     missed = shortfall(result, required) if required is not None else None
     if missed is not None:
-        click.echo(f"harness: {missed}", err=True)
+        echo(f"harness: {missed}", err=True)
         return EXIT_GATE
     return 0

@@ -11,6 +11,9 @@ from typing import Any
 
 import click
 
+from harness.cli.output import echo
+from harness.safe_text import described
+
 EXIT_ERROR = 1
 EXIT_STRICT = 3
 EXIT_GATE = 3
@@ -27,19 +30,17 @@ def common(command: Callable[..., int]) -> Callable[..., None]:
         try:
             code = command(**arguments)
         except KeyboardInterrupt:
-            click.echo("interrupted; what was measured so far is kept", err=True)
+            echo("interrupted; what was measured so far is kept", err=True)
             code = 130
         except Exception as error:
             if debug:
                 raise
-            if isinstance(error, HarnessError):
-                text = str(error)
-            else:
-                text = (
-                    f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)"
-                )
-            text = " ".join(text.split())
-            notice(f"harness: {text}")
+            text = described(error)
+            if isinstance(error, OSError) and error.strerror:
+                text = f"'{error.filename}': {error.strerror}" if error.filename else error.strerror
+            elif not isinstance(error, HarnessError):
+                text = f"unexpected {type(error).__name__}: {text} (run again with --debug for the traceback)"
+            notice(f"harness: {' '.join(text.split())}")
             code = EXIT_ERROR
         sys.exit(code)
 
@@ -87,7 +88,7 @@ def with_trace(assignments: tuple[str, ...], trace: bool) -> tuple[str, ...]:
 def notice(text: str) -> None:
     """One line on standard error, of one rank only."""
     if os.environ.get("RANK", "0") == "0":
-        click.echo(text, err=True)
+        echo(text, err=True)
 
 
 def with_new_options(labels: Sequence[str]) -> list[str]:
@@ -104,4 +105,4 @@ def with_new_options(labels: Sequence[str]) -> list[str]:
 def warn_skipped(problems: Iterable[str]) -> None:
     """Name the records that cannot be read."""
     for problem in problems:
-        click.echo(f"skipped: {problem}", err=True)
+        echo(f"skipped: {problem}", err=True)

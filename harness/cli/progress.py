@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TextIO
 
-import click
 from tqdm import tqdm
 
+from harness.cli.output import echo
 from harness.run_directory.events import Event, SetupEvent, StepEvent
+from harness.safe_text import harmless
 
 PLAIN_LINES = 5
 """Progress lines of one run where there is no terminal."""
@@ -31,7 +32,7 @@ class Progress:
             self._steps = event.steps
             if self._terminal:
                 self._bar = tqdm(
-                    total=self._steps, desc=self._label, unit="step", file=self._stream, leave=False
+                    total=self._steps, desc=harmless(self._label), unit="step", file=self._stream, leave=False
                 )
         elif isinstance(event, StepEvent):
             self._show(event)
@@ -55,7 +56,7 @@ class Progress:
             done = event.step + 1
             every = max(1, self._steps // PLAIN_LINES)
             if done % every == 0 or done == self._steps:
-                click.echo(
+                echo(
                     f"{self._label}: step {done}/{self._steps}, loss {loss} (rank 0), {speed:,.0f} tokens/s",
-                    file=self._stream,
+                    err=True,
                 )

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from harness.cli.options import EXIT_STRICT, PATH, common, warn_skipped
+from harness.cli.output import echo
 from harness.compare.comparison import Comparison
 from harness.compare.fail_on import failures, parse_conditions
 from harness.errors import HarnessError
@@ -66,7 +67,7 @@ def report_runs(
         folders = [output.parent / ARCHIVE_NAME]
         found = archive_runs(found, folders[0])
     write_report(found, output, form=form, folders=folders)
-    click.echo(f"{output}: {len(found)} records", err=True)
+    echo(f"{output}: {len(found)} records", err=True)
     return 0
 
 
@@ -82,12 +83,12 @@ def report_baseline(runs: Sequence[Path], output: Path, *, form: Format | None, 
     before, after = (_read([path]) for path in runs)
     require_writable(output, form)
     write_report(after, output, form=form, baseline=before, folders=list(filter(is_folder_of_runs, runs)))
-    click.echo(f"{output}: {len(before)} records before, {len(after)} after", err=True)
+    echo(f"{output}: {len(before)} records before, {len(after)} after", err=True)
     failed = []
     if conditions:
         failed = failures(conditions, Comparison(r for _, r in before), Comparison(r for _, r in after))
     for line in failed:
-        click.echo(f"fail-on: {line}", err=True)
+        echo(f"fail-on: {line}", err=True)
     return EXIT_STRICT if failed else 0
 
 

@@ -24,6 +24,7 @@ from harness.cli.options import (
     with_new_options,
     with_trace,
 )
+from harness.cli.output import echo
 from harness.cli.progress import Progress
 from harness.config import load_experiment
 from harness.errors import HarnessError
@@ -139,7 +140,7 @@ def _present_run(record: Record, store: Store, as_json: bool) -> int:
         store.discard(record.run_id)
         raise HarnessError(record.error.message)
     if as_json:
-        click.echo(record.model_dump_json(indent=1))
+        echo(record.model_dump_json(indent=1))
     path = store.record_path(record)
     if record.status == "unsupported":
         raise HarnessError(
@@ -154,6 +155,6 @@ def _present_run(record: Record, store: Store, as_json: bool) -> int:
         from harness.compare.comparison import Comparison
         from harness.report.tables import main_table
 
-        click.echo(main_table(Comparison([record])))
-    click.echo(f"record: {path}", err=True)
+        echo(main_table(Comparison([record])))
+    echo(f"record: {path}", err=True)
     return 0

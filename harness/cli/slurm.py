@@ -26,6 +26,7 @@ from harness.cli.options import (
     set_option,
     with_new_options,
 )
+from harness.cli.output import echo
 from harness.cli.slurm_job import begin, finish, gate
 from harness.compare.wording import counted
 from harness.config import load_experiment
@@ -100,7 +101,7 @@ def render(
         wanted = {cell.key for cell in cells}
         known = reusable(store.records()[0], wanted.__contains__)
         if known:
-            click.echo(f"{len(known)} of {len(cells)} cells have a record", err=True)
+            echo(f"{len(known)} of {len(cells)} cells have a record", err=True)
         cells = [cell for cell in cells if cell.key not in known]
         if not cells:
             return 0
@@ -109,7 +110,7 @@ def render(
         command=["harness", *sys.argv[1:]],
     )  # fmt: skip
     write_matrix(output, matrix, scripts)
-    click.echo(f"{output}: {len(matrix.runs)} runs in {len(scripts)} scripts", err=True)
+    echo(f"{output}: {len(matrix.runs)} runs in {len(scripts)} scripts", err=True)
     return 0
 
 
@@ -130,7 +131,7 @@ def submit(folder: Path, wait: bool, poll_seconds: float, as_json: bool) -> int:
         except (client.SlurmUnavailable, AnotherSubmission) as error:
             if not wait:
                 raise
-            click.echo(f"{error}; asking again in {poll_seconds:g} s", err=True)
+            echo(f"{error}; asking again in {poll_seconds:g} s", err=True)
         else:
             if not wait or not (left or any(state.pending for state in states)):
                 break
@@ -163,7 +164,7 @@ def collect(folder: Path, report: Path | None, as_json: bool) -> int:
         from harness.report.report import write_report
 
         write_report(records_of_cells(matrix, states), report)
-        click.echo(f"report: {report}", err=True)
+        echo(f"report: {report}", err=True)
     return 0
 
 
@@ -190,7 +191,7 @@ def cancel(folder: Path, run_ids: tuple[str, ...]) -> int:
     ]
     client.cancel(alive)
     _tell_unknown_jobs(folder)
-    click.echo(f"cancelled {len(alive)} jobs; collect writes their records", err=True)
+    echo(f"cancelled {len(alive)} jobs; collect writes their records", err=True)
     return 0
 
 
@@ -198,13 +199,13 @@ def _submit_some(folder: Path, matrix: Matrix, wait: bool) -> tuple[int, list[Ru
     """Submit what the queue has room for; return how many runs are left and the state of each."""
 
     def say(job: str, runs: int) -> None:
-        click.echo(f"job {job}: {counted(runs, 'run')}", err=True)
+        echo(f"job {job}: {counted(runs, 'run')}", err=True)
 
     with alone(folder):
         runs = unsubmitted(folder, matrix)
         left = len(runs) - submit_runs(folder, matrix, runs, say)
     if left and not wait:
-        click.echo(
+        echo(
             f"{left} runs wait: the site's max_queued_jobs is {matrix.site.max_queued_jobs}; "
             "submit again later, or with --wait",
             err=True,
@@ -220,18 +221,18 @@ def _present(folder: Path, states: Sequence[RunState], as_json: bool) -> None:
         for row in rows
     ]  # fmt: skip
     headers = ("run", "backend", "nodes", "ranks", "job", "phase", "Slurm", "record")
-    click.echo(tabulate(body, headers=headers, disable_numparse=True), err=as_json)
+    echo(tabulate(body, headers=headers, disable_numparse=True), err=as_json)
     counts = Counter(row["phase"] for row in rows)
-    click.echo(", ".join(f"{count} {phase}" for phase, count in counts.items()), err=True)
+    echo(", ".join(f"{count} {phase}" for phase, count in counts.items()), err=True)
     for problem in [state.problem for state in states if state.problem is not None]:
-        click.echo(f"harness: {problem}", err=True)
+        echo(f"harness: {problem}", err=True)
     _tell_unknown_jobs(folder)
     if as_json:
-        click.echo(json.dumps({"runs": rows}, indent=1))
+        echo(json.dumps({"runs": rows}, indent=1))
 
 
 def _tell_unknown_jobs(folder: Path) -> None:
     try:
         read_jobs(folder)
     except HarnessError as error:
-        click.echo(f"harness: {error}", err=True)
+        echo(f"harness: {error}", err=True)

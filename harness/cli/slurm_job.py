@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from harness.cli.options import EXIT_GATE, PATH, common
+from harness.cli.output import echo
 from harness.fabric.gate import parse_rate, shortfall
 from harness.fabric.result import FABRIC_NAME, read_fabric
 from harness.slurm import attempt
@@ -35,7 +36,7 @@ def finish(run_directory: Path, exit_code: int, ended: Any, require_busbw: str |
     """For job scripts: write the record of a run whose step has ended."""
     end = ScriptEnd(ended=ended, exit_code=exit_code, require_busbw=require_busbw)
     record = attempt.finish(run_directory, end)
-    click.echo(f"{record.run_id}: {record.status}", err=True)
+    echo(f"{record.run_id}: {record.status}", err=True)
     return 0
 
 
@@ -48,5 +49,5 @@ def gate(run_directory: Path, rate: str) -> int:
     missed = shortfall(read_fabric(run_directory / FABRIC_NAME), parse_rate(rate))
     if missed is None:
         return 0
-    click.echo(f"harness: {missed}", err=True)
+    echo(f"harness: {missed}", err=True)
     return EXIT_GATE

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from harness.cli.options import PATH, common, json_option
+from harness.cli.output import echo
 from harness.compare.wording import counted
 from harness.report.verify import verify as verify_report
 from harness.store import without_collection
@@ -30,14 +31,14 @@ def verify(report: Path, pictures_by_digest: bool, as_json: bool) -> int:
     with without_collection():
         result = verify_report(report, pictures_by_digest=pictures_by_digest)
     if as_json:
-        click.echo(json.dumps(result.as_json(), indent=1, ensure_ascii=False))
+        echo(json.dumps(result.as_json(), indent=1, ensure_ascii=False))
     for note in result.notes:
-        click.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     for problem in result.problems:
-        click.echo(str(problem), err=as_json)
+        echo(str(problem), err=as_json)
     if result.problems:
         count = len(result.problems)
-        click.echo(f"{report}: {counted(count, 'problem')}", err=True)
+        echo(f"{report}: {counted(count, 'problem')}", err=True)
         return 1
-    click.echo(f"{report}: holds; {result.summary}", err=as_json)
+    echo(f"{report}: holds; {result.summary}", err=as_json)
     return 0

@@ -1,0 +1,34 @@
+"""Prints what people and programs read: terminal escapes spelled out, no secrets, and a reader that left is no error."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+import click
+
+from harness.errors import HarnessError
+from harness.safe_text import harmless, redacted
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """One text on standard output or standard error.
+
+    A pipe whose reader is gone (`harness run 2>&1 | head -1`) swallows what follows; the run goes on. Raises
+    HarnessError if standard output cannot be written otherwise.
+    """
+    try:
+        click.echo(harmless(redacted(text)), err=err)
+    except OSError as error:
+        _discard(err)
+        if not err and not isinstance(error, BrokenPipeError):
+            raise HarnessError(f"standard output cannot be written: {error.strerror}") from error
+
+
+def _discard(err: bool) -> None:
+    """Send what follows nowhere, also what Python flushes at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, (sys.stderr if err else sys.stdout).fileno())
+        os.close(null)

@@ -1,0 +1,73 @@
+"""Text from libraries, third parties and users, made safe to keep and to print."""
+
+from __future__ import annotations
+
+import re
+
+REDACTED = "***"
+MOST_MESSAGE_BYTES = 8 * 2**10
+MOST_LOG_TAIL_BYTES = 32 * 2**10
+
+# Control characters but tab and newline, marks that reverse text or break lines, lone surrogates.
+_HARMFUL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_USER_IN_ADDRESS = re.compile(r"(?<=://)[^/\s@\"'<>]+@")
+# Prefixes that Hugging Face, GitHub, GitLab, OpenAI, Slack and AWS give to their tokens.
+_TOKEN = re.compile(
+    r"\b(?:hf_\w{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{20,}|xox[abps]-[\w-]{10,}"
+    r"|AKIA[0-9A-Z]{16})"
+)
+_NAMED = re.compile(
+    r"""((?:[Pp]assword|PASSWORD|[Pp]asswd|PASSWD|[Ss]ecret|SECRET|[Aa]pi[_-]?[Kk]ey|API_?KEY|[Aa]ccess[_-]?[Kk]ey"""
+    r"""|ACCESS_?KEY|(?<![a-z])[A-Z_]*TOKEN|(?:access|auth|hub|hf)_token|\btoken(?==))"""
+    r"""[A-Za-z_]*\\?["']?\s*[=:]\s*\\?["']?)(?!null\b|None\b|\*\*\*)([^\s"'\\,;&{}\[\]]+)"""
+)
+_BEARER = re.compile(r"\b([Bb]earer\s+)[\w.~+/=-]{8,}")
+
+
+def harmless(text: str) -> str:
+    """The text with terminal escapes and characters that reverse or break lines spelled out: \\u001b.
+
+    The spelling is that of JSON, so a JSON document keeps its meaning.
+    """
+    return _HARMFUL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def encodable(text: str) -> str:
+    """The text with lone surrogates, which no file in UTF-8 can hold, spelled out."""
+    return _LONE_SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def redacted(text: str) -> str:
+    """The text without users and passwords in addresses, tokens, and values that are named as secrets."""
+    text = _USER_IN_ADDRESS.sub(f"{REDACTED}@", text)
+    text = _TOKEN.sub(REDACTED, text)
+    text = _BEARER.sub(rf"\1{REDACTED}", text)
+    return _NAMED.sub(rf"\1{REDACTED}", text)
+
+
+def capped(text: str, most_bytes: int) -> str:
+    """The beginning of a text whose UTF-8 form would be longer."""
+    data = text.encode(errors="replace")
+    if len(data) <= most_bytes:
+        return text
+    return data[:most_bytes].decode(errors="ignore") + f" [{len(data) - most_bytes} bytes left out]"
+
+
+def capped_tail(text: str, most_bytes: int) -> str:
+    """The end of a text whose UTF-8 form would be longer."""
+    data = text.encode(errors="replace")
+    if len(data) <= most_bytes:
+        return text
+    return f"[{len(data) - most_bytes} bytes left out] " + data[-most_bytes:].decode(errors="ignore")
+
+
+def described(error: BaseException) -> str:
+    """What an exception says, however badly it behaves when it is asked: encodable, redacted, capped."""
+    try:
+        text = str(error) or repr(error)
+    except BaseException as second:  # a third party's __str__ may raise anything
+        text = f"{type(error).__name__} (its message cannot be shown: {type(second).__name__})"
+    return capped(redacted(encodable(text)), MOST_MESSAGE_BYTES)
