@@ -202,6 +202,8 @@ def make_request(
         micro_batch_size=cell.layout.micro_batch_size,
         accumulation_steps=cell.layout.accumulation_steps,
         memory_limit_bytes=_memory_limit(cell, experiment, device),
+        # Whoever watches the ranks says more than a collective that gives up by itself, so it comes first.
+        collective_timeout_seconds=max(600.0, experiment.runtime.phase_timeout_seconds + 30.0),
     )
 
 

@@ -1,4 +1,4 @@
-"""Prints what people and programs read: terminal escapes spelled out, no secrets, and a reader that left is no error."""
+"""Prints what people and programs read: no terminal escapes, no secrets, and no error if the reader left."""
 
 from __future__ import annotations
 

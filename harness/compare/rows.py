@@ -15,7 +15,7 @@ from harness.compare.noise import Noise, is_repetition, is_variant, measure_nois
 from harness.compare.parity import Judgement, judge
 from harness.compare.run import Run
 from harness.compare.run_conditions import labelled, varying, words
-from harness.record import Record
+from harness.record import ErrorPart, Record
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,9 +96,16 @@ def reason(record: Record, *, with_rank: bool = True) -> str | None:
         return "; ".join(record.reasons)
     if record.error is None:
         return None
-    where = f" (rank {record.error.rank})" if with_rank and record.error.rank is not None else ""
+    where = f" ({_where(record.error)})" if with_rank and record.error.rank is not None else ""
     message = record.error.message.strip() or "no message"
     return f"{record.error.kind}{where}: {message.splitlines()[0]}"
+
+
+def _where(error: ErrorPart) -> str:
+    """The rank that failed, the step that it was in and what it did."""
+    step = [f"step {error.step}"] if error.step is not None else []
+    phase = [error.phase] if error.phase is not None else []
+    return ", ".join([f"rank {error.rank}", *step, *phase])
 
 
 def make_rows(records: Iterable[Record]) -> list[Row]:

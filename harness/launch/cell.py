@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from harness.backends import registry
 from harness.cells import Cell, make_request
 from harness.launch.local import EventHandler, LocalLauncher
+from harness.launch.watch import Patience
 from harness.provenance import load_average
 from harness.record import Record
 from harness.run_directory.assemble import assemble
@@ -35,6 +36,7 @@ def run_cell(
         timeout_seconds=experiment.runtime.timeout_seconds,
         on_event=on_event,
         port=port,
+        patience=patience_of(experiment),
     )
     record = assemble(directory, request, outcome)
     # What the run found, not what it left.
@@ -42,6 +44,16 @@ def run_cell(
     record = record.model_copy(update={"environment": found})
     write_record(directory, record)
     return record
+
+
+def patience_of(experiment: Experiment) -> Patience:
+    """How long the ranks of a run may stand still."""
+    runtime = experiment.runtime
+    return Patience(
+        steps=runtime.stuck_after_steps,
+        seconds=runtime.stuck_after_seconds,
+        phase_seconds=runtime.phase_timeout_seconds,
+    )
 
 
 def modules_to_preload(experiment: Experiment, backends: Iterable[str]) -> list[str]:

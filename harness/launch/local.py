@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import shutil
@@ -11,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext
@@ -20,9 +22,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.errors import HarnessError, JobError
+from harness.launch.ending import end_all
 from harness.launch.rank_main import enter_check, enter_rank
+from harness.launch.watch import Patience, Watch, ask_where
 from harness.run_directory.events import Event
 from harness.run_directory.outcome import Outcome
+from harness.run_directory.rank_events import has_ended_well
 from harness.run_directory.request import RunRequest, rank_file, rank_log
 from harness.run_directory.tail import Tail
 
@@ -33,6 +38,7 @@ GRACE_SECONDS = 10.0
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 EventHandler = Callable[[Event], None]
+Stopped = Literal["timeout", "stuck", "interrupted"] | None
 
 
 class LocalLauncher:
@@ -94,37 +100,34 @@ class LocalLauncher:
         timeout_seconds: float,
         on_event: EventHandler,
         port: int | None = None,
+        patience: Patience | None = None,
     ) -> Outcome:
         """Start all ranks, pass rank 0's events on as they come, and return when all have ended."""
         port = port or free_port()
+        started = time.time()
         processes = {
             rank: self._start(run_directory, request, rank, port) for rank in range(request.world_size)
         }
-        tail = Tail(rank_file(run_directory, 0))
-        stopped: Literal["timeout", "interrupted"] | None = None
-        deadline = time.monotonic() + timeout_seconds
+        running = _Running(
+            run_directory=run_directory,
+            processes=processes,
+            watch=Watch(run_directory, request.world_size, patience or Patience()),
+            tail=Tail(rank_file(run_directory, 0)),
+            on_event=on_event,
+        )
+        stopped: Stopped = None
         try:
-            while alive := [p for p in processes.values() if p.exitcode is None]:
-                wait([p.sentinel for p in alive], timeout=POLL_SECONDS)
-                for event in tail.read():
-                    on_event(event)
-                if any(p.exitcode not in (None, 0) for p in processes.values()):
-                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
-                    if time.monotonic() + POLL_SECONDS >= deadline:
-                        break
-                elif time.monotonic() >= deadline:
-                    stopped = "timeout"
-                    break
+            stopped = running.follow(timeout_seconds)
         except KeyboardInterrupt:
             # The ranks are ended and the record is written in seconds: a second Ctrl-C must not lose it.
             for number in STOPPING:
                 signal.signal(number, signal.SIG_IGN)
             stopped = "interrupted"
-        codes = {rank: process.exitcode for rank, process in processes.items()}
-        _end(processes.values())
-        for event in tail.read():
-            on_event(event)
-        return Outcome(exit_codes=codes, stopped=stopped)
+        running.note_ends()
+        codes = {rank: processes[rank].exitcode for rank in running.in_order_of_their_end()}
+        end_all(list(processes.values()), started)
+        running.pass_events_on()
+        return Outcome(exit_codes=codes, ended_at=running.ended_at, stopped=stopped)
 
     def _start(self, run_directory: Path, request: RunRequest, rank: int, port: int) -> Any:
         variables = {
@@ -146,6 +149,61 @@ class LocalLauncher:
         return process
 
 
+@dataclass(kw_only=True)
+class _Running:
+    """The ranks of one run while they live."""
+
+    run_directory: Path
+    processes: Mapping[int, Any]
+    watch: Watch
+    tail: Tail
+    on_event: EventHandler
+    ended_at: dict[int, float] = field(default_factory=dict)
+
+    def follow(self, timeout_seconds: float) -> Stopped:
+        """Return when all have ended or must be ended; why they must, else None."""
+        deadline = time.monotonic() + timeout_seconds
+        failed = False
+        while alive := [p for p in self.processes.values() if p.exitcode is None]:
+            wait([p.sentinel for p in alive], timeout=POLL_SECONDS)
+            self.pass_events_on()
+            if self.note_ends() and not failed:
+                failed = True
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+            if failed and time.monotonic() + POLL_SECONDS >= deadline:
+                return None
+            if not failed and (reason := self.watch.stuck()) is not None:
+                return self._ask("stuck", reason)
+            if not failed and time.monotonic() >= deadline:
+                return self._ask("timeout", "runtime.timeout_seconds passed")
+        return None
+
+    def pass_events_on(self) -> None:
+        """Tell of rank 0's events as they come."""
+        for event in self.tail.read():
+            self.watch.note(event)
+            self.on_event(event)
+
+    def note_ends(self) -> bool:
+        """Note which ranks have ended by now; whether any did so before it was done."""
+        for rank, process in self.processes.items():
+            if process.exitcode is not None:
+                self.ended_at.setdefault(rank, time.time())
+        return any(
+            self.processes[rank].exitcode != 0 or not has_ended_well(self.run_directory, rank)
+            for rank in self.ended_at
+        )
+
+    def in_order_of_their_end(self) -> list[int]:
+        """Those that have ended, the first first, then the others."""
+        return sorted(self.processes, key=lambda rank: (self.ended_at.get(rank, math.inf), rank))
+
+    def _ask(self, why: Stopped, reason: str) -> Stopped:
+        living = {rank: p.pid for rank, p in self.processes.items() if p.exitcode is None}
+        ask_where(self.run_directory, living, reason)
+        return why
+
+
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
     """A process started meanwhile never meets Ctrl-C; one that comes is delivered afterwards."""
@@ -155,18 +213,6 @@ def _interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _end(processes: Iterable[Any]) -> None:
-    """Terminate what still runs, kill what does not listen, and reap everything."""
-    running = [process for process in processes if process.exitcode is None]
-    for process in running:
-        process.terminate()
-    for process in running:
-        process.join(2.0)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
 
 
 def free_port() -> int:

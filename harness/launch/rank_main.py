@@ -12,7 +12,10 @@ from pathlib import Path
 
 def enter_rank(run_directory: str, log: str, variables: dict[str, str]) -> None:
     """Run one rank in this fresh process and leave with its exit code."""
+    from harness.worker.signals import dump_stacks_when_asked
+
     _detach(log)
+    dump_stacks_when_asked(Path(run_directory), int(variables["RANK"]))
     _follow_the_launcher()
     os.environ.update(variables)
     from harness.worker.rank import run_rank
@@ -67,6 +70,6 @@ def _follow_the_launcher() -> None:
 
     def wait_and_leave() -> None:
         launcher.join()
-        os._exit(1)
+        os.killpg(0, signal.SIGKILL)  # with what this rank started
 
     threading.Thread(target=wait_and_leave, daemon=True).start()

@@ -12,6 +12,7 @@ from harness.record.environment import (
     NodePart,
     SlurmPart,
 )
+from harness.record.error import ErrorPart, RankStatePart
 from harness.record.memory import MemoryPart, Moment
 from harness.record.model import (
     DataPart,
@@ -24,7 +25,7 @@ from harness.record.model import (
 )
 from harness.record.part import Part
 from harness.record.ranks import OverlapPart, RankPart, WaitPart
-from harness.record.run import SCHEMA_VERSION, BackendPart, ErrorPart, Record, Status
+from harness.record.run import SCHEMA_VERSION, BackendPart, Record, Status
 from harness.record.steps import EvaluationPart, StepPart, Window, WindowsPart
 from harness.record.world import WorldPart
 
@@ -49,6 +50,7 @@ __all__ = [
     "OverlapPart",
     "Part",
     "RankPart",
+    "RankStatePart",
     "Record",
     "SlurmPart",
     "Status",

@@ -11,6 +11,7 @@ from harness.backends.base import Effective
 from harness.backends.strategy import StrategyKind
 from harness.record.communication import CommunicationPart
 from harness.record.environment import EnvironmentPart
+from harness.record.error import ErrorPart
 from harness.record.model import DataPart, LayoutPart, ModelPart, ObservedPart, WeightsPart
 from harness.record.part import Part
 from harness.record.ranks import RankPart
@@ -21,15 +22,6 @@ from harness.theory.terms import OwnForms
 
 SCHEMA_VERSION: Literal[2] = 2
 Status = Literal["ok", "oom", "failed", "timeout", "diverged", "unsupported"]
-
-
-class ErrorPart(Part):
-    """Why a run has no result, or not a whole one."""
-
-    kind: str
-    message: str
-    rank: int | None = None
-    log_tail: str = ""
 
 
 def with_details(effective: Any) -> Any:

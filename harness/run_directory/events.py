@@ -44,6 +44,8 @@ class FailureEvent(Part):
     message: str
     at: float
     """Seconds since the epoch."""
+    step: int | None = None
+    phase: str | None = None
 
 
 class SetupEvent(Part):

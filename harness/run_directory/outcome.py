@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from harness.record import Status
+
+EVENTS_LOST = 74
+"""Exit code of a rank that could not write its events: EX_IOERR of sysexits.h."""
+TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)
+"""Exit codes of a process that SIGTERM ended, without and with a last word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +30,10 @@ class Outcome:
     """How the processes of a run ended."""
 
     exit_codes: dict[int, int | None]
-    stopped: Literal["timeout", "interrupted"] | None = None
+    """By rank; None: it still ran when it was ended."""
+    ended_at: Mapping[int, float] = field(default_factory=dict)
+    """When the end of a rank was seen, seconds since the epoch."""
+    stopped: Literal["timeout", "stuck", "interrupted"] | None = None
     verdict: Verdict | None = None
     """Counts more than what the ranks say, unless all of them finished."""
 

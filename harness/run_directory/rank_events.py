@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import TypeVar
+
+from pydantic import ValidationError
 
 from harness.run_directory.events import (
     DoneEvent,
@@ -17,11 +20,15 @@ from harness.run_directory.events import (
     MeasuredEvent,
     SetupEvent,
     StepEvent,
+    StoppedEvent,
     UnsupportedEvent,
+    read_event,
 )
 from harness.run_directory.request import rank_file
 from harness.run_directory.tail import Tail
 
+LAST_BYTES = 2**16
+"""Of the file of a rank: more than its last line has."""
 OfStep = TypeVar("OfStep", StepEvent, EvaluationEvent)
 
 
@@ -37,7 +44,13 @@ class RankEvents:
     failures: list[FailureEvent] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     """Why the backend cannot run."""
+    stopped: StoppedEvent | None = None
     done: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the rank said how it ended."""
+        return self.done or bool(self.failures or self.reasons) or self.stopped is not None
 
     def add(self, event: Event) -> None:
         """Take in one event."""
@@ -56,8 +69,21 @@ class RankEvents:
                 self.failures.append(event)
             case UnsupportedEvent():
                 self.reasons += event.reasons
+            case StoppedEvent():
+                self.stopped = self.stopped or event
             case DoneEvent():
                 self.done = True
+
+
+def has_ended_well(run_directory: Path, rank: int) -> bool:
+    """Whether the last line of a rank says that it is done, or that its backend cannot run here."""
+    try:
+        with rank_file(run_directory, rank).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+            last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
+        return isinstance(read_event(last), DoneEvent | UnsupportedEvent)
+    except (OSError, ValidationError):
+        return False
 
 
 def read_events(run_directory: Path, world_size: int) -> tuple[dict[int, RankEvents], int]:

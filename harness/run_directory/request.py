@@ -40,6 +40,8 @@ class RunRequest(BaseModel):
     """What torch's allocator may serve each rank; None: all that there is."""
     examine_steps: list[int] = []
     """Stop after the last of these steps and write the gradients and updates of each by parameter."""
+    collective_timeout_seconds: float = 600.0
+    """After these a collective gives up by itself, where nobody watches the ranks."""
 
     def write(self, run_directory: Path) -> None:
         write_atomically(run_directory / REQUEST_NAME, self.model_dump_json(indent=1))
@@ -69,6 +71,11 @@ def rank_file(run_directory: Path, rank: int) -> Path:
 def rank_log(run_directory: Path, rank: int) -> Path:
     """Where a rank's standard output and error go."""
     return run_directory / f"rank-{rank:05d}.log"
+
+
+def rank_state(run_directory: Path, rank: int) -> Path:
+    """Where a rank notes what it is doing, and its stacks when it is asked."""
+    return run_directory / f"rank-{rank:05d}.state"
 
 
 def trace_file(run_directory: Path, rank: int) -> Path:

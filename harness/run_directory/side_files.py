@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from functools import lru_cache
@@ -11,9 +12,12 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 import harness
+from harness.safe_text import MOST_LOG_TAIL_BYTES, capped_tail, redacted
 
 Model = TypeVar("Model", bound=BaseModel)
 LOG_TAIL_LINES = 40
+MOST_LOG_BYTES = 2**20
+"""Of a log, its end."""
 _FILE_OF_TRACEBACK = re.compile(r'(?<=\bFile ")[^"\n]+(?=", line \d)')
 
 
@@ -26,9 +30,11 @@ def read_part(path: Path, kind: type[Model]) -> Model | None:
 
 
 def read_log(path: Path) -> str:
-    """The text of a log; empty where there is none that can be read."""
+    """The end of a log, which may be as long as a disk; empty where there is none that can be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_LOG_BYTES))
+            return file.read(MOST_LOG_BYTES).decode(errors="replace")
     except OSError:
         return ""
 
@@ -40,7 +46,12 @@ def log_tail(log: Path) -> str:
     and published where nobody knows the folders of the machine that wrote it.
     """
     tail = "\n".join(read_log(log).splitlines()[-LOG_TAIL_LINES:])
-    return _FILE_OF_TRACEBACK.sub(lambda file: _within_root(file[0]), tail)
+    return capped_tail(shown_text(tail), MOST_LOG_TAIL_BYTES)
+
+
+def shown_text(text: str) -> str:
+    """Text of a rank as a record keeps it: no secrets, and no folders of the machine."""
+    return redacted(_FILE_OF_TRACEBACK.sub(lambda file: _within_root(file[0]), text))
 
 
 def _within_root(file: str) -> str:

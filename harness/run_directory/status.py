@@ -6,71 +6,89 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harness.record import ErrorPart, Status, StepPart
-from harness.run_directory.outcome import Outcome, signal_name
+from harness.run_directory.blame import Cause, cause_of
+from harness.run_directory.outcome import EVENTS_LOST, TERMINATED, Outcome, signal_name
 from harness.run_directory.rank_events import RankEvents
+from harness.run_directory.rank_state import read_position
 from harness.run_directory.request import launcher_log, rank_log
 from harness.run_directory.side_files import log_tail
+from harness.run_directory.stuck import StuckNote, read_note, stuck_error
 
 
 def status_of(
     run_directory: Path, events: Mapping[int, RankEvents], steps: list[StepPart], outcome: Outcome
 ) -> tuple[Status, ErrorPart | None]:
     """The status of a run, and why it has no complete result; `steps` are those that every rank finished."""
-    finished = all(of_rank.done for of_rank in events.values())
-    if outcome.verdict is not None and not finished:
+    if all(of_rank.done for of_rank in events.values()):
+        return _finished(steps)
+    if outcome.verdict is not None:
         return outcome.verdict.status, ErrorPart(
             kind=outcome.verdict.kind,
             message=f"{outcome.verdict.cause} after {len(steps)} steps",
             log_tail=_log_tail(run_directory, 0),
         )
-    killed = [(rank, code) for rank, code in outcome.exit_codes.items() if code is not None and code < 0]
-    if killed:
-        # The others fail because this one is gone, and may say so before anybody sees it die.
-        return "failed", _exit_error(run_directory, *killed[0])
-    failures = [(event.at, rank, event) for rank, of_rank in events.items() for event in of_rank.failures]
-    if failures:
-        # The first to fail is the cause; the others fail because it is gone.
-        _, rank, event = min(failures, key=lambda failure: failure[:2])
-        return event.status, ErrorPart(
-            kind=event.error_kind,
-            message=event.message,
-            rank=rank,
-            log_tail=_log_tail(run_directory, rank),
-        )
+    if (cause := cause_of(events, outcome)) is not None and not _was_stuck(run_directory, cause):
+        return (cause.failure.status if cause.failure else "failed"), _error(run_directory, cause)
     if any(of_rank.reasons for of_rank in events.values()):
         return "unsupported", None
-    if finished:
-        lost = [step.step for step in steps if step.loss is None]
-        if lost:
-            return "diverged", ErrorPart(
-                kind="NotFinite", message=f"the loss is not finite from step {lost[0]} on"
-            )
-        return "ok", None
-    if outcome.stopped == "timeout":
-        return "timeout", ErrorPart(
-            kind="Timeout", message=f"stopped after {len(steps)} steps: runtime.timeout_seconds passed"
-        )
     if outcome.stopped == "interrupted":
         return "failed", ErrorPart(
             kind="Interrupted", message=f"interrupted by the user after {len(steps)} steps"
         )
-    rank, code = next(
-        ((rank, code) for rank, code in outcome.exit_codes.items() if code not in (0, None)),
-        (0, outcome.exit_codes.get(0)),
-    )
-    return "failed", _exit_error(run_directory, rank, code)
+    note = read_note(run_directory)
+    if note is not None or outcome.stopped == "timeout":
+        kind = "Timeout" if outcome.stopped == "timeout" else "Stuck"
+        note = note or StuckNote(reason="runtime.timeout_seconds passed")
+        note = note.model_copy(update={"reason": f"stopped after {len(steps)} steps: {note.reason}"})
+        error = stuck_error(run_directory, len(events), kind, note)
+        return "timeout", error.model_copy(update={"log_tail": _log_tail(run_directory, error.rank or 0)})
+    cause = Cause(rank=0, exit_code=outcome.exit_codes.get(0), order=(0, 0))
+    return "failed", _error(run_directory, cause)
 
 
-def _exit_error(run_directory: Path, rank: int, code: int | None) -> ErrorPart:
+def _finished(steps: list[StepPart]) -> tuple[Status, ErrorPart | None]:
+    lost = [step.step for step in steps if step.loss is None]
+    if lost:
+        return "diverged", ErrorPart(
+            kind="NotFinite", message=f"the loss is not finite from step {lost[0]} on"
+        )
+    return "ok", None
+
+
+def _was_stuck(run_directory: Path, cause: Cause) -> bool:
+    """Whether the rank was ended because all of them were stuck: what it said then is no cause."""
+    return read_note(run_directory) is not None and (cause.failure is None or cause.order[0] > 0)
+
+
+def _error(run_directory: Path, cause: Cause) -> ErrorPart:
+    """What a record says of the rank that a run is blamed on."""
+    rank, failure = cause.rank, cause.failure
+    position = read_position(run_directory, rank)
+    if failure is not None:
+        step, phase = failure.step, failure.phase
+    else:
+        step, phase = (position.step, position.phase) if position else (None, None)
     return ErrorPart(
-        kind="Exit", message=_exit_message(code), rank=rank, log_tail=_log_tail(run_directory, rank)
+        kind=failure.error_kind if failure else "Exit",
+        message=failure.message if failure else _exit_message(cause.exit_code),
+        rank=rank,
+        exit_code=cause.exit_code,
+        step=step,
+        phase=phase,
+        log_tail=_log_tail(run_directory, rank),
     )
 
 
 def _exit_message(code: int | None) -> str:
-    if code is not None and code < 0:
+    if code is None:
+        return "the rank vanished without having finished; who started it did not see how it ended"
+    if code in TERMINATED:
+        return "the rank was terminated by SIGTERM, which its launcher had not sent"
+    if code < 0:
         hint = " (the kernel's out-of-memory killer ends processes so)" if code == -9 else ""
         return f"the rank was killed by {signal_name(code)}{hint}"
+    if code == EVENTS_LOST:
+        return f"the rank could not write its events (is the disk full?) and ended with exit code {code}"
     return f"the rank ended with exit code {code} without having finished"
 
 

@@ -101,6 +101,17 @@ class RuntimeSection(Section):
         description="what torch's allocator may serve each rank, such as 2GB; above it the run is out of "
         "memory. On the CPU from the first to the last probed step",
     )
+    stuck_after_steps: PositiveFloat = Field(
+        10.0, description="with the next setting: a run is ended when no rank moved for so many median steps"
+    )
+    stuck_after_seconds: PositiveFloat = Field(
+        30.0, description="seconds added to those steps; the record then shows where each rank was"
+    )
+    phase_timeout_seconds: PositiveFloat = Field(
+        570.0,
+        description="the same outside of training steps: no rank moved for so many seconds of the start, an "
+        "evaluation, or a checkpoint",
+    )
     preset: Literal["like-for-like", "library-defaults"] = Field(
         "like-for-like",
         description="like-for-like: settings that make strategies textbook-comparable",

@@ -15,6 +15,7 @@ from harness.backends.base import Batch, Engine, World
 from harness.batch import BatchLayout
 from harness.record import DataPart
 from harness.run_directory.events import EvaluationEvent, StepEvent
+from harness.run_directory.rank_state import PositionWriter
 from harness.spec import Job, MeasureSection
 from harness.worker.checkpoint import CheckpointProbe
 from harness.worker.events import EventWriter
@@ -44,6 +45,7 @@ class Loop:
     tracer: Tracer
     observer: Observer
     events: EventWriter
+    position: PositionWriter
     checkpoint: CheckpointProbe | None = None
     """Saves a checkpoint after the probed steps; None: no checkpoint."""
     examine_steps: Sequence[int] = ()
@@ -70,6 +72,8 @@ class Loop:
         rate = learning_rate(step, self.steps, self.job.optimizer, self.job.schedule)
         global_targets = int(self.samples.targets[self.sampler.step_ids(step)].sum())
         hashes = SampleHashes(self.samples)
+        self.position.begin_step(step)
+        self.position.enter("data")
         self.observer.begin_step(step)
         self._trace(wanted=window == "traced")
         self.probes.begin_step(step, window)
@@ -129,6 +133,8 @@ class Loop:
         self._enter("step")
         examination = Examination(self.engine) if step in self.examine_steps else None
         if examination is not None:
+            self.position.enter("examination")
+        if examination is not None:
             examination.before_update()
         norm = self.engine.step(rate)
         if examination is not None:
@@ -139,8 +145,10 @@ class Loop:
     def _after_probed_steps(self, steps_taken: int) -> None:
         """What is measured once, when the last probed step is over."""
         if self.job.evaluation.every_steps:
+            self.position.enter("evaluation")
             self._evaluation_memory(steps_taken)
         if self.checkpoint is not None:
+            self.position.enter("checkpoint")
             self.checkpoint.save(self.engine, self.probes, steps_taken)
 
     def probe_batch(self) -> Batch:
@@ -150,6 +158,7 @@ class Loop:
 
     def _enter(self, phase: str | None) -> None:
         """A phase of the step begins; None: fetching a batch, or the end of the step."""
+        self.position.enter(phase or "data")
         self.timer.enter(phase)
         self.tracer.enter(phase)
         if phase is not None:
@@ -158,6 +167,7 @@ class Loop:
     def _trace(self, *, wanted: bool) -> None:
         """Turn the profiler on or off; the ranks meet, so that no step waits for another's profiler."""
         if wanted or self.tracer.at_work:
+            self.position.enter("trace")
             if wanted:
                 self.tracer.start()
             else:
@@ -180,6 +190,7 @@ class Loop:
         self._synchronise()
         begin = time.perf_counter()
         for start in range(0, samples, self.layout.micro_batch_size * self.world.world_size):
+            self.position.enter(f"evaluation, sample {start}")
             batch, own_targets = self._evaluation_batch(start)
             with self.probes.counting("evaluation"):
                 loss_sum += self.engine.forward(batch).double()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
@@ -30,7 +32,10 @@ from harness.run_directory.events import (
     StoppedEvent,
     UnsupportedEvent,
 )
+from harness.run_directory.outcome import EVENTS_LOST
+from harness.run_directory.rank_state import PositionWriter
 from harness.run_directory.request import RunRequest, checkpoint_folder, rank_file
+from harness.safe_text import described, encodable
 from harness.worker.checkpoint import CheckpointProbe
 from harness.worker.environment import device_name, join_process_group, prepare_process, world_of
 from harness.worker.events import EventWriter
@@ -41,7 +46,7 @@ from harness.worker.own_forms import own_forms
 from harness.worker.phases import phase_timer
 from harness.worker.preparation import prepare_engine
 from harness.worker.samples import Sampler, Samples, load_samples
-from harness.worker.termination import tell_before_ending
+from harness.worker.signals import SignalThread
 from harness.worker.weights import digest_weights
 
 COLLECTIVE_TIMEOUT_SECONDS = 600.0
@@ -54,58 +59,70 @@ def run_rank(run_directory: Path, on_termination: Callable[[], None] | None = No
     `on_termination` is called when the rank is asked to terminate while it trains, after it wrote its
     measurements.
     """
-    started = time.perf_counter()
     request = RunRequest.read(run_directory)
     world = world_of(request)
-    events = EventWriter(rank_file(run_directory, world.rank))
+    telling = _Telling(
+        started=time.perf_counter(),
+        events=EventWriter(rank_file(run_directory, world.rank)),
+        position=PositionWriter(run_directory, world.rank),
+        signals=SignalThread(),
+        on_termination=on_termination,
+    )
+    telling.signals.on_state_asked(run_directory, world.rank)
     try:
         prepare_process(request, world)
-        _train(request, run_directory, world, events, started, on_termination)
+        _train(request, run_directory, world, telling)
     except Unsupported as reason:
-        events.write(UnsupportedEvent(reasons=[str(reason)]))
+        telling.events.write(UnsupportedEvent(reasons=[described(reason)]))
     except (torch.OutOfMemoryError, MemoryError) as error:
-        _fail(events, error, "oom")
-        return 1
+        return _fail(telling, error, "oom")
     except HarnessError as error:
-        _fail(events, error, "failed")
-        return 1
+        return _fail(telling, error, "failed")
     except BaseException as error:
-        traceback.print_exc()
-        out_of_memory = "can't allocate memory" in str(error)
-        _fail(events, error, "oom" if out_of_memory else "failed")
-        return 1
+        with suppress(Exception):  # of an exception that cannot be shown
+            traceback.print_exc()
+        out_of_memory = "can't allocate memory" in described(error)
+        return _fail(telling, error, "oom" if out_of_memory else "failed")
     return 0
 
 
-def _train(
-    request: RunRequest,
-    run_directory: Path,
-    world: World,
-    events: EventWriter,
-    started: float,
-    on_termination: Callable[[], None] | None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class _Telling:
+    """Through what this rank tells how far it is."""
+
+    started: float
+    events: EventWriter
+    position: PositionWriter
+    signals: SignalThread
+    on_termination: Callable[[], None] | None
+
+
+def _train(request: RunRequest, run_directory: Path, world: World, telling: _Telling) -> None:
+    events, position = telling.events, telling.position
     backend = registry.create(request.backend)
     if reasons := backend.unmet_requirements(world):
         events.write(UnsupportedEvent(reasons=reasons))
         return
     instruments = Instruments.install(request, run_directory, world)
     counter, observer = instruments.counter, instruments.observer
+    position.enter("rendezvous")
     with counter.counting("setup"):
-        collectives = join_process_group(world, COLLECTIVE_TIMEOUT_SECONDS)
+        collectives = join_process_group(world, request.collective_timeout_seconds)
+    position.enter("load data")
     samples = load_samples(request.job)
     sampler = Sampler(samples, request.job)
+    position.enter("setup")
     with counter.counting("setup"):
         engine, built = prepare_engine(request, world, backend, samples.vocabulary_size, observer)
     engine.train(True)
     instruments.probes.attach(engine, sampler.held_tensors)
     initial = _initial_weights(request, engine, instruments)
-    loop = _loop(request, run_directory, world, samples, sampler, engine, instruments, events)
+    loop = _loop(request, run_directory, world, samples, sampler, engine, instruments, telling)
     forms = own_forms(backend, request, world, loop, built, collectives)
     dist.barrier()
     with _explaining(request.backend):
         ready = SetupEvent(
-            setup_seconds=time.perf_counter() - started,
+            setup_seconds=time.perf_counter() - telling.started,
             effective=engine.effective(),
             native_config=engine.native_config(),
             versions={name: _version(name) for name in backend.packages},
@@ -121,17 +138,29 @@ def _train(
             steps=loop.steps,
             matmul_flops_per_second=_matmul_peaks(request),
         )
-    events.write(ready)
-    tell_before_ending(lambda: _write_before_ending(instruments, events, on_termination))
-    instruments.before_training(request)
-    loop.run()
-    _write_final(engine, instruments, loop, events, digests=request.measure.weight_digests)
-    dist.barrier()
+        events.write(ready)
+        telling.signals.on_termination(lambda: _write_before_ending(instruments, telling))
+        instruments.before_training(request)
+        loop.run()
+    _finish(engine, instruments, loop, telling, digests=request.measure.weight_digests)
 
 
 def _initial_weights(request: RunRequest, engine: Engine, instruments: Instruments) -> WeightsPart | None:
     with instruments.counter.counting("digest"):
         return digest_weights(engine) if request.measure.weight_digests else None
+
+
+def _finish(
+    engine: Engine, instruments: Instruments, loop: Loop, telling: _Telling, *, digests: bool
+) -> None:
+    telling.position.begin_step(None)
+    telling.position.enter("measurements")
+    _write_final(engine, instruments, loop, telling.events, digests=digests)
+    dist.barrier()
+    telling.position.enter("close")
+    engine.close()
+    telling.events.write(DoneEvent())
+    telling.events.close()
 
 
 def _write_final(
@@ -145,19 +174,15 @@ def _write_final(
         probe_loss=observer.probe_loss(engine, loop.probe_batch()),
     )
     events.write(final)
-    events.write(DoneEvent())
-    events.close()
 
 
-def _write_before_ending(
-    instruments: Instruments, events: EventWriter, on_termination: Callable[[], None] | None
-) -> None:
+def _write_before_ending(instruments: Instruments, telling: _Telling) -> None:
     # A step that was counted in part would pass for a complete one.
     if instruments.probes.memory and not instruments.probes.within_probed_step:
-        instruments.write(events)
-    events.write(StoppedEvent(at=time.time()))
-    if on_termination is not None:
-        on_termination()
+        instruments.write(telling.events)
+    telling.events.write(StoppedEvent(at=time.time()))
+    if telling.on_termination is not None:
+        telling.on_termination()
 
 
 def _loop(
@@ -168,7 +193,7 @@ def _loop(
     sampler: Sampler,
     engine: Engine,
     instruments: Instruments,
-    events: EventWriter,
+    telling: _Telling,
 ) -> Loop:
     measure = request.measure
     checkpoint = CheckpointProbe(
@@ -190,17 +215,31 @@ def _loop(
         timer=phase_timer(world.device),
         tracer=instruments.tracer,
         observer=instruments.observer,
-        events=events,
+        events=telling.events,
+        position=telling.position,
         checkpoint=checkpoint if measure.checkpoint else None,
         examine_steps=request.examine_steps,
     )
 
 
-def _fail(events: EventWriter, error: BaseException, status: Literal["oom", "failed"]) -> None:
+def _fail(telling: _Telling, error: BaseException, status: Literal["oom", "failed"]) -> int:
+    """Write why this rank ends; its exit code."""
+    position = telling.position.position
     failure = FailureEvent(
-        status=status, error_kind=type(error).__name__, message=str(error) or repr(error), at=time.time()
+        status=status,
+        error_kind=encodable(type(error).__name__),
+        message=described(error),
+        at=time.time(),
+        step=position.step,
+        phase=position.phase,
     )
-    events.write(failure)
+    try:
+        telling.events.write(failure)
+    except OSError as full:
+        with suppress(OSError):
+            sys.stderr.write(f"events cannot be written ({full}); this one is lost: {failure.message}\n")
+        return EVENTS_LOST
+    return 1
 
 
 @contextmanager

@@ -85,3 +85,10 @@ def test_a_reference_with_words_in_brackets_is_still_the_reference() -> None:
     ]
     assert not any(is_variant(row.record) for row in comparison.rows)
     assert is_variant(make_record(label="single:micro_batch_size=4"))
+
+
+def test_reason_names_the_step_and_phase_of_the_rank_that_failed() -> None:
+    error = ErrorPart(kind="ValueError", message="odd", rank=1, step=3, phase="backward")
+    assert reason(make_record(status="failed", error=error)) == "ValueError (rank 1, step 3, backward): odd"
+    early = error.model_copy(update={"step": None, "phase": "setup"})
+    assert reason(make_record(status="failed", error=early)) == "ValueError (rank 1, setup): odd"

@@ -1,0 +1,44 @@
+"""Ends the processes of a run: the ranks, and what they started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import psutil
+
+TERMINATION_SECONDS = 2.0
+"""Within these a rank that is terminated writes what it measured."""
+
+
+def end_all(processes: Sequence[Any], started: float) -> None:
+    """Terminate what still runs, kill what does not listen, reap it, and kill what the ranks started.
+
+    Each rank leads a process group of its own; `started`: seconds since the epoch before the first of them.
+    """
+    running = [process for process in processes if process.exitcode is None]
+    for process in running:
+        process.terminate()
+        with suppress(OSError):
+            os.kill(process.pid, signal.SIGCONT)  # a stopped process would not hear it
+    deadline = time.monotonic() + TERMINATION_SECONDS
+    for process in running:
+        process.join(max(0.0, deadline - time.monotonic()))
+    for process in running:
+        if process.exitcode is None:
+            process.kill()
+    for process in running:
+        process.join()
+    kill_groups({process.pid for process in processes}, started)
+
+
+def kill_groups(groups: set[int], started: float) -> None:
+    """Kill every process of these groups that began after `started`."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if os.getpgid(process.pid) in groups and process.create_time() >= started - 1:
+                process.kill()

@@ -1,0 +1,132 @@
+"""Where a rank is: one small file per rank, rewritten in place, that outlives the rank however it ends.
+
+The first line holds step and phase. When the rank is asked for more, its stacks follow, and a line about
+the collective that it waits in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.run_directory.request import rank_state
+
+HEAD_BYTES = 64
+STEP_PHASES = ("data", "forward", "backward", "step")
+"""Phases that every training step has; others have a time limit of their own."""
+COLLECTIVES_PREFIX = "collectives: "
+HELPER_THREADS = ("worker/signals.py", "in wait_and_leave")
+"""In the stacks of threads that only wait for signals or for the launcher's end."""
+MOST_STACK_BYTES = 16 * 2**10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """What a rank is doing."""
+
+    phase: str
+    step: int | None
+
+    @property
+    def in_step(self) -> bool:
+        return self.phase in STEP_PHASES
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankState:
+    """What the file of a rank says."""
+
+    position: Position | None = None
+    stack: str = ""
+    collective: str | None = None
+    """The oldest collective that has not ended."""
+    enqueued: Mapping[str, int] = field(default_factory=dict)
+    """By process group, how many collectives the rank has begun."""
+    has_answered: bool = False
+    """Whether the rank wrote its collectives, which comes last."""
+
+
+class PositionWriter:
+    """Notes where this rank is: about a microsecond, no growing file, and no error where it cannot write."""
+
+    def __init__(self, run_directory: Path, rank: int) -> None:
+        self._step: int | None = None
+        self.position = Position(phase="start", step=None)
+        self._file: int | None = None
+        try:
+            self._file = os.open(rank_state(run_directory, rank), os.O_WRONLY | os.O_CREAT, 0o666)
+        except OSError:
+            return
+        self.enter("start")
+
+    def begin_step(self, step: int | None) -> None:
+        """What follows belongs to this training step; None: to none."""
+        self._step = step
+
+    def enter(self, phase: str) -> None:
+        """A phase begins."""
+        self.position = Position(phase=phase, step=self._step)
+        if self._file is None:
+            return
+        step = "-" if self._step is None else self._step
+        try:
+            os.pwrite(self._file, f"{step} {phase}".ljust(HEAD_BYTES - 1).encode() + b"\n", 0)
+        except OSError:  # a full disk ends no run: it only loses its positions
+            self._file = None
+
+
+def read_head(run_directory: Path, rank: int) -> bytes:
+    """The first line as it stands; empty where there is none. It changes whenever the rank moves on."""
+    try:
+        with rank_state(run_directory, rank).open("rb") as file:
+            return file.read(HEAD_BYTES)
+    except OSError:
+        return b""
+
+
+def read_position(run_directory: Path, rank: int) -> Position | None:
+    """Where a rank is, or was when it ended; None: it never said."""
+    step, _, phase = read_head(run_directory, rank).decode(errors="replace").strip().partition(" ")
+    if not phase.strip():
+        return None
+    return Position(phase=phase.strip(), step=int(step) if step.isdecimal() else None)
+
+
+def read_state(run_directory: Path, rank: int) -> RankState:
+    """All that a rank wrote of itself."""
+    try:
+        data = rank_state(run_directory, rank).read_bytes()[HEAD_BYTES:]
+    except OSError:
+        data = b""
+    lines = data.decode(errors="replace").splitlines()
+    said = next((line for line in reversed(lines) if line.startswith(COLLECTIVES_PREFIX)), None)
+    document = _document(said)
+    stack = _main_thread_first("\n".join(n for n in lines if not n.startswith(COLLECTIVES_PREFIX)))
+    return RankState(
+        position=read_position(run_directory, rank),
+        stack=stack.encode()[:MOST_STACK_BYTES].decode(errors="ignore"),
+        collective=document.get("pending"),
+        enqueued=document.get("enqueued", {}),
+        has_answered=said is not None,
+    )
+
+
+def _main_thread_first(stacks: str) -> str:
+    """What `faulthandler` wrote, without the rank's own helpers: the main thread, which comes last, first."""
+    threads = [block.strip() for block in stacks.split("\n\n") if block.strip()]
+    working = [block for block in threads if not any(helper in block for helper in HELPER_THREADS)]
+    return "\n\n".join(working[-1:] + working[:-1])
+
+
+def _document(line: str | None) -> dict[str, Any]:
+    if line is None:
+        return {}
+    try:
+        document = json.loads(line.removeprefix(COLLECTIVES_PREFIX))
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}

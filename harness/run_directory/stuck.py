@@ -1,0 +1,133 @@
+"""A run whose ranks no longer move: which rank did not arrive, and where each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.atomic_write import write_atomically
+from harness.record import ErrorPart, Part, RankStatePart
+from harness.run_directory.rank_state import RankState, read_state
+from harness.run_directory.side_files import read_part, shown_text
+
+STUCK_NAME = "stuck.json"
+MOST_RANKS_SHOWN = 32
+"""Ranks whose states a record keeps; those at fault first."""
+ORDER = ("start", "rendezvous", "load data", "setup", "data", "forward", "backward", "step")
+
+
+class StuckNote(Part):
+    """What whoever watches the ranks noted when they had to be ended."""
+
+    reason: str
+    """Why they were ended, without its end."""
+    stopped_ranks: list[int] = []
+    """Whose processes were stopped (SIGSTOP): they can say nothing."""
+    gone_ranks: list[int] = []
+
+    def write(self, run_directory: Path) -> None:
+        write_atomically(run_directory / STUCK_NAME, self.model_dump_json())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Late:
+    """The ranks that the others wait for, and how that is known."""
+
+    ranks: tuple[int, ...]
+    why: str
+
+
+def read_note(run_directory: Path) -> StuckNote | None:
+    """What was noted; None: the ranks did not have to be ended."""
+    return read_part(run_directory / STUCK_NAME, StuckNote)
+
+
+def stuck_error(run_directory: Path, world_size: int, kind: str, note: StuckNote) -> ErrorPart:
+    """What a record says of ranks that had to be ended."""
+    states = {rank: read_state(run_directory, rank) for rank in range(world_size)}
+    late = late_ranks(states, note.stopped_ranks)
+    rank = late.ranks[0] if late is not None else None
+    at_fault = states[rank].position if rank is not None else None
+    order = sorted(states, key=lambda r: (late is None or r not in late.ranks, r))
+    return ErrorPart(
+        kind=kind,
+        message="; ".join([note.reason, *_sentences(late, states)]),
+        rank=rank,
+        step=at_fault.step if at_fault else None,
+        phase=at_fault.phase if at_fault else None,
+        ranks=[_part(r, states[r], note) for r in sorted(order[:MOST_RANKS_SHOWN])],
+    )
+
+
+def late_ranks(states: Mapping[int, RankState], stopped: Sequence[int]) -> Late | None:
+    """The ranks that did not arrive where the others wait; None: that cannot be told.
+
+    In this order: processes that are stopped, ranks in no collective while others wait in one, ranks that
+    have begun fewer collectives, and ranks in an earlier step or phase.
+    """
+    if stopped:
+        return Late(ranks=tuple(stopped), why="stopped by SIGSTOP")
+    waiting = [rank for rank, state in states.items() if state.collective is not None]
+    others = tuple(rank for rank in states if rank not in waiting)
+    if waiting and others:
+        return Late(ranks=others, why="in no collective, while others wait in one")
+    if waiting and all(states[rank].enqueued for rank in states):
+        begun = {rank: sum(state.enqueued.values()) for rank, state in states.items()}
+        if len(set(begun.values())) > 1:
+            fewest = tuple(rank for rank, count in begun.items() if count == min(begun.values()))
+            return Late(ranks=fewest, why="behind the others in the order of collectives")
+        return None
+    places = {rank: _place(state) for rank, state in states.items()}
+    known = [place for place in places.values() if place is not None]
+    if not known or len(set(known)) == 1:
+        return None
+    return Late(ranks=tuple(r for r, place in places.items() if place == min(known)), why="behind the others")
+
+
+def _place(state: RankState) -> tuple[int, int] | None:
+    position = state.position
+    if position is None:
+        return None
+    if position.phase not in ORDER:
+        return None
+    return (-1 if position.step is None else position.step), ORDER.index(position.phase)
+
+
+def _sentences(late: Late | None, states: Mapping[int, RankState]) -> list[str]:
+    waits = [(rank, state.collective) for rank, state in states.items() if state.collective is not None]
+    if late is None and len({collective for _, collective in waits}) > 1:
+        said = ["the ranks wait in different collectives"]
+    elif late is None:
+        said = ["no rank is behind the others"]
+    else:
+        named = ", ".join(map(str, late.ranks[:8])) + (" ..." if len(late.ranks) > 8 else "")
+        verb = "is" if len(late.ranks) == 1 else "are"
+        said = [f"rank {named} {verb} {late.why} ({_where(states[late.ranks[0]])})"]
+    said += [f"rank {rank} waits in {collective}" for rank, collective in waits[:2]]
+    return said
+
+
+def _where(state: RankState) -> str:
+    if state.position is None:
+        return "not yet started"
+    step = f"step {state.position.step}, " if state.position.step is not None else ""
+    return f"{step}{state.position.phase}"
+
+
+def _part(rank: int, state: RankState, note: StuckNote) -> RankStatePart:
+    said = ""
+    if rank in note.stopped_ranks:
+        said = "the process was stopped (SIGSTOP), so it could not write its stacks"
+    elif rank in note.gone_ranks:
+        said = "the process had ended"
+    elif not state.stack:
+        said = "the process did not write its stacks when asked"
+    return RankStatePart(
+        rank=rank,
+        step=state.position.step if state.position else None,
+        phase=state.position.phase if state.position else None,
+        collective=state.collective,
+        stack=shown_text(state.stack),
+        note=said,
+    )

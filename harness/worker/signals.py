@@ -1,0 +1,121 @@
+"""What a rank does on signals: it shows its state when asked, and tells what it measured before it ends.
+
+A Python handler would wait for the main thread, which may never return from a collective whose peer is
+gone; the interpreter's own C handler writes to a pipe that another thread reads. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.run_directory.rank_state import COLLECTIVES_PREFIX, HEAD_BYTES
+from harness.run_directory.request import rank_state
+
+STATE_SIGNAL = signal.SIGUSR2
+"""Asks a rank for its stacks and collectives."""
+
+
+def dump_stacks_when_asked(run_directory: Path, rank: int, *, chain: bool = False) -> None:
+    """On STATE_SIGNAL write the Python stacks of all threads behind the rank's position.
+
+    The C handler of `faulthandler` does it, whatever the main thread is blocked in. `chain`: then call the
+    handler that is there already.
+    """
+    try:
+        file = rank_state(run_directory, rank).open("ab", buffering=0)
+    except OSError:
+        signal.signal(STATE_SIGNAL, signal.SIG_IGN)  # by default it would end the rank
+        return
+    missing = HEAD_BYTES - file.tell()
+    if missing > 0:
+        file.write(b" " * (missing - 1) + b"\n")
+    faulthandler.register(STATE_SIGNAL, file=file, all_threads=True, chain=chain)
+
+
+class SignalThread:
+    """Answers signals on a thread of its own. Make it on the main thread."""
+
+    def __init__(self) -> None:
+        self._actions: dict[int, Callable[[], None]] = {}
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        threading.Thread(target=self._answer, args=(reader,), daemon=True).start()
+
+    def on(self, number: int, action: Callable[[], None]) -> None:
+        """Call `action` for each of these signals. Call this on the main thread."""
+        self._actions[number] = action
+        signal.signal(number, lambda _signal, _frame: None)
+
+    def on_termination(self, tell: Callable[[], None]) -> None:
+        """On SIGTERM call `tell` and leave with exit code 143."""
+
+        def tell_and_leave() -> None:
+            try:
+                tell()
+            finally:
+                os._exit(128 + signal.SIGTERM)
+
+        self.on(signal.SIGTERM, tell_and_leave)
+
+    def on_state_asked(self, run_directory: Path, rank: int) -> None:
+        """Add the collectives to the stacks that `dump_stacks_when_asked` writes."""
+        faulthandler.unregister(STATE_SIGNAL)
+        self.on(STATE_SIGNAL, lambda: write_collectives(run_directory, rank))
+        dump_stacks_when_asked(run_directory, rank, chain=True)
+
+    def _answer(self, reader: int) -> None:
+        while True:
+            for number in os.read(reader, 64):
+                action = self._actions.get(number)
+                if action is not None:
+                    action()
+
+
+def write_collectives(run_directory: Path, rank: int) -> None:
+    """Append what torch's flight recorder knows: the oldest collective that has not ended, and counts."""
+    line = COLLECTIVES_PREFIX + json.dumps(summarise(_flight_record())) + "\n"
+    try:
+        with rank_state(run_directory, rank).open("ab", buffering=0) as file:
+            file.write(line.encode())
+    except OSError:
+        return
+
+
+def summarise(record: dict[str, Any]) -> dict[str, Any]:
+    """The pending collective in words and the collectives begun per group, of a flight record."""
+    entries = record.get("entries") or []
+    pending = next((entry for entry in entries if not entry.get("retired")), None)
+    status = record.get("pg_status") or {}
+    return {
+        "pending": _words(pending) if pending is not None else None,
+        "enqueued": {group: int(of.get("last_enqueued_collective", 0)) for group, of in status.items()},
+    }
+
+
+def _words(entry: dict[str, Any]) -> str:
+    name = str(entry.get("profiling_name", "a collective")).replace(":", " ")
+    sizes = entry.get("input_sizes") or []
+    shapes = ", ".join("x".join(map(str, size)) or "scalar" for size in sizes[:4])
+    dtypes = ", ".join(dict.fromkeys(map(str, entry.get("input_dtypes") or [])))
+    group = ", ".join(map(str, entry.get("process_group") or []))
+    return f"{name} number {entry.get('collective_seq_id')} of group {group} ({shapes} {dtypes})"
+
+
+def _flight_record() -> dict[str, Any]:
+    """torch's record of the latest collectives; empty before torch is loaded, or where it has none."""
+    if "torch.distributed" not in sys.modules:
+        return {}
+    try:
+        document = json.loads(sys.modules["torch"]._C._distributed_c10d._dump_fr_trace_json())
+    except (AttributeError, RuntimeError, ValueError, TypeError):
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -1,0 +1,102 @@
+"""Ranks without torch: small processes that write what a rank writes and then behave as a test wants."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.launch.local import LocalLauncher
+from harness.run_directory.events import DoneEvent, FailureEvent, StepEvent, StoppedEvent
+from harness.run_directory.rank_state import PositionWriter
+from harness.run_directory.request import RunRequest, rank_file
+from harness.spec import Job, MeasureSection, TrainingSection
+from harness.worker.events import EventWriter
+from harness.worker.signals import SignalThread, dump_stacks_when_asked
+
+STEP = {
+    "window": "timed", "loss_sum": 80.0, "gradient_norm": 1.0, "learning_rate": 0.1, "tokens": 8,
+    "target_tokens": 8, "global_target_tokens": 16, "samples": 1, "sample_hashes": "0" * 16,
+    "data_seconds": 0.0, "phase_seconds": {"forward": 0.1, "backward": 0.1, "step": 0.1},
+}  # fmt: skip
+CONNECTION_RESET = "[tcp/pair.cc:547] Read error [127.0.0.1]:1234: Connection reset by peer"
+
+
+class Rank:
+    """What a test's rank does next."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        dump_stacks_when_asked(folder, rank)
+        signals = SignalThread()
+        self.events = EventWriter(rank_file(folder, rank))
+        self.position = PositionWriter(folder, rank)
+        signals.on_state_asked(folder, rank)
+        signals.on_termination(lambda: self.events.write(StoppedEvent(at=time.time())))
+
+    def train(self, steps: int = 2) -> None:
+        """Take steps of a hundredth of a second and begin the next."""
+        for step in range(steps):
+            self.position.begin_step(step)
+            self.position.enter("forward")
+            time.sleep(0.01)
+            self.events.write(StepEvent(step=step, seconds=0.01, **STEP))
+        self.position.begin_step(steps)
+        self.position.enter("forward")
+
+    def fail(self, message: str = CONNECTION_RESET, kind: str = "RuntimeError", **values: Any) -> None:
+        """What the harness writes of an exception."""
+        values = {"status": "failed", "step": 2, "phase": "backward"} | values
+        self.events.write(FailureEvent(error_kind=kind, message=message, at=time.time(), **values))
+        os._exit(1)
+
+    def done(self) -> None:
+        self.events.write(DoneEvent())
+        os._exit(0)
+
+    def miss_a_peer(self, seconds: float = 0.3) -> None:
+        """Wait in a collective until the connection to the peer breaks."""
+        self.position.enter("backward")
+        time.sleep(seconds)
+        self.fail()
+
+    def wait_forever(self) -> None:
+        """As in a collective: the main thread does not come back."""
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+
+
+Behaviour = Callable[[Rank], None]
+
+
+class FakeLauncher(LocalLauncher):
+    """The launcher with ranks that behave as given."""
+
+    def __init__(self, behaviours: Mapping[int, Behaviour]) -> None:
+        self.device = "cpu"
+        self.behaviours = behaviours
+
+    def _start(self, run_directory: Path, request: RunRequest, rank: int, port: int) -> Any:
+        def live() -> None:
+            os.setpgid(0, 0)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            self.behaviours[rank](Rank(run_directory, rank))
+            os._exit(0)
+
+        process = multiprocessing.get_context("fork").Process(target=live)
+        process.start()
+        return process
+
+
+def a_request(world_size: int = 2) -> RunRequest:
+    return RunRequest(
+        run_id="run", created_at="2026-01-02T03:04:05.678+00:00", command=["harness"], backend="ddp",
+        job=Job(training=TrainingSection(steps=4, global_batch_size=8)), job_id="0123456789ab", cell="c",
+        repeat=0, measure=MeasureSection(), preset="like-for-like", device="cpu", world_size=world_size,
+        ranks_per_node=world_size, threads_per_rank=1, micro_batch_size=4, accumulation_steps=1,
+    )  # fmt: skip

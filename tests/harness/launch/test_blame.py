@@ -1,0 +1,120 @@
+"""A failed run names the rank that ended first by itself, however it ended."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.record import Record
+from harness.run_directory.assemble import assemble
+from tests.fake_ranks import Behaviour, FakeLauncher, Rank, a_request
+
+
+def run(folder: Path, first: Behaviour, second: Behaviour) -> Record:
+    request = a_request()
+    outcome = FakeLauncher([first, second]).run(folder, request, timeout_seconds=30, on_event=lambda _: None)  # type: ignore[arg-type]
+    return assemble(folder, request, outcome)
+
+
+def survive(rank: Rank) -> None:
+    rank.train()
+    rank.miss_a_peer()
+
+
+def leave(code: int) -> Behaviour:
+    def behave(rank: Rank) -> None:
+        rank.train()
+        os._exit(code)
+
+    return behave
+
+
+def killed(number: signal.Signals) -> Behaviour:
+    def behave(rank: Rank) -> None:
+        rank.train()
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+
+    return behave
+
+
+def silent_failure(rank: Rank) -> None:
+    """As an exception whose text raises, or a full event file: an exit code and no event."""
+    rank.train()
+    sys.exit(1)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "code", "said"),
+    [
+        (leave(0), 0, "exit code 0 without having finished"),
+        (leave(5), 5, "exit code 5"),
+        (leave(74), 74, "could not write its events"),
+        (killed(signal.SIGKILL), -9, "SIGKILL"),
+        (killed(signal.SIGSEGV), -11, "SIGSEGV"),
+        (killed(signal.SIGTERM), 143, "SIGTERM"),
+        (silent_failure, 1, "exit code 1"),
+    ],
+    ids=["exit-0", "exit-5", "events-lost", "SIGKILL", "SIGSEGV", "SIGTERM", "silent"],
+)
+@pytest.mark.parametrize("at_fault", [0, 1])
+def test_rank_that_left_is_blamed_and_not_the_one_that_misses_it(
+    tmp_path: Path, behaviour: Behaviour, code: int, said: str, at_fault: int
+) -> None:
+    behaviours = [survive, survive]
+    behaviours[at_fault] = behaviour
+    record = run(tmp_path, *behaviours)
+    error = record.error
+    assert error is not None
+    assert record.status == "failed"
+    assert (error.rank, error.exit_code, error.kind) == (at_fault, code, "Exit")
+    assert said in error.message
+    assert (error.step, error.phase) == (2, "forward")
+    assert len(record.steps) == 2
+
+
+def test_exception_of_a_rank_counts_before_the_abort_of_its_peer(tmp_path: Path) -> None:
+    def raise_first(rank: Rank) -> None:
+        rank.train()
+        rank.fail("the data are odd", "ValueError")
+
+    def abort(rank: Rank) -> None:
+        rank.train()
+        time.sleep(0.3)
+        os.abort()
+
+    error = run(tmp_path, abort, raise_first).error
+    assert error is not None
+    assert (error.rank, error.kind, error.message) == (1, "ValueError", "the data are odd")
+    assert (error.step, error.phase) == (2, "backward")
+
+
+def test_out_of_memory_keeps_its_status(tmp_path: Path) -> None:
+    record = run(tmp_path, survive, lambda rank: rank.fail("no memory", "OutOfMemoryError", status="oom"))
+    assert record.status == "oom"
+    assert record.error is not None
+    assert record.error.rank == 1
+
+
+def test_children_of_a_rank_end_with_it(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+
+    def with_child(rank: Rank) -> None:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        pid.write_text(str(child.pid))
+        rank.train()
+        os._exit(5)
+
+    run(tmp_path, survive, with_child)
+    deadline = time.monotonic() + 5
+    child = int(pid.read_text())
+    while psutil.pid_exists(child) and time.monotonic() < deadline:
+        if psutil.Process(child).status() == psutil.STATUS_ZOMBIE:
+            break  # dead, and nobody reaps orphans in this container
+        time.sleep(0.02)
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE

@@ -1,0 +1,121 @@
+"""Ranks that stand still are found in steps and seconds, and the record says where each of them is."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.launch.watch import Patience
+from harness.record import ErrorPart, Record
+from harness.run_directory.assemble import assemble
+from harness.run_directory.rank_state import Position, RankState
+from harness.run_directory.stuck import late_ranks
+from tests.fake_ranks import Behaviour, FakeLauncher, Rank, a_request
+
+IMPATIENT = Patience(steps=10, seconds=1.0, phase_seconds=20)
+
+
+def run(folder: Path, *behaviours: Behaviour, **limits: Any) -> Record:
+    request = a_request(len(behaviours))
+    values = {"timeout_seconds": 30, "patience": IMPATIENT} | limits
+    outcome = FakeLauncher(dict(enumerate(behaviours))).run(
+        folder, request, on_event=lambda _: None, **values
+    )
+    return assemble(folder, request, outcome)
+
+
+def wait_for_peers(rank: Rank) -> None:
+    rank.train()
+    rank.position.enter("backward")
+    rank.wait_forever()
+
+
+def sleep_in_forward(rank: Rank) -> None:
+    rank.train()
+    time.sleep(60)
+
+
+def stop(rank: Rank) -> None:
+    rank.train()
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def error_of(record: Record) -> ErrorPart:
+    assert record.error is not None
+    return record.error
+
+
+def test_rank_that_sleeps_is_found_with_step_phase_and_the_stacks_of_all(tmp_path: Path) -> None:
+    started = time.monotonic()
+    record = run(tmp_path, wait_for_peers, sleep_in_forward)
+    assert time.monotonic() - started < 10
+    error = error_of(record)
+    assert (record.status, error.kind, error.rank) == ("timeout", "Stuck", 1)
+    assert (error.step, error.phase) == (2, "forward")
+    assert "10 steps of 0.01 s and 1 s" in error.message
+    assert [(part.rank, part.step, part.phase) for part in error.ranks] == [
+        (0, 2, "backward"),
+        (1, 2, "forward"),
+    ]
+    assert "wait_forever" in error.ranks[0].stack
+    assert "sleep_in_forward" in error.ranks[1].stack
+
+
+def test_rank_that_is_stopped_is_blamed_though_it_cannot_say_where_it_is(tmp_path: Path) -> None:
+    error = error_of(run(tmp_path, wait_for_peers, stop))
+    assert error.rank == 1
+    assert "SIGSTOP" in error.message
+    assert error.ranks[1].stack == ""
+    assert "SIGSTOP" in error.ranks[1].note
+    assert "wait_forever" in error.ranks[0].stack
+
+
+def test_timeout_also_says_where_the_ranks_are(tmp_path: Path) -> None:
+    record = run(tmp_path, wait_for_peers, sleep_in_forward, timeout_seconds=0.7, patience=Patience())
+    error = error_of(record)
+    assert (record.status, error.kind, error.rank, error.phase) == ("timeout", "Timeout", 1, "forward")
+    assert "runtime.timeout_seconds" in error.message
+    assert "sleep_in_forward" in error.ranks[1].stack
+
+
+def test_phases_outside_of_steps_have_an_allowance_of_their_own(tmp_path: Path) -> None:
+    """A checkpoint that lasts longer than the limit of steps, and a start of which no step is known."""
+
+    def slow_start(rank: Rank) -> None:
+        rank.position.enter("setup")
+        time.sleep(1.5)
+        rank.train()
+        rank.position.enter("checkpoint")
+        time.sleep(1.5)
+        rank.done()
+
+    patience = Patience(steps=1, seconds=0.2, phase_seconds=20)
+    record = run(tmp_path, slow_start, slow_start, patience=patience)
+    assert record.status == "ok"
+
+
+def state(phase: str, step: int = 3, collective: str | None = None, begun: int = 0) -> RankState:
+    enqueued = {"0": begun} if begun else {}
+    return RankState(position=Position(phase=phase, step=step), collective=collective, enqueued=enqueued)
+
+
+@pytest.mark.parametrize(
+    ("states", "late"),
+    [
+        ([state("backward"), state("forward")], (1,)),
+        ([state("forward", 4), state("step", 3)], (1,)),
+        ([state("backward", collective="gloo all_reduce"), state("backward")], (1,)),
+        ([state("forward", collective="a", begun=7), state("forward", collective="b", begun=6)], (1,)),
+        ([state("forward", collective="a", begun=7), state("backward", collective="b", begun=7)], None),
+        ([state("forward"), state("forward")], None),
+        ([RankState(), RankState()], None),
+    ],
+)
+def test_the_rank_that_did_not_arrive_follows_from_collectives_then_positions(
+    states: list[RankState], late: tuple[int, ...] | None
+) -> None:
+    found = late_ranks(dict(enumerate(states)), [])
+    assert (found.ranks if found else None) == late
