@@ -63,6 +63,10 @@ class AllocatorProbe(ABC):
     def serves(self, storage: torch.UntypedStorage) -> bool:
         """Whether the bytes of this storage are among those that are counted."""
 
+    def identity(self, storage: torch.UntypedStorage) -> int:
+        """A number that no other live storage has."""
+        return storage.data_ptr()
+
     def release(self) -> None:  # noqa: B027 - only a probe that costs has something to release
         """Stop counting, so that the timed steps do not pay for it; figures are stale afterwards."""
 
@@ -243,8 +247,8 @@ def live_bytes_by_kind(tensors: Iterable[tuple[str, Tensor]], allocator: Allocat
     for kind, tensor in tensors:
         storage = tensor.untyped_storage()
         size = storage.nbytes()
-        if size and storage.data_ptr() not in seen:
-            seen.add(storage.data_ptr())
+        if size and allocator.identity(storage) not in seen:
+            seen.add(allocator.identity(storage))
             kinds = inside if allocator.serves(storage) else outside
             kinds[kind] = kinds.get(kind, 0) + size
     return LiveBytes(inside=inside if seen else None, outside=outside or None)

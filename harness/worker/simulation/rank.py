@@ -1,0 +1,104 @@
+"""Simulates one rank: what a run does to set up, then three steps, the last of which is counted."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from importlib.metadata import version
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from harness.backends import registry
+from harness.backends.base import Backend, Engine, Unsupported, World
+from harness.errors import HarnessError
+from harness.record import CommunicationPart, MemoryPart
+from harness.run_directory.simulation import SimulatedRank, SimulationRequest
+from harness.worker.communication import CommunicationCounter
+from harness.worker.environment import prepare_process
+from harness.worker.memory import AllocatorProbe, allocator_probe, host_peak_bytes
+from harness.worker.memory_probe import MemoryProbe
+from harness.worker.observer import Observer
+from harness.worker.preparation import prepare_engine
+from harness.worker.simulation import ddp
+from harness.worker.simulation.fake_tensors import SUBSTITUTIONS, fake_tensors
+from harness.worker.simulation.steps import Steps
+from harness.worker.simulation.storages import FakeAllocatorProbe
+from harness.worker.simulation.world import join_fake_group, world_of
+from harness.worker.tokens import load_tokenizer
+
+
+def simulate(request: SimulationRequest) -> SimulatedRank:
+    """Run the adapter's code as one rank of the world. What a library raises becomes part of the answer."""
+    begin = time.perf_counter()
+    try:
+        found = _simulate(request)
+    except Unsupported as reason:
+        found = {"status": "unsupported", "reason": str(reason)}
+    except HarnessError as error:
+        found = {"status": "refused", "reason": str(error)}
+    except Exception as error:
+        message = " ".join(str(error).split())
+        found = {"status": "failed", "reason": f"{type(error).__name__}: {message}"}
+    return SimulatedRank(
+        tensors=request.tensors,
+        seconds=time.perf_counter() - begin,
+        host_peak_bytes=host_peak_bytes(),
+        **found,
+    )
+
+
+def _simulate(request: SimulationRequest) -> dict[str, Any]:
+    world = world_of(request)
+    backend = registry.create(request.run.backend)
+    if reasons := backend.unmet_requirements(world):
+        raise Unsupported("; ".join(reasons))
+    prepare_process(request.run, world)
+    join_fake_group(world)
+    with ExitStack() as stack:
+        probe: AllocatorProbe
+        if request.tensors == "fake":
+            probe = FakeAllocatorProbe()
+            stack.enter_context(fake_tensors(probe))
+        else:
+            probe = allocator_probe("cpu")
+        return _run(request, world, backend, probe)
+
+
+def _run(
+    request: SimulationRequest, world: World, backend: Backend, probe: AllocatorProbe
+) -> dict[str, Any]:
+    run, observer, counter = request.run, Observer(), CommunicationCounter()
+    vocabulary_size = load_tokenizer(run.job.data.tokenizer).vocabulary_size
+    engine, built = prepare_engine(run, world, backend, vocabulary_size, observer)
+    engine.train(True)
+    substitutions = list(SUBSTITUTIONS) if request.tensors == "fake" else []
+    substitutions += _replace_reducer(engine, fake=request.tensors == "fake")
+    memory = MemoryProbe(probe, engine)
+    memory.record(0, "after_setup")
+    steps = Steps(
+        request=run, engine=engine, counter=counter, memory=memory, vocabulary_size=vocabulary_size
+    )
+    steps.run()
+    return {
+        "status": "ok",
+        "substitutions": substitutions,
+        "versions": {name: version(name) for name in backend.packages},
+        "effective": engine.effective(),
+        "model": built.model,
+        "layout": built.layout,
+        "communication": [CommunicationPart(rank=world.rank, **row) for row in counter.rows()],
+        "memory": [MemoryPart(**row) for row in memory.rows],
+    }
+
+
+def _replace_reducer(engine: Engine, *, fake: bool) -> list[str]:
+    """Let a DDP model reduce here; what was done otherwise than in a run."""
+    module = getattr(engine, "module", None)
+    if not isinstance(module, DistributedDataParallel):
+        return []
+    ddp.all_reduce_from_python(module)
+    if not fake:
+        return [ddp.HOOK]
+    module.reducer = ddp.RebuiltOnce(module)
+    return [ddp.HOOK, ddp.REBUILT]
