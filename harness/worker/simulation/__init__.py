@@ -1,1 +1,1 @@
-"""One rank of a large world in a process of its own: the adapters' code on a process group that moves nothing."""
+"""One rank of a large world alone: the adapters' code on a process group that moves nothing."""

@@ -1,4 +1,4 @@
-"""`python -m harness.worker.simulation DIRECTORY`: answers the requests there, each in a process of its own."""
+"""`python -m harness.worker.simulation DIRECTORY`: answers the requests there, each in its own process."""
 
 import gc
 import os

@@ -1,10 +1,11 @@
-"""What DDP's reducer (C++, torch 2.13) needs on a process group that moves nothing, and for tensors without data."""
+"""What DDP's reducer (C++, torch 2.13) needs without other ranks, and for tensors without data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel import distributed as ddp_module
 
-HOOK = "DDP all-reduces its buckets from a hook in Python: the fake group's work has no result for the one in C++"
+HOOK = "DDP reduces its buckets from a hook in Python: the fake group has no result for the one in C++"
 REBUILT = (
     "DDP's buckets are arranged in the order in which gradients arrived by a copy of its rule: its own reads "
     "and broadcasts the order from memory that fake tensors do not have"
@@ -37,18 +38,13 @@ def all_reduce_from_python(ddp: DistributedDataParallel) -> None:
 def without_checks_between_ranks() -> Iterator[None]:
     """Skip what DDP does while it is built that reads data: comparing shapes, and sending weights."""
     names = ("_verify_param_shape_across_processes", "_sync_module_states")
-    originals = {name: getattr(ddp_module, name) for name in names}
-    for name in names:
-        setattr(ddp_module, name, lambda *_, **__: None)
-    try:
+    nothing: dict[str, Any] = {name: lambda *_, **__: None for name in names}
+    with patch.multiple(ddp_module, **nothing):
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(ddp_module, name, original)
 
 
 class RebuiltOnce:
-    """Stands for a reducer; arranges its buckets anew before the second step, as `Reducer::rebuild_buckets`."""
+    """Stands for a reducer; rearranges its buckets before the second step, as `Reducer::rebuild_buckets`."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp = ddp
@@ -98,9 +94,6 @@ def _build_reducer(ddp: DistributedDataParallel, order: list[int]) -> None:
     def assigned(*_: Any) -> tuple[Any, Any]:
         return list(reversed(buckets)), list(reversed(sizes))  # the caller turns them round
 
-    dist._compute_bucket_assignment_by_size = assigned
-    try:
+    with patch.object(dist, assign.__name__, assigned):
         names = ddp._build_debug_param_to_name_mapping(parameters)
         ddp._ddp_init_helper(parameters, sparse, names, ddp.static_graph)
-    finally:
-        dist._compute_bucket_assignment_by_size = assign

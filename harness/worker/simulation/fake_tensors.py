@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import masking_utils
 
+from harness.backends import gradients
+from harness.worker.simulation.chunks import cut_when_asked_for
 from harness.worker.simulation.ddp import without_checks_between_ranks
 from harness.worker.simulation.storages import CountingMode, FakeAllocatorProbe, resizes_noted
 
@@ -26,24 +30,18 @@ SUBSTITUTIONS = [
 def fake_tensors(probe: FakeAllocatorProbe) -> Iterator[None]:
     """Every tensor made inside has no data; `probe` counts them."""
     with ExitStack() as stack:
-        stack.enter_context(_replaced(DeviceMesh, "__init__", _with_data))
-        stack.enter_context(_replaced(nn.Module, "_apply", _replacing_parameters))
-        stack.enter_context(_replaced(masking_utils, "find_packed_sequence_indices", _unpacked))
+        stack.enter_context(patch.object(DeviceMesh, "__init__", _with_data(DeviceMesh.__init__)))
+        stack.enter_context(patch.object(nn.Module, "_apply", _replace_parameters))
+        # A batch is one sequence a row, which transformers 5.23 would read from the positions.
+        stack.enter_context(patch.object(masking_utils, "find_packed_sequence_indices", _none))
+        # The norm of a large tensor would be added up from hundreds of thousands of pieces.
+        stack.enter_context(patch.object(gradients, "DOT_ELEMENTS", sys.maxsize))
         stack.enter_context(without_checks_between_ranks())
+        stack.enter_context(cut_when_asked_for())
         stack.enter_context(resizes_noted(probe))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(CountingMode(probe))
         yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Iterator[None]:
-    original = getattr(owner, name)
-    setattr(owner, name, wrapper(original))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 def _with_data(make: Callable[..., None]) -> Callable[..., None]:
@@ -59,32 +57,28 @@ def _with_data(make: Callable[..., None]) -> Callable[..., None]:
     return make_with_data
 
 
-def _unpacked(_: Any) -> Callable[..., None]:
-    """A batch is one sequence a row; transformers 5.23 would read that from the positions."""
-    return lambda *_, **__: None
-
-
-def _replacing_parameters(_: Any) -> Callable[..., nn.Module]:
+def _replace_parameters(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
     """`Module.to` would swap tensors, which torch 2.13 refuses for fake ones that something watches."""
-
-    def apply(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        replaced: dict[int, nn.Parameter] = {}  # a tied parameter stays one
-        for owner in module.modules() if recurse else [module]:
-            for name, parameter in owner._parameters.items():
-                if parameter is None:
-                    continue
+    replaced: dict[int, nn.Parameter] = {}  # a tied parameter stays one
+    for owner in module.modules() if recurse else [module]:
+        for name, parameter in owner._parameters.items():
+            if parameter is not None:
                 if id(parameter) not in replaced:
-                    with torch.no_grad():
-                        applied = fn(parameter)
-                    replaced[id(parameter)] = (
-                        parameter
-                        if applied is parameter
-                        else nn.Parameter(applied, requires_grad=parameter.requires_grad)
-                    )
+                    replaced[id(parameter)] = _applied(fn, parameter)
                 owner._parameters[name] = replaced[id(parameter)]
-            for name, buffer in owner._buffers.items():
-                if buffer is not None:
-                    owner._buffers[name] = fn(buffer)
-        return module
+        for name, buffer in owner._buffers.items():
+            if buffer is not None:
+                owner._buffers[name] = fn(buffer)
+    return module
 
-    return apply
+
+def _applied(fn: Callable[[Tensor], Tensor], parameter: nn.Parameter) -> nn.Parameter:
+    with torch.no_grad():
+        applied = fn(parameter)
+    if applied is parameter:
+        return parameter
+    return nn.Parameter(applied, requires_grad=parameter.requires_grad)
+
+
+def _none(*_: Any, **__: Any) -> None:
+    return None

@@ -65,9 +65,7 @@ def _simulate(request: SimulationRequest) -> dict[str, Any]:
         return _run(request, world, backend, probe)
 
 
-def _run(
-    request: SimulationRequest, world: World, backend: Backend, probe: AllocatorProbe
-) -> dict[str, Any]:
+def _run(request: SimulationRequest, world: World, backend: Backend, probe: AllocatorProbe) -> dict[str, Any]:
     run, observer, counter = request.run, Observer(), CommunicationCounter()
     vocabulary_size = load_tokenizer(run.job.data.tokenizer).vocabulary_size
     engine, built = prepare_engine(run, world, backend, vocabulary_size, observer)
@@ -76,9 +74,7 @@ def _run(
     substitutions += _replace_reducer(engine, fake=request.tensors == "fake")
     memory = MemoryProbe(probe, engine)
     memory.record(0, "after_setup")
-    steps = Steps(
-        request=run, engine=engine, counter=counter, memory=memory, vocabulary_size=vocabulary_size
-    )
+    steps = Steps(request=run, engine=engine, counter=counter, memory=memory, vocabulary_size=vocabulary_size)
     steps.run()
     return {
         "status": "ok",

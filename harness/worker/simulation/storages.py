@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -96,7 +97,7 @@ def _stand_in(dtype: torch.dtype) -> bool | float | int:
 
 
 @contextmanager
-def resizes_noted(probe: FakeAllocatorProbe) -> Any:
+def resizes_noted(probe: FakeAllocatorProbe) -> Iterator[None]:
     """FSDP frees gathered weights by resizing their storage, which is no operator."""
     resize: Callable[..., Any] = torch.UntypedStorage.resize_
 
@@ -105,8 +106,5 @@ def resizes_noted(probe: FakeAllocatorProbe) -> Any:
         probe.note_resized(storage)
         return result
 
-    torch.UntypedStorage.resize_ = resize_and_note  # type: ignore[method-assign]
-    try:
+    with patch.object(torch.UntypedStorage, "resize_", resize_and_note):
         yield
-    finally:
-        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]

@@ -1,0 +1,69 @@
+"""Pieces of a tensor that are cut when they are asked for: libraries cut one per rank and keep their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, overload
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import _runtime_utils
+from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+FEW = 64
+"""Up to so many pieces are cut as torch does."""
+
+
+class Chunks(Sequence[Tensor]):
+    """What `torch.chunk` gives; with `padded` empty ones follow, up to the number asked for."""
+
+    def __init__(self, tensor: Tensor, count: int, dim: int = 0, *, padded: bool = False) -> None:
+        self._tensor = tensor
+        self._dim = dim
+        self._step = max(1, -(-tensor.size(dim) // count))
+        self._filled = max(1, -(-tensor.size(dim) // self._step))
+        self._count = count if padded else self._filled
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Tensor]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | list[Tensor]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(self._count))]
+        if not -self._count <= index < self._count:
+            raise IndexError(index)
+        position = index % self._count
+        if position >= self._filled:
+            return self._tensor.new_empty(0)
+        begin = position * self._step
+        length = min(self._step, self._tensor.size(self._dim) - begin)
+        return self._tensor.narrow(self._dim, begin, length)
+
+
+@contextmanager
+def cut_when_asked_for() -> Iterator[None]:
+    """FSDP 1 and 2 cut a parameter into a piece per rank to take one; thousands take minutes."""
+    original: Callable[..., Any] = torch.Tensor.chunk
+
+    def chunk(tensor: Tensor, chunks: int, dim: int = 0) -> Sequence[Tensor]:
+        return original(tensor, chunks, dim) if chunks <= FEW else Chunks(tensor, chunks, dim)
+
+    def with_empty(tensor: Tensor, num_chunks: int, dim: int) -> Sequence[Tensor]:
+        return Chunks(tensor, num_chunks, dim, padded=True)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(torch.Tensor, "chunk", chunk))
+        stack.enter_context(patch.object(_fsdp_param, "_chunk_with_empty", with_empty))
+        # `_get_reduce_scatter_tensors` makes a list of the pieces, and looks at the first.
+        stack.enter_context(patch.object(_runtime_utils, "list", _unless_cut, create=True))
+        yield
+
+
+def _unless_cut(values: Any = ()) -> Any:
+    return values if isinstance(values, Chunks) else list(values)
