@@ -18,6 +18,7 @@ COMMANDS = {
     "fit": "Find the largest micro-batch that fits, and the fastest one.",
     "report": "Write a report of records: files, run folders, folders of runs, or archives (runs.tar.xz).",
     "run": "Run one job under one backend and record it.",
+    "simulate": "Run a backend's code as one rank of a large world, and count.",
     "slurm": "Run a matrix of cells as Slurm jobs.",
     "verify": "Recompute a report from its records and list every line that differs.",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
@@ -42,6 +42,8 @@ class SimulatedRank(BaseModel):
     effective: Effective | None = None
     model: ModelPart | None = None
     layout: LayoutPart | None = None
+    configuration: dict[str, Any] = {}
+    """Of the model, in full, as Hugging Face writes it."""
     communication: list[CommunicationPart] = []
     """Of one step."""
     memory: list[MemoryPart] = []

@@ -23,7 +23,7 @@ REBUILT = (
 def all_reduce_from_python(ddp: DistributedDataParallel) -> None:
     """Reduce each bucket in place, as the default hook does; its division changes no size."""
 
-    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def hook(_: object, bucket: Any) -> torch.futures.Future[Tensor]:
         buffer = bucket.buffer()
         dist.all_reduce(buffer, group=ddp.process_group)
         done: torch.futures.Future[Tensor] = torch.futures.Future()
@@ -31,7 +31,7 @@ def all_reduce_from_python(ddp: DistributedDataParallel) -> None:
         return done
 
     # Not `register_comm_hook`, which refuses annotations that are text.
-    dist._register_comm_hook(ddp.reducer, None, hook)
+    dist._register_comm_hook(ddp.reducer, None, hook)  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -48,7 +48,7 @@ class RebuiltOnce:
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp = ddp
-        self._reducer = ddp.reducer
+        self._reducer: Any = ddp.reducer
         self._arrived: list[int] = []
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._arrival(index))
@@ -67,7 +67,7 @@ class RebuiltOnce:
         self._reducer = None  # with its hooks and buckets
         _build_reducer(self._ddp, order=list(dict.fromkeys(self._arrived)))
         all_reduce_from_python(self._ddp)
-        self._reducer, self._ddp.reducer = self._ddp.reducer, self
+        self._reducer, self._ddp.reducer = self._ddp.reducer, self  # type: ignore[assignment]
         return True
 
     def _parameters(self) -> list[torch.nn.Parameter]:
@@ -86,7 +86,7 @@ def _build_reducer(ddp: DistributedDataParallel, order: list[int]) -> None:
     )
     config = ddp._bucket_config
     limits = limits or [config.first_bucket_bytes_cap, config.bucket_bytes_cap]  # as `rebuild_buckets`
-    assign = dist._compute_bucket_assignment_by_size
+    assign: Callable[..., Any] = dist._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
     arranged = [parameters[index] for index in order]
     positions, sizes = assign(arranged, limits, [sparse[index] for index in order])
     buckets = [[order[position] for position in bucket] for bucket in positions]

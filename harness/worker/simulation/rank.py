@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -18,6 +19,7 @@ from harness.worker.communication import CommunicationCounter
 from harness.worker.environment import prepare_process
 from harness.worker.memory import AllocatorProbe, allocator_probe, host_peak_bytes
 from harness.worker.memory_probe import MemoryProbe
+from harness.worker.model import model_config
 from harness.worker.observer import Observer
 from harness.worker.preparation import prepare_engine
 from harness.worker.simulation import ddp
@@ -68,6 +70,7 @@ def _simulate(request: SimulationRequest) -> dict[str, Any]:
 def _run(request: SimulationRequest, world: World, backend: Backend, probe: AllocatorProbe) -> dict[str, Any]:
     run, observer, counter = request.run, Observer(), CommunicationCounter()
     vocabulary_size = load_tokenizer(run.job.data.tokenizer).vocabulary_size
+    config = model_config(run.job, vocabulary_size)
     engine, built = prepare_engine(run, world, backend, vocabulary_size, observer)
     engine.train(True)
     substitutions = list(SUBSTITUTIONS) if request.tensors == "fake" else []
@@ -83,6 +86,7 @@ def _run(request: SimulationRequest, world: World, backend: Backend, probe: Allo
         "effective": engine.effective(),
         "model": built.model,
         "layout": built.layout,
+        "configuration": json.loads(config.to_json_string(use_diff=False)),
         "communication": [CommunicationPart(rank=world.rank, **row) for row in counter.rows()],
         "memory": [MemoryPart(**row) for row in memory.rows],
     }
@@ -96,5 +100,5 @@ def _replace_reducer(engine: Engine, *, fake: bool) -> list[str]:
     ddp.all_reduce_from_python(module)
     if not fake:
         return [ddp.HOOK]
-    module.reducer = ddp.RebuiltOnce(module)
+    module.reducer = ddp.RebuiltOnce(module)  # type: ignore[assignment]
     return [ddp.HOOK, ddp.REBUILT]

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from harness.errors import HarnessError
 from harness.worker.memory import AllocatorProbe
 
 PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
@@ -36,6 +37,9 @@ class FakeAllocatorProbe(AllocatorProbe):
 
     def reset_peak(self) -> None:
         self._peak = self._allocated
+
+    def limit(self, limit_bytes: int) -> None:
+        raise HarnessError("tensors without data have no limit; remove runtime.memory_limit")
 
     def serves(self, storage: torch.UntypedStorage) -> bool:
         return storage._cdata in self._sizes

@@ -1,0 +1,89 @@
+"""`harness simulate`: counts what one rank of a large world communicates and holds, without the world."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from harness.cells import canonical_label
+from harness.cli.arguments import numbers, split_backends
+from harness.cli.options import common, config_option, json_option, notice, set_option, with_new_options
+from harness.config import load_experiment
+from harness.errors import HarnessError
+from harness.planning.models import load_model
+from harness.planning.simulation.comparison import SimulatedRow, compare_with_closed_forms
+from harness.planning.simulation.process import run_simulations
+from harness.planning.simulation.request import Simulated, plan_simulation, with_model
+from harness.planning.simulation.words import as_json as document
+from harness.planning.simulation.words import row_lines
+
+MOST_RANKS = 4096
+
+
+@click.command()
+@click.option("--backend", "--backends", "backends", required=True, help="Comma-separated names with their options.")
+@click.option("--world-size", "--nproc", "world_sizes", required=True, help="Ranks, such as 1024 or 8,1024.")
+@click.option(
+    "--gpus-per-node", type=click.IntRange(1), default=8, show_default=True, help="Ranks on each node."
+)
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="The rank to simulate.")
+@click.option("--model", help="Catalogue name, folder or configuration file; default: the job's model.")
+@click.option(
+    "--tensors", type=click.Choice(["auto", "fake", "real"]), default="auto", show_default=True,
+    help="fake: without data, any size; real: with data, small models. auto: real for DeepSpeed.",
+)  # fmt: skip
+@config_option
+@set_option
+@json_option
+@common
+def simulate(
+    backends: str,
+    world_sizes: str,
+    gpus_per_node: int,
+    rank: int,
+    model: str | None,
+    tensors: Literal["auto", "fake", "real"],
+    config: Path | None,
+    assignments: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Run a backend's code as one rank of a large world, and count.
+
+    One process, no GPU, no network: collectives and memory of an ordinary step are counted, and shown next
+    to the closed forms.
+    """
+    experiment = load_experiment(config, assignments, notice)
+    name = "the job's model"
+    if model is not None:
+        planned = load_model(model)
+        experiment, name = with_model(experiment, planned.config), planned.name
+    sizes = numbers(world_sizes, "--world-size", "ranks")
+    if max(sizes) > MOST_RANKS:
+        raise HarnessError(f"--world-size {max(sizes)} is too large; give at most {MOST_RANKS}")
+    labels = [canonical_label(label) for label in with_new_options(split_backends(backends))]
+    asked = [
+        plan_simulation(
+            experiment, label, size, ranks_per_node=gpus_per_node, rank=rank,
+            tensors=None if tensors == "auto" else tensors,
+        )
+        for size in sizes
+        for label in labels
+    ]  # fmt: skip
+    rows = _simulate(asked, quiet=as_json)
+    if as_json:
+        click.echo(json.dumps(document(rows, name), indent=1))
+    return 0
+
+
+def _simulate(asked: Sequence[Simulated], *, quiet: bool) -> list[SimulatedRow]:
+    rows: list[SimulatedRow] = []
+    answers = run_simulations([one.request for one in asked])
+    for one, result in zip(asked, answers, strict=True):
+        row = compare_with_closed_forms(one, result)
+        click.echo("\n".join([*([""] if rows else []), *row_lines(row)]), err=quiet)
+        rows.append(row)
+    return rows

@@ -1,0 +1,1 @@
+"""Simulated ranks: what is asked of them, and their figures next to closed forms."""
