@@ -25,7 +25,7 @@ MOST_RANKS = 4096
 
 
 @click.command()
-@click.option("--backend", "--backends", "backends", required=True, help="Comma-separated names with their options.")
+@click.option("--backend", "--backends", "backends", required=True, help="Comma-separated, with options.")
 @click.option("--world-size", "--nproc", "world_sizes", required=True, help="Ranks, such as 1024 or 8,1024.")
 @click.option(
     "--gpus-per-node", type=click.IntRange(1), default=8, show_default=True, help="Ranks on each node."
