@@ -1,0 +1,79 @@
+"""The configurations on which predicted memory is judged: drawn once with a seed, half of them kept back."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+SEED = 20261122
+DRAWS_PER_HALF = 2
+"""Of each backend."""
+BACKENDS = (
+    "single", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op",
+    "fsdp1-no-shard", "fsdp-hybrid", "accelerate-ddp", "accelerate-zero2", "accelerate-zero3", "fsdp:offload=cpu",
+    "fsdp:prefetch=2", "zero2:offload=optimizer", "zero3:offload=cpu",
+)  # fmt: skip
+GEOMETRIES: dict[str, dict[str, Any]] = {
+    "llama": {
+        "model_type": "llama", "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 512, "vocab_size": 1000,
+        "tie_word_embeddings": False,
+    },
+    "gpt2": {
+        "model_type": "gpt2", "n_embd": 160, "n_layer": 3, "n_head": 5, "n_positions": 512, "vocab_size": 700,
+    },
+    "bloom": {"model_type": "bloom", "hidden_size": 144, "n_layer": 4, "n_head": 4, "vocab_size": 2000},
+    "qwen2": {
+        "model_type": "qwen2", "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "vocab_size": 600,
+        "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryCase:
+    """One run whose peak is predicted and measured."""
+
+    backend: str
+    world_size: int
+    geometry: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Dotted settings of the job and of the runtime."""
+    kept_back: bool
+    """Not looked at while the prediction was developed."""
+
+
+def memory_cases() -> list[MemoryCase]:
+    """The list, in a fixed order: every backend twice in either half."""
+    source = random.Random(SEED)
+    return [
+        _draw(source, backend, kept_back=kept_back)
+        for backend in BACKENDS
+        for kept_back in (False, True)
+        for _ in range(DRAWS_PER_HALF)
+    ]
+
+
+def _draw(source: random.Random, backend: str, *, kept_back: bool) -> MemoryCase:
+    name = backend.partition(":")[0]
+    worlds = {"single": (1,), "fsdp-hybrid": (4,)}.get(name, (1, 2, 2, 2, 4))
+    precisions = ["fp32", "fp32", "bf16-mixed", "bf16-mixed", "bf16"]
+    if name == "zero0" or (name.startswith("zero") and "offload" in backend):
+        precisions.remove("bf16")  # DeepSpeed has none there
+    return MemoryCase(
+        backend=backend,
+        world_size=source.choice(worlds),
+        geometry=source.choice(sorted(GEOMETRIES)),
+        settings={
+            "training.precision": source.choice(precisions),
+            "training.micro_batch_size": source.choice((1, 2, 3, 4)),
+            "training.accumulation_steps": source.choice((1, 1, 1, 2)),
+            "training.activation_checkpointing": source.random() < 0.3,
+            "data.sequence_length": source.choice((64, 96, 128, 192)),
+            "runtime.preset": source.choice(("like-for-like", "like-for-like", "library-defaults")),
+            "optimizer.implementation": source.choice(("default", "default", "foreach")),
+        },
+        kept_back=kept_back,
+    )
