@@ -11,14 +11,14 @@ DRAWS_PER_HALF = 2
 """Of each backend."""
 BACKENDS = (
     "single", "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op",
-    "fsdp1-no-shard", "fsdp-hybrid", "accelerate-ddp", "accelerate-zero2", "accelerate-zero3", "fsdp:offload=cpu",
-    "fsdp:prefetch=2", "zero2:offload=optimizer", "zero3:offload=cpu",
+    "fsdp1-no-shard", "fsdp-hybrid", "accelerate-ddp", "accelerate-zero2", "accelerate-zero3",
+    "fsdp:offload=cpu", "fsdp:prefetch=2", "zero2:offload=optimizer", "zero3:offload=cpu",
 )  # fmt: skip
 GEOMETRIES: dict[str, dict[str, Any]] = {
     "llama": {
         "model_type": "llama", "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4,
-        "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 512, "vocab_size": 1000,
-        "tie_word_embeddings": False,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 512,
+        "vocab_size": 1000, "tie_word_embeddings": False,
     },
     "gpt2": {
         "model_type": "gpt2", "n_embd": 160, "n_layer": 3, "n_head": 5, "n_positions": 512, "vocab_size": 700,

@@ -6,18 +6,15 @@ from dataclasses import dataclass, field
 
 from harness.theory.families import model_states
 from harness.theory.layout import Tensor, elements
+from harness.theory.optimizer_step import step_temporary, updated_tensors
 from harness.theory.peaks.ledger import Holding, Ledger
-from harness.theory.peaks.optimizer import adam_temporaries
+from harness.theory.peaks.norms import harness_norm
 from harness.theory.workload import Workload
 
 STATE_SOURCE = "harness.theory, closed forms of the model states"
 GRADIENTS = Holding(
     kind="gradients", name="gradients so far", formula="bytes of a gradient x parameters reached",
     source="torch 2.13, csrc/autograd/functions/accumulate_grad.h: the first gradient is kept as it comes",
-)  # fmt: skip
-ADAM_TEMPORARY = Holding(
-    kind="temporary", name="AdamW's square roots", formula="see optimizer.implementation",
-    source="torch 2.13, optim/adam.py: _single_tensor_adam, _multi_tensor_adam",
 )  # fmt: skip
 
 
@@ -94,13 +91,24 @@ class Course:
 
     def step(self) -> None:
         """The optimizer's update, with the gradients that are there."""
-        with self.ledger.temporarily((ADAM_TEMPORARY, self.adam_temporary_bytes())):
+        with self.ledger.temporarily(harness_norm(self.workload, self.largest_gradient())):
+            pass
+        with self.ledger.temporarily(self.update_temporary()):
             pass
 
-    def adam_temporary_bytes(self) -> int:
-        """For tensors of the model's own shapes, in the optimizer's groups."""
-        groups = [[tensor.numel for tensor in group] for group in self.workload.layout.groups()]
-        return adam_temporaries(self.workload, groups) * self.workload.master_bytes
+    def largest_gradient(self) -> int:
+        """Elements of the largest tensor of gradients that this rank holds."""
+        return max(map(max, updated_tensors(self.workload)), default=0)
+
+    def update_temporary(self) -> tuple[Holding, int]:
+        """What AdamW allocates while it updates on the device."""
+        found = step_temporary(self.workload)
+        holding = Holding(
+            kind="temporary", name=f"AdamW's update ({found.implementation})", formula=found.formula,
+            source=found.source,
+        )  # fmt: skip
+        on_device = not found.host or self.workload.device == "cpu"
+        return holding, found.bytes if on_device else 0
 
     @property
     def gradient_bytes(self) -> int:

@@ -8,12 +8,16 @@ from harness.theory.peaks.ddp import DdpCourse
 from harness.theory.peaks.fsdp2 import Fsdp2Course
 from harness.theory.peaks.ledger import Fullest, Ledger, Phase
 from harness.theory.peaks.walk import Walk
+from harness.theory.peaks.zero0 import Zero0Course
+from harness.theory.peaks.zero12 import Zero12Course
 from harness.theory.workload import Workload
 
 COURSES: dict[str, type[Course]] = {
     "single": Course,
     "ddp": DdpCourse,
     "fsdp2": Fsdp2Course,
+    "zero0": Zero0Course,
+    "zero12": Zero12Course,
 }
 
 

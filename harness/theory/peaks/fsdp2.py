@@ -7,7 +7,6 @@ from harness.theory.fsdp import reduce_dtype
 from harness.theory.layout import Tensor
 from harness.theory.peaks.course import GRADIENTS, Course, Unit
 from harness.theory.peaks.ledger import Holding
-from harness.theory.peaks.optimizer import adam_temporaries
 from harness.theory.peaks.transports import gathering, reduce_scattering
 
 _COLLECTIVES = "torch 2.13, distributed/fsdp/_fully_shard/_fsdp_collectives.py: "
@@ -93,10 +92,6 @@ class Fsdp2Course(Course):
             self._reduce(self.root)
         self.ledger.drop(REDUCE_INPUT)
 
-    def adam_temporary_bytes(self) -> int:
-        groups = [[self._own(tensor) for tensor in group] for group in self.workload.layout.groups()]
-        return adam_temporaries(self.workload, groups) * self.workload.master_bytes
-
     @property
     def gradient_bytes(self) -> int:
         return self.workload.compute_bytes
@@ -104,11 +99,6 @@ class Fsdp2Course(Course):
     @property
     def _root_reshards(self) -> bool:
         return self.workload.strategy.facts.reshards and self.workload.like_for_like
-
-    def _own(self, tensor: Tensor) -> int:
-        rows, row = tensor.rows
-        most = -(-rows // self.workload.shards)
-        return max(0, min(rows - most * self.workload.shard_rank, most)) * row
 
     def _padded(self, unit: Unit) -> int:
         """Elements of a unit with every parameter's rows padded to whole shards."""
