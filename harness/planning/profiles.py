@@ -43,6 +43,7 @@ def activation_profile(scenario: Scenario) -> ActivationProfile:
         attention=attention_kernel(scenario),
         checkpointing=job.training.activation_checkpointing,
         single_sample=scenario.micro_batch_size == 1,
+        device=scenario.torch_device,
     )
 
 
@@ -68,18 +69,24 @@ def attention_kernel(scenario: Scenario) -> str | None:
 
 
 def find_profile(
-    config: Mapping[str, Any], *, route: str, attention: str | None, checkpointing: bool, single_sample: bool
+    config: Mapping[str, Any],
+    *,
+    route: str,
+    attention: str | None,
+    checkpointing: bool,
+    single_sample: bool,
+    device: str,
 ) -> ActivationProfile:
     """The same for a Hugging Face configuration."""
-    variant = variant_key(
-        route=route, attention=attention, checkpointing=checkpointing, single_sample=single_sample
-    )
-    shipped = _shipped().get(config_key(config), {}).get(variant)
+    variant = {
+        "route": route, "attention": attention, "checkpointing": checkpointing, "single_sample": single_sample,
+        "device": device,
+    }  # fmt: skip
+    shipped = _shipped().get(config_key(config), {}).get(variant_key(variant))
     if shipped is not None:
         return from_json(shipped)
-    return _traced(
-        json.dumps(dict(config), sort_keys=True, default=str), route, attention, checkpointing, single_sample
-    )
+    request = {"config": dict(config), "variant": variant}
+    return _traced(json.dumps(request, sort_keys=True, default=str))
 
 
 def config_key(config: Mapping[str, Any]) -> str:
@@ -88,11 +95,10 @@ def config_key(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def variant_key(*, route: str, attention: str | None, checkpointing: bool, single_sample: bool) -> str:
+def variant_key(variant: Mapping[str, Any]) -> str:
     """Name of a variant of a model's profile."""
-    parts = [route, attention or "auto"]
-    parts += ["checkpointing"] if checkpointing else []
-    return " ".join([*parts, "one sample"] if single_sample else parts)
+    flags = [name for name in ("checkpointing", "single_sample") if variant[name]]
+    return " ".join([variant["device"], variant["route"], variant["attention"] or "auto", *flags])
 
 
 @lru_cache(maxsize=1)
@@ -105,14 +111,8 @@ def _shipped() -> dict[str, dict[str, Any]]:
 
 
 @lru_cache(maxsize=64)
-def _traced(
-    config: str, route: str, attention: str | None, checkpointing: bool, single_sample: bool
-) -> ActivationProfile:
+def _traced(request: str) -> ActivationProfile:
     """Traced in another process, since tracing needs torch, and kept in the user's cache."""
-    variant = {
-        "route": route, "attention": attention, "checkpointing": checkpointing, "single_sample": single_sample
-    }  # fmt: skip
-    request = json.dumps({"config": json.loads(config), "variant": variant}, sort_keys=True)
     key = hashlib.sha256((request + _versions()).encode()).hexdigest()[:24]
     cache = (
         Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sharding-harness" / "activations"
@@ -151,5 +151,5 @@ def _versions() -> str:
 
 def _tracer_digest() -> str:
     worker = Path(__file__).parents[1] / "worker"
-    files = ("activation_trace.py", "storage_events.py", "trace_profile.py")
+    files = ("activation_trace.py", "kernel_scratch.py", "storage_events.py", "trace_profile.py")
     return hashlib.sha256(b"".join((worker / name).read_bytes() for name in files)).hexdigest()

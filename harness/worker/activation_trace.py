@@ -19,6 +19,7 @@ from harness.backends.blocks import transformer_blocks
 from harness.backends.precision import cast_parameters
 from harness.theory.activations import ActivationProfile, to_json
 from harness.worker.model import enable_checkpointing, summed_cross_entropy
+from harness.worker.kernel_scratch import CudaAutocast, kernel_scratch
 from harness.worker.storage_events import Event, StorageEvents, autograd_sequence
 from harness.worker.trace_profile import profile_of_events
 
@@ -40,6 +41,8 @@ class Variant:
     checkpointing: bool = False
     single_sample: bool = False
     """A micro-batch of one sample: some copies are views then."""
+    device: str = "cuda"
+    """'cuda' or 'cpu': what autocast leaves in low precision, and what kernels need inside."""
 
 
 def trace_profile(config: Mapping[str, Any], variant: Variant) -> ActivationProfile:
@@ -51,7 +54,7 @@ def trace_profile(config: Mapping[str, Any], variant: Variant) -> ActivationProf
         model = _model(config, variant)
         batch, sequence = _shape(config, variant)
         tokens = torch.zeros(batch, sequence, dtype=torch.int64)
-        tracer = _Tracer(model, tokens)
+        tracer = _Tracer(model, tokens, variant.device)
         with _unpacked():
             events = tracer.step({"tokens": tokens, "labels": tokens}, variant.route)
     return profile_of_events(events, batch=batch, sequence=sequence, blocks=BLOCKS)
@@ -85,7 +88,7 @@ def _shape(config: Mapping[str, Any], variant: Variant) -> tuple[int, int]:
 class _Tracer:
     """Names the module of every operator, forward and backward, and marks where segments begin."""
 
-    def __init__(self, model: nn.Module, tokens: Tensor) -> None:
+    def __init__(self, model: nn.Module, tokens: Tensor, device: str) -> None:
         self._model = model
         self._tokens = tokens
         self._stack: list[str] = []
@@ -93,7 +96,8 @@ class _Tracer:
         self._spans: list[tuple[int, str]] = []
         """(first number of a node, module that it belongs to), ascending."""
         self._blocks = list(transformer_blocks(model).items())
-        self._events = StorageEvents(self._known(), self._module)
+        self._events = StorageEvents(self._known(), self._module, kernel_scratch(device))
+        self._device = device
 
     def step(self, batch: dict[str, Tensor], route: str) -> list[Event]:
         """Forward and backward pass of one step."""
@@ -101,6 +105,8 @@ class _Tracer:
             for handle in self._hooks():
                 stack.callback(handle.remove)
             stack.enter_context(self._events)
+            if self._device == "cuda":
+                stack.enter_context(CudaAutocast())
             self._events.note("mark", "forward embedding")
             with _autocast(route):
                 loss = summed_cross_entropy(self._model, batch)

@@ -12,10 +12,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from harness.worker.kernel_scratch import Scratch
+
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """'allocate' or 'free' a storage, 'ready' (a parameter's gradient), or 'mark' (a segment begins)."""
+    """'allocate' or 'free' a storage, 'scratch' (both at once, inside a kernel), 'ready' (a parameter's
+    gradient), or 'mark' (a segment begins)."""
 
     kind: str
     storage: int = 0
@@ -27,8 +30,9 @@ class Event:
 class StorageEvents(TorchDispatchMode):
     """A dispatch mode; storages that exist when it begins are not its business unless they are freed."""
 
-    def __init__(self, known: Iterator[Tensor], module: Callable[[], str]) -> None:
+    def __init__(self, known: Iterator[Tensor], module: Callable[[], str], scratch: Scratch) -> None:
         super().__init__()
+        self._scratch = scratch
         self.events: list[Event] = []
         self._module = module
         self._numbers: dict[int, int] = {}
@@ -42,6 +46,9 @@ class StorageEvents(TorchDispatchMode):
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._note(leaf)
+        scratch = self._scratch(function, args, result)
+        if scratch:
+            self.events.append(Event(kind="scratch", bytes=scratch, module=self._module()))
         return result
 
     def note(self, kind: str, name: str, tensor: Tensor | None = None) -> None:

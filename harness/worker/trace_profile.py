@@ -81,6 +81,11 @@ class _Replay:
                 self._storages[event.storage] = (self._segment, event.module, size)
                 self._live += size
                 self._point(event.module)
+            case "scratch":
+                scratch = size_of(event.bytes, self._batch, self._sequence)
+                self._live += scratch
+                self._point(event.module)
+                self._live -= scratch
             case "free":
                 self._drop(event.storage)
             case "ready":

@@ -1,4 +1,4 @@
-"""DeepSpeed 0.19.8, ZeRO stages 1 and 2: the bucket of gradients, its reduction, and the update by partition."""
+"""DeepSpeed 0.19.8, ZeRO stages 1 and 2: the bucket of gradients, its reduction, the update by partition."""
 
 from __future__ import annotations
 
