@@ -98,7 +98,8 @@ class Course:
 
     def largest_gradient(self) -> int:
         """Elements of the largest tensor of gradients that this rank holds."""
-        return max(map(max, updated_tensors(self.workload)), default=0)
+        calls = updated_tensors(self.workload)
+        return max((count for call in calls for count in call), default=0)
 
     def update_temporary(self) -> tuple[Holding, int]:
         """What AdamW allocates while it updates on the device."""

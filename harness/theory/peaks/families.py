@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.theory.activations import ActivationProfile
 from harness.theory.peaks.course import Course
 from harness.theory.peaks.ddp import DdpCourse
+from harness.theory.peaks.fsdp1 import Fsdp1Course
 from harness.theory.peaks.fsdp2 import Fsdp2Course
 from harness.theory.peaks.ledger import Fullest, Ledger, Phase
 from harness.theory.peaks.walk import Walk
@@ -15,6 +16,7 @@ from harness.theory.workload import Workload
 COURSES: dict[str, type[Course]] = {
     "single": Course,
     "ddp": DdpCourse,
+    "fsdp1": Fsdp1Course,
     "fsdp2": Fsdp2Course,
     "zero0": Zero0Course,
     "zero12": Zero12Course,
