@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from harness.cells import Cell, plan, reusable
-from harness.cli.arguments import command_line, numbers, require_gpus, split_backends
+from harness.cells import plan, reusable
+from harness.cli.arguments import numbers, require_gpus, split_backends
+from harness.cli.cell_runs import MissingCells, record_what_was_abandoned
 from harness.cli.options import (
+    EXIT_INTERRUPTED,
     EXIT_STRICT,
     PATH,
     backends_option,
@@ -29,15 +30,12 @@ from harness.cli.options import (
     with_trace,
 )
 from harness.cli.output import echo
-from harness.cli.progress import Progress
 from harness.config import load_experiment
 from harness.errors import HarnessError
-from harness.launch.cell import modules_to_preload, run_cell
 from harness.launch.external import started_as_rank
-from harness.launch.local import LocalLauncher, resolve_device
+from harness.launch.local import resolve_device
 from harness.launch.requeued import made_in_job, requeued_job
 from harness.record import Record
-from harness.spec import Experiment
 from harness.store import Store
 
 if TYPE_CHECKING:
@@ -89,6 +87,7 @@ def compare(
         require_gpus(device, size)
     store = Store(runs)
     store.prepare()
+    record_what_was_abandoned(store)
     if report is not None:
         from harness.report.destination import require_writable
 
@@ -100,7 +99,10 @@ def compare(
     if len(missing) < len(cells):
         again = f"job {job} was started again: " if job is not None else ""
         echo(f"{again}{len(cells) - len(missing)} of {len(cells)} cells have a record", err=True)
-    done = known | _run_cells(missing, experiment, store, device)
+    files = {id(record): path for path, record in found}
+    runs_made = MissingCells(store, experiment, device, fresh=fresh and job is None)
+    done = known | runs_made.run(missing)
+    files |= runs_made.files
     records = [done[cell.key] for cell in cells if cell.key in done]
     from harness.compare.comparison import Comparison
 
@@ -108,11 +110,10 @@ def compare(
     if report is not None:
         from harness.report.report import write_report
 
-        files = {id(record): path for path, record in found}
-        write_report([(files.get(id(r)) or store.record_path(r), r) for r in records], report)
+        write_report([(files[id(record)], record) for record in records], report)
     _present(comparison, report, as_json)
-    if len(records) < len(cells):
-        return 130
+    if runs_made.interrupted:
+        return EXIT_INTERRUPTED
     return EXIT_STRICT if strict and _any_bad(comparison.rows) else 0
 
 
@@ -122,31 +123,6 @@ def _require_no_launcher() -> None:
             "compare starts its own ranks and cannot be one of a launcher's: run it without torchrun, or "
             "start `harness run` under torchrun for each backend"
         )
-
-
-def _run_cells(cells: Sequence[Cell], experiment: Experiment, store: Store, device: str) -> dict[str, Record]:
-    """Run cells one after the other; what ran before an interruption is kept."""
-    done: dict[str, Record] = {}
-    if not cells:
-        return done
-    launcher = LocalLauncher(device, modules_to_preload(experiment, [c.backend for c in cells]))
-    from harness.compare.comparison import Comparison
-    from harness.report.tables import cell_line
-
-    for job in {cell.job_id: cell.job for cell in cells}.values():
-        launcher.check(job.model_dump_json())
-    for number, cell in enumerate(cells, start=1):
-        progress = Progress(cell.backend, cell.world_size, sys.stderr, plain_lines=False)
-        try:
-            record = run_cell(cell, experiment, store, launcher, command=command_line(), on_event=progress)
-        finally:
-            progress.close()
-        done[cell.key] = record
-        (row,) = Comparison([record]).rows
-        echo(f"[{number}/{len(cells)}] {cell_line(row)}", err=True)
-        if record.error is not None and record.error.kind == "Interrupted":
-            break
-    return done
 
 
 def _takeable_runs(store: Store, fresh: bool, requeued: str | None) -> list[tuple[Path, Record]]:

@@ -17,6 +17,7 @@ from harness.safe_text import described
 EXIT_ERROR = 1
 EXIT_STRICT = 3
 EXIT_GATE = 3
+EXIT_INTERRUPTED = 130
 PATH = click.Path(path_type=Path)
 
 
@@ -31,7 +32,7 @@ def common(command: Callable[..., int]) -> Callable[..., None]:
             code = command(**arguments)
         except KeyboardInterrupt:
             echo("interrupted; what was measured so far is kept", err=True)
-            code = 130
+            code = EXIT_INTERRUPTED
         except Exception as error:
             if debug:
                 raise

@@ -13,6 +13,7 @@ from harness.cli.output import echo
 from harness.compare.comparison import Comparison
 from harness.compare.fail_on import failures, parse_conditions
 from harness.errors import HarnessError
+from harness.launch.owner import lines_about
 from harness.record_files import ARCHIVE_NAME, is_folder_of_runs
 from harness.report.destination import require_writable
 from harness.report.manifest import Format
@@ -93,6 +94,9 @@ def report_baseline(runs: Sequence[Path], output: Path, *, form: Format | None, 
 
 
 def _read(paths: Sequence[Path], *, strict: bool = False) -> list[Run]:
+    for folder in filter(Path.is_dir, paths):
+        for line in lines_about(folder):
+            echo(line, err=True)
     found, unreadable = read_runs(paths)
     if strict and unreadable:
         raise HarnessError(f"--archive needs readable records; fix or remove: {unreadable[0]}")

@@ -12,6 +12,7 @@ from harness.backends import registry
 from harness.batch import batch_layout
 from harness.cells import canonical_label, make_cell, make_request
 from harness.cli.arguments import command_line, default_ranks, require_gpus
+from harness.cli.cell_runs import record_what_was_abandoned
 from harness.cli.options import (
     common,
     config_option,
@@ -88,6 +89,7 @@ def run(
     layout = batch_layout(experiment.training, world_size)
     cell = make_cell(experiment, label, world_size, layout, 0, device)
     store.prepare()
+    record_what_was_abandoned(store)
     launcher = LocalLauncher(device, modules_to_preload(experiment, [label]))
     launcher.check(cell.job.model_dump_json())
     progress = Progress(label, world_size, sys.stderr, plain_lines=True)

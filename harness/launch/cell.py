@@ -6,11 +6,13 @@ from collections.abc import Iterable
 
 from harness.backends import registry
 from harness.cells import Cell, make_request
+from harness.errors import HarnessError
 from harness.launch.local import EventHandler, LocalLauncher
+from harness.launch.owner import forget_owner, note_owner
 from harness.launch.watch import Patience
 from harness.provenance import load_average
 from harness.record import Record
-from harness.run_directory.assemble import assemble
+from harness.run_directory.assemble import assemble, record_of_fault
 from harness.spec import Experiment
 from harness.store import Store, write_record
 
@@ -28,21 +30,33 @@ def run_cell(
     """Run one cell on this machine; the record is in the store when this returns."""
     load = load_average()
     request = make_request(cell, experiment, launcher.device, command)
-    directory = store.run_directory(request.run_id)
-    request.write(directory)
-    outcome = launcher.run(
-        directory,
-        request,
-        timeout_seconds=experiment.runtime.timeout_seconds,
-        on_event=on_event,
-        port=port,
-        patience=patience_of(experiment),
-    )
-    record = assemble(directory, request, outcome)
+    try:
+        directory = store.run_directory(request.run_id)
+        request.write(directory)
+        note_owner(directory)
+    except OSError as error:
+        folder = store.root / request.run_id
+        raise HarnessError(f"run '{folder}' cannot be written: {error.strerror}") from error
+    try:
+        outcome = launcher.run(
+            directory,
+            request,
+            timeout_seconds=experiment.runtime.timeout_seconds,
+            on_event=on_event,
+            port=port,
+            patience=patience_of(experiment),
+        )
+        record = assemble(directory, request, outcome)
+    except Exception as error:  # whatever it is, this cell failed, and the others go on
+        record = record_of_fault(directory, request, error)
     # What the run found, not what it left.
     found = record.environment.model_copy(update={"load_average": load})
     record = record.model_copy(update={"environment": found})
-    write_record(directory, record)
+    try:
+        write_record(directory, record)
+    except OSError as error:
+        raise HarnessError(f"record of run '{directory}' cannot be written: {error.strerror}") from error
+    forget_owner(directory)
     return record
 
 

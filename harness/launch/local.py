@@ -105,9 +105,7 @@ class LocalLauncher:
         """Start all ranks, pass rank 0's events on as they come, and return when all have ended."""
         port = port or free_port()
         started = time.time()
-        processes = {
-            rank: self._start(run_directory, request, rank, port) for rank in range(request.world_size)
-        }
+        processes: dict[int, Any] = {}
         running = _Running(
             run_directory=run_directory,
             processes=processes,
@@ -117,6 +115,8 @@ class LocalLauncher:
         )
         stopped: Stopped = None
         try:
+            for rank in range(request.world_size):
+                processes[rank] = self._start(run_directory, request, rank, port)
             stopped = running.follow(timeout_seconds)
         except KeyboardInterrupt:
             # The ranks are ended and the record is written in seconds: a second Ctrl-C must not lose it.

@@ -9,9 +9,11 @@ from harness.backends import registry
 from harness.provenance import package_versions
 from harness.record import (
     BackendPart,
+    ErrorPart,
     EvaluationPart,
     RankPart,
     Record,
+    Status,
     StepPart,
     WindowsPart,
     WorldPart,
@@ -27,6 +29,7 @@ from harness.run_directory.request import (
     trace_file,
 )
 from harness.run_directory.status import status_of
+from harness.safe_text import described, encodable
 
 PHASES = ("forward", "backward", "step")
 Events = Mapping[int, RankEvents]
@@ -37,6 +40,25 @@ def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Reco
     events, broken = read_events(run_directory, request.world_size)
     steps = _steps(events)
     status, error = status_of(run_directory, events, steps, outcome)
+    return _record(run_directory, request, events, steps, status, error, broken)
+
+
+def record_of_fault(run_directory: Path, request: RunRequest, error: BaseException) -> Record:
+    """The record of a run of which nothing else can be said than that starting or reading it raised this."""
+    events = {rank: RankEvents() for rank in range(request.world_size)}
+    part = ErrorPart(kind=encodable(type(error).__name__), message=described(error))
+    return _record(run_directory, request, events, [], "failed", part, 0)
+
+
+def _record(
+    run_directory: Path,
+    request: RunRequest,
+    events: Events,
+    steps: list[StepPart],
+    status: Status,
+    error: ErrorPart | None,
+    broken: int,
+) -> Record:
     setup, final = events[0].setup, events[0].final
     windows: list[str] = [step.window for step in steps]
     return Record(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
+from harness.file_lock import NO_LOCKS
 from harness.record_files import RECORD_NAME
 from harness.slurm import client
 from harness.slurm.attempt import noted_job
@@ -21,8 +21,6 @@ from harness.slurm.matrix import Matrix, PlannedRun
 
 JOBS_NAME = "jobs.json"
 LOCK_NAME = "submit.lock"
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
-"""What file systems without locks say."""
 
 
 class AnotherSubmission(HarnessError):

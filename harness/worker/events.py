@@ -5,7 +5,11 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from pydantic_core import PydanticSerializationError
+
+from harness.errors import HarnessError
 from harness.run_directory.events import Event
+from harness.safe_text import described
 
 
 class EventWriter:
@@ -17,7 +21,11 @@ class EventWriter:
 
     def write(self, event: Event) -> None:
         """Append one event."""
-        line = event.model_dump_json() + "\n"
+        try:
+            line = event.model_dump_json() + "\n"
+        except PydanticSerializationError as error:
+            what = f"what a rank reports ('{event.kind}') has no form in JSON"
+            raise HarnessError(f"{what}: {described(error)}") from error
         with self._lock:
             self._file.write(line)
 

@@ -1,0 +1,98 @@
+"""Runs the missing cells of a comparison, next to other comparisons on the same folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.cells import Cell
+from harness.cli.arguments import command_line
+from harness.cli.output import echo
+from harness.cli.progress import Progress
+from harness.launch.cell import modules_to_preload, run_cell
+from harness.launch.claim import OthersRecords, claimed
+from harness.launch.local import LocalLauncher
+from harness.launch.owner import record_abandoned
+from harness.record import Record
+from harness.spec import Experiment
+from harness.store import Store
+
+
+class MissingCells:
+    """Runs cells; what ran before an interruption is kept."""
+
+    def __init__(self, store: Store, experiment: Experiment, device: str, *, fresh: bool) -> None:
+        self._store = store
+        self._experiment = experiment
+        self._device = device
+        self._fresh = fresh
+        self.files: dict[int, Path] = {}
+        """The file of each record by the id of the object."""
+        self.interrupted = False
+
+    def run(self, cells: Sequence[Cell]) -> dict[str, Record]:
+        """Records by cell."""
+        done: dict[str, Record] = {}
+        if not cells:
+            return done
+        launcher = LocalLauncher(
+            self._device, modules_to_preload(self._experiment, [cell.backend for cell in cells])
+        )
+        for job in {cell.job_id: cell.job for cell in cells}.values():
+            launcher.check(job.model_dump_json())
+        others = OthersRecords(self._store.root)
+        for number, cell in enumerate(cells, start=1):
+            name = f"[{number}/{len(cells)}] {cell.backend} on {cell.world_size} ranks"
+            with claimed(self._store.root, cell.key, lambda name=name: _wait_for(name)):  # type: ignore[misc]
+                record = self._made_by_another(others, cell) or self._run(launcher, cell, others)
+            done[cell.key] = record
+            echo(f"[{number}/{len(cells)}] {_line(record)}", err=True)
+            if record.error is not None and record.error.kind == "Interrupted":
+                self.interrupted = True
+                break
+        return done
+
+    def _made_by_another(self, others: OthersRecords, cell: Cell) -> Record | None:
+        found = None if self._fresh else others.of_cell(cell.key)
+        if found is None:
+            return None
+        self.files[id(found[1])] = found[0]
+        return found[1]
+
+    def _run(self, launcher: LocalLauncher, cell: Cell, others: OthersRecords) -> Record:
+        progress = Progress(cell.backend, cell.world_size, sys.stderr, plain_lines=False)
+        try:
+            record = run_cell(
+                cell, self._experiment, self._store, launcher, command=command_line(), on_event=progress
+            )
+        finally:
+            progress.close()
+        path = self.files[id(record)] = self._store.record_path(record)
+        others.is_own(path)
+        return record
+
+
+def record_what_was_abandoned(store: Store) -> None:
+    """Write and name the records of runs whose launcher was killed."""
+    for record in record_abandoned(store.root):
+        echo(
+            f"run {record.run_id} was abandoned by its launcher and is recorded now: {record.status}",
+            err=True,
+        )
+
+
+def _wait_for(name: str) -> None:
+    echo(f"{name}: another comparison on this folder runs it; waiting for its record", err=True)
+
+
+def _line(record: Record) -> str:
+    """What a person who waits reads of a cell; a record that cannot be shown is still one."""
+    from harness.compare.comparison import Comparison
+    from harness.report.tables import cell_line
+
+    try:
+        (row,) = Comparison([record]).rows
+        return cell_line(row)
+    except Exception as error:  # what a third party reports may break any figure
+        return f"{record.backend.label}: {record.status}; no figures ({type(error).__name__})"

@@ -1,0 +1,73 @@
+"""`harness compare` over ranks without torch, as a program: `python -m tests.fake_compare KIND ARGUMENTS`.
+
+KIND says how the ranks of ddp behave: 'sound', or one of those below.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from harness.cli import harness
+from harness.run_directory.outcome import Outcome
+from harness.run_directory.request import RunRequest
+from tests.fake_ranks import FakeLauncher, Rank
+
+
+def sound(rank: Rank) -> None:
+    rank.train(4)
+    rank.done()
+
+
+def slow(rank: Rank) -> None:
+    rank.train(2)
+    time.sleep(0.5)
+    rank.train(4)
+    rank.done()
+
+
+def endless(rank: Rank) -> None:
+    rank.train(4)
+    time.sleep(60)
+
+
+KINDS = {"sound": sound, "slow": slow, "endless": endless}
+
+
+class Launcher(FakeLauncher):
+    """Sound ranks for the reference; for ddp the kind that the test asks for."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(defaultdict(lambda: sound))
+        self.kind = kind
+
+    def check(self, job_json: str) -> dict[str, Any]:
+        return {}
+
+    def run(self, run_directory: Path, request: RunRequest, **settings: Any) -> Outcome:
+        if request.backend.startswith("ddp"):
+            if self.kind == "unstartable":
+                raise RuntimeError("no process can be started: \udc80\x1b[2J")
+            if self.kind == "interrupted":
+                self.behaviours = defaultdict(lambda: endless)
+                signal.setitimer(signal.ITIMER_REAL, 0.3)
+            else:
+                self.behaviours = defaultdict(lambda: KINDS[self.kind])
+        return super().run(run_directory, request, **settings)
+
+
+def main(kind: str, arguments: list[str]) -> None:
+    signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C
+    with patch("harness.cli.cell_runs.LocalLauncher", lambda *_: Launcher(kind)):
+        harness(["compare", "--backends", "ddp", "--nproc", "2", *arguments], prog_name="harness")
+
+
+if __name__ == "__main__":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    main(sys.argv[1], sys.argv[2:])

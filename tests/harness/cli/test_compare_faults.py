@@ -1,0 +1,112 @@
+"""A comparison survives its cells, its user and itself: ranks here are small processes without torch."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.store import read_record
+
+from .command_line import environment, harness, records
+
+pytestmark = pytest.mark.long(seconds=12)
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def start(folder: Path, kind: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.fake_compare", kind, "--runs", str(folder / "runs"), *arguments],
+        cwd=folder, env=environment(PYTHONPATH=str(ROOT), PYTHONFAULTHANDLER=""), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def compare(folder: Path, kind: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    process = start(folder, kind, *arguments)
+    out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess([], process.returncode, out, err)
+
+
+def test_cell_that_cannot_be_started_is_a_record_and_the_others_run(tmp_path: Path) -> None:
+    done = compare(tmp_path, "unstartable", "--repeats", "2")
+    assert done.returncode == 0, done.stderr
+    found = records(tmp_path / "runs")
+    failed = [record for record in found if record.backend.name == "ddp"]
+    assert len(found) == 5
+    assert [record.status for record in failed] == ["failed", "failed"]
+    assert failed[0].error is not None
+    assert (failed[0].error.kind, failed[0].error.message[:28]) == (
+        "RuntimeError",
+        "no process can be started: \\",
+    )
+    assert {record.status for record in found if record not in failed} == {"ok"}
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_signal_during_the_last_cell_is_no_success(tmp_path: Path) -> None:
+    done = compare(tmp_path, "interrupted")
+    assert done.returncode == 130
+    (record,) = [record for record in records(tmp_path / "runs") if record.status == "failed"]
+    assert record.error is not None
+    assert record.error.kind == "Interrupted"
+
+
+def test_run_folder_that_was_renamed_counts_and_is_reported(tmp_path: Path) -> None:
+    compare(tmp_path, "sound")
+    (old,) = (tmp_path / "runs").glob("*-ddp-*")
+    old.rename(old.with_name("best run"))
+    done = compare(tmp_path, "sound", "--report", "report.md")
+    assert done.returncode == 0, done.stderr
+    assert "3 of 3 cells have a record" in done.stderr
+    assert "best run" in (tmp_path / "report.md").read_text()
+
+
+def test_two_comparisons_at_once_run_no_cell_twice(tmp_path: Path) -> None:
+    both = [start(tmp_path, "slow", "--repeats", "2") for _ in range(2)]
+    errors = [process.communicate(timeout=60)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], errors
+    made = [record.cell for record in records(tmp_path / "runs")]
+    assert len(made) == len(set(made)) == 5
+    assert any("another comparison on this folder runs it" in text for text in errors)
+    assert not list((tmp_path / "runs").glob(".*.lock"))
+
+
+@pytest.fixture
+def abandoned(tmp_path: Path) -> Path:
+    """A folder of runs whose comparison was killed in its last cell."""
+    process = start(tmp_path, "endless")
+    deadline = time.monotonic() + 30
+    events = []
+    while time.monotonic() < deadline and not any(path.read_text().count('"step"') >= 4 for path in events):
+        time.sleep(0.05)
+        events = list((tmp_path / "runs").glob("*-ddp-*/rank-00001.jsonl"))
+    ranks = _children(process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    for rank in ranks:  # the fake ranks do not follow their launcher
+        os.kill(rank, signal.SIGKILL)
+    process.communicate(timeout=20)
+    return tmp_path
+
+
+def test_run_whose_launcher_was_killed_is_named_and_recorded_by_the_next_command(abandoned: Path) -> None:
+    (folder,) = (abandoned / "runs").glob("*-ddp-*")
+    done = harness("report", abandoned / "runs", "-o", abandoned / "report.md", cwd=abandoned)
+    assert done.returncode == 0
+    assert f"run {folder.name} has no record: its launcher" in done.stderr
+    assert not (folder / "record.json").exists()
+    again = compare(abandoned, "sound")
+    assert f"run {folder.name} was abandoned by its launcher and is recorded now: failed" in again.stderr
+    record = read_record(folder / "record.json")
+    assert record.error is not None
+    assert record.error.kind == "LauncherLost"
+    assert len(record.steps) == 4
+    assert len(records(abandoned / "runs")) == 4  # and the cell ran again
+
+
+def _children(process: int) -> list[int]:
+    path = Path(f"/proc/{process}/task/{process}/children")
+    return [int(number) for number in path.read_text().split()]
