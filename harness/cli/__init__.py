@@ -16,6 +16,7 @@ COMMANDS = {
     "export": "Export records to other tools.",
     "fabric": "Measure the network that collectives use, and check its bus bandwidth.",
     "fit": "Find the largest micro-batch that fits, and the fastest one.",
+    "recommend": "Rank strategies, batches, checkpointing and offload for a model on GPUs.",
     "report": "Write a report of records: files, run folders, folders of runs, or archives (runs.tar.xz).",
     "run": "Run one job under one backend and record it.",
     "simulate": "Run a backend's code as one rank of a large world, and count.",

@@ -21,6 +21,7 @@ from harness.cli.options import (
     set_option,
     with_new_options,
 )
+from harness.cli.output import echo
 from harness.cli.progress import Progress
 from harness.config import load_experiment
 from harness.errors import HarnessError
@@ -84,7 +85,7 @@ def fit(
         experiment=experiment, label=label, world_size=world_size, limit=memory,
         launcher=LocalLauncher(device, modules_to_preload(experiment, [label])), store=store,
         command=command_line(), most_runs=most_runs, fresh=fresh, on_event=_following,
-        on_trial=lambda trial: click.echo(trial_line(trial), err=True),
+        on_trial=lambda trial: echo(trial_line(trial), err=True),
     )  # fmt: skip
     asked = experiment.training.micro_batch_size
     found = [find_micro_batch(runner, sizes, asked)]
@@ -105,7 +106,7 @@ def _present(runner: Runner, limit: Limit, found: list[Found], as_json: bool) ->
     lines = [line for search in found for line in answer_lines(search, limit)]
     error = error_line(runner.trials)
     text = "\n".join([*lines, *([error] if error else []), "", trial_table(runner.trials)])
-    click.echo(text, err=as_json)
+    echo(text, err=as_json)
     if as_json:
         document: dict[str, Any] = {
             "backend": runner.label,
@@ -115,4 +116,4 @@ def _present(runner: Runner, limit: Limit, found: list[Found], as_json: bool) ->
             **{search.what.replace("-", "_"): search.as_json() for search in found},
             "trials": [trial.as_json() for trial in runner.trials],
         }
-        click.echo(json.dumps(document, indent=1))
+        echo(json.dumps(document, indent=1))

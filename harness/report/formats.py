@@ -16,6 +16,11 @@ def megabytes(value: float | None) -> str:
     return NOT_AVAILABLE if value is None else number(value / 1e6)
 
 
+def gigabytes(value: float | None) -> str:
+    """Bytes as GB (1e9), three significant places below 100."""
+    return NOT_AVAILABLE if value is None else number(value / 1e9)
+
+
 def milliseconds(value: float | None) -> str:
     """Seconds as ms."""
     return NOT_AVAILABLE if value is None else number(value * 1e3)

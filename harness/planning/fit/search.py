@@ -59,7 +59,12 @@ def _position(sizes: Sequence[int], size: int) -> int:
 
 
 def largest_predicted(sizes: Sequence[int], fits: Callable[[int], bool]) -> int | None:
-    """The largest of `sizes` that a prediction lets fit, by halving; None: not even the first."""
+    """The largest of `sizes` that a prediction lets fit, by halving; None: not even the first.
+
+    The last is asked first: as it leaves no accumulation, it may need less than smaller ones.
+    """
+    if fits(sizes[-1]):
+        return sizes[-1]
     index = bisect_left(range(len(sizes)), True, key=lambda position: not fits(sizes[position]))
     return sizes[index - 1] if index else None
 

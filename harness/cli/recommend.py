@@ -1,0 +1,72 @@
+"""`harness recommend`: which strategy and batch to take on GPUs that are not here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from harness.cli.options import PATH, common, config_option, json_option, notice, set_option
+from harness.cli.output import echo
+from harness.config import load_experiment
+
+
+@click.command()
+@click.option(
+    "--model", required=True, metavar="NAME|FOLDER|FILE",
+    help="Name or hub id of the catalogue, folder with config.json, or its file.",
+)  # fmt: skip
+@click.option("--gpus", type=click.IntRange(1), required=True, help="Number of GPUs.")
+@click.option("--gpu", required=True, metavar="NAME", help="Such as H100-80.")
+@click.option("--gpus-per-node", type=click.IntRange(1), default=8, show_default=True)
+@click.option("--fabric", metavar="NAME", help="Network between nodes, such as NDR400.")
+@click.option("--hardware", type=PATH, metavar="FILE", help="YAML file with GPUs and fabrics of your own.")
+@click.option(
+    "--tokens-per-step", required=True, metavar="T", help="Of the global batch: 4194304, or 4M for 4e6."
+)
+@config_option
+@set_option
+@json_option
+@common
+def recommend(
+    model: str,
+    gpus: int,
+    gpu: str,
+    gpus_per_node: int,
+    fabric: str | None,
+    hardware: Path | None,
+    tokens_per_step: str,
+    config: Path | None,
+    assignments: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Rank strategies, batches, checkpointing and offload for a model on GPUs.
+
+    By predicted memory and speed. Says why the others lose, what is uncertain, when other parallelism is
+    called for, and how to measure the best ones.
+    """
+    from harness.planning.hardware import load_hardware
+    from harness.planning.recommend.commands import Typed
+    from harness.planning.recommend.model import find_model, model_settings
+    from harness.planning.recommend.question import ask, read_count
+    from harness.planning.recommend.recommendation import recommend as recommended
+    from harness.planning.recommend.words import recommendation_lines
+
+    tokens = read_count(tokens_per_step)
+    known = load_hardware(hardware)
+    question = ask(
+        find_model(model),
+        load_experiment(config, assignments, notice),
+        gpus=gpus,
+        gpus_per_node=gpus_per_node,
+        device=known.device(gpu),
+        fabric=known.fabric(fabric) if fabric is not None else None,
+        tokens=tokens,
+    )
+    typed = Typed(config=config, assignments=assignments, model_settings=model_settings(model))
+    answer = recommended(question, typed)
+    echo("\n".join(recommendation_lines(answer)), err=as_json)
+    if as_json:
+        echo(json.dumps(answer.as_json(), indent=1))
+    return 0

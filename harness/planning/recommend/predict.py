@@ -1,0 +1,172 @@
+"""Predictions for one variant: the largest micro-batch that fits, and the speed near it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from harness.planning.fit.search import divisors, largest_predicted
+from harness.planning.memory import MemoryPrediction, predict_memory
+from harness.planning.recommend.question import Question
+from harness.planning.recommend.variants import Variant
+from harness.planning.scenario import Scenario
+from harness.planning.speed import SpeedPrediction, predict_speed
+from harness.theory.families import collectives
+from harness.theory.terms import STATE_KINDS
+
+OF_SAMPLES = ("activations", "data")
+"""Kinds of memory that grow with the tokens of a sample."""
+SPEEDS = 2
+"""Micro-batches from the largest downwards whose speed is predicted; the fastest is kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictors:
+    """What predicts; others in tests."""
+
+    memory: Callable[[Scenario], MemoryPrediction] = predict_memory
+    speed: Callable[[Scenario], SpeedPrediction | None] = predict_speed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """A variant with all that was open decided, and what is predicted of it."""
+
+    variant: Variant
+    checkpointing: bool
+    micro_batch_size: int
+    accumulation_steps: int
+    memory: MemoryPrediction
+    needed_bytes: int
+    """On the device, context and buffers of NCCL included."""
+    memory_bytes: int
+    """Of the device."""
+    speed: SpeedPrediction | None
+    """None: it does not fit, or its communication has no closed form."""
+    unknown: str | None = None
+    """Why there is no speed although it fits."""
+
+    @property
+    def label(self) -> str:
+        return self.variant.label
+
+    @property
+    def backend(self) -> str:
+        """The backend without its options."""
+        return self.variant.label.partition(":")[0]
+
+    @property
+    def margin_bytes(self) -> int:
+        """What stays free of the device; negative: what is missing."""
+        return self.memory_bytes - self.needed_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.margin_bytes >= 0
+
+    def memory_groups(self) -> dict[str, int]:
+        """Device bytes of the fullest moment: 'states' that sharding divides, 'activations' that grow with
+        the tokens of a sample, and 'gathered' for the rest."""
+        sums = {"states": 0, "gathered": 0, "activations": 0}
+        moment = self.memory.decisive
+        for term in moment.terms:
+            if not term.host:
+                is_state = term.kind in STATE_KINDS or moment.name == "optimizer step"
+                group = "activations" if term.kind in OF_SAMPLES else "states" if is_state else "gathered"
+                sums[group] += term.bytes
+        return sums
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        """0 where no speed is predicted."""
+        return self.speed.tokens_per_second_per_gpu if self.speed else 0.0
+
+
+def scenario_of(
+    question: Question, variant: Variant, micro_batch_size: int, *, checkpointing: bool
+) -> Scenario:
+    """The scenario of one configuration."""
+    training = question.job.training.model_copy(update={"activation_checkpointing": checkpointing})
+    return Scenario(
+        model=question.model,
+        job=question.job.model_copy(update={"training": training}),
+        label=variant.label,
+        strategy=variant.strategy,
+        options=variant.options,
+        world_size=question.gpus,
+        ranks_per_node=question.gpus_per_node,
+        shard_size=variant.shard_size,
+        preset=question.preset,  # type: ignore[arg-type]
+        micro_batch_size=micro_batch_size,
+        accumulation_steps=max(1, question.samples_per_rank // micro_batch_size),
+        device=question.device,
+        fabric=question.fabric,
+    )
+
+
+def best_configuration(
+    question: Question,
+    variant: Variant,
+    predictors: Predictors,
+    *,
+    checkpointing: bool,
+    with_speed: bool = True,
+) -> Configuration:
+    """The fastest split of the global batch that fits; the smallest, if none does.
+
+    The largest micro-batch by halving, since memory grows with it; then the speed of it and of the next
+    smaller ones that fit. `with_speed` False: the largest.
+    """
+    sizes = divisors(question.samples_per_rank)
+    known: dict[int, Configuration] = {}
+
+    def predicted(size: int) -> Configuration:
+        if size not in known:
+            scenario = scenario_of(question, variant, size, checkpointing=checkpointing)
+            known[size] = _of_memory(question, variant, scenario, predictors.memory(scenario))
+        return known[size]
+
+    largest = largest_predicted(sizes, lambda size: predicted(size).fits)
+    if largest is None:
+        return smallest_need(predicted(size) for size in (sizes[0], sizes[-1]))
+    if not with_speed:
+        return predicted(largest)
+    last = sizes.index(largest)
+    near = [predicted(size) for size in reversed(sizes[max(0, last + 1 - SPEEDS) : last + 1])]
+    return max(
+        (_with_speed(question, configuration, predictors) for configuration in near if configuration.fits),
+        key=lambda configuration: configuration.tokens_per_second_per_gpu,
+    )
+
+
+def smallest_need(configurations: Iterable[Configuration]) -> Configuration:
+    """What needs least memory."""
+    return min(configurations, key=lambda configuration: configuration.needed_bytes)
+
+
+def _of_memory(
+    question: Question, variant: Variant, scenario: Scenario, memory: MemoryPrediction
+) -> Configuration:
+    return Configuration(
+        variant=variant,
+        checkpointing=scenario.job.training.activation_checkpointing,
+        micro_batch_size=scenario.micro_batch_size,
+        accumulation_steps=scenario.accumulation_steps,
+        memory=memory,
+        needed_bytes=memory.device_bytes,
+        memory_bytes=question.device.memory_bytes,
+        speed=None,
+    )
+
+
+def _with_speed(question: Question, configuration: Configuration, predictors: Predictors) -> Configuration:
+    scenario = scenario_of(
+        question,
+        configuration.variant,
+        configuration.micro_batch_size,
+        checkpointing=configuration.checkpointing,
+    )
+    unknown = collectives(scenario.workload()).unknown
+    speed = predictors.speed(scenario) if unknown is None else None
+    values = {name: getattr(configuration, name) for name in Configuration.__dataclass_fields__}
+    return Configuration(**(values | {"speed": speed, "unknown": unknown}))

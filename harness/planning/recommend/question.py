@@ -1,0 +1,147 @@
+"""What is asked: a model, GPUs and tokens per step; and the job that follows from them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from harness.errors import HarnessError
+from harness.planning.device import Device, Fabric
+from harness.planning.model import PlannedModel
+from harness.spec import Experiment, Job
+
+LONGEST_DEFAULT_SEQUENCE = 4096
+"""Of a question that names none: the model's context, but no more than this."""
+_COUNT = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\d+)?)\s*([kKmM]?)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A job on a machine; strategy, micro-batch, checkpointing and offload are open."""
+
+    model: PlannedModel
+    job: Job
+    """Its global batch is resolved; 0 samples a rank are possible, and then said."""
+    preset: str
+    gpus: int
+    gpus_per_node: int
+    device: Device
+    fabric: Fabric | None
+    tokens_asked: int
+    checkpointing: tuple[bool, ...]
+    """Choices of activation checkpointing: both, unless the job says which."""
+    remarks: tuple[str, ...] = ()
+    """What was chosen because nothing was given, or rounded."""
+
+    @property
+    def sequence_length(self) -> int:
+        return self.job.data.sequence_length
+
+    @property
+    def samples_asked(self) -> int:
+        """Samples that the tokens of a step make."""
+        return self.tokens_asked // self.sequence_length
+
+    @property
+    def samples_per_rank(self) -> int:
+        """0: there are fewer samples than GPUs."""
+        return self.samples_asked // self.gpus
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.samples_per_rank * self.gpus * self.sequence_length
+
+    @property
+    def nodes(self) -> int:
+        return self.gpus // self.gpus_per_node
+
+
+def read_count(text: str) -> int:
+    """Tokens of '4194304', '4M' or '5e5'; K and M are 10^3 and 10^6. Raises HarnessError."""
+    match = _COUNT.fullmatch(text.strip())
+    value = float(match[1]) * {"": 1.0, "k": 1e3, "m": 1e6}[match[2].lower()] if match else 0.0
+    if not 1 <= value < 1e15:
+        raise HarnessError(
+            f"--tokens-per-step was given '{text}'; give a number of tokens such as 4194304 or 4M"
+        )
+    return round(value)
+
+
+def ask(
+    model: PlannedModel,
+    experiment: Experiment,
+    *,
+    gpus: int,
+    gpus_per_node: int,
+    device: Device,
+    fabric: Fabric | None,
+    tokens: int,
+) -> Question:
+    """The question for a job and a machine. Raises HarnessError for what contradicts itself."""
+    per_node = min(gpus, gpus_per_node)
+    if gpus % per_node:
+        raise HarnessError(f"--gpus {gpus} is no multiple of --gpus-per-node {per_node}; change one of them")
+    if gpus > per_node and fabric is None:
+        raise HarnessError(f"{gpus // per_node} nodes need the network between them; give it with --fabric")
+    _require_open(experiment)
+    remarks: list[str] = []
+    job = _with_defaults(model, experiment, device, remarks)
+    sequence = job.data.sequence_length
+    if tokens < sequence:
+        raise HarnessError(
+            f"--tokens-per-step {tokens} is less than one sample of {sequence} tokens; raise it, or lower "
+            "data.sequence_length"
+        )
+    samples = tokens // sequence // gpus * gpus
+    if samples and samples * sequence != tokens:
+        remarks.append(
+            f"{samples * sequence:,} tokens per step instead of {tokens:,}: {samples:,} samples of "
+            f"{sequence:,}, a multiple of {gpus} GPUs"
+        )
+    training = job.training.model_copy(update={"global_batch_size": max(samples, gpus)})
+    chosen = experiment.training.model_fields_set
+    return Question(
+        model=model,
+        job=job.model_copy(update={"training": training}),
+        preset=experiment.runtime.preset,
+        gpus=gpus,
+        gpus_per_node=per_node,
+        device=device,
+        fabric=fabric,
+        tokens_asked=tokens,
+        checkpointing=(job.training.activation_checkpointing,)
+        if "activation_checkpointing" in chosen
+        else (False, True),
+        remarks=tuple(remarks),
+    )
+
+
+def _require_open(experiment: Experiment) -> None:
+    for name in ("global_batch_size", "micro_batch_size", "accumulation_steps"):
+        if getattr(experiment.training, name) is not None:
+            raise HarnessError(
+                f"training.{name} would be ignored: --tokens-per-step decides the global batch, and the "
+                "recommendation its split; leave it out"
+            )
+
+
+def _with_defaults(model: PlannedModel, experiment: Experiment, device: Device, remarks: list[str]) -> Job:
+    """The job with the precision and sequence of ordinary training where it names none."""
+    job = experiment.job()
+    if "precision" not in experiment.training.model_fields_set:
+        precision = "bf16-mixed" if "bfloat16" in device.peak_flops else "fp16-mixed"
+        job = job.model_copy(update={"training": job.training.model_copy(update={"precision": precision})})
+        remarks.append(f"training.precision={precision}, since none is given")
+    context = model.config.get("max_position_embeddings")
+    if "sequence_length" not in experiment.data.model_fields_set:
+        length = (
+            min(context, LONGEST_DEFAULT_SEQUENCE) if isinstance(context, int) else LONGEST_DEFAULT_SEQUENCE
+        )
+        job = job.model_copy(update={"data": job.data.model_copy(update={"sequence_length": length})})
+        remarks.append(f"data.sequence_length={length}, since none is given")
+    elif isinstance(context, int) and job.data.sequence_length > context:
+        raise HarnessError(
+            f"data.sequence_length {job.data.sequence_length} is longer than the context of {model.name}, "
+            f"{context} positions; shorten it"
+        )
+    return job

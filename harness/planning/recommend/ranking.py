@@ -1,0 +1,151 @@
+"""Ranks what fits by speed, and says why each of the others loses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from harness.compare.wording import percent
+from harness.planning.recommend.predict import (
+    Configuration,
+    Predictors,
+    best_configuration,
+)
+from harness.planning.recommend.question import Question
+from harness.planning.recommend.variants import distinct_backends, variants
+from harness.report.formats import gigabytes
+
+TIGHT_SHARE = 0.05
+"""Of the device: a smaller margin is less than predictions of memory are off at worst."""
+SMALL_SHARE = 0.02
+"""Of a step: a smaller part explains nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loser:
+    """A backend with its options that is not among the best, and why."""
+
+    configuration: Configuration
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """Every variant's best configuration, the fastest first, then those that do not fit."""
+
+    fitting: tuple[Configuration, ...]
+    too_large: tuple[Configuration, ...]
+    """With the smallest micro-batch, and checkpointing if it may be chosen; nearest to fitting first."""
+    left_out: dict[str, str]
+    """Backends that were not looked at, and why."""
+
+    def best_by_backend(self) -> tuple[Configuration, ...]:
+        """The fastest configuration of each backend that fits, the fastest first."""
+        found: dict[str, Configuration] = {}
+        for configuration in self.fitting:
+            found.setdefault(configuration.backend, configuration)
+        return tuple(found.values())
+
+    def losers(self, best: Sequence[Configuration]) -> list[Loser]:
+        """Each backend that is not among the best, with its fastest configuration or what it lacks to fit."""
+        chosen = {configuration.backend for configuration in best}
+        slower = [c for c in self.best_by_backend() if c.backend not in chosen]
+        fit = chosen | {c.backend for c in slower}
+        nearest: dict[str, Configuration] = {}
+        for configuration in self.too_large:
+            if configuration.backend not in fit:
+                nearest.setdefault(configuration.backend, configuration)
+        reasons = [(c, why_slower(c, self.fitting[0])) for c in slower]
+        reasons += [(c, why_too_large(c)) for c in nearest.values()]
+        return [Loser(configuration=configuration, reason=reason) for configuration, reason in reasons]
+
+
+def rank(question: Question, predictors: Predictors) -> Ranking:
+    """Predict every variant with and without checkpointing and rank the best configuration of each."""
+    backends, left_out = distinct_backends()
+    if question.samples_per_rank == 0:
+        backends = []
+    found = [
+        _best_of_choices(
+            best_configuration(question, variant, predictors, checkpointing=checkpointing)
+            for checkpointing in question.checkpointing
+        )
+        for entry in backends
+        for variant in variants(entry, question.gpus, question.gpus_per_node)
+    ]
+    fitting = sorted(
+        (c for c in found if c.fits), key=lambda c: (-c.tokens_per_second_per_gpu, -c.margin_bytes)
+    )
+    too_large = sorted((c for c in found if not c.fits), key=lambda c: c.needed_bytes)
+    return Ranking(fitting=tuple(fitting), too_large=tuple(too_large), left_out=left_out)
+
+
+def is_tight(configuration: Configuration) -> bool:
+    """Whether the margin is within what predictions of memory are off."""
+    return configuration.fits and configuration.margin_bytes < TIGHT_SHARE * configuration.memory_bytes
+
+
+def why_too_large(configuration: Configuration) -> str:
+    """What is missing, at which moment, and the largest part of it."""
+    moment = configuration.memory.decisive
+    kinds: dict[str, int] = {}
+    for term in moment.terms:
+        if not term.host:
+            kinds[term.kind] = kinds.get(term.kind, 0) + term.bytes
+    largest = max(kinds, key=lambda kind: kinds[kind], default=None)
+    how = f"micro-batch {configuration.micro_batch_size}" + (
+        ", checkpointing" if configuration.checkpointing else ""
+    )
+    part = f"; largest part {largest} {gigabytes(kinds[largest])} GB" if largest else ""
+    return (
+        f"does not fit: {gigabytes(configuration.needed_bytes)} GB of "
+        f"{gigabytes(configuration.memory_bytes)} ({gigabytes(-configuration.margin_bytes)} GB too much) "
+        f"at {how}, {moment.name}{part}"
+    )
+
+
+def why_slower(configuration: Configuration, best: Configuration) -> str:
+    """By how much it is slower than the best, and what of the step explains most of that."""
+    if configuration.speed is None or best.speed is None:
+        return f"no speed predicted: {configuration.unknown or best.unknown or 'unknown'}"
+    slower = 1 - configuration.tokens_per_second_per_gpu / best.tokens_per_second_per_gpu
+    step = configuration.speed.step_seconds
+    exposed = (configuration.speed.exposed_seconds - best.speed.exposed_seconds) / step
+    computing = (configuration.speed.computing_seconds - best.speed.computing_seconds) / step
+    reasons = []
+    if exposed > SMALL_SHARE:
+        reasons.append((exposed, _exposed(configuration)))
+    if computing > SMALL_SHARE:
+        reasons.append((computing, _more_computing(configuration, best)))
+    text = " and ".join(reason for _, reason in sorted(reasons, key=lambda pair: -pair[0]))
+    return f"slower by {percent(slower)}" + (f": {text}" if text else ", within what predictions can tell")
+
+
+def _exposed(configuration: Configuration) -> str:
+    speed = configuration.speed
+    assert speed is not None
+    longest = max(speed.communication, key=lambda term: term.seconds)
+    share = percent(speed.exposed_seconds / speed.step_seconds)
+    return f"{share} of its step is exposed communication, most of it {longest.name}"
+
+
+def _more_computing(configuration: Configuration, best: Configuration) -> str:
+    """Why it computes longer than the best."""
+    assert configuration.speed is not None
+    assert best.speed is not None
+    if configuration.variant.offload != best.variant.offload:
+        return f"offload={configuration.variant.offload} updates and moves on the host"
+    if configuration.checkpointing and not best.checkpointing:
+        return "it recomputes activations to fit"
+    if configuration.micro_batch_size < best.micro_batch_size:
+        return f"only micro-batch {configuration.micro_batch_size} fits, which computes less efficiently"
+    own, others = configuration.speed.computing, {term.name: term.seconds for term in best.speed.computing}
+    most = max(own, key=lambda term: term.seconds - others.get(term.name, 0.0))
+    return f"'{most.name}' takes longer"
+
+
+def _best_of_choices(configurations: Iterable[Configuration]) -> Configuration:
+    """The fastest that fits; if none does, what needs least."""
+    return max(
+        configurations, key=lambda c: (c.fits, c.tokens_per_second_per_gpu if c.fits else -c.needed_bytes)
+    )

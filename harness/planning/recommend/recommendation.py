@@ -1,0 +1,138 @@
+"""The whole answer: the ranking, the best few, what else is called for, and what is uncertain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from harness.compare.wording import listed, percent
+from harness.planning.recommend.commands import Commands, Typed, commands
+from harness.planning.recommend.guide import Advice, advise, guide_line
+from harness.planning.recommend.predict import Configuration, Predictors
+from harness.planning.recommend.question import Question
+from harness.planning.recommend.ranking import Ranking, is_tight, rank
+from harness.planning.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
+
+TOP = 3
+CLOSE_SHARE = 0.05
+"""Of the best rate: configurations nearer than that are not ranked before they are measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """What `harness recommend` says."""
+
+    question: Question
+    ranking: Ranking
+    best: tuple[Configuration, ...]
+    """The fastest configuration of each of the fastest backends."""
+    advice: Advice | None
+    guide: str | None
+    uncertain: tuple[str, ...]
+    commands: Commands
+
+    def as_json(self) -> dict[str, Any]:
+        question, ranking = self.question, self.ranking
+        return {
+            "model": question.model.name,
+            "parameters": question.model.parameters,
+            "gpus": question.gpus,
+            "gpus_per_node": question.gpus_per_node,
+            "gpu": question.device.name,
+            "fabric": question.fabric.name if question.fabric else None,
+            "tokens_per_step": question.tokens_per_step,
+            "sequence_length": question.sequence_length,
+            "precision": question.job.training.precision,
+            "remarks": list(question.remarks),
+            "best": [_as_json(question, c) for c in self.best],
+            "fitting": [_as_json(question, c) for c in ranking.fitting],
+            "not_chosen": [
+                {
+                    "backend": loser.configuration.label,
+                    "fits": loser.configuration.fits,
+                    "reason": loser.reason,
+                }
+                for loser in ranking.losers(self.best)
+            ],
+            "left_out": ranking.left_out,
+            "data_parallel_is_right": self.advice is None,
+            "advice": None
+            if self.advice is None
+            else {
+                "case": self.advice.case,
+                "figures": self.advice.figures,
+                "remedies": [
+                    {"tool": r.tool, "degree": r.degree, "reason": r.reason} for r in self.advice.remedies
+                ],
+            },
+            "guide": self.guide,
+            "uncertain": list(self.uncertain),
+            "commands": {"compare": list(self.commands.compare), "slurm": list(self.commands.slurm)},
+        }
+
+
+def recommend(question: Question, typed: Typed, predictors: Predictors | None = None) -> Recommendation:
+    """Rank what fits, and say what to measure."""
+    predictors = predictors or Predictors()
+    ranking = rank(question, predictors)
+    best = ranking.best_by_backend()[:TOP]
+    return Recommendation(
+        question=question,
+        ranking=ranking,
+        best=best,
+        advice=advise(question, ranking.fitting, ranking.too_large, predictors),
+        guide=guide_line(question, ranking.fitting),
+        uncertain=tuple(_uncertain(ranking)),
+        commands=commands(question, best, typed),
+    )
+
+
+def _uncertain(ranking: Ranking) -> list[str]:
+    """What a measurement may turn round."""
+    lines = []
+    fitting = ranking.best_by_backend()
+    if len(fitting) > 1 and fitting[0].speed is not None:
+        least = fitting[0].tokens_per_second_per_gpu * (1 - CLOSE_SHARE)
+        close = [c.label for c in fitting[1:] if c.tokens_per_second_per_gpu >= least]
+        if close:
+            lines.append(
+                f"speed: {listed(close)} {'is' if len(close) == 1 else 'are'} within "
+                f"{percent(CLOSE_SHARE)} of {fitting[0].label}; only a measurement ranks them"
+            )
+    tight = [c.label for c in fitting if is_tight(c)]
+    if tight:
+        lines.append(
+            f"memory: {listed(tight)} {'leaves' if len(tight) == 1 else 'leave'} less than 5 % of the device "
+            "free; `harness fit` finds out"
+        )
+    unknown = {c.label: c.unknown for c in ranking.fitting if c.unknown is not None}
+    lines += [f"speed of {label}: {reason}" for label, reason in unknown.items()]
+    remarks = {remark for c in fitting if c.speed is not None for remark in c.speed.remarks}
+    lines += [f"speed rests on {remark}" for remark in sorted(remarks) if remark.startswith("constants")]
+    return lines
+
+
+def _as_json(question: Question, configuration: Configuration) -> dict[str, Any]:
+    memory, speed = configuration.memory, configuration.speed
+    return {
+        "backend": configuration.label,
+        "micro_batch_size": configuration.micro_batch_size,
+        "accumulation_steps": configuration.accumulation_steps,
+        "activation_checkpointing": configuration.checkpointing,
+        "offload": configuration.variant.offload,
+        "shard_size": configuration.variant.shard_size,
+        "peak_bytes": memory.peak_bytes,
+        "device_bytes": configuration.needed_bytes,
+        "margin_bytes": configuration.margin_bytes,
+        "tight": is_tight(configuration),
+        "host_bytes_per_node": memory.host_bytes_per_node,
+        "decisive_moment": memory.decisive.name,
+        "step_seconds": speed.step_seconds if speed else None,
+        "exposed_seconds": speed.exposed_seconds if speed else None,
+        "tokens_per_second_per_gpu": speed.tokens_per_second_per_gpu if speed else None,
+        "model_flops_utilization": speed.model_flops_utilization if speed else None,
+        "gpu_hours_per_billion_tokens": gpu_hours_per_billion_tokens(speed) if speed else None,
+        "kilowatt_hours_per_billion_tokens": kilowatt_hours_per_billion_tokens(speed, question.gpus)
+        if speed
+        else None,
+    }

@@ -1,0 +1,85 @@
+"""The strategies to choose from: built-in ones, with offload and shard groups; duplicates are only named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from harness.backends import registry
+from harness.backends.entry import Entry
+from harness.backends.strategy import StrategyKind
+
+GROUPS_OF_NODES = (1, 2, 4)
+"""Shard groups of hybrid strategies, in nodes; on one node half of its ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A backend with options."""
+
+    label: str
+    strategy: StrategyKind
+    options: Mapping[str, Any]
+    shard_size: int | None = None
+
+    @property
+    def offload(self) -> str:
+        """'none', 'optimizer' or 'cpu'."""
+        return str(self.options.get("offload", "none"))
+
+
+def distinct_backends() -> tuple[list[Entry], dict[str, str]]:
+    """Built-in backends that shard differently, and why each of the others is left out, by name.
+
+    Of two libraries with one strategy both stay, since they differ in memory and speed; FSDP2 stands for
+    FSDP1 where it has the strategy, and DDP for everything that shards nothing.
+    """
+    chosen: dict[object, Entry] = {}
+    left_out: dict[str, str] = {}
+    order = sorted(registry.BUILT_IN.values(), key=lambda entry: entry.strategy.family == "fsdp1")  # type: ignore[union-attr]
+    for entry in order:
+        strategy = entry.strategy
+        assert strategy is not None
+        if strategy.sharding == "single":
+            left_out[entry.name] = "one process"
+        elif strategy.route == "accelerate":
+            left_out[entry.name] = "the same strategy through Accelerate"
+        elif (key := _kind(strategy)) in chosen:
+            left_out[entry.name] = f"shards like {chosen[key].name}"
+        else:
+            chosen[key] = entry
+    return list(chosen.values()), left_out
+
+
+def variants(entry: Entry, gpus: int, gpus_per_node: int) -> Iterator[Variant]:
+    """A backend with each of its offloads and shard groups that the world allows."""
+    strategy = entry.strategy
+    assert strategy is not None
+    for size in _shard_sizes(gpus, gpus_per_node) if strategy.facts.has_replicas else [None]:
+        for offload in _offloads(entry):
+            given = {"offload": None if offload == "none" else offload, "shard_size": size}
+            text = ",".join(f"{key}={value}" for key, value in given.items() if value is not None)
+            label = registry.canonical_label(f"{entry.name}:{text}" if text else entry.name)
+            options = registry.parse(label)[1].model_dump(mode="json")
+            yield Variant(label=label, strategy=strategy, options=options, shard_size=size)
+
+
+def _kind(strategy: StrategyKind) -> object:
+    """Equal for backends of which one is enough."""
+    return strategy.sharding if strategy.stage == 0 else (strategy.sharding, strategy.zero_stage)
+
+
+def _shard_sizes(gpus: int, gpus_per_node: int) -> list[int]:
+    """Sizes of shard groups with at least two replicas of at least two shards."""
+    sizes = [gpus_per_node * nodes for nodes in GROUPS_OF_NODES] if gpus > gpus_per_node else [gpus // 2]
+    return [size for size in sizes if size > 1 and gpus % size == 0 and gpus // size > 1]
+
+
+def _offloads(entry: Entry) -> list[str]:
+    field = entry.options_class().model_fields.get("offload")
+    offered = [str(value) for value in get_args(field.annotation)] if field else ["none"]
+    strategy = entry.strategy
+    # Below stage 3 DeepSpeed keeps weights on the device in either case.
+    below_stage_3 = strategy is not None and strategy.zero_stage in (1, 2)
+    return [value for value in offered if not (below_stage_3 and value == "cpu")]

@@ -1,0 +1,134 @@
+"""A recommendation for people: the best first, then why not the others, then what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tabulate import tabulate
+
+from harness.compare.wording import listed
+from harness.planning.recommend.predict import Configuration
+from harness.planning.recommend.question import Question
+from harness.planning.recommend.recommendation import Recommendation
+from harness.planning.recommend.remedies import Remedy
+from harness.planning.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
+from harness.report.formats import NOT_AVAILABLE, gigabytes, number, percent
+
+HEADERS = (
+    "", "backend", "micro-batch", "accumulation", "checkpointing", "GB", "free GB", "host GB/node",
+    "tokens/s/GPU", "MFU", "step s", "exposed", "GPU-hours", "kWh",
+)  # fmt: skip
+MEGABYTE = 10**6
+"""Less on the host is counters, not states."""
+TOOLS = {
+    "more GPUs": "{} GPUs", "fewer GPUs": "{} GPUs at most", "larger batch": "more tokens per step",
+    "tensor": "tensor parallelism over {}", "pipeline": "{} pipeline stages",
+    "context": "context parallelism over {}", "expert": "expert parallelism",
+}  # fmt: skip
+
+
+def recommendation_lines(answer: Recommendation) -> Iterator[str]:
+    """All that is said, a line each."""
+    question = answer.question
+    yield _title(question)
+    yield from (f"note: {remark}" for remark in question.remarks)
+    yield ""
+    if answer.best:
+        shown = answer.ranking.best_by_backend()
+        yield table(question, shown, len(answer.best))
+        yield "GPU-hours and kWh: per billion tokens; kWh at the power limit of the boards"
+    else:
+        yield "no configuration fits"
+    losers = answer.ranking.losers(answer.best)
+    if losers:
+        yield ""
+        yield "Why not the others"
+        yield from (f"- {loser.configuration.label}: {loser.reason}" for loser in losers)
+    yield f"- not looked at: {_left_out(answer)}"
+    yield ""
+    yield from _other_parallelism(answer)
+    if answer.uncertain:
+        yield ""
+        yield "Uncertain"
+        yield from (f"- {line}" for line in answer.uncertain)
+    yield from _next_steps(answer)
+
+
+def table(question: Question, configurations: Sequence[Configuration], best: int) -> str:
+    """The fastest configuration of each backend; `best` of them are numbered."""
+    rows = [
+        [str(place) if place <= best else "", *_row(question, configuration)]
+        for place, configuration in enumerate(configurations, start=1)
+    ]
+    return tabulate(rows, headers=HEADERS, disable_numparse=True, stralign="right")
+
+
+def _row(question: Question, configuration: Configuration) -> list[str]:
+    speed, memory = configuration.speed, configuration.memory
+    row = [
+        configuration.label,
+        str(configuration.micro_batch_size),
+        str(configuration.accumulation_steps),
+        "yes" if configuration.checkpointing else "no",
+        gigabytes(configuration.needed_bytes),
+        gigabytes(configuration.margin_bytes),
+        gigabytes(memory.host_bytes_per_node if memory.host_bytes_per_node >= MEGABYTE else 0),
+    ]
+    if speed is None:
+        return row + [NOT_AVAILABLE] * 6
+    energy = kilowatt_hours_per_billion_tokens(speed, question.gpus)
+    return [
+        *row,
+        f"{speed.tokens_per_second_per_gpu:,.0f}",
+        percent(speed.model_flops_utilization),
+        number(speed.step_seconds),
+        percent(speed.exposed_seconds / speed.step_seconds),
+        number(gpu_hours_per_billion_tokens(speed)),
+        number(energy),
+    ]
+
+
+def _title(question: Question) -> str:
+    fabric = f", {question.fabric.name} between nodes" if question.fabric and question.nodes > 1 else ""
+    return (
+        f"{question.model.name} ({question.model.parameters / 1e9:.3g}e9 parameters) on {question.gpus:,} x "
+        f"{question.device.name} ({question.gpus_per_node} a node{fabric}), "
+        f"{question.job.training.precision}, {question.tokens_per_step or question.tokens_asked:,} tokens "
+        "per step in samples of "
+        f"{question.sequence_length:,}"
+    )
+
+
+def _left_out(answer: Recommendation) -> str:
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in answer.ranking.left_out.items():
+        by_reason.setdefault(reason, []).append(name)
+    return "; ".join(f"{listed(names, 10)} ({reason})" for reason, names in by_reason.items())
+
+
+def _other_parallelism(answer: Recommendation) -> Iterator[str]:
+    if answer.advice is None:
+        yield "Data parallelism is the right tool here: the model fits, and little communication is exposed."
+    else:
+        yield f"Data parallelism alone is the wrong tool: {answer.advice.case}"
+        yield f"- {answer.advice.figures}"
+        yield from (f"- {remedy_words(remedy)}: {remedy.reason}" for remedy in answer.advice.remedies)
+    if answer.guide is not None:
+        yield f"- {answer.guide}"
+
+
+def remedy_words(remedy: Remedy) -> str:
+    """A remedy with its degree."""
+    return TOOLS[remedy.tool].format("" if remedy.degree is None else f"{remedy.degree:,}")
+
+
+def _next_steps(answer: Recommendation) -> Iterator[str]:
+    lines = answer.commands
+    if lines.compare:
+        yield ""
+        yield "Measure the best ones on one node"
+        yield from (f"  {line}" for line in lines.compare)
+    if lines.slurm:
+        yield ""
+        yield "Measure the best ones under Slurm"
+        yield from (f"  {line}" for line in lines.slurm)
