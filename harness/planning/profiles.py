@@ -79,8 +79,8 @@ def find_profile(
 ) -> ActivationProfile:
     """The same for a Hugging Face configuration."""
     variant = {
-        "route": route, "attention": attention, "checkpointing": checkpointing, "single_sample": single_sample,
-        "device": device,
+        "route": route, "attention": attention, "checkpointing": checkpointing, "device": device,
+        "single_sample": single_sample,
     }  # fmt: skip
     shipped = _shipped().get(config_key(config), {}).get(variant_key(variant))
     if shipped is not None:

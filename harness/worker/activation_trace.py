@@ -18,8 +18,8 @@ from torch._subclasses import FakeTensorMode
 from harness.backends.blocks import transformer_blocks
 from harness.backends.precision import cast_parameters
 from harness.theory.activations import ActivationProfile, to_json
-from harness.worker.model import enable_checkpointing, summed_cross_entropy
 from harness.worker.kernel_scratch import CudaAutocast, kernel_scratch
+from harness.worker.model import enable_checkpointing, summed_cross_entropy
 from harness.worker.storage_events import Event, StorageEvents, autograd_sequence
 from harness.worker.trace_profile import profile_of_events
 

@@ -17,8 +17,8 @@ FP32_UNDER_CUDA_AUTOCAST = {
     torch.nn.functional.log_softmax, torch.softmax, torch.log_softmax, torch.Tensor.softmax, torch.exp,
     torch.rsqrt, torch.Tensor.rsqrt, torch.pow, torch.Tensor.pow, torch.cumsum, torch.Tensor.cumsum,
 }  # fmt: skip
-"""Of torch 2.13, `ATen/autocast_mode.h`, AT_FORALL_FP32: what language models call of it, and what CPU autocast
-leaves in low precision."""
+"""Of torch 2.13, `ATen/autocast_mode.h`, AT_FORALL_FP32: what language models call of it, and what CPU
+autocast leaves in low precision."""
 
 Scratch = Callable[[Any, tuple[Any, ...], Any], int]
 """(operator, arguments, result) -> bytes."""
@@ -40,9 +40,9 @@ def _cpu(operator: Any, args: tuple[Any, ...], result: Any) -> int:
 
 
 def _cuda(operator: Any, args: tuple[Any, ...], result: Any) -> int:
-    """Flash attention's backward pass adds the query's gradient up in fp32, and with fewer key heads than query
-    heads makes the gradients of keys and values for every query head (torch 2.13, flash_attn/flash_api.cpp,
-    mha_bwd)."""
+    """Flash attention's backward pass adds the query's gradient up in fp32, and with fewer key heads than
+    query heads makes the gradients of keys and values for every query head (torch 2.13,
+    flash_attn/flash_api.cpp, mha_bwd)."""
     if operator is not ATTENTION_BACKWARD:
         return 0
     query, key = args[1], args[2]

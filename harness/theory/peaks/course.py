@@ -53,9 +53,13 @@ class Course:
         """What is there as every ordinary step begins: all states but gradients."""
         for term in model_states(self.workload).terms:
             on_device = not term.host or self.workload.device == "cpu"
-            if term.kind != "gradients" and on_device:
+            if on_device and (term.kind != "gradients" or self.keeps_gradient(host=term.host)):
                 holding = Holding(kind=term.kind, name=term.name, source=STATE_SOURCE)
                 self.ledger.add(holding, term.bytes)
+
+    def keeps_gradient(self, *, host: bool) -> bool:
+        """Whether a gradient of the closed form stays between steps; `host`: it lies there on CUDA."""
+        return False
 
     def before_model(self) -> None:
         """The model's forward pass begins."""

@@ -10,6 +10,7 @@ from harness.theory.peaks.fsdp2 import Fsdp2Course
 from harness.theory.peaks.ledger import Fullest, Ledger, Phase
 from harness.theory.peaks.walk import Walk
 from harness.theory.peaks.zero0 import Zero0Course
+from harness.theory.peaks.zero3 import Zero3Course
 from harness.theory.peaks.zero12 import Zero12Course
 from harness.theory.workload import Workload
 
@@ -20,6 +21,7 @@ COURSES: dict[str, type[Course]] = {
     "fsdp2": Fsdp2Course,
     "zero0": Zero0Course,
     "zero12": Zero12Course,
+    "zero3": Zero3Course,
 }
 
 

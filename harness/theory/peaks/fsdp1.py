@@ -1,4 +1,4 @@
-"""FullyShardedDataParallel (FSDP1) of torch 2.13: flat units gathered, and their gradients joined and reduced."""
+"""FullyShardedDataParallel (FSDP1) of torch 2.13: flat units gathered, their gradients joined and reduced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CAST = Holding(
 )  # fmt: skip
 JOINED = Holding(
     kind="gradients", name="gradient of the flat unit", formula="compute bytes x unit",
-    source="torch 2.13, csrc/autograd/FunctionsManual.cpp: split_with_sizes_backward joins those of its views",
+    source="torch 2.13, csrc/autograd/FunctionsManual.cpp: split_with_sizes_backward joins its views'",
 )  # fmt: skip
 CONVERTED = Holding(
     kind="communication", name="the same in the reduce dtype", formula="reduce bytes x unit",

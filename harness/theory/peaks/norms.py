@@ -22,5 +22,5 @@ def harness_norm(workload: Workload, largest: int) -> tuple[Holding, int]:
 
 
 def deepspeed_norm(workload: Workload, largest: int) -> tuple[Holding, int]:
-    """`g.data.to(get_norm_dtype())` of one gradient after the other (DeepSpeed 0.19.8, get_grad_norm_direct)."""
+    """`g.data.to(get_norm_dtype())` of one gradient after the other (DeepSpeed, get_grad_norm_direct)."""
     return NORM_COPY, DOUBLE_BYTES * largest if workload.has_fp64 else 0

@@ -127,5 +127,8 @@ class Walk:
             for name, tensor in self._parameters.items():
                 owner = name.rpartition(".")[0]
                 by_module[owner] = (*by_module.get(owner, ()), tensor)
+            for name, first in self._course.workload.layout.tied.items():
+                owner = name.rpartition(".")[0]
+                by_module[owner] = (*by_module.get(owner, ()), self._parameters[first])
             self._by_module = by_module
         return self._by_module

@@ -94,6 +94,9 @@ class Zero12Course(Course):
             position = end
         self._pieces.append(piece)
 
+    def keeps_gradient(self, *, host: bool) -> bool:
+        return self._offloads and host
+
     @property
     def gradient_bytes(self) -> int:
         return self._width
