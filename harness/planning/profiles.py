@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.atomic_write import write_atomically
+from harness.backends.presets import ACCELERATOR_PRECISION, preset_changes
 from harness.errors import HarnessError
 from harness.planning.scenario import Scenario
 from harness.theory.activations import ActivationProfile, from_json
 
 SHIPPED = Path(__file__).with_name("data") / "activations.json.xz"
 TRACER = "harness.worker.activation_trace"
-ROUTES = ("fp32", "autocast", "cast")
 TRACING_SECONDS = 300
 NOT_IN_A_PROFILE = frozenset({
     "_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id", "initializer_range",
@@ -51,14 +51,21 @@ def precision_route(scenario: Scenario) -> str:
     """How low precision comes about: 'autocast' on fp32 weights, or 'cast' weights; 'fp32' without it.
 
     `backends/single.py`, `backends/ddp.py`: autocast. FSDP casts what it gathers (`mp_policy`), DeepSpeed the
-    whole model.
+    whole model. Where Accelerate brings the autocast, it also makes the model's outputs fp32
+    (`Accelerator.prepare_model`); FSDP through Accelerate has it on top unless like-for-like turns it off.
     """
     precision = scenario.job.training.precision
     asked = scenario.options.get("precision")
     if precision == "fp32" or asked == "fp32":
         return "fp32"
-    on_fp32_weights = scenario.strategy.family in ("single", "ddp") and asked != "cast"
-    return "autocast" if on_fp32_weights and precision.endswith("-mixed") else "cast"
+    if not precision.endswith("-mixed") or asked == "cast" or scenario.strategy.zero_stage is not None:
+        return "cast"
+    outputs = "+outputs" if scenario.strategy.route == "accelerate" else ""
+    if scenario.strategy.family in ("single", "ddp"):
+        return f"autocast{outputs}"
+    changes = preset_changes(scenario.strategy, precision, scenario.preset, scenario.model.parameters)
+    cast_alone = any(change.setting == ACCELERATOR_PRECISION for change in changes)
+    return "cast" if not outputs or cast_alone else f"cast+autocast{outputs}"
 
 
 def attention_kernel(scenario: Scenario) -> str | None:

@@ -35,7 +35,8 @@ class Variant:
     """What besides the model decides a profile."""
 
     route: str = "fp32"
-    """'fp32'; 'autocast': low precision on fp32 weights; 'cast': weights in low precision."""
+    """'fp32'; 'autocast': low precision on fp32 weights; 'cast': weights in low precision; with '+outputs'
+    the model returns fp32, as Accelerate's wrapped forward does."""
     attention: str | None = None
     """'sdpa' or 'eager'; None: as transformers chooses."""
     checkpointing: bool = False
@@ -71,7 +72,7 @@ def _model(config: Mapping[str, Any], variant: Variant) -> nn.Module:
     )
     if variant.checkpointing:
         enable_checkpointing(model)
-    if variant.route == "cast":
+    if "cast" in variant.route.split("+"):
         cast_parameters(model, torch.bfloat16)
     model.train()
     return model
@@ -101,6 +102,7 @@ class _Tracer:
 
     def step(self, batch: dict[str, Tensor], route: str) -> list[Event]:
         """Forward and backward pass of one step."""
+        self._route = route.split("+")
         with ExitStack() as stack:
             for handle in self._hooks():
                 stack.callback(handle.remove)
@@ -108,7 +110,7 @@ class _Tracer:
             if self._device == "cuda":
                 stack.enter_context(CudaAutocast())
             self._events.note("mark", "forward embedding")
-            with _autocast(route):
+            with _autocast("autocast" in self._route):
                 loss = summed_cross_entropy(self._model, batch)
             self._backward = True
             self._events.note("mark", f"backward {len(self._blocks) + 1}")
@@ -128,6 +130,8 @@ class _Tracer:
         for name, module in self._model.named_modules():
             yield module.register_forward_pre_hook(self._entered(name))
             yield module.register_forward_hook(self._left, always_call=True)
+        if "outputs" in self._route:
+            yield self._model.register_forward_hook(_widen_outputs)
         yield self._model.register_forward_hook(self._model_ends)
         for index, (_, block) in enumerate(self._blocks):
             yield block.register_forward_pre_hook(self._block_begins(index), with_kwargs=True)
@@ -214,8 +218,13 @@ def _unpacked() -> Iterator[None]:
         masking_utils.find_packed_sequence_indices = original
 
 
-def _autocast(route: str) -> AbstractContextManager[Any]:
-    return torch.autocast("cpu", torch.bfloat16) if route == "autocast" else nullcontext()
+def _autocast(wanted: bool) -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", torch.bfloat16) if wanted else nullcontext()
+
+
+def _widen_outputs(_: nn.Module, __: Any, output: Any) -> None:
+    """`convert_outputs_to_fp32` (accelerate 1.15, utils/operations.py)."""
+    output.logits = output.logits.float()
 
 
 def main() -> None:

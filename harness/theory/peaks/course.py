@@ -82,6 +82,9 @@ class Course:
     def after_backward(self, unit: Unit) -> None:
         """A block's backward pass is over."""
 
+    def before_backward_of_embedding(self) -> None:
+        """All blocks are done; modules follow whose inputs have no gradient."""
+
     def at_module(self, tensors: tuple[Tensor, ...], *, backward: bool) -> None:
         """A module with these parameters of its own computes."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from harness.theory.dtypes import DTYPE_BYTES
 from harness.theory.fsdp import reduce_dtype
 from harness.theory.layout import Tensor
@@ -17,7 +19,11 @@ GATHERED = Holding(
 )  # fmt: skip
 FLAT = Holding(
     kind="gathered", name="all-gather output, before it is copied out", formula="compute bytes x unit",
-    source=_GROUP + "wait_for_unshard keeps it until the next unit is gathered (AllGatherState)",
+    source=_COLLECTIVES + "foreach_all_gather",
+)  # fmt: skip
+RETAINED = Holding(
+    kind="gathered", name="all-gather output, after it was copied out", formula="compute bytes x unit",
+    source=_GROUP + "wait_for_unshard keeps it in the forward pass until the next unit (AllGatherState)",
 )  # fmt: skip
 CAST = Holding(
     kind="communication", name="own shard in the compute dtype", formula="compute bytes x unit / N",
@@ -45,7 +51,9 @@ class Fsdp2Course(Course):
 
     def begin(self) -> None:
         super().begin()
-        self._ahead: Unit | None = None
+        self._ahead: set[str] = set()
+        """Units that are gathered but not copied out yet."""
+        self._explicit = int(self.workload.options.get("prefetch") or 0)
         self._reduce_bytes = DTYPE_BYTES[reduce_dtype(self.workload)]
 
     # Forward pass
@@ -53,9 +61,12 @@ class Fsdp2Course(Course):
     def before_model(self) -> None:
         if self.root:
             self._gather(self.root, forward=True)
+        self._gather_ahead(self.units[: self._explicit])
 
     def before_forward(self, unit: Unit) -> None:
         self._gather(unit, forward=True)
+        following = self.units.index(unit) + 1
+        self._gather_ahead(self.units[following : following + self._explicit])
 
     def after_forward(self, unit: Unit) -> None:
         if self.workload.strategy.facts.reshards:
@@ -64,19 +75,19 @@ class Fsdp2Course(Course):
     def after_model(self) -> None:
         if self.root and self._root_reshards:
             self._free(self.root)
-        self.ledger.drop(FLAT)
+        self.ledger.drop(RETAINED)
 
     # Backward pass
 
     def before_backward_of_model(self) -> None:
         if self.root and self._root_reshards:
             self._gather(self.root, forward=False)
-        self._gather_ahead(len(self.units) - 1)
+        self._gather_ahead_of(len(self.units))
 
     def before_backward(self, unit: Unit) -> None:
         if self.workload.strategy.facts.reshards:
             self._gather(unit, forward=False)
-            self._gather_ahead(self.units.index(unit) - 1)
+            self._gather_ahead_of(self.units.index(unit))
 
     def after_backward(self, unit: Unit) -> None:
         self._free(unit)
@@ -111,12 +122,13 @@ class Fsdp2Course(Course):
             self.ledger.add(GATHERED, size)
             self.ledger.look()
             return
-        if self._ahead is not unit:
+        if unit.name not in self._ahead:
             self._start_gather(unit)
-        self._ahead = None
-        if forward:  # the unit before is let go of now
-            self.ledger.drop(FLAT)
-            self.ledger.add(FLAT, size)
+        self._ahead.discard(unit.name)
+        self.ledger.drop(RETAINED)
+        if forward:  # what the unit before was gathered into is let go of now, this one's is kept
+            self.ledger.drop(FLAT, size)
+            self.ledger.add(RETAINED, size)
         self.ledger.add(GATHERED, size)
         self.ledger.look()
         if not forward:
@@ -129,11 +141,17 @@ class Fsdp2Course(Course):
         with self.ledger.temporarily((CAST, cast), gathering(self.workload, size)):
             pass
 
-    def _gather_ahead(self, index: int) -> None:
-        """`_backward_prefetch`: the unit before in the forward pass."""
-        if index >= 0 and self.workload.shards > 1 and self.workload.strategy.facts.reshards:
-            self._ahead = self.units[index]
-            self._start_gather(self._ahead)
+    def _gather_ahead_of(self, index: int) -> None:
+        """In the backward pass the unit before (`_backward_prefetch`), or as many as were asked for."""
+        count = self._explicit or 1
+        if self.workload.strategy.facts.reshards:
+            self._gather_ahead(self.units[max(0, index - count) : index][::-1])
+
+    def _gather_ahead(self, units: Sequence[Unit]) -> None:
+        for unit in units:
+            if unit.name not in self._ahead and self.workload.shards > 1:
+                self._ahead.add(unit.name)
+                self._start_gather(unit)
 
     def _free(self, unit: Unit) -> None:
         self.ledger.drop(GATHERED, self._padded(unit) * self.workload.compute_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from harness.theory.activations import ActivationProfile, Segment, Size
+from harness.theory.activations import ActivationProfile, Point, Segment, Size
 from harness.theory.layout import Tensor
 from harness.theory.peaks.course import Course, Unit
 from harness.theory.peaks.ledger import Holding
@@ -51,6 +51,14 @@ class Walk:
         self._ledger.activations = {self._below: below, self._here: self._bytes(here)}
         self._ledger.look()
 
+    def _come_to(self, unit: Unit | None, point: Point, below: int, *, backward: bool) -> None:
+        here = self._bytes(point.live)
+        # As its module begins there is no more than at this point, and no more than at the one before.
+        before = min(below + here, sum(self._ledger.activations.values()))
+        self._ledger.activations = {self._below: before}
+        self._course.at_module(self._own(unit, point.module), backward=backward)
+        self._look(below, point.live)
+
     def _at(self, below: int) -> None:
         self._ledger.activations = {self._below: below}
 
@@ -73,8 +81,7 @@ class Walk:
 
     def _pass_forward(self, unit: Unit | None, segment: Segment, held: int) -> int:
         for point in segment.forward:
-            self._course.at_module(self._own(unit, point.module), backward=False)
-            self._look(held, point.live)
+            self._come_to(unit, point, held, backward=False)
         return held + self._bytes(segment.forward_growth)
 
     def _backward(self) -> None:
@@ -96,6 +103,7 @@ class Walk:
             self._pass_backward(unit, profile.block, below)
             self._at(below)
             course.after_backward(unit)
+        course.before_backward_of_embedding()
         self._pass_backward(None, profile.embedding, embedding)
         self._at(embedding)
         course.after_backward_of_model()
@@ -109,8 +117,7 @@ class Walk:
                 self._ledger.activations = {self._below: below, self._here: self._bytes(gradient.live)}
                 self._course.gradient_ready(self._parameter(unit, gradient.parameter))
             while point is not None and point.ready == index:
-                self._course.at_module(self._own(unit, point.module), backward=True)
-                self._look(below, point.live)
+                self._come_to(unit, point, below, backward=True)
                 point = next(points, None)
 
     def _parameter(self, unit: Unit | None, name: str) -> Tensor:

@@ -14,7 +14,8 @@ from harness.theory.zero import bucket_elements, gradient_accumulation_bytes, re
 
 _SOURCE = "DeepSpeed 0.19.8, runtime/zero/stage3.py: "
 CONVERTED = Holding(
-    kind="communication", name="bucket in the reduce dtype", formula="reduce bytes x bucket",
+    kind="communication", name="gradient beyond the bucket, in the reduce dtype",
+    formula="reduce bytes x gradient",
     source=_SOURCE + "__avg_scatter_grads",
 )  # fmt: skip
 INTERLEAVED = Holding(
@@ -59,6 +60,9 @@ class Zero3Course(Course):
     def before_model(self) -> None:
         self._fetching.begin_pass()
 
+    def before_backward_of_embedding(self) -> None:
+        self._fetching.stay()
+
     def at_module(self, tensors: tuple[Tensor, ...], *, backward: bool) -> None:
         if self.workload.world_size > 1:
             self._fetching.module(tensors, backward=backward)
@@ -73,8 +77,10 @@ class Zero3Course(Course):
         self._bucket.append(parameter)
 
     def after_backward_of_model(self) -> None:
-        self._fetching.end_pass()
+        # The hook of the last gradient reduces (`update_hook_state_and_maybe_run_epilogue`): the embedding's
+        # weights are still there.
         self._reduce()
+        self._fetching.end_pass()
 
     def _reduce(self) -> None:
         bucket, self._bucket = self._bucket, []
@@ -82,7 +88,8 @@ class Zero3Course(Course):
             return
         ranks = self.workload.world_size
         count, padded = elements(bucket), sum(ceil_to(t.numel, ranks) for t in bucket)
-        converted = count * self._reduced if self._reduced != self._width else 0
+        # The bucket itself is in the reduce dtype.
+        converted = count * self._reduced if self._reduced != self._width and count > self._limit else 0
         in_place = len(bucket) == 1 and padded == count
         with (
             self.ledger.during("reduction"),

@@ -39,6 +39,11 @@ class Fetching(ABC):
         """A module with these parameters computes next."""
 
     @abstractmethod
+    def stay(self) -> None:
+        """Modules follow whose inputs have no gradient: their post-backward hooks do not run, so that their
+        weights stay until the backward pass is over (`release_backward_leftovers`)."""
+
+    @abstractmethod
     def end_pass(self) -> None:
         """The backward pass is over."""
 
@@ -54,11 +59,17 @@ class LikeForLike(Fetching):
     def __init__(self, workload: Workload, ledger: Ledger) -> None:
         super().__init__(workload, ledger)
         self._current: tuple[Tensor, ...] = ()
+        self._stay = False
+
+    def stay(self) -> None:
+        self.ledger.drop(GATHERED)
+        self._current, self._stay = (), True
 
     def module(self, tensors: tuple[Tensor, ...], *, backward: bool) -> None:
         if tensors == self._current:
             return
-        self.ledger.drop(GATHERED)
+        if not self._stay:
+            self.ledger.drop(GATHERED)
         self._current = tensors
         if not tensors:
             return
@@ -78,7 +89,7 @@ class LikeForLike(Fetching):
 
     def end_pass(self) -> None:
         self.ledger.drop(GATHERED)
-        self._current = ()
+        self._current, self._stay = (), False
 
 
 class WithDefaults(Fetching):
@@ -114,6 +125,9 @@ class WithDefaults(Fetching):
             self._hold(self._most)
         if len(self._used) == len(self._rest):
             self.ledger.drop(COALESCED)
+
+    def stay(self) -> None:
+        """They are there, and stay there."""
 
     def _start(self, fetched: tuple[Tensor, ...]) -> None:
         """The first module's own, then what is gathered ahead of all others, in one call."""
