@@ -13,6 +13,7 @@ COMMANDS = {
     "compare": "Run the missing cells of backends x world sizes x repeats and compare them all.",
     "diagnose": "Explain why two runs of one job differ, given their folders.",
     "doctor": "Show what this machine can run, known traps of its versions, and whether to trust results.",
+    "estimate": "Predict memory, communication, speed and cost of a job by strategy, without GPUs.",
     "export": "Export records to other tools.",
     "fabric": "Measure the network that collectives use, and check its bus bandwidth.",
     "fit": "Find the largest micro-batch that fits, and the fastest one.",

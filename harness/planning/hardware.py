@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
+from tabulate import tabulate
 
 from harness.backends.explain import explain, suggestion
 from harness.backends.values import InvalidYaml, TypedValues, parse_value
@@ -78,6 +79,32 @@ class Hardware:
     def __init__(self, devices: Mapping[str, DeviceEntry], fabrics: Mapping[str, FabricEntry]) -> None:
         self.devices = devices
         self.fabrics = fabrics
+
+    def lines(self) -> list[str]:
+        """Both as tables."""
+        devices = [
+            [
+                device.name, f"{device.memory_bytes / 2**30:.1f}", f"{device.memory_bandwidth / 1e9:,.0f}",
+                *(_tera(device.peak_flops.get(dtype)) for dtype in PEAK_DTYPES[:4]),
+                f"{device.link_bandwidth / 1e9:,.0f}", device.link, device.watts or "n/a",
+            ]
+            for device in map(self.device, self.devices)
+        ]  # fmt: skip
+        fabrics = [
+            [
+                fabric.name,
+                f"{fabric.bandwidth_per_gpu / 1e9:g}",
+                f"{fabric.latency_seconds * 1e6:g}",
+                fabric.source,
+            ]
+            for fabric in map(self.fabric, self.fabrics)
+        ]
+        headers = ["GPU", "GiB", "GB/s", "fp32", "tf32", "bf16", "fp16 TF/s", "link GB/s", "link", "watts"]
+        return [
+            *tabulate(devices, headers=headers, tablefmt="plain").splitlines(),
+            "",
+            *tabulate(fabrics, headers=["fabric", "GB/s/GPU", "us", "source"], tablefmt="plain").splitlines(),
+        ]
 
     def device(self, name: str) -> Device:
         """A GPU by name, alias or torch's name of it, in any case. Raises HarnessError with the closest."""
@@ -161,6 +188,10 @@ def _closest(given: str, names: Iterable[str]) -> str:
         close = close.replace(f"'{lower}'", f"'{name}'")
     listed = f"Known: {', '.join(known.values())}; add yours with --hardware FILE"
     return f"{close} {listed}".strip()
+
+
+def _tera(rate: float | None) -> str:
+    return "n/a" if rate is None else f"{rate / 1e12:g}"
 
 
 def _plain(text: str) -> str:

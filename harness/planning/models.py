@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
 from harness.backends.explain import suggestion
 from harness.backends.values import InvalidYaml, parse_value
 from harness.errors import HarnessError
@@ -15,8 +17,11 @@ from harness.planning.architectures.llama import head_size
 from harness.planning.architectures.tensors import Tensors
 from harness.planning.catalogue import read_entries
 from harness.planning.model import PlannedModel
+from harness.spec import Job
 
 FOLDER = "models"
+BYTES_VOCABULARY = 257
+"""Of the tokenizer 'bytes': 256 values and the end of a text (`worker.tokens`, which a test compares)."""
 NOT_COVERED = "reason"
 """Key of an entry that says why no closed form covers the model."""
 
@@ -42,6 +47,38 @@ def load_model(text: str) -> PlannedModel:
 def catalogue_names() -> list[str]:
     """Names of the models that the catalogue covers."""
     return [name for name, entry in read_entries(FOLDER).items() if NOT_COVERED not in entry]
+
+
+def catalogue_lines() -> list[str]:
+    """The catalogue as a table: name, hub id, published parameters."""
+    rows = [[name, entry.get("hub") or "", _published(entry)] for name, entry in read_entries(FOLDER).items()]
+    headers = ["name", "hub", "parameters"]
+    return tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True).splitlines()
+
+
+def _published(entry: Mapping[str, Any]) -> str:
+    if NOT_COVERED in entry:
+        return f"not covered: {entry[NOT_COVERED]}"
+    count = entry["published"]
+    return f"{count:,}" if isinstance(count, int) else str(count)
+
+
+def job_model(job: Job) -> PlannedModel:
+    """The model of a job without `--model`: by name as `load_model` finds it, or from `model.config`.
+
+    Raises HarnessError; a vocabulary that only a tokenizer knows must be given.
+    """
+    if job.model.name is not None:
+        return load_model(job.model.name)
+    config = job.model.config_values()
+    if "vocab_size" not in config:
+        if job.data.tokenizer != "bytes":
+            raise HarnessError(
+                f"model.config needs vocab_size: only the tokenizer '{job.data.tokenizer}' knows it; "
+                "or name a model with --model"
+            )
+        config["vocab_size"] = BYTES_VOCABULARY
+    return from_config(config, name=str(config["model_type"]), source="model.config", given_whole=False)
 
 
 def from_config(

@@ -1,0 +1,88 @@
+"""`harness estimate`: what a job would need on GPUs that are not here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from harness.cli.arguments import numbers, split_backends
+from harness.cli.options import (
+    PATH,
+    backends_option,
+    common,
+    config_option,
+    json_option,
+    notice,
+    set_option,
+    with_new_options,
+)
+from harness.config import load_experiment
+
+
+@click.command()
+@click.option(
+    "--model",
+    metavar="NAME|FOLDER|FILE",
+    help="Name or hub id of the catalogue, folder with config.json, or its file; default: the job's.",
+)
+@config_option
+@backends_option
+@click.option("--world-size", metavar="N[,N...]", default="8", show_default=True, help="Numbers of ranks.")
+@click.option("--gpus-per-node", type=click.IntRange(1), default=8, show_default=True)
+@click.option("--gpu", metavar="NAME", help="Such as H100-80: says what fits, and how fast it is.")
+@click.option("--fabric", metavar="NAME", help="Network between nodes, such as NDR400.")
+@click.option("--hardware", type=PATH, metavar="FILE", help="YAML file with GPUs and fabrics of your own.")
+@click.option("--details", is_flag=True, help="Show every line with its formula and source.")
+@click.option("--list-models", is_flag=True, help="List the catalogue and exit.")
+@click.option("--list-hardware", is_flag=True, help="List the known GPUs and fabrics and exit.")
+@set_option
+@json_option
+@common
+def estimate(
+    model: str | None,
+    config: Path | None,
+    backends: str | None,
+    world_size: str,
+    gpus_per_node: int,
+    gpu: str | None,
+    fabric: str | None,
+    hardware: Path | None,
+    details: bool,
+    list_models: bool,
+    list_hardware: bool,
+    assignments: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Predict memory, communication, speed and cost of a job by strategy, without GPUs.
+
+    Sizes come from the model's configuration: no weights and no network are needed.
+    """
+    from harness.planning.estimate import document, question
+    from harness.planning.estimate import estimate as estimated
+    from harness.planning.estimate.table import estimate_lines
+    from harness.planning.hardware import load_hardware
+    from harness.planning.models import catalogue_lines, job_model, load_model
+
+    known = load_hardware(hardware)
+    if list_models or list_hardware:
+        for line in catalogue_lines() if list_models else known.lines():
+            click.echo(line)
+        return 0
+    experiment = load_experiment(config, assignments, notice)
+    asked = question(
+        load_model(model) if model is not None else job_model(experiment.job()),
+        experiment,
+        backends=with_new_options(split_backends(backends)) if backends is not None else ["all"],
+        world_sizes=numbers(world_size, "--world-size", "ranks"),
+        ranks_per_node=gpus_per_node,
+        device=known.device(gpu) if gpu is not None else None,
+        fabric=known.fabric(fabric) if fabric is not None else None,
+    )
+    rows = estimated(asked)
+    for line in estimate_lines(asked, rows, details=details):
+        click.echo(line, err=as_json)
+    if as_json:
+        click.echo(json.dumps(document(asked, rows), indent=1))
+    return 0

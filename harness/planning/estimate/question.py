@@ -1,0 +1,151 @@
+"""What is asked of an estimate, and the scenario of each of its rows, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from harness.backends import registry
+from harness.backends.base import World
+from harness.backends.hybrid import shard_size
+from harness.batch import batch_layout, with_global_batch
+from harness.cells import canonical_label
+from harness.errors import HarnessError
+from harness.planning.device import Device, Fabric
+from harness.planning.estimate.support import why_unsupported
+from harness.planning.model import PlannedModel
+from harness.planning.scenario import Scenario
+from harness.spec import Experiment, TrainingSection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A model, a job, and where it may run."""
+
+    model: PlannedModel
+    experiment: Experiment
+    labels: tuple[str, ...]
+    """Backends with their options, canonical."""
+    world_sizes: tuple[int, ...]
+    ranks_per_node: int
+    device: Device | None = None
+    fabric: Fabric | None = None
+    torch_device: str = "cuda"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A row before it is evaluated."""
+
+    label: str
+    world_size: int
+    scenario: Scenario | None
+    unsupported: str | None = None
+
+
+def question(
+    model: PlannedModel,
+    experiment: Experiment,
+    *,
+    backends: Sequence[str],
+    world_sizes: Sequence[int],
+    ranks_per_node: int,
+    device: Device | None = None,
+    fabric: Fabric | None = None,
+) -> Question:
+    """Check what is asked. `backends`: names with their options, or 'all' for every built-in one.
+
+    Without any size of a batch, the micro-batch is 1. Raises HarnessError for an unknown or third party's
+    backend, ranks that do not fill their nodes, a batch that does not divide, or too long a sequence.
+    """
+    experiment = _with_batch(experiment)
+    _check_sequence(model, experiment)
+    for size in world_sizes:
+        if size > ranks_per_node and size % ranks_per_node:
+            raise HarnessError(
+                f"{size} ranks do not fill nodes of {ranks_per_node} GPUs; give a multiple of "
+                "--gpus-per-node, or change it"
+            )
+        batch_layout(experiment.training, size)
+    labels = dict.fromkeys(label for name in backends for label in _expand(name))
+    return Question(
+        model=model,
+        experiment=experiment,
+        labels=tuple(labels),
+        world_sizes=tuple(world_sizes),
+        ranks_per_node=ranks_per_node,
+        device=device,
+        fabric=fabric,
+        torch_device="cpu" if experiment.runtime.device == "cpu" else "cuda",
+    )
+
+
+def candidates(asked: Question) -> Iterator[Candidate]:
+    """The rows, by world size and then by backend."""
+    for world_size in asked.world_sizes:
+        for label in asked.labels:
+            yield _candidate(asked, label, world_size)
+
+
+def _candidate(asked: Question, label: str, world_size: int) -> Candidate:
+    entry, options = registry.parse(label)
+    assert entry.strategy is not None
+    layout = batch_layout(asked.experiment.training, world_size)
+    per_node = min(asked.ranks_per_node, world_size)
+    world = World(
+        rank=0, world_size=world_size, local_rank=0, ranks_per_node=per_node, device=asked.torch_device
+    )
+    requested = getattr(options, "shard_size", None)
+    precision = asked.experiment.training.precision
+    reason = why_unsupported(entry.strategy, options, precision, world)
+    if reason is not None:
+        return Candidate(label=label, world_size=world_size, scenario=None, unsupported=reason)
+    scenario = Scenario(
+        model=asked.model,
+        job=with_global_batch(asked.experiment.job(), layout),
+        label=label,
+        strategy=entry.strategy,
+        options=options.model_dump(mode="json"),
+        world_size=world_size,
+        ranks_per_node=per_node,
+        shard_size=shard_size(world, requested) if entry.strategy.facts.has_replicas else None,
+        preset=asked.experiment.runtime.preset,
+        micro_batch_size=layout.micro_batch_size,
+        accumulation_steps=layout.accumulation_steps,
+        torch_device=asked.torch_device,
+        transport="nccl" if asked.torch_device == "cuda" else "gloo",
+        device=asked.device,
+        fabric=asked.fabric,
+    )
+    return Candidate(label=label, world_size=world_size, scenario=scenario)
+
+
+def _with_batch(experiment: Experiment) -> Experiment:
+    training: TrainingSection = experiment.training
+    if any((training.global_batch_size, training.micro_batch_size, training.accumulation_steps)):
+        return experiment
+    one = training.model_copy(update={"micro_batch_size": 1})
+    return experiment.model_copy(update={"training": one})
+
+
+def _check_sequence(model: PlannedModel, experiment: Experiment) -> None:
+    context = model.config.get("max_position_embeddings")
+    length = experiment.data.sequence_length
+    if isinstance(context, int) and length > context:
+        raise HarnessError(
+            f"data.sequence_length {length} is longer than {model.name}'s context of {context} positions; "
+            "shorten it or choose a model with a longer context"
+        )
+
+
+def _expand(name: str) -> Iterable[str]:
+    if name == "all":
+        return [entry for entry in registry.BUILT_IN if entry != registry.REFERENCE]
+    label = canonical_label(name)
+    entry, _ = registry.parse(label)
+    if entry.strategy is None:
+        raise HarnessError(
+            f"backend '{entry.name}' is a third party's, which no closed form here knows; "
+            f"choose from {', '.join(registry.BUILT_IN)}"
+        )
+    return [label]

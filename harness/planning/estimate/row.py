@@ -1,0 +1,165 @@
+"""One strategy on one number of ranks: what it needs, sends and reaches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.errors import HarnessError
+from harness.planning.architectures import find_architecture
+from harness.planning.estimate.question import Candidate, Question, candidates
+from harness.planning.estimate.traffic import TrafficLine, communication_dtypes, step_traffic
+from harness.planning.memory import MemoryPrediction, predict_memory
+from harness.planning.scenario import Scenario
+from harness.planning.speed import (
+    SpeedPrediction,
+    hours_per_billion_tokens,
+    kilowatt_hours_per_billion_tokens,
+    predict_speed,
+)
+from harness.planning.verdict import Verdict
+from harness.theory.dtypes import DTYPE_BYTES
+from harness.theory.families import model_states
+from harness.theory.peaks.families import COURSES
+from harness.theory.terms import ModelStates
+from harness.theory.textbook import textbook_sent_bytes, textbook_states
+
+NO_DEVICE = "no GPU was named (--gpu)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateRow:
+    """Predictions for the rank that holds most; None where there is no prediction, with the reason."""
+
+    label: str
+    world_size: int
+    unsupported: str | None = None
+    scenario: Scenario | None = None
+    states: ModelStates | None = None
+    memory: MemoryPrediction | None = None
+    memory_unknown: str | None = None
+    traffic: tuple[TrafficLine, ...] = ()
+    speed: SpeedPrediction | None = None
+    speed_unknown: str | None = None
+
+    @property
+    def sent_bytes(self) -> float:
+        return sum(line.sent_bytes for line in self.traffic)
+
+    @property
+    def between_bytes(self) -> float:
+        return sum(line.between_bytes for line in self.traffic)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """None: no device, or memory not predicted."""
+        if self.scenario is None or self.scenario.device is None or self.memory is None:
+            return None
+        return Verdict(needed_bytes=self.memory.device_bytes, device_bytes=self.scenario.device.memory_bytes)
+
+    @property
+    def hours_per_billion_tokens(self) -> float | None:
+        return None if self.speed is None else hours_per_billion_tokens(self.speed, self.world_size)
+
+    @property
+    def kilowatt_hours_per_billion_tokens(self) -> float | None:
+        if self.speed is None:
+            return None
+        return kilowatt_hours_per_billion_tokens(self.speed, self.world_size)
+
+    @property
+    def textbook_state_bytes(self) -> float | None:
+        """Model states as the ZeRO paper counts them (`harness.theory.textbook`)."""
+        if self.scenario is None:
+            return None
+        scenario = self.scenario
+        return sum(
+            textbook_states(
+                scenario.strategy.stage,
+                scenario.model.parameters,
+                scenario.shard_size or scenario.world_size,
+                scenario.job.training.precision,
+            ).values()
+        )
+
+    @property
+    def textbook_sent_bytes(self) -> float | None:
+        """Ring bytes per step as the ZeRO and FSDP papers count them, in the dtypes of this strategy."""
+        if self.scenario is None:
+            return None
+        workload = self.scenario.workload()
+        weights, reduced = communication_dtypes(workload)
+        return textbook_sent_bytes(
+            workload.strategy.sharding,
+            workload.layout.parameter_count,
+            workload.world_size,
+            weight_bytes=DTYPE_BYTES[weights],
+            reduce_bytes=DTYPE_BYTES[reduced],
+            shard_size=workload.shards,
+        )
+
+    def state_bytes(self, *kinds: str) -> int | None:
+        """Model states of some kinds on the device, between backward pass and update."""
+        if self.states is None or self.scenario is None:
+            return None
+        on_host = self.scenario.torch_device == "cpu"
+        by_kind = self.states.kinds() if on_host else self.states.kinds(host=False)
+        return sum(by_kind.get(kind, 0) for kind in kinds)
+
+    def most_bytes(self, kind: str) -> int | None:
+        """The most of a kind at any of the three moments."""
+        if self.memory is None:
+            return None
+        return max(
+            sum(term.bytes for term in moment.terms if term.kind == kind and not term.host)
+            for moment in self.memory.moments
+        )
+
+
+def estimate(asked: Question) -> list[EstimateRow]:
+    """Every row of a question. A row that cannot be predicted says why."""
+    return [_row(candidate) for candidate in candidates(asked)]
+
+
+def _row(candidate: Candidate) -> EstimateRow:
+    scenario = candidate.scenario
+    if scenario is None:
+        return EstimateRow(
+            label=candidate.label, world_size=candidate.world_size, unsupported=candidate.unsupported
+        )
+    memory, memory_unknown = _memory(scenario)
+    speed, speed_unknown = _speed(scenario)
+    return EstimateRow(
+        label=candidate.label,
+        world_size=candidate.world_size,
+        scenario=scenario,
+        states=model_states(scenario.workload()),
+        memory=memory,
+        memory_unknown=memory_unknown,
+        traffic=tuple(step_traffic(scenario)),
+        speed=speed,
+        speed_unknown=speed_unknown,
+    )
+
+
+def _memory(scenario: Scenario) -> tuple[MemoryPrediction | None, str | None]:
+    architecture = find_architecture(str(scenario.model.config.get("model_type")))
+    if architecture is not None and not architecture.causal:
+        return (
+            None,
+            f"{scenario.model.architecture} is no causal language model; its states are counted alone",
+        )
+    if scenario.strategy.family not in COURSES:
+        return None, f"the course of a step of {scenario.strategy.family} is not modelled"
+    try:
+        return predict_memory(scenario), None
+    except HarnessError as error:
+        return None, str(error)
+
+
+def _speed(scenario: Scenario) -> tuple[SpeedPrediction | None, str | None]:
+    if scenario.device is None:
+        return None, NO_DEVICE
+    try:
+        return predict_speed(scenario), None
+    except HarnessError as error:
+        return None, str(error)

@@ -1,0 +1,39 @@
+"""What a strategy cannot do, without loading its library; the adapters in `backends/` refuse the same."""
+
+from __future__ import annotations
+
+from harness.backends.base import BackendOptions, Precision, World
+from harness.backends.hybrid import unmet_hybrid
+from harness.backends.strategy import StrategyKind
+
+
+def why_unsupported(
+    strategy: StrategyKind, options: BackendOptions, precision: Precision, world: World
+) -> str | None:
+    """The first reason why a job cannot run under a strategy; None: it can."""
+    offload = getattr(options, "offload", "none") != "none"
+    if strategy.family == "single" and world.world_size > 1:
+        return f"one process only, not {world.world_size}"
+    if strategy.facts.has_replicas:
+        unmet = unmet_hybrid(world, getattr(options, "shard_size", None))
+        if unmet:
+            return unmet[0]
+    if strategy.zero_stage is not None:
+        return _zero(strategy.zero_stage, precision, offload=offload)
+    if world.device == "cpu" and strategy.route == "accelerate" and strategy.family != "ddp":
+        return "accelerate ignores an FSDP plugin without an accelerator"
+    if world.device == "cpu" and strategy.family == "fsdp1" and offload:
+        return "CPUOffload of FSDP1 needs an accelerator to offload from"
+    if precision == "fp16-mixed" and offload and strategy.family == "fsdp2" and world.device == "cuda":
+        return "torch's gradient scaler reduces its flag on the CPU, which NCCL cannot reach"
+    return None
+
+
+def _zero(stage: int, precision: Precision, *, offload: bool) -> str | None:
+    if stage == 0 and offload:
+        return "stage 0 has nothing to offload"
+    if precision == "bf16" and stage == 0:
+        return "DeepSpeed always keeps fp32 masters at stage 0"
+    if precision == "bf16" and offload:
+        return "DeepSpeed offloads an optimizer without fp32 masters only if it is its own"
+    return None

@@ -1,0 +1,215 @@
+"""An estimate as lines of text: the answer first, then memory, then communication and speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import wrap
+
+from tabulate import tabulate
+
+from harness.planning.estimate.document import formulae
+from harness.planning.estimate.question import Question
+from harness.planning.estimate.row import EstimateRow
+from harness.report.formats import NOT_AVAILABLE
+
+MEMORY = (
+    ("weights", ("weights",)), ("gath.", ("gathered",)), ("grads", ("gradients",)),
+    ("mast.", ("masters",)), ("Adam", ("optimizer",)), ("act.", ("activations",)),
+    ("comm.", ("communication",)), ("temp.", ("temporary", "buffers", "data")),
+)  # fmt: skip
+"""Column -> kinds of terms at the decisive moment."""
+MOMENTS = {"forward/backward": "f/b", "gradient reduction": "red", "optimizer step": "upd"}
+LEGEND = (
+    "at: the moment that decides, forward/backward, gradient reduction or update; gath.: weights of other "
+    "ranks; mast.: fp32 masters; temp.: temporaries, model buffers and data; fits counts context and NCCL too"
+)
+STEP_LEGEND = (
+    "nodes: of what a rank sends, to other nodes; exposed: seconds of communication that nothing hides; "
+    "tok/s: per GPU; h and kWh: for 1e9 tokens on all GPUs, at their power limit"
+)
+VERDICTS = {"fits": "fits", "tight": "tight", "does not fit": "no"}
+WIDTH = 100
+MEGA, GIGA = 1e6, 1e9
+
+
+def estimate_lines(asked: Question, rows: Sequence[EstimateRow], *, details: bool = False) -> list[str]:
+    """The whole text of `harness estimate`."""
+    lines = [*(part for line in _header(asked) for part in _wrapped(line)), ""]
+    for world_size in asked.world_sizes:
+        of_size = [row for row in rows if row.world_size == world_size]
+        lines += [*_of_size(asked, world_size, of_size), ""]
+    if details:
+        for row in rows:
+            lines += _details(row)
+    return lines
+
+
+def _header(asked: Question) -> list[str]:
+    experiment = asked.experiment
+    training = experiment.training
+    clipping = (
+        "no clipping" if training.gradient_clipping is None else f"clipping {training.gradient_clipping:g}"
+    )
+    checkpointing = "activation checkpointing" if training.activation_checkpointing else "no checkpointing"
+    where = (
+        [] if asked.device is None else [f"{asked.device.name}, {asked.device.memory_bytes / GIGA:.1f} GB"]
+    )
+    where += [] if asked.fabric is None else [asked.fabric.name]
+    return [
+        f"{asked.model.name}: {asked.model.parameters:,} parameters ({asked.model.source})",
+        f"sequence {experiment.data.sequence_length}, {training.precision}, {clipping}, {checkpointing}, "
+        f"{experiment.runtime.preset}; " + ", ".join([*where, f"{asked.ranks_per_node} GPUs per node"]),
+    ]
+
+
+def _of_size(asked: Question, world_size: int, rows: Sequence[EstimateRow]) -> list[str]:
+    known = [row for row in rows if row.scenario is not None]
+    cut = next((row.scenario for row in known if row.scenario), None)
+    batch = f", micro-batch {cut.micro_batch_size} x {cut.accumulation_steps} accumulated" if cut else ""
+    lines = _wrapped(f"{world_size} ranks{batch}: {_answer(asked, known)}")
+    if known:
+        lines += ["", *_memory_table(asked, known), "", *_step_table(asked, known)]
+    notes = [f"{row.label}: unsupported: {row.unsupported}" for row in rows if row.unsupported]
+    return lines + [part for note in (*notes, *_reasons(known)) for part in _wrapped(note)]
+
+
+def _answer(asked: Question, rows: Sequence[EstimateRow]) -> str:
+    """Which strategies fit, and the fastest of them."""
+    if asked.device is None:
+        return "name a GPU with --gpu to learn what fits and how fast it is"
+    judged = [(row, row.verdict) for row in rows if row.verdict is not None]
+    fitting = [row for row, verdict in judged if verdict is not None and verdict.fits]
+    if not fitting:
+        return "nothing fits" if judged else "memory is not predicted"
+    text = f"{', '.join(row.label for row in fitting)} fit"
+    timed = [row for row in fitting if row.speed is not None]
+    if timed:
+        best = max(timed, key=lambda row: row.speed.tokens_per_second_per_gpu if row.speed else 0.0)
+        assert best.speed is not None
+        text += f"; fastest {best.label}, {best.speed.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
+    return text
+
+
+def _memory_table(asked: Question, rows: Sequence[EstimateRow]) -> list[str]:
+    peaks = [row.memory.peak_bytes for row in rows if row.memory is not None]
+    unit, name = (MEGA, "MB") if max(peaks, default=0) < GIGA else (GIGA, "GB")
+    judged = asked.device is not None
+    headers = [f"{name} per rank", *(title for title, _ in MEMORY), "peak", "at"]
+    headers += ["left", "fits"] if judged else []
+    table = []
+    for row in rows:
+        cells = [row.label, *_memory_cells(row, unit)]
+        if judged:
+            verdict = row.verdict
+            cells += [NOT_AVAILABLE] * 2 if verdict is None else [
+                _size(verdict.margin_bytes, unit), VERDICTS[verdict.answer]
+            ]  # fmt: skip
+        table.append(cells)
+    host = [row for row in rows if row.memory is not None and row.memory.host_bytes_per_node > GIGA]
+    return [
+        *_tabulated(table, headers),
+        *_wrapped(LEGEND),
+        *(f"{row.label}: {_host(row) / GIGA:,.0f} GB of host memory per node" for row in host),
+    ]
+
+
+def _host(row: EstimateRow) -> int:
+    return 0 if row.memory is None else row.memory.host_bytes_per_node
+
+
+def _memory_cells(row: EstimateRow, unit: float) -> list[str]:
+    if row.memory is None:
+        kinds = ("weights", "gathered", "gradients", "masters", "optimizer")
+        return [
+            *(_size(row.state_bytes(kind), unit) for kind in kinds), *[NOT_AVAILABLE] * 5
+        ]  # fmt: skip
+    terms = [term for term in row.memory.decisive.terms if not term.host]
+    sums = [sum(term.bytes for term in terms if term.kind in kinds) for _, kinds in MEMORY]
+    return [
+        *(_size(value, unit) for value in sums),
+        _size(row.memory.peak_bytes, unit),
+        MOMENTS[row.memory.decisive.name],
+    ]
+
+
+def _step_table(asked: Question, rows: Sequence[EstimateRow]) -> list[str]:
+    most = max((row.sent_bytes for row in rows), default=0.0)
+    unit, name = (MEGA, "MB") if most < GIGA else (GIGA, "GB")
+    headers = ["per step", f"sent {name}", "nodes"]
+    if asked.device is not None:
+        headers += ["comp. s", "comm. s", "exposed", "step s", "tok/s", "MFU %", "h", "kWh"]
+    table = []
+    for row in rows:
+        cells = [row.label, _size(row.sent_bytes, unit), _size(row.between_bytes, unit)]
+        table.append([*cells, *_speed_cells(row)] if asked.device is not None else cells)
+    legend = STEP_LEGEND if asked.device is not None else STEP_LEGEND.partition(";")[0]
+    return [*_tabulated(table, headers), *_wrapped(legend)]
+
+
+def _speed_cells(row: EstimateRow) -> list[str]:
+    speed = row.speed
+    if speed is None:
+        return [NOT_AVAILABLE] * 8
+    seconds = (
+        speed.computing_seconds,
+        speed.communication_seconds,
+        speed.exposed_seconds,
+        speed.step_seconds,
+    )
+    share = speed.model_flops_utilization
+    energy = row.kilowatt_hours_per_billion_tokens
+    return [
+        *(_figure(value) for value in seconds),
+        f"{speed.tokens_per_second_per_gpu:,.0f}",
+        NOT_AVAILABLE if share is None else f"{100 * share:.1f}",
+        _figure(row.hours_per_billion_tokens),
+        NOT_AVAILABLE if energy is None else f"{energy:,.0f}",
+    ]
+
+
+def _reasons(rows: Sequence[EstimateRow]) -> list[str]:
+    """Why something is n/a, each reason once with the rows that it holds for."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for what, reason in (("memory", row.memory_unknown), ("speed", row.speed_unknown)):
+            if reason is not None and row.scenario is not None:
+                if what == "memory" or row.scenario.device is not None:
+                    found.setdefault(f"{what} n/a: {reason}", []).append(row.label)
+    return [f"{', '.join(labels)}: {reason}" for reason, labels in found.items()]
+
+
+def _details(row: EstimateRow) -> list[str]:
+    if row.scenario is None:
+        return []
+    table = []
+    for line in formulae(row):
+        value = f"{line['bytes']:,}" if "bytes" in line else f"{line['seconds'] * 1000:,.3f} ms"
+        table.append([line["quantity"], value, line["formula"], line["source"]])
+    title = f"{row.label} on {row.world_size} ranks, line by line (bytes unless said otherwise)"
+    return [title, *_tabulated(table, ["what", "value", "formula", "source"], left=True), ""]
+
+
+def _tabulated(table: list[list[str]], headers: list[str], *, left: bool = False) -> list[str]:
+    """Without tabulate's padding of headings, so that a table fits a terminal."""
+    sides = ["left", "right", *(["left" if left else "right"] * (len(headers) - 2))]
+    return tabulate([headers, *table], tablefmt="plain", disable_numparse=True, colalign=sides).splitlines()
+
+
+def _wrapped(line: str) -> list[str]:
+    return wrap(line, WIDTH, break_on_hyphens=False, break_long_words=False) or [line]
+
+
+def _size(count: float | None, unit: float) -> str:
+    if count is None:
+        return NOT_AVAILABLE
+    value = count / unit
+    if value == 0:
+        return "0"
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}"
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return NOT_AVAILABLE
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -1,0 +1,118 @@
+"""`harness estimate` as a person types it: fast, without torch, and one line for every mistake."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from harness.cli.estimate import estimate
+
+MIXED = ("--set", "training.precision=bf16-mixed")
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(estimate, list(arguments))
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_answer_comes_first() -> None:
+    code, text, _ = run(
+        "--model", "bloom-560m", "--backends", "ddp,fsdp", "--world-size", "8,16", "--gpu", "A100-80",
+        "--fabric", "HDR200", *MIXED,
+    )  # fmt: skip
+    lines = text.splitlines()
+    assert code == 0
+    assert lines[0] == "bloom-560m: 559,214,592 parameters (catalogue: bigscience/bloom-560m)"
+    assert any(
+        line.startswith("8 ranks, micro-batch 1 x 1 accumulated: ddp, fsdp fit; fastest") for line in lines
+    )
+    assert any(line.startswith("16 ranks") for line in lines)
+
+
+def test_no_line_of_the_tables_is_wider_than_a_terminal() -> None:
+    _, text, _ = run(
+        "--model", "bloom-560m", "--backends", "ddp,fsdp1-hybrid-grad-op,fsdp-hybrid,fsdp",
+        "--world-size", "16", "--gpu", "A100-80", "--fabric", "HDR200", *MIXED,
+    )  # fmt: skip
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_details_name_formula_and_source() -> None:
+    _, text, _ = run("--model", "bloom-560m", "--backends", "ddp", "--details", *MIXED)
+    assert "ddp on 8 ranks, line by line" in text
+    assert "2 x (8 - 1) / 8 x 2,236,858,368 bytes" in text
+    assert "harness.theory.ddp" in text
+
+
+def test_json_is_alone_on_standard_output() -> None:
+    code, text, errors = run("--model", "bloom-560m", "--backends", "ddp", "--json", *MIXED)
+    assert code == 0
+    assert json.loads(text)["rows"][0]["backend"] == "ddp"
+    assert "bloom-560m" in errors
+
+
+def test_the_job_decides_the_model_where_none_is_named() -> None:
+    _, text, _ = run("--backends", "ddp", "--json", "--set", "model.config={num_hidden_layers: 2}")
+    from harness.worker.tokens import ByteTokenizer
+
+    rows = ByteTokenizer.vocabulary_size
+    assert json.loads(text)["parameters"] == 2 * rows * 128 + 2 * (4 * 128**2 + 3 * 128 * 352 + 256) + 128
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "lama-3.1-8b"), "model 'lama-3.1-8b' is neither in the catalogue nor a folder or file."),
+        (("--model", "mixtral"), "Mixtral-8x7B is not covered: mixture of experts"),
+        (("--world-size", "0"), "--world-size was given '0'; give numbers of ranks"),
+        (("--world-size", "12"), "12 ranks do not fill nodes of 8 GPUs"),
+        (("--gpu", "H100-88"), "GPU 'H100-88' is unknown. Did you mean 'H100-80'"),
+        (("--fabric", "NDR-4000", "--gpu", "H200"), "fabric 'NDR-4000' is unknown. Did you mean 'NDR400'"),
+        (("--backends", "zero5"), "backend 'zero5' is unknown"),
+        (("--hardware", "none.yaml"), "hardware file none.yaml cannot be read"),
+        (("--set", "model.name=none/such"), "model 'none/such' is neither in the catalogue"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: tuple[str, ...], message: str) -> None:
+    code, text, errors = run(*arguments)
+    assert code == 1
+    assert text == ""
+    assert errors.startswith(f"harness: {message}")
+    assert errors.count("\n") == 1
+
+
+def test_a_configuration_without_a_needed_value_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}')
+    code, _, errors = run("--model", str(tmp_path))
+    assert code == 1
+    assert "lacks 'vocab_size', which a llama needs" in errors
+
+
+def test_lists_of_models_and_hardware() -> None:
+    assert "meta-llama/Llama-3.1-405B" in run("--list-models")[1]
+    assert "Slingshot-11" in run("--list-hardware")[1]
+
+
+def test_405_billion_on_4096_gpus_needs_no_torch_and_little_memory() -> None:
+    """Closed forms alone; `benchmarks/estimate.py` measures the time."""
+    script = (
+        "import sys, resource\n"
+        "sys.argv = ['harness', 'estimate', '--model', 'llama-3.1-405b', '--world-size', '4096', '--json',"
+        " '--gpu', 'H100-80', '--fabric', 'NDR400', '--set', 'training.precision=bf16-mixed']\n"
+        "from harness.cli import main\n"
+        "try:\n    main()\n"
+        "finally:\n"
+        "    loaded = {'torch', 'transformers', 'deepspeed'} & set(sys.modules)\n"
+        "    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "    print(sorted(loaded), used, file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    rows = json.loads(done.stdout)["rows"]
+    assert len(rows) == 19
+    assert all(row["weights_bytes"] or row["unsupported"] for row in rows)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("[] ")
+    assert int(last.split()[-1]) * 1024 < 2 * 2**30

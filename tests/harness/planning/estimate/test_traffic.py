@@ -1,0 +1,58 @@
+"""Traffic of a plan: its sum is the closed form's, and what crosses nodes is what the rings cross."""
+
+import pytest
+
+from harness.planning.estimate.traffic import crossing_share, step_traffic
+from harness.theory.nodes import node_traffic
+from harness.theory.workload import Role, Workload
+from tests.harness.planning.estimate.asking import row
+
+MIXED = "training.precision=bf16-mixed"
+
+
+@pytest.mark.parametrize("backend", ["ddp", "zero2", "fsdp", "fsdp-hybrid:shard_size=2"])
+def test_crossing_bytes_are_those_that_every_rank_sends_to_another_node(backend: str) -> None:
+    found = row(MIXED, backends=backend, world_sizes=(8,), per_node=4)
+    assert found.scenario is not None
+    workload = found.scenario.workload()
+    hosts = {rank: str(rank // 4) for rank in range(8)}
+    for line in found.traffic:
+        every = [
+            node_traffic(
+                "nccl", line.op, line.payload_bytes, workload.group_ranks(line.role, rank), rank, hosts
+            )
+            for rank in range(8)
+        ]
+        assert line.between_bytes == pytest.approx(sum(traffic.between for traffic in every) / 8)
+        assert line.sent_bytes == pytest.approx(
+            sum(traffic.between + traffic.inside for traffic in every) / 8
+        )
+
+
+@pytest.mark.parametrize(("role", "share"), [("world", 2 / 16), ("shard", 0.0), ("replica", 1.0)])
+def test_shares_of_a_hybrid_that_shards_within_nodes(role: Role, share: float) -> None:
+    found = row(backends="fsdp-hybrid", world_sizes=(16,), per_node=8)
+    assert found.scenario is not None
+    workload: Workload = found.scenario.workload()
+    assert crossing_share(workload, role) == share
+
+
+def test_one_rank_sends_nothing() -> None:
+    found = row(backends="fsdp", world_sizes=(1,))
+    assert found.scenario is not None
+    assert step_traffic(found.scenario) == []
+    assert found.sent_bytes == 0
+
+
+def test_one_node_sends_nothing_to_others() -> None:
+    found = row(backends="fsdp", world_sizes=(8,))
+    assert found.between_bytes == 0 < found.sent_bytes
+
+
+def test_accumulation_multiplies_what_is_gathered() -> None:
+    once = row("training.micro_batch_size=1", MIXED, backends="fsdp")
+    twice = row("training.micro_batch_size=1", "training.accumulation_steps=2", MIXED, backends="fsdp")
+    gathered = [
+        sum(line.sent_bytes for line in found.traffic if line.op == "all_gather") for found in (once, twice)
+    ]
+    assert gathered[1] == pytest.approx(2 * gathered[0])
