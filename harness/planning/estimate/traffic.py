@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.planning.communicating import step_collectives
 from harness.planning.scenario import Scenario
+from harness.planning.work import Work
 from harness.theory import fsdp, zero
 from harness.theory.ring import RING_PASSES
 from harness.theory.terms import Collective
@@ -41,8 +41,9 @@ def step_traffic(scenario: Scenario) -> list[TrafficLine]:
     """
     if scenario.world_size == 1:
         return []
-    workload = scenario.workload()
-    found, source = step_collectives(workload)
+    work = Work(scenario)
+    workload = work.workload
+    found, source = work.collectives
     shares = {role: crossing_share(workload, role) for role in {c.role for c in found}}
     return [_line(c, workload, scenario.transport, shares[c.role], source) for c in found]
 

@@ -9,7 +9,9 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.planning.catalogue import read_entries
-from harness.planning.models import catalogue_names, find_entry, from_config, load_model
+from harness.planning.models import catalogue_names, find_entry, from_config, job_model, load_model
+from harness.spec import Job
+from harness.worker.tokens import ByteTokenizer
 
 UNITS = {"M": 1e6, "B": 1e9}
 
@@ -143,3 +145,16 @@ def test_a_type_that_transformers_does_not_know_is_named() -> None:
         HarnessError, match=r"model_type 'lama' is unknown to transformers\. Did you mean 'llama'"
     ):
         from_config({"model_type": "lama"}, name="mine", source="config.json")
+
+
+def test_the_default_job_has_its_small_llama() -> None:
+    rows = ByteTokenizer.vocabulary_size
+    model = job_model(Job.model_validate({"model": {"config": {"num_hidden_layers": 2}}}))
+    assert model.parameters == 2 * rows * 128 + 2 * (4 * 128**2 + 3 * 128 * 352 + 256) + 128
+
+
+def test_a_tokenizer_whose_vocabulary_is_not_known_needs_one() -> None:
+    with pytest.raises(
+        HarnessError, match=r"model\.config needs vocab_size: only the tokenizer 'mine' knows it"
+    ):
+        job_model(Job.model_validate({"data": {"tokenizer": "mine"}}))

@@ -1,10 +1,22 @@
 """What an estimate can be asked, and what a number of ranks cannot do."""
 
+from typing import Any
+
 import pytest
 
 from harness.backends.registry import BUILT_IN
 from harness.errors import HarnessError
-from tests.harness.planning.estimate.asking import ask, row, rows
+from harness.planning.estimate.question import Candidate, candidates
+from tests.harness.planning.estimate.asking import ask
+
+
+def rows(*assignments: str, **asked: Any) -> list[Candidate]:
+    return list(candidates(ask(*assignments, **asked)))
+
+
+def row(*assignments: str, **asked: Any) -> Candidate:
+    (found,) = rows(*assignments, **asked)
+    return found
 
 
 def test_all_means_every_built_in_backend_but_the_reference() -> None:
@@ -67,7 +79,7 @@ def test_what_a_strategy_cannot_do_stands_in_its_row(
 ) -> None:
     found = row(*settings, backends=backend)
     assert reason in (found.unsupported or "")
-    assert found.memory is None
+    assert found.scenario is None
 
 
 def test_hybrid_shards_within_a_node_unless_told_otherwise() -> None:
