@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from harness.planning.constants import TimeConstants
 from harness.planning.device import Device
 from harness.planning.geometry import Decoder, Matrix
-from harness.planning.offload import ADAM_BYTES, host_terms
-from harness.planning.scenario import Scenario
 from harness.planning.time_term import TimeTerm
+from harness.planning.updating import device_terms, host_terms
 from harness.planning.work import Work
-from harness.theory.optimizer_step import implementation
-from harness.theory.workload import Workload
 
 CAUSAL_TILE = 128
 """Rows and columns that a fused attention kernel takes at once: it skips whole tiles above the diagonal."""
@@ -21,10 +18,6 @@ ATTENTION_BACKWARD = 2.5
 LOSS_BYTES = 44
 """Per logit: widened (2 + 4), log-softmax (4 + 4), its backward pass (4 + 4 + 4 + 4), narrowed (4 + 2), and
 gradients of the shifted view (4 + 4), as `summed_cross_entropy` runs them."""
-CLIPPING_BYTES = 12
-"""Per fp32 gradient: read for the norm, read and written for the factor."""
-COPY_BYTES = 12
-"""Per element of a low-precision run of DeepSpeed: gradient widened (2 + 4), master narrowed (4 + 2)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +53,6 @@ class Rates:
     """Bytes of an element of the compute dtype."""
 
 
-def compute_dtype(scenario: Scenario) -> str:
-    """Name of the rate in a device's data sheet: 'tf32' where the job asks for it."""
-    workload = scenario.workload()
-    if workload.compute_dtype == "float32" and scenario.job.training.tf32:
-        return "tf32"
-    return workload.compute_dtype
-
-
 def peak_flops(device: Device, dtype: str) -> float:
     """The dense peak; a device without units for a dtype computes it at its fp32 rate."""
     return device.peak_flops.get(dtype) or device.peak_flops["float32"]
@@ -75,8 +60,8 @@ def peak_flops(device: Device, dtype: str) -> float:
 
 def computing_time(work: Work, device: Device, constants: TimeConstants) -> ComputingTime:
     """Predict what one rank computes in a step."""
-    scenario, workload, model = work.scenario, work.workload, work.decoder
-    rates = _rates(scenario, device, constants)
+    scenario, model = work.scenario, work.decoder
+    rates = _rates(work, device, constants)
     tokens = work.tokens
     recomputed = 1 if scenario.job.training.activation_checkpointing else 0
     products = _products(model.matrices, tokens, rates, constants)
@@ -86,13 +71,14 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
     elementwise = tokens * model.layers * rates.width / rates.bytes
     forward = products + attention + elementwise * model.traffic.forward
     backward = 2 * products + ATTENTION_BACKWARD * attention + elementwise * model.traffic.backward
-    forward = max(forward, model.layers * model.traffic.forward_kernels * constants.dispatch_seconds)
-    backward = max(backward, model.layers * model.traffic.backward_kernels * constants.dispatch_seconds)
+    launch = constants.dispatch_seconds * constants.host_factor
+    forward = max(forward, model.layers * model.traffic.forward_kernels * launch)
+    backward = max(backward, model.layers * model.traffic.backward_kernels * launch)
     backward += again + recomputed * (forward - products)
     head = _product(tokens, model.hidden, model.head_rows, rates, constants) if model.head_rows else 0.0
     loss = tokens * model.head_rows * LOSS_BYTES / rates.bytes
-    kept = _gradients_and_casts(workload, rates)
-    update_terms = [*_update(work, rates), *host_terms(work, constants)]
+    kept = _gradients_and_casts(work, rates)
+    update_terms = [*device_terms(work, rates.bytes, constants), *host_terms(work, constants)]
     steps = scenario.accumulation_steps
     terms = (
         _term("matrix products", steps * (3 * products + again + 3 * head),
@@ -122,9 +108,9 @@ def _term(name: str, seconds: float, formula: str, source: str) -> TimeTerm:
     return TimeTerm(name=name, seconds=seconds, formula=formula, source=source)
 
 
-def _rates(scenario: Scenario, device: Device, constants: TimeConstants) -> Rates:
-    workload = scenario.workload()
-    peak = peak_flops(device, compute_dtype(scenario))
+def _rates(work: Work, device: Device, constants: TimeConstants) -> Rates:
+    workload = work.workload
+    peak = peak_flops(device, work.rate_name)
     matrix = peak * constants.matrix_share * constants.sustained_share
     fused = workload.compute_dtype != "float32"
     return Rates(
@@ -155,23 +141,13 @@ def _attention(
     return causal * flops / (rates.attention_flops * reached)
 
 
-def _gradients_and_casts(workload: Workload, rates: Rates) -> float:
+def _gradients_and_casts(work: Work, rates: Rates) -> float:
     """Seconds of a micro-step: weights that autocast narrows, gradients that it widens, and their sums."""
-    count, master = workload.layout.parameter_count, workload.master_bytes
+    workload, count = work.workload, work.parameters
+    master = workload.master_bytes
     moved = 0
     if workload.strategy.family in ("single", "ddp") and workload.compute_bytes < master:
         moved += 2 * (workload.compute_bytes + master)
     if workload.accumulation_steps > 1:
         moved += 3 * master * (workload.accumulation_steps - 1) // workload.accumulation_steps
     return count * moved / rates.bytes
-
-
-def _update(work: Work, rates: Rates) -> list[TimeTerm]:
-    """Seconds of clipping and AdamW on the elements that this rank updates."""
-    workload, elements = work.workload, work.device_elements
-    kind = implementation(workload)
-    per_element = ADAM_BYTES[kind] + (CLIPPING_BYTES if workload.clips else 0)
-    copies = COPY_BYTES if workload.strategy.zero_stage and workload.compute_bytes < 4 else 0
-    seconds = elements * (per_element * workload.master_bytes / 4 + copies) / rates.bytes
-    formula = f"{per_element * workload.master_bytes / 4 + copies:g} bytes x elements that a rank updates / M"
-    return [_term("optimizer step", seconds, formula, "torch/optim/adamw.py, passes counted")]

@@ -79,6 +79,8 @@ class TimeConstants:
     contention: float = 0.189
     """Of hidden communication, that computing takes longer for it: S. Lee et al., arXiv 2507.03114: average
     slowdown of computing on A100, H100, MI250 and MI210."""
+    host_factor: float = 1.0
+    """Of what the host takes to start operators, over the processors that the defaults were measured on."""
     host_link_bytes_per_second: float = 25e9
     """Between device and host memory for each rank: PCIe 4.0 x16, 31.5 GB/s by its standard less protocol."""
     host_bytes_per_second: float = 20e9

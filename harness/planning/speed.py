@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.planning.communicating import Transfer, transfers
-from harness.planning.computing import compute_dtype, computing_time
+from harness.planning.computing import ComputingTime, computing_time
 from harness.planning.constants import TimeConstants, default_constants
 from harness.planning.device import Device
 from harness.planning.overlap import exposed_seconds, overlap_rule
@@ -68,19 +68,14 @@ def predict_speed(scenario: Scenario, constants: TimeConstants | None = None) ->
 def predict_work(work: Work, device: Device, constants: TimeConstants) -> SpeedPrediction:
     """The same for a step whose closed forms are there already."""
     scenario = work.scenario
-    computing = computing_time(work, device, constants)
-    found = transfers(work, device, constants)
-    rule = overlap_rule(work.workload)
-    ideal = exposed_seconds(work, computing, found, rule) if found else 0.0
-    hidden = max(0.0, sum(transfer.seconds for transfer in found) - ideal)
-    exposed = ideal + constants.contention * hidden
+    computing, found, exposed = _parts(work, device, constants)
     terms = computing.terms
     if constants.step_overhead_seconds > 0:
         overhead = TimeTerm(
             name="overhead", seconds=constants.step_overhead_seconds, formula="o", source=constants.origin
         )
         terms = (*terms, overhead)
-    step = sum(term.seconds for term in terms) + exposed
+    step = seconds_of_step(work, device, constants)
     tokens = work.tokens * scenario.accumulation_steps
     return SpeedPrediction(
         computing=terms,
@@ -88,12 +83,31 @@ def predict_work(work: Work, device: Device, constants: TimeConstants) -> SpeedP
         exposed_seconds=exposed,
         step_seconds=step,
         tokens_per_second_per_gpu=tokens / step,
-        model_flops_utilization=_utilization(scenario, device, tokens / step),
+        model_flops_utilization=_utilization(work, device, tokens / step),
         joules_per_step=device.watts * step * scenario.world_size if device.watts else None,
-        guide_ratio=_guide_ratio(scenario, device),
-        peak_ratio=_peak_ratio(scenario, device, found),
-        remarks=(*((rule.source,) if found else ()), f"constants: {constants.origin}"),
+        guide_ratio=_guide_ratio(work, device),
+        peak_ratio=_peak_ratio(work, device, found),
+        remarks=(*((overlap_rule(work.workload).source,) if found else ()), f"constants: {constants.origin}"),
     )
+
+
+def seconds_of_step(work: Work, device: Device, constants: TimeConstants) -> float:
+    """The step alone, for fits that evaluate it often."""
+    computing, _, exposed = _parts(work, device, constants)
+    return sum(term.seconds for term in computing.terms) + exposed + constants.step_overhead_seconds
+
+
+def _parts(
+    work: Work, device: Device, constants: TimeConstants
+) -> tuple[ComputingTime, list[Transfer], float]:
+    """Computing, transfers, and the seconds that communication adds to computing."""
+    computing = computing_time(work, device, constants)
+    found = transfers(work, device, constants)
+    if not found:
+        return computing, found, 0.0
+    ideal = exposed_seconds(work, computing, found, overlap_rule(work.workload))
+    hidden = max(0.0, sum(transfer.seconds for transfer in found) - ideal)
+    return computing, found, ideal + constants.contention * hidden
 
 
 def hours_per_billion_tokens(speed: SpeedPrediction, world_size: int) -> float:
@@ -146,16 +160,16 @@ def _geometry(scenario: Scenario) -> ModelGeometry:
     )
 
 
-def _utilization(scenario: Scenario, device: Device, tokens_per_second: float) -> float | None:
+def _utilization(work: Work, device: Device, tokens_per_second: float) -> float | None:
     """Model FLOPs per second over the peak; None: the data sheet has no rate for the dtype."""
-    peak = device.peak_flops.get(compute_dtype(scenario))
-    return tokens_per_second * model_flops_per_token(_geometry(scenario)) / peak if peak else None
+    peak = device.peak_flops.get(work.rate_name)
+    return tokens_per_second * model_flops_per_token(_geometry(work.scenario)) / peak if peak else None
 
 
-def _guide_ratio(scenario: Scenario, device: Device) -> float | None:
+def _guide_ratio(work: Work, device: Device) -> float | None:
     """The ratio of the guides, with the slowest link that the weights or gradients cross."""
-    peak = device.peak_flops.get(compute_dtype(scenario))
-    workload = scenario.workload()
+    peak = device.peak_flops.get(work.rate_name)
+    scenario, workload = work.scenario, work.workload
     ranks = workload.shards if scenario.strategy.facts.has_replicas else scenario.world_size
     if not peak or scenario.world_size == 1:
         return None
@@ -178,14 +192,14 @@ def _ring_bandwidth(scenario: Scenario, device: Device, ranks: int) -> float:
     return min(device.link_bandwidth, scenario.fabric.bandwidth_per_gpu * scenario.ranks_per_node)
 
 
-def _peak_ratio(scenario: Scenario, device: Device, found: Sequence[Transfer]) -> float | None:
-    peak = device.peak_flops.get(compute_dtype(scenario))
+def _peak_ratio(work: Work, device: Device, found: Sequence[Transfer]) -> float | None:
+    peak = device.peak_flops.get(work.rate_name)
     if not peak or not found:
         return None
     # Each transfer over its own path, at the peak of its slowest link.
     at_peak = sum(
-        t.collective.sent_bytes(scenario.workload()) / _ring_bandwidth(scenario, device, t.path.ranks)
+        t.collective.sent_bytes(work.workload) / _ring_bandwidth(work.scenario, device, t.path.ranks)
         for t in found
     )
-    tokens = scenario.micro_batch_size * scenario.accumulation_steps * scenario.job.data.sequence_length
-    return time_ratio(at_peak, scenario.model.multiplying_parameters, tokens, peak, 1.0)
+    tokens = work.tokens * work.scenario.accumulation_steps
+    return time_ratio(at_peak, work.scenario.model.multiplying_parameters, tokens, peak, 1.0)

@@ -29,6 +29,16 @@ class Work:
         return decoder(self.scenario.model)
 
     @cached_property
+    def parameters(self) -> int:
+        return self.workload.layout.parameter_count
+
+    @cached_property
+    def rate_name(self) -> str:
+        """Name of the compute dtype's rate in a device's data sheet: 'tf32' where the job asks for it."""
+        dtype = self.workload.compute_dtype
+        return "tf32" if dtype == "float32" and self.scenario.job.training.tf32 else dtype
+
+    @cached_property
     def tokens(self) -> int:
         """Of one micro-step of a rank."""
         return self.scenario.micro_batch_size * self.scenario.job.data.sequence_length
@@ -42,6 +52,13 @@ class Work:
     def host_elements(self) -> float:
         """Elements that a rank updates on the host."""
         return self._updated(host=True)
+
+    @cached_property
+    def updated_tensors(self) -> int:
+        """Tensors that the optimizer of a rank updates one by one: ZeRO lays each group into a flat one."""
+        layout = self.workload.layout
+        flat = self.workload.strategy.family in ("zero12", "zero3")
+        return len(layout.groups()) if flat else len(layout.parameters)
 
     def _updated(self, *, host: bool) -> float:
         terms = model_states(self.workload).terms
@@ -69,7 +86,7 @@ class Work:
 
     @cached_property
     def unit_shares(self) -> tuple[float, tuple[float, ...], float]:
-        """Shares of the parameters: the root unit's, each block's, and what of the root follows the blocks."""
+        """Shares of the parameters: the root unit, each block, and what of the root follows the blocks."""
         layout = self.workload.layout
         units = dict(layout.units())
         total = layout.parameter_count
