@@ -60,7 +60,7 @@ class DdpEngine(TorchEngine):
 
         torch lets nobody reach the buckets; `Logger` has their sizes from the reducer (torch 2.13,
         `csrc/distributed/c10d/logger.cpp`). Also with `gradient_as_bucket_view` gradients of micro-steps
-        that are not reduced lie beside the buckets, and between an update and the next reduction the
+        that are not reduced lie outside the buckets, and between an update and the next reduction the
         buckets are there while gradients are not.
         """
         ddp = self.module

@@ -179,7 +179,7 @@ class ZeroEngine(Engine):
     def _prefetch(self) -> str:
         """What stage 3 gathers ahead: `fetch_sub_module` (DeepSpeed 0.19) stops at the lesser of two limits.
 
-        No parameter may be gathered ahead where none may be live beside those in use.
+        Nothing is gathered ahead if no parameter may be live besides those in use.
         """
         offload = self.engine.optimizer.parameter_offload
         ahead = min(offload._prefetch_bucket_sz, offload._max_available_parameters_in_numel)

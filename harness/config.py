@@ -20,7 +20,7 @@ def load_experiment(
 ) -> Experiment:
     """Read the YAML file, apply 'a.b=c' assignments in order, validate.
 
-    Old names of settings are read; `notify` is told of each once.
+    Old names of settings are read; `notify` is called once for each.
 
     Values after '=' are YAML, so `training.steps=60` is a number and `model.config={...}` a mapping.
     Relative paths in a file are kept as they are: they count from the working directory.

@@ -90,7 +90,7 @@ class Comparison(Runs):
 
 
 def _not_comparable(row: Row) -> dict[str, Any]:
-    """A run that is not the job of the others: whose job it was held against, and each field that differs."""
+    """A run that is not the job of the others: the run it was compared with, and each field that differs."""
     record, other = row.record, row.same_job_as
     return {
         "backend": row.label,

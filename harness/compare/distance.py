@@ -77,21 +77,21 @@ class Distance:
     """The same for each parameter, in units of how far this parameter of the reference moved."""
 
 
-def distance(reference: Record, record: Record, beside: Traces | None = None) -> Distance:
-    """Distance over the steps that both have; `beside` are their traces, where they are known."""
-    beside = beside or traces(reference, record)
+def distance(reference: Record, record: Record, both: Traces | None = None) -> Distance:
+    """Distance over the steps that both have; `both` are their traces, if known."""
+    both = both or traces(reference, record)
     moved, other = movement(reference), movement(record)
-    apart = sketch_distances(reference.final_weights, record.final_weights)
+    distances = sketch_distances(reference.final_weights, record.final_weights)
     total = _root_sum(moved.values())
     return Distance(
-        loss=beside.largest_loss_difference,
-        norm=_largest(beside.norm_differences),
+        loss=both.largest_loss_difference,
+        norm=_largest(both.norm_differences),
         update=abs(_root_sum(other.values()) - total) / total if moved and other and total else None,
-        weights=_root_sum(apart.values()) / total if apart and total else None,
+        weights=_root_sum(distances.values()) / total if distances and total else None,
         parameters={
             # What the reference leaves where it was has no scale of its own.
             name: value / (moved[name] or total)
-            for name, value in apart.items()
+            for name, value in distances.items()
             if moved.get(name) is not None and total
         },
     )

@@ -1,13 +1,13 @@
-"""What a wrong factor of losses or gradients stands for, by its value."""
+"""Names the mistake behind a wrong factor of losses or gradients."""
 
 from __future__ import annotations
 
 SCALE_TOLERANCE = 5e-3
-"""Relative. Low precision moves a norm by a few thousandths; scales are small whole numbers apart."""
+"""Relative. Low precision moves a norm by a few thousandths; factors differ by small integers."""
 
 
-def scales(world_size: int, accumulation_steps: int) -> dict[str, float]:
-    """What a wrong scale of gradients stands for, by the factor that it multiplies them with."""
+def known_factors(world_size: int, accumulation_steps: int) -> dict[str, float]:
+    """The factor by which each known mistake multiplies the gradients, by the mistake."""
     ranks, steps = world_size, accumulation_steps
     known: dict[str, float] = {}
     if ranks > 1:
@@ -23,9 +23,9 @@ def scales(world_size: int, accumulation_steps: int) -> dict[str, float]:
 
 
 def name_scale(ratio: float, world_size: int, accumulation_steps: int) -> list[str]:
-    """What a ratio of gradients may stand for; several where numbers coincide."""
+    """The mistakes that explain a ratio of gradients; several if their factors coincide."""
     return [
         name
-        for name, factor in scales(world_size, accumulation_steps).items()
+        for name, factor in known_factors(world_size, accumulation_steps).items()
         if abs(ratio / factor - 1) < SCALE_TOLERANCE
     ]

@@ -111,11 +111,11 @@ def _samples(reference: Record, record: Record) -> Iterator[Difference]:
         yield late
         return
     fields = ("sample_hashes", "samples", "target_tokens")
-    consumed = attrgetter(*fields)
-    unequal = _first_unequal(map(consumed, reference.steps), map(consumed, record.steps))
+    trained_on = attrgetter(*fields)
+    unequal = _first_unequal(map(trained_on, reference.steps), map(trained_on, record.steps))
     if unequal is not None:
         left_step, right_step = reference.steps[unequal], record.steps[unequal]
-        values = zip(fields, consumed(left_step), consumed(right_step), strict=True)
+        values = zip(fields, trained_on(left_step), trained_on(right_step), strict=True)
         field, expected, given = next((name, a, b) for name, a, b in values if a != b)
         yield Difference(
             field=f"{field} of step {left_step.step}",

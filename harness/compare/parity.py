@@ -54,11 +54,11 @@ def judge(
     if record.status not in ("ok", "diverged"):
         return _unjudged(f"the run ended as {record.status}")
     has_reference = reference is not None and reference.record.status == "ok"
-    beside = reference if has_reference else stand_in
-    differences = job_differences(beside.record, record) if beside is not None else []
+    expected_job = reference if has_reference else stand_in
+    differences = job_differences(expected_job.record, record) if expected_job is not None else []
     if differences:
         first = differences[0]
-        other = "the reference" if has_reference or beside is None else beside.backend
+        other = "the reference" if has_reference or expected_job is None else expected_job.backend
         return _unjudged(
             f"not the same job: {first.field} {'are' if first.plural else 'is'} {first.given}, {other} has "
             f"{first.reference}",
@@ -124,8 +124,8 @@ def first_divergent_step(reference: Record, record: Record, limits: Limits) -> i
     return first_step_beyond(reference, traces(reference, record), limits)
 
 
-def first_step_beyond(reference: Record, beside: Traces, limits: Limits) -> int | None:
+def first_step_beyond(reference: Record, both: Traces, limits: Limits) -> int | None:
     """The same, of two runs whose traces are known."""
-    losses = ~np.isnan(beside.losses[0]) & ~(beside.loss_differences <= limits.loss)
-    beyond = np.flatnonzero(losses | (beside.norm_differences > limits.norm))
+    losses = ~np.isnan(both.losses[0]) & ~(both.loss_differences <= limits.loss)
+    beyond = np.flatnonzero(losses | (both.norm_differences > limits.norm))
     return reference.steps[beyond[0]].step if beyond.size else None

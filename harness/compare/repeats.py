@@ -42,7 +42,7 @@ class Repeats:
 
     @property
     def label(self) -> str:
-        """The backend with its options, and in brackets what tells its runs from others."""
+        """The backend with its options, and in brackets how its runs differ from others of it."""
         return self.rows[0].label
 
     @property
@@ -62,8 +62,8 @@ class Repeats:
 
     @property
     def place(self) -> Place:
-        """Job, number of ranks and circumstances: what runs share that are compared with each other."""
-        return self.record.job_id, self.world_size, self.rows[0].apart
+        """Job, number of ranks and run conditions: only runs that share them are compared."""
+        return self.record.job_id, self.world_size, self.rows[0].label_suffix
 
     @property
     def cell(self) -> Cell:
@@ -84,7 +84,7 @@ class Repeats:
 
     @property
     def succeeded(self) -> bool:
-        """Whether every repeat ended well."""
+        """Whether every repeat succeeded."""
         return all(row.record.status == "ok" for row in self.rows)
 
     @property
@@ -139,7 +139,7 @@ def group_repeats(rows: Sequence[Row]) -> list[Repeats]:
 
 
 def rivals(groups: Sequence[Repeats]) -> dict[Place, list[Repeats]]:
-    """By place those whose throughputs may be compared: whole and timed.
+    """By place, those whose throughputs may be compared: successful and timed.
 
     Those that left the reference do other work.
     """
@@ -181,23 +181,24 @@ def fastest(groups: Sequence[Repeats]) -> dict[Place, Repeats]:
 
 
 def job_marks(groups: Sequence[Repeats]) -> dict[str, str]:
-    """By job what is said of it behind a cell: ', job 0123456789ab', nothing where all are of one."""
+    """Suffix that names the job, ', job 0123456789ab'; empty if there is only one."""
     jobs = {group.record.job_id for group in groups}
     return {job: f", job {job}" if len(jobs) > 1 else "" for job in jobs}
 
 
 def repeat_spreads(groups: Sequence[Repeats]) -> dict[str, float | None]:
-    """For each cell that ended well more than once: the largest loss difference of its repeats.
+    """For each cell that succeeded more than once: the largest loss difference of its repeats.
 
     None where a loss of one of them is missing.
     """
     marks = job_marks(groups)
     spreads: dict[str, float | None] = {}
     for group in groups:
-        ended = [run for run in group.runs if run.record.status == "ok"]
-        if len(ended) > 1:
-            apart = [aligned(ended[0].series, other.series).largest_loss_difference for other in ended[1:]]
-            known = [value for value in apart if value is not None]
+        succeeded = [run for run in group.runs if run.record.status == "ok"]
+        if len(succeeded) > 1:
+            first, *others = (run.series for run in succeeded)
+            differences = [aligned(first, other).largest_loss_difference for other in others]
+            known = [value for value in differences if value is not None]
             name = f"{group.cell.key}{marks[group.record.job_id]}"
-            spreads[name] = max(known) if len(known) == len(apart) else None
+            spreads[name] = max(known) if len(known) == len(differences) else None
     return spreads

@@ -1,4 +1,4 @@
-"""The loss that a backend reports beside the one that was computed: they are the same number, or altered."""
+"""Whether the loss that a backend reports is the one that was computed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def altered_step(record: Record) -> int | None:
 
 
 def of_one_rank(record: Record, index: int) -> bool:
-    """Whether ranks beside rank 0 report nothing, or the loss of rank 0 in place of their own."""
+    """Whether ranks other than 0 report nothing, or the loss of rank 0 in place of their own."""
     reported = sums_of_step(record, index, "loss_sums")
     if len(reported) < 2 or not reported[0]:
         return False

@@ -1,4 +1,4 @@
-"""Records to comparison rows: each run beside the reference of its own job."""
+"""Records to comparison rows: each run with the reference of its own job."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Row:
 
     run: Run
     judgement: Judgement
-    apart: str = ""
-    """What stands in the brackets of its label."""
+    label_suffix: str = ""
+    """What its label shows in brackets; empty if nothing."""
     reference: Run | None = None
     """The run that it was judged by."""
     noise: Noise | None = None
@@ -40,7 +40,7 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The backend with its options, and in brackets what tells its runs from others."""
+        """The backend with its options, and in brackets how its runs differ from others of it."""
         return self.run.label
 
     @property
@@ -60,12 +60,12 @@ class Row:
 
     @property
     def is_comparable(self) -> bool:
-        """Whether its figures may stand beside those of the others."""
+        """Whether its figures may be compared with those of the others."""
         return not self.judgement.not_same_job
 
     @property
     def is_of_another_job(self) -> bool:
-        """Whether it asked for another job than the run that it was held against."""
+        """Whether its job is not that of the run it was compared with."""
         return self.same_job_as is not None and self.same_job_as.record.job_id != self.record.job_id
 
     def as_json(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _where(error: ErrorPart) -> str:
 def make_rows(records: Iterable[Record]) -> list[Row]:
     """Judge each run by the reference run of the same job; in the order of `in_order`.
 
-    Repetitions of the reference in another way say what noise is and get no row beside the backends.
+    Variants of the reference only serve to measure noise and get no row.
     """
     records = in_order(records)
     references = _references(records)
@@ -123,17 +123,17 @@ def make_rows(records: Iterable[Record]) -> list[Row]:
         for job_id, reference in references.items()
     }
     stand_ins = _stand_ins(records, references)
-    beside = [r for r in records if not (is_variant(r) and r.job_id in references)]
-    told_apart = dict(zip(map(id, beside), _told_apart(beside), strict=True))
-    runs = {id(r): Run(record=r, label=labelled(r.backend.label, told_apart.get(id(r), ""))) for r in records}
+    listed = [r for r in records if not (is_variant(r) and r.job_id in references)]
+    suffixes = dict(zip(map(id, listed), _label_suffixes(listed), strict=True))
+    runs = {id(r): Run(record=r, label=labelled(r.backend.label, suffixes.get(id(r), ""))) for r in records}
     rows = []
-    for record in beside:
+    for record in listed:
         run, noise = runs[id(record)], noises.get(record.job_id)
         judge_by = runs.get(id(references.get(record.job_id)))
         stand_in = runs.get(id(stand_ins.get(record.job_id)))
         rows.append(
             Row(
-                run=run, apart=told_apart[id(record)], reference=judge_by, noise=noise,
+                run=run, label_suffix=suffixes[id(record)], reference=judge_by, noise=noise,
                 judgement=judge(judge_by, run, noise, stand_in=stand_in),
                 same_job_as=stand_in if record.job_id in stand_ins else judge_by,
             )
@@ -154,13 +154,13 @@ def _references(records: Iterable[Record]) -> dict[str, Record]:
 
 def _stand_ins(records: Sequence[Record], references: dict[str, Record]) -> dict[str, Record | None]:
     """For each job whose reference has no result, the run that the others must be the same job as."""
-    whole = next((reference for reference in references.values() if reference.status == "ok"), None)
+    succeeded = next((reference for reference in references.values() if reference.status == "ok"), None)
     found: dict[str, Record | None] = {}
     for job_id in dict.fromkeys(record.job_id for record in records):
         reference = references.get(job_id)
-        if reference is None and whole is not None:
-            # A job without any reference beside one that has it is what does not belong here.
-            found[job_id] = whole
+        if reference is None and succeeded is not None:
+            # If another job has a reference and this one has none, this one does not belong here.
+            found[job_id] = succeeded
         elif reference is None or reference.status != "ok":
             found[job_id] = most_agreed([r for r in records if r.job_id == job_id and r.status == "ok"])
     return found
@@ -181,8 +181,8 @@ def in_order(records: Iterable[Record]) -> list[Record]:
     return sorted(records, key=place)
 
 
-def _told_apart(records: Sequence[Record]) -> list[str]:
-    """For each record what tells it from others of its job and world size; empty where nothing does."""
+def _label_suffixes(records: Sequence[Record]) -> list[str]:
+    """For each record, how it differs from others of its job and world size; empty if it does not."""
     places: dict[tuple[str, int], list[Record]] = {}
     for record in records:
         places.setdefault((record.job_id, record.world.world_size), []).append(record)
@@ -191,9 +191,9 @@ def _told_apart(records: Sequence[Record]) -> list[str]:
 
 
 def most_agreed(records: Sequence[Record]) -> Record | None:
-    """Of runs without a reference the one that most others are the same job as, of equals the first.
+    """Among runs without a reference, the one whose job most others share; the first on a tie.
 
-    Each is held against the first of every group so far, not against all others: a matrix may be large.
+    Each is compared with the first of every group so far, not against all others: a matrix may be large.
     """
     groups: list[list[Record]] = []
     for record in records:

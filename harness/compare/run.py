@@ -71,7 +71,7 @@ class Run:
 
     @cached_property
     def steady_from(self) -> int | None:
-        """Number of the first steady step; None: it cannot be told, or there is none."""
+        """Number of the first steady step; None: too few steps, or there is none."""
         return steady_from(self.record)
 
     @cached_property

@@ -12,7 +12,7 @@ Facts = Mapping[str, str]
 
 
 def facts(record: Record) -> Facts:
-    """Each in words that tell it from another value: '2 nodes x 2', 'torch 2.11.0'."""
+    """Each in words: '2 nodes x 2', 'torch 2.11.0'."""
     world, environment = record.world, record.environment
     gpus = environment.gpus or ["no GPU"]
     measure = record.measure.model_dump() if record.measure else {}
@@ -48,11 +48,11 @@ def varying(records: Iterable[Record]) -> list[str]:
 
 
 def words(record: Record, names: Iterable[str]) -> str:
-    """The named facts of a record, as they stand behind the backend; empty without names."""
+    """The named facts of a record, joined by commas; empty without names."""
     own = facts(record)
     return ", ".join(own[name] for name in names if name in own)
 
 
-def labelled(backend: str, apart: str) -> str:
-    """A backend with what tells its runs from others in brackets, if anything does."""
-    return f"{backend} ({apart})" if apart else backend
+def labelled(backend: str, suffix: str) -> str:
+    """A backend, and the suffix in brackets unless it is empty."""
+    return f"{backend} ({suffix})" if suffix else backend

@@ -14,7 +14,7 @@ from harness.record import WorldPart
 from harness.spec import Job
 
 GROWING = ("job", "nodes", "micro-batch")
-"""Circumstances that may change along one curve. On the CPU the threads of a rank may not: two ranks of one
+"""Run conditions that may change along one curve. On the CPU the threads of a rank may not: two ranks of one
 thread have no more processors than one of two."""
 LAYOUTS: tuple[Callable[[WorldPart], str], ...] = (
     lambda world: counted(world.nodes, "node"),
@@ -27,12 +27,12 @@ CUT = {"global_batch_size", "micro_batch_size", "accumulation_steps"}
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One number of ranks of one backend, beside the smallest that was run."""
+    """One number of ranks of one backend, compared with the smallest that was run."""
 
     group: Repeats
     base: Repeats
     curve: str
-    """Name of the curve that it lies on: the backend, and what tells it from other curves of it."""
+    """Name of the curve that it lies on: the backend, and how it differs from its other curves."""
 
     @property
     def step_seconds(self) -> float:
@@ -79,22 +79,22 @@ def strong_scaling(comparison: Comparison) -> list[list[Point]]:
     same job is its base.
     """
     timed = _timed(comparison.comparable.groups)
-    names = _kept_apart(timed)
+    names = _separating(timed)
     references: dict[tuple[str, str], Repeats] = {}
     curves: dict[tuple[str, str, str], list[Repeats]] = {}
     for group in timed:
-        job_id, circumstances = group.record.job_id, words(group.record, names)
+        job_id, conditions = group.record.job_id, words(group.record, names)
         if group.is_reference:
-            references.setdefault((job_id, circumstances), group)
+            references.setdefault((job_id, conditions), group)
         else:
-            curves.setdefault((job_id, group.backend, circumstances), []).append(group)
+            curves.setdefault((job_id, group.backend, conditions), []).append(group)
     found = []
-    for (job_id, label, circumstances), groups in curves.items():
-        base = references.get((job_id, circumstances))
+    for (job_id, label, conditions), groups in curves.items():
+        base = references.get((job_id, conditions))
         if min(group.world_size for group in groups) > 1 and base is not None:
             groups = [base, *groups]
         if len({group.world_size for group in groups}) > 1:
-            found += _curves(groups, label, circumstances)
+            found += _curves(groups, label, conditions)
     return found
 
 
@@ -106,35 +106,35 @@ def weak_scaling(comparison: Comparison) -> list[list[Point]]:
     """
     own = [row for row in comparison.rows if row.is_comparable or row.is_of_another_job]
     timed = _timed(group_repeats(own))
-    names = _kept_apart(timed)
+    names = _separating(timed)
     curves: dict[tuple[str, str, str], list[Repeats]] = {}
     for group in timed:
         if not group.is_reference:
             key = _without_size(group.record.job), group.backend, words(group.record, names)
             curves.setdefault(key, []).append(group)
     found = []
-    for (_, label, circumstances), groups in curves.items():
+    for (_, label, conditions), groups in curves.items():
         sizes = {group.world_size for group in groups}
         jobs = {group.record.job_id for group in groups}
         pairs = {(group.world_size, group.record.job_id) for group in groups}
         if len(sizes) > 1 and len(sizes) == len(jobs) == len(pairs):
-            found += _curves(groups, label, circumstances)
+            found += _curves(groups, label, conditions)
     return found
 
 
 def _timed(groups: Sequence[Repeats]) -> list[Repeats]:
-    """Whole and timed; those that left the reference do other work."""
+    """Successful and timed; those that diverged do other work."""
     return [g for g in groups if g.succeeded and g.step_seconds and g.parity != "diverged"]
 
 
-def _kept_apart(groups: Sequence[Repeats]) -> list[str]:
-    """Circumstances that curves are kept apart by."""
+def _separating(groups: Sequence[Repeats]) -> list[str]:
+    """Names of the run conditions that put runs on different curves."""
     harmless = () if any(group.record.world.device == "cpu" for group in groups) else ("threads",)
     names = varying(group.record for group in groups)
     return [name for name in names if name not in (*GROWING, *harmless)]
 
 
-def _curves(groups: Sequence[Repeats], label: str, circumstances: str) -> list[list[Point]]:
+def _curves(groups: Sequence[Repeats], label: str, conditions: str) -> list[list[Point]]:
     """One curve, or one for each layout where one number of ranks ran in several.
 
     All of them begin at the fewest ranks on the fewest nodes.
@@ -150,7 +150,7 @@ def _curves(groups: Sequence[Repeats], label: str, circumstances: str) -> list[l
     for shown, members in layouts.items():
         if len(members) == 1 and members[0] is base:
             continue
-        name = labelled(label, ", ".join(filter(None, (circumstances, shown))))
+        name = labelled(label, ", ".join(filter(None, (conditions, shown))))
         starts = [base] if members[0].world_size > base.world_size else []
         curves.append([Point(group=group, base=base, curve=name) for group in [*starts, *members]])
     return curves

@@ -1,4 +1,4 @@
-"""Settings in which runs of one job differ, whatever is made of it: each value with its backends."""
+"""Settings in which runs of one job differ, harmless or not: each value with its backends."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def differing_settings(rows: Sequence[Row]) -> list[DifferingSetting]:
         for setting in SETTINGS
         if len(values := _values(setting, of_job)) > 1
     ]
-    found += [differing for row in runs for differing in _beside_reference(row)]
+    found += [differing for row in runs for differing in _known_of_pair(row)]
     return sorted(found, key=lambda differing: differing.effect != "mathematics")
 
 
-def _beside_reference(row: Row) -> list[DifferingSetting]:
-    """What is known of a run and its reference only, such as constants by parameter."""
+def _known_of_pair(row: Row) -> list[DifferingSetting]:
+    """Settings known only of a run and its reference, such as constants by parameter."""
     if row.reference is None:
         return []
     return [

@@ -1,4 +1,4 @@
-"""Model states that were measured, beside those that closed forms expect and the textbook counts."""
+"""Model states that were measured, those that closed forms expect, and the textbook's."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def mser(values: Sequence[float]) -> int:
     """Index in the first half before which the values are cut off; the earliest of equal ones.
 
     From the end on, the squared deviations of each rest follow from its sum and sum of squares. Values are
-    taken relative to the last one, which keeps the two sums small beside what they are subtracted for.
+    taken relative to the last one, which keeps the two sums small compared with what they are subtracted for.
     """
     backwards = np.asarray(values)[::-1] - values[-1]
     counts = np.arange(1, len(values) + 1)
@@ -93,7 +93,7 @@ def uninstrumented_steps(record: Record) -> tuple[list[int], list[float]]:
 
 
 def steady_from(record: Record) -> int | None:
-    """Number of the first steady step of a run; None: it cannot be told, or there is none."""
+    """Number of the first steady step of a run; None: too few steps, or there is none."""
     numbers, seconds = uninstrumented_steps(record)
     found = steady_state(seconds)
     return None if found is None else numbers[found.first]

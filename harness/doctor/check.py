@@ -47,7 +47,7 @@ class SelfCheck:
     failed: dict[str, str]
     """Backends that did not finish, and why."""
     missed: dict[str, str]
-    """Planted defects that were not named, and what was said instead."""
+    """Planted defects that were not named, and what was reported instead."""
     planted: int
     """Defects that were planted."""
     not_covered: dict[str, str]

@@ -71,7 +71,7 @@ def patience_of(experiment: Experiment) -> Patience:
 
 
 def modules_to_preload(experiment: Experiment, backends: Iterable[str]) -> list[str]:
-    """Modules that these runs import beside torch and transformers, for the fork server."""
+    """Modules that these runs import besides torch and transformers, for the fork server."""
     needed = {package for label in backends for package in registry.parse(label)[0].packages}
     modules = [*sorted(needed & {"deepspeed", "accelerate"}), "torch.profiler._cupti_monitor"]
     if "deepspeed" in needed:

@@ -37,7 +37,7 @@ from harness.report.tables import LABELS, not_comparable_table, results_table
 
 TITLE = "Comparison with a baseline"
 MOST_OPEN = 3
-"""Of figures that are not tested, told in the verdict."""
+"""Untested figures that the verdict names."""
 COLUMNS = (
     *LABELS,
     Column("measure", "measure", align="left"),
@@ -101,7 +101,7 @@ def _moved(change: Change) -> str:
 
 
 def _lost_and_new(before: Comparison, after: Comparison) -> list[str]:
-    """Cells that ended well on one side only, and how they ended on the other."""
+    """Cells that succeeded on one side only, and how they ended on the other."""
     lost, new = [], []
     for pair in pairs(before, after):
         well = [side is not None and side.succeeded for side in (pair.before, pair.after)]
@@ -206,9 +206,9 @@ def _sides(before: Comparison, after: Comparison) -> Section:
     for name, side in (("Before", before), ("After", after)):
         results = results_table(side.comparable)
         parts: list[Block] = [Heading("Results"), results]
-        apart = not_comparable_table(side)
-        if apart is not None:
-            parts += [Heading("Not comparable, and why"), apart]
+        excluded = not_comparable_table(side)
+        if excluded is not None:
+            parts += [Heading("Not comparable, and why"), excluded]
         for section in (machine_section(side), findings_section(side)):
             parts += [Heading(section.title), *section.blocks]
         blocks.append(Folded(name, [_of_side(part, name) for part in parts]))

@@ -100,7 +100,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Items:
-    """A list of lines; a pair is a name, which is emphasised, and what is said of it."""
+    """A list of lines; a pair is a name, which is emphasised, and its text."""
 
     items: Sequence[str | tuple[str, str]]
 

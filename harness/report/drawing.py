@@ -12,7 +12,7 @@ from harness.report.document import Picture
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which colour-blind readers tell apart, without black: it vanishes on dark pages.
+# Okabe and Ito's colours, distinct for colour-blind readers, without black: it vanishes on dark pages.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8A6D00")
 LINE_STYLES = ("-", "--", "-.", ":")
 HATCHES = ("", "////", "....")

@@ -52,7 +52,7 @@ class Manifest(BaseModel):
     folders: list[str] = []
     """Folders of which every record is in the report."""
     left_out: list[str] = []
-    """Records that lay beside those of the report and are not part of it."""
+    """Records that lay next to those of the report and are not part of it."""
     pictures: dict[str, str] = {}
     """SHA-256 of each picture, by file name."""
 
@@ -79,7 +79,7 @@ def make_manifest(
 ) -> Manifest:
     """Describe a report of `runs`, in their order, that will be written to `output`.
 
-    `folders` are those that were given whole. What else lies beside the records is named as left out.
+    `folders`: those whose every record was asked for. Other records next to these are named as left out.
     """
     folder = output.parent
     files = RecordFiles()

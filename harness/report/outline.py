@@ -70,7 +70,7 @@ OF_EVERY_RUN = {
     configuration_section,
 }
 """Sections that look at each run by itself, or that leave out themselves what is not the same job. The
-others set runs beside each other, and get only those that are."""
+others compare runs, and get only comparable ones."""
 PICTURES: dict[str, tuple[Callable[[Comparison], Picture | None], ...]] = {
     "time": (phases_picture,),
     "overlap": (overlap_picture,),

@@ -36,10 +36,10 @@ IMAGE_FORMATS: dict[Format, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Rendered:
-    """A report as it is written: its text, and the files beside it by name."""
+    """A report as it is written: its text, and the files next to it by name."""
 
     text: str
-    beside: Mapping[str, bytes]
+    files: Mapping[str, bytes]
 
 
 def write_report(
@@ -50,9 +50,9 @@ def write_report(
     baseline: Sequence[Run] = (),
     folders: Sequence[Path] = (),
 ) -> Path:
-    """Write the report and what belongs beside it; return the report's path.
+    """Write the report and the files that belong to it; return the report's path.
 
-    `form` follows from the name of the file where it is None. `folders` were given whole.
+    `form` None: it follows from the extension. `folders`: those whose every record was asked for.
     """
     form = form or format_of(output)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def write_report(
     )
     rendered = render(document, manifest, images, output)
     _remove_earlier_pictures(output, manifest)
-    for name, data in rendered.beside.items():
+    for name, data in rendered.files.items():
         write_atomically(output.parent / name, data)
     write_atomically(output, rendered.text)
     return output
@@ -89,7 +89,7 @@ def _remove_earlier_pictures(output: Path, manifest: Manifest) -> None:
 
 
 def format_of(output: Path) -> Format:
-    """The format that the ending of a file's name tells; markdown where it has none. Raises HarnessError."""
+    """The format follows from the extension; markdown if there is none. Raises HarnessError."""
     form = SUFFIXES.get(output.suffix.lower() or ".md")
     if form is None:
         raise HarnessError(
@@ -124,22 +124,22 @@ def picture_names(images: Images, output: Path) -> dict[tuple[str, str], str]:
 
 
 def render(document: Document, manifest: Manifest, images: Images, output: Path) -> Rendered:
-    """The bytes of the report and of the files beside it."""
+    """The bytes of the report and of the files next to it."""
     names = picture_names(images, output)
-    beside = {names[key, form]: data for key, of in images.items() for form, data in of.items()}
+    pictures = {names[key, form]: data for key, of in images.items() for form, data in of.items()}
     match manifest.format:
         case "md":
             shown = {key: names[key, "svg"] for key in images}
-            return Rendered(text=render_markdown(document, shown, manifest.line()), beside=beside)
+            return Rendered(text=render_markdown(document, shown, manifest.line()), files=pictures)
         case "html":
             shown = {key: data_address(of["svg"]) for key, of in images.items()}
-            return Rendered(text=render_html(document, shown, manifest.line()), beside={})
+            return Rendered(text=render_html(document, shown, manifest.line()), files={})
         case "latex":
             shown = {key: names[key, "png"] for key in images}
-            return Rendered(text=render_latex(document, shown, manifest.line()), beside=beside)
+            return Rendered(text=render_latex(document, shown, manifest.line()), files=pictures)
         case "json":
-            return Rendered(text=render_json(document, manifest.line()), beside={})
+            return Rendered(text=render_json(document, manifest.line()), files={})
         case "csv":
-            main, others = render_csv(document, manifest.line())
-            files = {output.with_suffix(f".{key}.csv").name: t.encode() for key, t in others.items()}
-            return Rendered(text=main, beside=files)
+            main, tables = render_csv(document, manifest.line())
+            others = {output.with_suffix(f".{key}.csv").name: t.encode() for key, t in tables.items()}
+            return Rendered(text=main, files=others)

@@ -1,4 +1,4 @@
-"""Whether a picture beside a report is the one that its records give."""
+"""Whether a picture next to a report is the one that its records give."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ SPREAD_COLUMNS = (
     Column("step_seconds_smallest", "least ms", milliseconds),
     Column("step_seconds_largest", "most ms", milliseconds),
 )
-APART = "not comparable: these runs are not the same job, so they stand in no table beside the others"
-APART_COLUMNS = (
+NOT_COMPARABLE = "not comparable: these runs are not the same job, so the tables leave them out"
+NOT_COMPARABLE_COLUMNS = (
     *LABELS,
     Column("repeat", "repeat"),
     Column("field", "field that differs", align="left"),
@@ -66,7 +66,7 @@ def main_table(comparison: Comparison, style: str = "simple") -> str:
     """The main table for a terminal, in a style of tabulate, and below it what does not belong in it."""
     text = _text(results_table(comparison.comparable), style)
     excluded = not_comparable_table(comparison)
-    return text if excluded is None else f"{text}\n\n{APART}\n{_text(excluded, style)}"
+    return text if excluded is None else f"{text}\n\n{NOT_COMPARABLE}\n{_text(excluded, style)}"
 
 
 def not_comparable_table(comparison: Comparison) -> Table | None:
@@ -86,7 +86,7 @@ def not_comparable_table(comparison: Comparison) -> Table | None:
                     other.label if other is not None else None,
                 ]
             )
-    return Table(key="not_comparable", columns=APART_COLUMNS, rows=body) if body else None
+    return Table(key="not_comparable", columns=NOT_COMPARABLE_COLUMNS, rows=body) if body else None
 
 
 def _text(table: Table, style: str) -> str:
@@ -181,7 +181,7 @@ def _line(group: Repeats, best: Repeats | None, pairs: int) -> list[Any]:
 
 
 def _has_spread(metric: Metric) -> bool:
-    """Whether a cell shows the largest of many values, which tells nothing of the others."""
+    """Whether a cell shows the largest of many values, which says nothing about the others."""
     return metric.pool is not None and metric.aggregate is max
 
 

@@ -25,7 +25,7 @@ from harness.report.writers.html import DATA_ADDRESS
 
 
 def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
-    """Check a report against the records beside it.
+    """Check a report against the records next to it.
 
     Pictures that another version of matplotlib drew cannot be drawn again byte by byte. That is a problem
     of its own, unless `pictures_by_digest` accepts those whose digest the report lists. Raises
@@ -41,7 +41,7 @@ def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
         text = text.replace("\r\n", "\n")
     manifest, manifest_line = _find_manifest(report, text)
     records = check_records(report, text, manifest, manifest_line, result)
-    _check_pictures_beside(report, manifest, manifest_line, result)
+    _check_unlisted_pictures(report, manifest, manifest_line, result)
     if manifest.left_out:
         count = counted(len(manifest.left_out), "record")
         result.notes.append(f"{count} in the same folder: not part of the report, as it says")
@@ -51,7 +51,7 @@ def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
     document = make_document(manifest, records)
     redraw = manifest.matplotlib == version("matplotlib")
     if not redraw and IMAGE_FORMATS[manifest.format]:
-        _tell_other_drawing(report.name, manifest, manifest_line, pictures_by_digest, result)
+        _report_other_drawing(report.name, manifest, manifest_line, pictures_by_digest, result)
     _compare(report, text, document, manifest, manifest_line, redraw, result)
     if manifest.harness != version("sharding-harness"):
         result.notes.append(
@@ -74,7 +74,7 @@ def _compare(
     redraw: bool,
     result: Verification,
 ) -> None:
-    """The text, and every file beside it, with what the records give."""
+    """Compare the text, and every file next to it, with what the records give."""
     name = report.parent / manifest.name
     images = draw_all(document, manifest.format)
     rendered = render(document, manifest, images, name)
@@ -88,22 +88,22 @@ def _compare(
         what = "the list of the pictures' digests is not that of the pictures"
         result.problems.append(Problem(report.name, manifest_line, what))
     pictures = set(names.values())
-    for beside, expected in rendered.beside.items():
-        path = report.parent / beside
+    for file, expected in rendered.files.items():
+        path = report.parent / file
 
-        def tell(what: str, beside: str = beside) -> None:
-            line = _line_showing(text, beside, manifest_line)
-            result.problems.append(Problem(report.name, line, f"{beside} {what}"))
+        def report_problem(what: str, file: str = file) -> None:
+            line = _line_showing(text, file, manifest_line)
+            result.problems.append(Problem(report.name, line, f"{file} {what}"))
 
         if not path.is_file():
-            tell("is missing beside the report")
-        elif beside not in pictures:
-            _compare_text(beside, _read_text(path), expected.decode(), True, result)
+            report_problem("is missing next to the report")
+        elif file not in pictures:
+            _compare_text(file, _read_text(path), expected.decode(), True, result)
         elif redraw:
-            if not same_picture(beside, path.read_bytes(), expected):
-                tell("is not the picture that the records give")
-        elif digest(path.read_bytes()) != manifest.pictures.get(beside):
-            tell("is not the picture whose digest the report lists")
+            if not same_picture(file, path.read_bytes(), expected):
+                report_problem("is not the picture that the records give")
+        elif digest(path.read_bytes()) != manifest.pictures.get(file):
+            report_problem("is not the picture whose digest the report lists")
 
 
 def _line_showing(text: str, picture: str, manifest_line: int) -> int:
@@ -126,7 +126,7 @@ def _lists_pictures(
     return True
 
 
-def _tell_other_drawing(
+def _report_other_drawing(
     name: str, manifest: Manifest, line: int, by_digest: bool, result: Verification
 ) -> None:
     how = f"pictures were drawn by matplotlib {manifest.matplotlib}, here is {version('matplotlib')}"
@@ -138,10 +138,10 @@ def _tell_other_drawing(
 
 
 def _find_manifest(report: Path, text: str) -> tuple[Manifest, int]:
-    """The manifest within the text; that of a CSV report is a file beside it."""
-    beside = report.with_suffix(f".{MANIFEST}.csv")
-    if beside.is_file():
-        manifest, line = read_manifest(_read_text(beside), beside)
+    """The manifest within the text; that of a CSV report is a file next to it."""
+    of_csv = report.with_suffix(f".{MANIFEST}.csv")
+    if of_csv.is_file():
+        manifest, line = read_manifest(_read_text(of_csv), of_csv)
         if manifest.name == report.name:
             return manifest, line
     return read_manifest(text, report)
@@ -154,7 +154,7 @@ def _read_text(path: Path) -> str:
         raise HarnessError(f"report '{path}' cannot be read: {error}") from error
 
 
-def _check_pictures_beside(
+def _check_unlisted_pictures(
     report: Path, manifest: Manifest, manifest_line: int, result: Verification
 ) -> None:
     """Pictures with names of this report's that it does not show: left by an earlier one, or foreign."""

@@ -126,7 +126,7 @@ def _world(request: RunRequest, setup: SetupEvent | None) -> WorldPart:
 
 
 def _artifacts(run_directory: Path, request: RunRequest) -> dict[str, str]:
-    """What ranks left beside their events: traces, snapshots of CUDA memory, a checkpoint."""
+    """What ranks left next to their events: traces, snapshots of CUDA memory, a checkpoint."""
     kinds = (("trace", trace_file), ("memory snapshot", snapshot_file))
     files = {
         f"{what} of rank {rank}": name(run_directory, rank)
@@ -174,7 +174,7 @@ def _applied_learning_rate(rows: Sequence[StepEvent]) -> float | None:
 
 
 def _applied_gradient_norm(rows: Sequence[StepEvent]) -> float | None:
-    """Ranks hold disjoint parts of the gradient, or each of them all of it: told by how much they hold."""
+    """Ranks hold disjoint parts of the gradient, or all of it each; the sum of their shares decides."""
     applied = [
         (row.applied.squares, row.applied.share)
         for row in rows

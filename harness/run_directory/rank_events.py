@@ -104,6 +104,6 @@ def read_events(run_directory: Path, world_size: int) -> tuple[dict[int, RankEve
 
 
 def _until_gap(rows: Sequence[OfStep], whole: Sequence[OfStep]) -> list[OfStep]:
-    """Leave out what a rank said after a line that was lost: ranks are compared row by row."""
+    """Leave out what a rank reported after a line that was lost: ranks are compared row by row."""
     pairs = zip(rows, whole, strict=False)
     return [row for row, _ in takewhile(lambda pair: pair[0].step == pair[1].step, pairs)]

@@ -56,7 +56,7 @@ def verdict(
 ) -> Verdict | None:
     """What ended the job from outside; None: look at what its ranks say.
 
-    `silent_hosts` are nodes of which no rank reported how it ended, `memory_notice` is what Slurm said of a
+    `silent_hosts` are nodes of which no rank reported how it ended, `memory_notice` is Slurm's notice of a
     step that was out of memory, `fabric` what the self-test of the network measured.
     """
     state = facts.state if facts is not None else None

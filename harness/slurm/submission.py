@@ -108,7 +108,7 @@ def submit_runs(
 ) -> int:
     """Submit runs in order while the queue has room; return how many were submitted.
 
-    `on_job` is told each job and its number of runs. The queue is asked once; what else the user submits
+    `on_job` gets each job and its number of runs. The queue is asked once; what else the user submits
     meanwhile is not counted. Raises HarnessError as soon as sbatch refuses, with what was submitted noted.
     """
     room = max(0, matrix.site.max_queued_jobs - client.queued_jobs())

@@ -131,7 +131,7 @@ class CompareSection(Section):
     noise_runs: bool = Field(
         True,
         description="repeat the reference with another split of the batch, and at low precision in fp32: "
-        "how far these lie apart decides what counts as rounding",
+        "their spread decides what counts as rounding",
     )
 
 

@@ -4,7 +4,7 @@ Model FLOPs per token: 6 N + 12 L H Q T (A. Chowdhery et al., 'PaLM', arXiv 2204
 parameters that multiply (embedding tables that are only looked up left out, norms and biases in), L layers,
 H heads of size Q and T tokens per sequence. The attention term counts the whole square although a causal
 kernel may skip half of it; forward and backward are one third and two thirds.
-Hardware FLOPs add what is computed beside that: padding, and the forward pass of the blocks once more under
+Hardware FLOPs add what is computed besides: padding, and the forward pass of the blocks once more under
 activation checkpointing (V. Korthikanti et al., arXiv 2205.05198, appendix A).
 """
 

@@ -134,7 +134,7 @@ class Volume:
     remarks: tuple[tuple[str, str], ...] = ()
     """(term, why this implementation moves less under it than the textbook, or by another collective)."""
     unknown: str | None = None
-    """Why nothing can be said of the steps and evaluations; None: they were derived."""
+    """Why the steps and evaluations could not be derived; None: they were."""
     underived: tuple[Underived, ...] = ()
 
 

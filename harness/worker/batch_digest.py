@@ -1,4 +1,4 @@
-"""What a batch contains, as digests by which two runs can tell whether the same samples were fed."""
+"""What a batch contains, as digests: equal if two runs trained on the same samples."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def run_external(make_request: Callable[[], RunRequest], runs: Path) -> tuple[Re
     dist.broadcast_object_list(agreed, src=0)
     request = RunRequest.model_validate_json(agreed[0])
     run = _ExternalRun(directory=runs / request.run_id, request=request, world=world)
-    run.settle()
+    run.agree_on_folder()
     if world.rank == 0:
         signal.signal(signal.SIGTERM, run.end_early_and_leave)
     code = run_rank(run.directory, run.end_early)
@@ -64,7 +64,7 @@ class _ExternalRun:
     without_runs_folder: tuple[int, ...] = ()
     """Ranks that do not see rank 0's folder."""
 
-    def settle(self) -> None:
+    def agree_on_folder(self) -> None:
         """Make the folder, and find out which ranks share it."""
         if self.world.rank == 0:
             self.directory.mkdir(parents=True)

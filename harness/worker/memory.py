@@ -25,10 +25,10 @@ from torch import Tensor
 from harness.backends.base import TensorKind
 from harness.errors import HarnessError
 
-SETTLING_SECONDS = 0.001
+READING_INTERVAL_SECONDS = 0.001
 """Between two readings of what is served."""
-SETTLED_READINGS = 5
-"""So many alike in a row are what stays."""
+EQUAL_READINGS = 5
+"""After so many equal readings in a row, other threads have freed what they held."""
 MOST_READINGS = 100
 
 
@@ -56,7 +56,7 @@ class AllocatorProbe(ABC):
         """Whether the probe makes allocations slower now."""
         return False
 
-    def settle(self) -> None:  # noqa: B027 - only where threads free memory in their own time
+    def wait_until_stable(self) -> None:  # noqa: B027 - only where threads free memory in their own time
         """Wait until other threads have freed what they no longer need."""
 
     @abstractmethod
@@ -143,14 +143,14 @@ class CpuAllocatorProbe(AllocatorProbe):
     def limit(self, limit_bytes: int) -> None:
         self._library.harness_set_limit(limit_bytes)
 
-    def settle(self) -> None:
+    def wait_until_stable(self) -> None:
         # gloo's threads wake whoever waits for a collective before they let go of its buffers.
-        held, alike = self.allocated_bytes(), 0
+        held, equal = self.allocated_bytes(), 0
         for _ in range(MOST_READINGS):
-            time.sleep(SETTLING_SECONDS)
+            time.sleep(READING_INTERVAL_SECONDS)
             still = self.allocated_bytes()
-            held, alike = still, alike + 1 if still == held else 0
-            if alike == SETTLED_READINGS:
+            held, equal = still, equal + 1 if still == held else 0
+            if equal == EQUAL_READINGS:
                 break
 
     def serves(self, storage: torch.UntypedStorage) -> bool:

@@ -51,14 +51,14 @@ class MemoryProbe:
 
     def before_forward(self) -> None:
         """Remember what is there before a forward pass, so that its activations can be identified."""
-        self.allocator.settle()
+        self.allocator.wait_until_stable()
         live = self._live()
         self._rest_before_forward = _rest(self.allocator.allocated_bytes(), live)
 
     def record(self, step: int, moment: Moment) -> None:
         """Add a row for this moment and count peaks from here."""
         peak = self.allocator.peak_bytes()
-        self.allocator.settle()
+        self.allocator.wait_until_stable()
         live = self._live()
         allocated = self.allocator.allocated_bytes()
         rest = _rest(allocated, live)

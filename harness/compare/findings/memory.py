@@ -121,16 +121,16 @@ def growth_bytes(part: RankPart) -> int:
     least above the least of its kind. A single rise among several steps is no leak: a library allocates
     something once. Before the second step Adam has no states, so the first is left out.
     """
-    floor = _floor(part)
-    rises = [after - before > GROWTH_BYTES for (_, before), (_, after) in pairwise(floor)]
+    lasting = _lasting_bytes(part)
+    rises = [after - before > GROWTH_BYTES for (_, before), (_, after) in pairwise(lasting)]
     if not any(rises) or (sum(rises) == 1 and len(rises) > 1):
         return 0
     slopes = [(after - before) / (later - earlier)
-              for (earlier, before), (later, after) in combinations(floor, 2)]  # fmt: skip
+              for (earlier, before), (later, after) in combinations(lasting, 2)]  # fmt: skip
     return max(0, int(median(slopes)))
 
 
-def _floor(part: RankPart) -> list[tuple[int, int]]:
+def _lasting_bytes(part: RankPart) -> list[tuple[int, int]]:
     """(step, bytes above the least of all steps) at the moment of the step where that is smallest."""
     above: dict[int, list[int]] = {}
     for moment in measures.STEP_MOMENTS:

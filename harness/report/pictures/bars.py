@@ -75,7 +75,7 @@ def stacked(
 
 
 def label_bars(axis: Axes, groups: Sequence[Repeats], unit: str) -> None:
-    """Names beside the bars, first on top, and the unit below; call it when all is drawn."""
+    """Names next to the bars, first on top, and the unit below; call it when all is drawn."""
     axis.set_yticks(range(len(groups)), [label(group, groups) for group in groups])
     axis.set_ylabel("backend, ranks")
     axis.set_xlabel(unit)
@@ -85,7 +85,7 @@ def label_bars(axis: Axes, groups: Sequence[Repeats], unit: str) -> None:
 
 
 def legend_below(figure: Figure, columns: int = 5) -> None:
-    """One legend for the whole picture, under it."""
+    """One legend below the picture."""
     from matplotlib.container import BarContainer
 
     handles, labels = figure.axes[0].get_legend_handles_labels()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_CURVES = 24
-"""More cannot be told apart."""
+"""More could not be distinguished."""
 Curve = dict[int, float]
 
 
@@ -39,9 +39,9 @@ def loss_picture(comparison: Comparison) -> Picture | None:
     lines = []
     for group in groups:
         losses = _losses(group)
-        beside = {} if group.is_reference else references.get(group.record.job_id, {})
+        expected = {} if group.is_reference else references.get(group.record.job_id, {})
         if losses:
-            differences = {step: loss - beside[step] for step, loss in losses.items() if step in beside}
+            differences = {step: loss - expected[step] for step, loss in losses.items() if step in expected}
             lines.append(_Line(group=group, losses=losses, differences=differences))
     if not lines:
         return None

@@ -1,4 +1,4 @@
-"""Memory of a rank after the forward and the backward pass, by kind, beside its peak and what is expected."""
+"""Memory of a rank after the forward and the backward pass, by kind, with its peak and what is expected."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _draw(figure: Figure, curves: Curves, strong: bool) -> None:
     places: dict[str, int] = {}
     layouts: Counter[str] = Counter()
     for curve in curves:
-        # One colour for a backend; what tells its curves apart is the line.
+        # One colour for a backend; its curves differ in line style.
         backend = curve[-1].group.backend
         place = places.setdefault(backend, len(places))
         line = style(place + layouts[backend] * len(COLOURS))

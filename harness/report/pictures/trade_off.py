@@ -1,4 +1,4 @@
-"""Memory against throughput, with those that no other beats in both."""
+"""Memory against throughput, and the Pareto frontier."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def axis_spans(points: Sequence[Point]) -> Point:
 
 
 def label_shifts(labels: Sequence[tuple[Point, str]]) -> list[Point]:
-    """Where each label goes beside its place, in points: the first shift at which it covers no other."""
+    """Offset of each label from its point: the first shift at which it covers no other."""
     taken: list[tuple[Point, int]] = []
     shifts: list[Point] = []
 

@@ -1,4 +1,4 @@
-"""The tables of a document as CSV: the main table in the report's own file, each other one beside it."""
+"""The tables of a document as CSV: the main table in the report's own file, each other one in a file nearby."""
 
 from __future__ import annotations
 

@@ -65,15 +65,15 @@ def test_host_peak_is_at_least_what_was_touched() -> None:
     assert host_peak_bytes() > held.numel() * 4
 
 
-def test_settling_waits_for_a_thread_that_still_holds_what_it_sent() -> None:
+def test_readings_wait_for_a_thread_that_still_holds_what_it_sent() -> None:
     probe = Readings(chain([900, 900, 900, 500], repeat(100)))
-    probe.settle()
+    probe.wait_until_stable()
     assert probe.allocated_bytes() == 100
 
 
-def test_settling_ends_where_nothing_settles() -> None:
+def test_readings_end_even_if_memory_never_stops_changing() -> None:
     changing = Readings(count())
-    changing.settle()
+    changing.wait_until_stable()
     assert changing.allocated_bytes() == MOST_READINGS + 1
 
 
