@@ -25,12 +25,21 @@ from harness.record.model import (
 )
 from harness.record.part import Part
 from harness.record.ranks import OverlapPart, RankPart, WaitPart
-from harness.record.run import SCHEMA_VERSION, BackendPart, Record, Status
+from harness.record.run import (
+    SCHEMA_VERSION,
+    ArtifactKind,
+    ArtifactPart,
+    BackendPart,
+    Record,
+    Status,
+)
 from harness.record.steps import EvaluationPart, StepPart, Window, WindowsPart
 from harness.record.world import WorldPart
 
 __all__ = [
     "SCHEMA_VERSION",
+    "ArtifactKind",
+    "ArtifactPart",
     "BackendPart",
     "CommunicationPart",
     "DataPart",

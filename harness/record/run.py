@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from harness.backends.base import Effective
 from harness.backends.strategy import StrategyKind
@@ -37,6 +37,27 @@ def with_details(effective: Any) -> Any:
     return known | {
         "details": {key: effective[key] for key in effective if key in own} | (known.get("details") or {})
     }
+
+
+ArtifactKind = Literal["trace", "memory snapshot", "checkpoint"]
+
+
+class ArtifactPart(Part):
+    """A file or folder next to the record."""
+
+    kind: ArtifactKind
+    path: str
+    """Relative to the record's folder."""
+    rank: int | None = None
+    """The rank that wrote it; None: all of them."""
+
+
+def as_artifacts(value: Any) -> Any:
+    """Artifacts as a list; earlier records map 'trace of rank 0' to the path."""
+    if not isinstance(value, dict):
+        return value
+    named = ((name.partition(" of rank "), path) for name, path in value.items())
+    return [{"kind": kind, "rank": rank or None, "path": path} for (kind, _, rank), path in named]
 
 
 class BackendPart(Part):
@@ -103,5 +124,4 @@ class Record(Part):
     windows: WindowsPart | None = None
     skipped_steps: int = 0
     """Updates that a loss scaler skipped."""
-    artifacts: dict[str, str] = Field(default_factory=dict)
-    """Files beside the record, by what they are, relative to the record's folder."""
+    artifacts: Annotated[list[ArtifactPart], BeforeValidator(as_artifacts)] = []

@@ -72,7 +72,7 @@ def before_after(before: Comparison, after: Comparison, *last: Section) -> Docum
 def _verdict(before: Comparison, after: Comparison, found: Sequence[Change]) -> Section:
     sentences = [_same_job(before, after)]
     both = [p for p in pairs(before, after) if p.before is not None and p.after is not None]
-    sentences.append(f"{len(both)} cells of backend and number of ranks are on both sides.")
+    sentences.append(f"{len(both)} cells (backend and number of ranks) are on both sides.")
     sentences += _lost_and_new(before, after)
     moved = [c for c in found if c.judgement == "beyond noise"]
     for metric in metrics_in("changes"):
@@ -101,7 +101,7 @@ def _moved(change: Change) -> str:
 
 
 def _lost_and_new(before: Comparison, after: Comparison) -> list[str]:
-    """Cells that succeeded on one side only, and how they ended on the other."""
+    """Cells that succeeded on one side only, and their status on the other."""
     lost, new = [], []
     for pair in pairs(before, after):
         well = [side is not None and side.succeeded for side in (pair.before, pair.after)]
@@ -112,9 +112,9 @@ def _lost_and_new(before: Comparison, after: Comparison) -> list[str]:
             new.append(f"{title} ({pair.before.status if pair.before else 'not comparable, or absent'})")
     sentences = []
     if lost:
-        sentences.append(f"Lost, with how they ended after: {listed(lost)}.")
+        sentences.append(f"Lost, with their status after: {listed(lost)}.")
     if new:
-        sentences.append(f"New, with how they ended before: {listed(new)}.")
+        sentences.append(f"New, with their status before: {listed(new)}.")
     return sentences
 
 
@@ -131,9 +131,9 @@ def _same_job(before: Comparison, after: Comparison) -> str:
 
 def _settings(before: Comparison, after: Comparison) -> Section:
     found = settings(before, after)
-    title = "What is configured otherwise"
+    title = "Settings that differ"
     if not found:
-        return Section("settings", title, [Paragraph("Nothing that the records hold.")])
+        return Section("settings", title, [Paragraph("None in the records.")])
     columns = [Column(key, title, align="left") for key, title in (
         ("backend", "backend"), ("field", "field"), ("before", "before"), ("after", "after"),
     )]  # fmt: skip
@@ -145,7 +145,7 @@ def _settings(before: Comparison, after: Comparison) -> Section:
     own = [[s.backend, s.field, _text(s.before), _text(s.after)] for s in found if s.backend]
     blocks: list[Block] = [table("settings", shared)] if shared else []
     if own:
-        blocks.append(Folded(f"In force for single backends: {len(own)}", [table("own_settings", own)]))
+        blocks.append(Folded(f"Of single backends: {len(own)}", [table("own_settings", own)]))
     return Section("settings", title, blocks)
 
 
@@ -186,7 +186,7 @@ def _changes(key: str, found: Sequence[Change]) -> Table:
 
 
 def _statuses(before: Comparison, after: Comparison) -> Section | None:
-    """Cells that ended otherwise, or that a side lacks."""
+    """Cells whose status differs, or that a side lacks."""
     body = []
     for pair in pairs(before, after):
         left = pair.before.status if pair.before else None
@@ -197,7 +197,7 @@ def _statuses(before: Comparison, after: Comparison) -> Section | None:
         return None
     columns = (*LABELS, *(Column(key, key, plain, align="left") for key in ("before", "after")))
     table = Table(key="statuses", columns=columns, rows=body)
-    return Section("statuses", "Cells that ended otherwise", [table])
+    return Section("statuses", "Cells with another status", [table])
 
 
 def _sides(before: Comparison, after: Comparison) -> Section:
@@ -212,11 +212,11 @@ def _sides(before: Comparison, after: Comparison) -> Section:
         for section in (machine_section(side), findings_section(side)):
             parts += [Heading(section.title), *section.blocks]
         blocks.append(Folded(name, [_of_side(part, name) for part in parts]))
-    return Section("sides", "Each side by itself", blocks)
+    return Section("sides", "Each side", blocks)
 
 
 def _of_side(block: Block, side: str) -> Block:
-    """The block with its tables under keys of their own: both sides have them."""
+    """The block with its tables with keys that name the side."""
     match block:
         case Table():
             return replace(block, key=f"{block.key}_{side.lower()}")
@@ -229,11 +229,11 @@ def _reading() -> Section:
     counts = listed([metric.title for metric in metrics_in("changes") if metric.is_count])
     text = (
         "Figures are medians over repeats. change: (after - before) / before; least and most: from any run "
-        "of one side to any of the other. beyond noise: an exact permutation test of the runs says that "
+        "of one side to any of the other. beyond noise: in an exact permutation test of the runs "
         f"chance makes such a difference in at most {percent(1 - LEVEL)} of cases, for all cells of one "
         f"measure together. {counts} are counts, where any difference is one. "
-        "not judged: no figures of so few runs could show a difference; "
-        f"{runs_to_judge()} runs on each side show it for one cell, more cells need more. --fail-on passes "
-        "only what is within the noise: a change that is not judged fails where it is beyond the limit."
+        f"not judged: too few runs to show a difference; one cell needs {runs_to_judge()} runs on each side, "
+        "more cells need more. --fail-on passes only changes within the noise: one that is not judged fails "
+        "if it is beyond the limit."
     )
     return Section("reading", "How to read the numbers", [Paragraph(text)])

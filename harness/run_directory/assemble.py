@@ -8,6 +8,8 @@ from pathlib import Path
 from harness.backends import registry
 from harness.provenance import package_versions
 from harness.record import (
+    ArtifactKind,
+    ArtifactPart,
     BackendPart,
     ErrorPart,
     EvaluationPart,
@@ -125,17 +127,15 @@ def _world(request: RunRequest, setup: SetupEvent | None) -> WorldPart:
     )
 
 
-def _artifacts(run_directory: Path, request: RunRequest) -> dict[str, str]:
+def _artifacts(run_directory: Path, request: RunRequest) -> list[ArtifactPart]:
     """What ranks left next to their events: traces, snapshots of CUDA memory, a checkpoint."""
-    kinds = (("trace", trace_file), ("memory snapshot", snapshot_file))
-    files = {
-        f"{what} of rank {rank}": name(run_directory, rank)
-        for rank in range(request.world_size)
-        for what, name in kinds
-    }
+    found: list[tuple[ArtifactKind, int | None, Path]] = []
+    for rank in range(request.world_size):
+        found.append(("trace", rank, trace_file(run_directory, rank)))
+        found.append(("memory snapshot", rank, snapshot_file(run_directory, rank)))
     if request.measure.keep_checkpoint:
-        files["checkpoint"] = checkpoint_folder(run_directory)
-    return {what: file.name for what, file in files.items() if file.exists()}
+        found.append(("checkpoint", None, checkpoint_folder(run_directory)))
+    return [ArtifactPart(kind=kind, rank=rank, path=path.name) for kind, rank, path in found if path.exists()]
 
 
 def _steps(events: Events) -> list[StepPart]:

@@ -64,8 +64,8 @@ def test_phases_and_fetching_fill_the_step(traced: tuple[Path, Record]) -> None:
 
 def test_the_trace_of_each_rank_opens_and_is_named_in_the_record(traced: tuple[Path, Record]) -> None:
     folder, record = traced
-    assert sorted(record.artifacts) == ["trace of rank 0", "trace of rank 1"]
-    for name in record.artifacts.values():
+    assert [(part.kind, part.rank) for part in record.artifacts] == [("trace", 0), ("trace", 1)]
+    for name in (part.path for part in record.artifacts):
         with gzip.open(folder / name) as file:
             names = {event.get("name") for event in json.load(file)["traceEvents"]}
         assert {"harness::step 4", "harness::step 5", "harness::phase forward", "gloo:all_reduce"} <= names

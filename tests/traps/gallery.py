@@ -74,7 +74,9 @@ def run_all(output: Path) -> None:
             settings = traps[0].settings
             if traps[0].padded:
                 settings += ("data.source=jsonl", f"data.path={DOCUMENTS}")
-            labels = list(dict.fromkeys(label for trap in traps for label in (*trap.beside, trap.label)))
+            labels = list(
+                dict.fromkeys(label for trap in traps for label in (*trap.compared_with, trap.label))
+            )
             Matrix(Path(folder)).compare(labels, traps[0].world_size, settings)
             publish(Path(folder, "runs"), made / folder)
         shutil.rmtree(output, ignore_errors=True)

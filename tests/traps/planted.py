@@ -26,7 +26,7 @@ class Trap:
     also: tuple[str, ...] = ()
     """Further findings that are true of it; the one above comes first, and any other is an untrue cause."""
     settings: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
+    compared_with: tuple[str, ...] = ()
     world_size: int = 2
     padded: bool = False
     """Whether samples have different numbers of target tokens."""
@@ -42,7 +42,7 @@ TRAPS = [
          settings=(BF16,), also=("lost-updates", "update-differs", "memory-differs"),
          what="no fp32 master weights: bf16 weights are updated in bf16"),
     Trap(name="T03", label="planted-Bf16Reduction", finding="reduce-dtype-differs",
-         says="reduced in bfloat16", beside=("ddp",), also=("gradient-differs",),
+         says="reduced in bfloat16", compared_with=("ddp",), also=("gradient-differs",),
          what="gradients reduced over the ranks in bf16"),
     Trap(name="T04", label="planted-GradientsSummed", finding="gradient-scale",
          says="x 2: summed over 2 ranks",

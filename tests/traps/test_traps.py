@@ -22,7 +22,7 @@ def test_a_planted_trap_is_named(trap: Trap, matrix: Matrix, tally, tmp_path_fac
     if trap.padded:
         path = matrix.store.root.parent / "documents.jsonl"
         settings += ("data.source=jsonl", f"data.path={padded_documents(path)}")
-    found = matrix.findings([*trap.beside, trap.label], trap.world_size, settings)
+    found = matrix.findings([*trap.compared_with, trap.label], trap.world_size, settings)
     named = [f for f in found if f.id == trap.finding and trap.says in f.message]
     label = trap.label.replace("=true", "=True")
     assert named, [(f.id, f.message) for f in found]

@@ -51,7 +51,7 @@ def loss_picture(comparison: Comparison) -> Picture | None:
     )
     if len(drawn) < len(lines):
         caption += (
-            f" Drawn are {len(drawn)} of {len(lines)}: the references and runs that left them, then those "
+            f" Drawn are {len(drawn)} of {len(lines)}: the references and runs that diverged, then those "
             "furthest from them."
         )
     return Picture(

@@ -44,8 +44,8 @@ def overlap_picture(comparison: Comparison) -> Picture | None:
     """Traced steps by computing and communicating; None where none was traced."""
     text = (
         "Time of a traced step by what a rank does: computing, exposed communication (nothing computes "
-        "beside it) and idle (neither); of the traced steps of all ranks and repeats the one of median "
-        "duration. Tracing makes a step longer."
+        "at the same time) and idle (neither). Each bar: the traced step of median duration, of all ranks "
+        "and repeats. Tracing makes a step longer."
     )
     return _picture("overlap", text, comparison, lambda rank: rank.overlap, _overlap)
 

@@ -45,9 +45,9 @@ def trade_off_picture(comparison: Comparison) -> Picture | None:
     return Picture(
         key="trade-off",
         caption=(
-            f"Peak memory against throughput on {place[1]} ranks. The line joins those whose median "
-            f"throughput and peak no other beats in both, untested against noise: {names}. Numbers are "
-            "lines of the legend, fastest first."
+            f"Peak memory against throughput on {place[1]} ranks. The line is the Pareto frontier of median "
+            f"throughput and peak, untested against noise: {names}. Numbers are those of the legend, fastest "
+            "first."
         ),
         draw=lambda figure: _draw(figure, groups, best),
         height_inches=4.2 + 0.17 * ((len(groups) + 2) // 3),

@@ -23,7 +23,7 @@ def volume_picture(comparison: Comparison) -> Picture | None:
     if not drawn:
         return None
     text = (
-        "Bytes that a rank sends per step on a ring. Bars: counted. Diamonds: expected of this "
+        "Bytes that a rank sends per step (ring algorithm). Bars: measured. Diamonds: expected of this "
         "implementation. Lines: the textbook's closed form."
     )
     return Picture(

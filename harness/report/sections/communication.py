@@ -16,9 +16,9 @@ PHASES = ("setup", "digest", *STEP_PHASES, "evaluation", "checkpoint")
 MEANING = (
     "Of rank 0 of the first repeat. Forward, backward and step: per step. Setup, evaluation, checkpoint and "
     "digest (gathering the initial "
-    "weights for their digest): in the whole run. Payload is the size of the whole tensors, largest MB that "
-    "of the largest call. Expected is the payload in closed form, for all groups of that role together; n/a "
-    "where there is none."
+    "weights for their digest): per run. Payload is the size of the full tensors, largest MB that of the "
+    "largest call. Expected is the payload in closed form, for all groups of that role together; n/a if "
+    "there is none."
 )
 COLUMNS = (
     Column("backend", "backend", align="left"),
@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 def communication_section(comparison: Comparison) -> Section | None:
-    """What rank 0 asked for: per step within the steps, else in the whole run; None if nothing counted."""
+    """Collectives that rank 0 called: per step within the steps, else per run; None without any."""
     body = []
     for group in comparison.groups:
         record = group.record

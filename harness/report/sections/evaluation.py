@@ -15,7 +15,7 @@ TEXT = (
     "Evaluations between and after timed steps; of those before, memory is measured too. Each lasts from a "
     "synchronised device to a synchronised device, as long as on its slowest rank, fetching the batches and "
     "counting the collectives included. samples/s: of the median evaluation of a run, then the median over "
-    "repeats. The last batch is padded to a whole one on every rank; padding is no sample."
+    "repeats. The last batch is padded to full size on every rank; padding does not count."
 )
 COLUMNS = (
     *LABELS,

@@ -26,7 +26,7 @@ COLUMNS = (
     Column("backends", "backends", align="left"),
 )
 TEXT = (
-    "micro-batch: samples that a rank takes at once; with accumulation and ranks they make the global batch. "
+    "micro-batch: samples that a rank takes at once; times accumulation and ranks it is the global batch. "
     "The other figures are steps: warm-up and cooldown steps are in no statistic, memory and communication "
     "are read in probed ones, overlap in traced ones, speed in timed ones. Cooldown steps "
     f"follow the probes unless fewer than {LEAST_TIMED_STEPS} would be left to time."
@@ -36,7 +36,7 @@ TEXT = (
 def measurement_section(comparison: Comparison) -> Section:
     """A line for each layout with the backends that ran in it, and the settings of the measurement.
 
-    What all cells share is told in a sentence.
+    A sentence shows what all cells share.
     """
     layouts = [(group.label, _layout(row.record)) for group in comparison.groups for row in group.rows]
     kept, shared = [0], []

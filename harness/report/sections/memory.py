@@ -27,7 +27,7 @@ MOMENTS = {
 TEXT = (
     "Of the first repeat: live tensors of the rank that holds most at that moment, in the last probed "
     "step; each storage counts once. activations: what the last forward pass left behind for the backward "
-    "pass. gathered: whole weights put together from the shards of several ranks, the own part included. "
+    "pass. gathered: full weights gathered from the shards of several ranks, the own part included. "
     "communication: buffers that a library sends from or "
     "receives into. buffers: the model's own. data: samples held in memory. other: the allocator's rest. "
     "least and most: what the allocator served then on the rank with least and with most. peak: the most "

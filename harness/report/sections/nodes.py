@@ -18,15 +18,16 @@ COLUMNS = (
     Column("between_replica_bytes_per_step", "by replica groups MB", megabytes),
 )
 TEXT = (
-    "What the ranks of the node that sends most hand to the transport per optimizer step, to ranks of their "
-    "own node and to other nodes, for rings in the order of the ranks, emulated collectives as the transport "
-    "runs them. The last three columns divide what crosses by the groups that send it: with hybrid sharding "
-    "on whole nodes only the replica groups cross, apart from scalars such as the gradient norm."
+    "Bytes that the ranks of the busiest node hand to the transport per optimizer step, to ranks of their "
+    "own node and to other nodes: rings follow the order of the ranks, collectives count as the transport "
+    "implements them. The last three columns divide the bytes between nodes by the groups that send them: "
+    "with hybrid sharding on full nodes only the replica groups send between nodes, except scalars such as "
+    "the gradient norm."
 )
 
 
 def nodes_section(comparison: Comparison) -> Section | None:
-    """A line for each cell, of its first run that was counted; None where every run was on one node."""
+    """A line for each cell, of its first run that was counted; None if every run was on one node."""
     body = []
     for group in comparison.groups:
         record = group.record

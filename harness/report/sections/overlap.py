@@ -1,4 +1,4 @@
-"""Overlap: what of the communication computation hides, and what ranks waited for."""
+"""Overlap: how much communication computation hides, and what ranks waited for."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from harness.report.tables import LABELS
 LONGEST_WAITS = 3
 
 TEXTS = {
-    "cpu": "From torch's profiler in the traced steps, which it makes longer. A rank computes while the "
+    "cpu": "From torch's profiler in the traced steps, which it slows down. A rank computes while the "
     "innermost operator on one of its threads does; it communicates while gloo works on a collective on its "
     "own threads (the gloo: events), waiting for the other ranks included. gloo runs a reduce-scatter as an "
     "all-reduce, and names it so. Idle is the rest: Python, and the bookkeeping of libraries. FSDP overlaps "
-    "on streams of a device; the CPU has none, so there it gathers while nothing else runs.",
-    "cuda": "From torch's profiler in the traced steps, which it makes longer. A rank computes while a "
+    "on streams of a device; the CPU has none, so gathering there overlaps with nothing.",
+    "cuda": "From torch's profiler in the traced steps, which it slows down. A rank computes while a "
     "kernel or a copy runs on any stream, except kernels of NCCL: while one of those runs it communicates, "
     "waiting for the other ranks included. Idle is the rest: the device waits for the host.",
 }
 SUM_TEXT = (
-    "What is said of cells is of all their traced steps together. Each line of the tables is one traced "
-    "step, of all traced steps of all repeats the one of median duration. Exposed is communication while "
-    "nothing computes; compute, exposed and idle add up to the step. Hidden is the share of the "
-    "communication beside which something computes. A wait is a stretch of exposed communication, named "
-    "for the collective that covers most of it."
+    "The sentences cover all traced steps of a cell together. Each line of the tables is one traced step, "
+    "that of median duration among all repeats. Exposed: communication while nothing computes; compute, "
+    "exposed and idle add up to the step. Hidden: the share of the communication during which something "
+    "computes. A wait is a stretch of exposed communication, named after the collective that covers most of "
+    "it."
 )
 
 OVERLAP_COLUMNS = (
@@ -82,10 +82,10 @@ def overlap_section(comparison: Comparison) -> Section | None:
         )
         blocks.append(Folded(title, [table]))
     traces = [
-        f"{row.record.run_id}/{name}"
+        f"{row.record.run_id}/{artifact.path}"
         for row in comparison.rows
-        for what, name in row.record.artifacts.items()
-        if what.startswith("trace of rank")
+        for artifact in row.record.artifacts
+        if artifact.kind == "trace"
     ]
     if traces:
         text = "Traces in the folder of the runs; open them at ui.perfetto.dev or in chrome://tracing."
@@ -94,7 +94,7 @@ def overlap_section(comparison: Comparison) -> Section | None:
 
 
 def hidden_share(parts: Sequence[OverlapPart]) -> float | None:
-    """Share of the communication beside which something computes; None without communication."""
+    """Share of the communication during which something computes; None without communication."""
     communication = sum(part.communication_seconds for part in parts)
     exposed = sum(part.exposed_seconds for part in parts)
     return 1 - exposed / communication if communication else None
@@ -119,7 +119,7 @@ def _lines(group: Repeats) -> list[list[Any]]:
 
 
 def _times(parts: Sequence[OverlapPart], *, alone: bool) -> list[Any]:
-    """Of the median step; a rank that is alone waits for nobody, so nothing can be hidden."""
+    """Of the median step; a single rank waits for nobody, so nothing can be hidden."""
     middle = median_step(parts)
     return [
         middle.seconds,

@@ -1,4 +1,4 @@
-"""In plain words how much of the communication computation hides, and what prefetch has to do with it."""
+"""Sentences about how much of the communication is hidden, and about prefetch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ OFF = {"forward_prefetch": (False, 0), "backward_prefetch": ("none", 0)}
 
 
 def overlap_words(share: float, record: Record) -> str:
-    """One or two sentences; `share` is the part of the communication beside which something computes.
+    """One or two sentences; `share` of the communication is hidden.
 
-    Prefetch is spoken of where the backend gathers weights and can do so ahead.
+    Prefetch is mentioned if the backend gathers weights and can do so ahead.
     """
     text = f"{percent(share)} of the communication is hidden: "
     if share >= MOSTLY:
-        text += "it runs beside computation."
+        text += "it overlaps with computation."
     elif share >= PARTLY:
-        text += "overlap works in part."
+        text += "overlap works partly."
     else:
         text += "ranks wait for it."
     about_prefetch = _prefetch(share, record)
@@ -31,7 +31,7 @@ def overlap_words(share: float, record: Record) -> str:
 
 
 def _prefetch(share: float, record: Record) -> str | None:
-    """What can be said of prefetch; None where a backend gathers nothing ahead of its use."""
+    """A sentence about prefetch; None if the backend gathers nothing ahead."""
     strategy = strategy_of(record.backend.name)
     effective = record.backend.effective
     details = effective.details if effective else {}
@@ -39,17 +39,14 @@ def _prefetch(share: float, record: Record) -> str | None:
         return None
     if strategy.family == "zero3":
         if record.world.preset == "like-for-like":
-            return (
-                "Nothing is gathered ahead: like for like max_live_parameters is 0, which leaves ZeRO-3 no "
-                "room for it."
-            )
+            return "Prefetch is off: the preset like-for-like sets max_live_parameters to 0."
         return f"{_judge(share)} (in force: up to {effective.prefetch if effective else None} ahead)."
     if strategy.family not in ("fsdp1", "fsdp2"):
         return None
     if record.world.device == "cpu":
         return (
-            "What overlap or prefetch could hide cannot be told on this machine: FSDP overlaps on streams of "
-            f"a device, and the CPU has none{_settings(details)}."
+            "What overlap or prefetch could hide cannot be measured on this machine: FSDP overlaps on "
+            f"streams of a device, and the CPU has none{_settings(details)}."
         )
     if strategy.sharding == "none":
         return None
@@ -61,7 +58,7 @@ def _prefetch(share: float, record: Record) -> str | None:
 def _judge(share: float) -> str:
     if share >= MOSTLY:
         return "Prefetch works"
-    return "Prefetch works in part" if share >= PARTLY else "Prefetch does not help"
+    return "Prefetch works partly" if share >= PARTLY else "Prefetch does not help"
 
 
 def _settings(details: dict[str, Any]) -> str:

@@ -32,7 +32,7 @@ def presets_section(comparison: Comparison) -> Section | None:
                 changed.append(group.backend)
     text = f"Preset: {', '.join(presets)}."
     if not backends:
-        text += " It leaves every library's own settings alone, apart from those that change the mathematics."
+        text += " It keeps each library's own settings, except those that change the mathematics."
         return Section("preset", "Preset", [Paragraph(text)])
     lines = [[*change, "; ".join(changed)] for change, changed in backends.items()]
     table = Table(key="preset_changes", columns=COLUMNS, rows=lines)

@@ -13,7 +13,7 @@ from harness.report.tables import NOT_JUDGED, WITHIN_NOISE, results_table, sprea
 
 
 def results_section(comparison: Comparison) -> Section:
-    """One line per job, backend and world size; the spread folded."""
+    """One line per job, backend and world size; the spread is folded."""
     blocks: list[Block] = [results_table(comparison)]
     spread = spread_table(comparison)
     if spread is not None:
@@ -21,8 +21,8 @@ def results_section(comparison: Comparison) -> Section:
         runs = max(len(group.rows) for group in groups)
         cells = most_rivals(groups)
         text = (
-            f"of fastest: throughput beside the fastest of the same job and number of ranks; n/a for "
-            f"a run that left the reference, since it did other work. {WITHIN_NOISE}: "
+            f"of fastest: throughput relative to the fastest of the same job and number of ranks; n/a for "
+            f"a run that diverged, since it did other work. {WITHIN_NOISE}: "
             f"within the noise of it at {percent(LEVEL)} for all cells together. {NOT_JUDGED}: too few runs "
             f"to test a difference against noise; with {max(2, cells)} cells to compare each needs "
             f"{runs_to_judge(pairs_among(cells))} runs."

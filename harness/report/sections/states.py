@@ -56,7 +56,7 @@ def states_section(comparison: Comparison) -> Section | None:
     blocks: list[Block] = [
         Paragraph(TEXT),
         table,
-        Folded("Weights, gradients, masters and optimizer states by themselves", [by_kind]),
+        Folded("Weights, gradients, masters and optimizer states separately", [by_kind]),
         *([Folded("Terms of the closed forms", [by_term])] if terms else []),
     ]
     return Section("model_states", "Model states: measured, expected, textbook", blocks)

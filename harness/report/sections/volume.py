@@ -1,4 +1,4 @@
-"""Measured, expected and textbook communication beside each other, and what explains the differences."""
+"""Measured, expected and textbook communication, and what explains the differences."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ DIFFERENCES = (
 
 
 def volume_section(comparison: Comparison) -> Section | None:
-    """Three columns per backend, and two tables that explain how they differ; None without figures."""
+    """The volumes of each backend, and two tables that explain how they differ; None without figures."""
     firsts = [row for group in comparison.groups if group.record.comm for row in _distinct(group)]
     if not firsts:
         return None
     blocks: list[Block] = [
         Paragraph(
-            "Bytes that a rank sends per step on a ring: as counted, as this implementation is expected to "
-            "send them from the job alone, and by the textbook's closed form. measured: the payload of "
-            "every collective is counted as it is called, and its bytes on a ring follow by formula, which "
-            "makes transports comparable. on the transport: what the transport of this run sends for the "
-            "same calls, by formula too, where it emulates a collective by another; the project's tests "
-            "check these formulae against bytes on a wire. A repeat that sent other bytes than the first "
-            "has a line of its own."
+            "Bytes that a rank sends per step with the ring algorithm. measured: the payload of every "
+            "collective is counted when it is called, and its bytes on a ring follow by formula, which makes "
+            "transports comparable. expected: the closed form of this implementation, from the job alone. "
+            "textbook: the closed form of the strategy. on the transport: what the transport of this run "
+            "sends for the same calls, also by formula, if it implements a collective as another; the "
+            "project's tests check these formulae against bytes on a wire. A repeat that sent other bytes "
+            "than the first has its own line."
         ),
         Table(key="communication_volume", columns=COLUMNS, rows=[_line(row) for row in firsts]),
     ]

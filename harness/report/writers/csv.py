@@ -1,4 +1,4 @@
-"""The tables of a document as CSV: the main table in the report's own file, each other one in a file nearby."""
+"""The tables of a document as CSV: the main table in the report's own file, others next to it."""
 
 from __future__ import annotations
 

@@ -103,3 +103,20 @@ def test_what_only_a_third_party_knows_is_among_the_details(document: dict[str, 
     record = parse_record(json.dumps(document).encode(), Path("record.json"))
     assert record.backend.effective is not None
     assert record.backend.effective.details["pipeline_depth"] == 4
+
+
+def test_artifacts_that_were_named_in_words_are_read_as_parts(document: dict[str, Any]) -> None:
+    document["artifacts"] = {
+        "trace of rank 1": "trace-00001.json.gz",
+        "memory snapshot of rank 0": "memory-snapshot-00000.pickle",
+        "checkpoint": "checkpoint",
+    }
+    record = parse_record(json.dumps(document).encode(), Path("record.json"))
+    assert [(part.kind, part.rank, part.path) for part in record.artifacts] == [
+        ("trace", 1, "trace-00001.json.gz"),
+        ("memory snapshot", 0, "memory-snapshot-00000.pickle"),
+        ("checkpoint", None, "checkpoint"),
+    ]
+    document["artifacts"] = {"pictures of rank one": "x"}
+    with pytest.raises(HarnessError, match="artifacts"):
+        parse_record(json.dumps(document).encode(), Path("record.json"))

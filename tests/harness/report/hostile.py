@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.record import (
+    ArtifactPart,
     BackendPart,
     ErrorPart,
     EvaluationPart,
@@ -50,7 +51,7 @@ def hostile_records(name: str) -> list[Record]:
     own = make_effective(gradient_norm="L2 over all parameters")
     reference = make_record(
         backend=BackendPart(label="single", name="single", effective=own), job=job,
-        environment=environment, eval=evaluation, artifacts={"trace of rank 0": name},
+        environment=environment, eval=evaluation, artifacts=[ArtifactPart(kind="trace", rank=0, path=name)],
         command=["harness", "run", "--config", f"{name}.yaml", "--set", f"model.name={name}"],
     )  # fmt: skip
     failed = make_record(
@@ -67,7 +68,7 @@ def hostile_records(name: str) -> list[Record]:
         update={
             "run_id": name,
             "world": _on_two_nodes(one_node.world),
-            "artifacts": {"trace of rank 1": name},
+            "artifacts": [ArtifactPart(kind="trace", rank=1, path=name)],
         }
     )
     other = make_record(

@@ -24,9 +24,9 @@ def section(document: Document, key: str) -> str:
 def test_lost_and_new_cells_are_in_the_verdict() -> None:
     before = rows(ddp="ok", zero1="ok", fsdp="oom")
     text = section(before_after(before, rows(ddp="failed", fsdp="ok", zero3="ok")), "verdict")
-    assert "Lost, with how they ended after: ddp on 2 ranks (failed) and zero1 on 2 ranks (" in text
+    assert "Lost, with their status after: ddp on 2 ranks (failed) and zero1 on 2 ranks (" in text
     assert "absent" in text
-    assert "New, with how they ended before: fsdp on 2 ranks (oom) and zero3 on 2 ranks (" in text
+    assert "New, with their status before: fsdp on 2 ranks (oom) and zero3 on 2 ranks (" in text
 
 
 def test_equal_sides_have_no_empty_table() -> None:

@@ -140,7 +140,7 @@ def test_missing_picture_is_named(copy: Path) -> None:
     for name, picture in (("report.md", "report.loss.svg"), ("report.tex", "report.loss.png")):
         (copy / picture).unlink()
         assert found(verify(copy / name)) == [
-            f"{line_of_picture(copy, 'loss', name)}: {picture} is missing beside the report"
+            f"{line_of_picture(copy, 'loss', name)}: {picture} is missing next to the report"
         ]
 
 
@@ -200,7 +200,7 @@ def test_record_taken_out_of_report_and_list_alike_is_still_beside(copy: Path) -
     path = copy / "report.md"
     text = path.read_text()
     path.write_text(re.sub(r'\{"path":"runs/run-ddp-1/[^}]*\},', "", text))
-    assert any("runs/run-ddp-1/record.json" in p and "lies beside" in p for p in found(verify(path)))
+    assert any("runs/run-ddp-1/record.json" in p and "lies next to" in p for p in found(verify(path)))
 
 
 def test_every_ending_of_a_report_has_a_format() -> None:

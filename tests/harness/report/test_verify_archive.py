@@ -90,7 +90,7 @@ def test_record_that_was_put_in_is_named(job_id: str, copy: Path) -> None:
     more = make_record(run_id="more", job_id=job_id).model_dump_json().encode()
     change(copy, lambda files: files.update({f"more/{RECORD_NAME}": more}))
     (problem,) = verify(copy / "report.md").problems
-    assert f"record {ARCHIVE_NAME}/more/record.json lies beside the records" in problem.what
+    assert f"record {ARCHIVE_NAME}/more/record.json lies next to the records" in problem.what
 
 
 def test_record_taken_out_of_report_and_list_alike_is_still_in_the_archive(copy: Path) -> None:
@@ -98,7 +98,7 @@ def test_record_taken_out_of_report_and_list_alike_is_still_in_the_archive(copy:
     entry = text[text.index(f'{{"path":"{ARCHIVE_NAME}/run-ddp-1/') :].partition("},")[0] + "},"
     edit(copy / "report.md", entry, "")
     problems = found(verify(copy / "report.md"))
-    assert any(f"{ARCHIVE_NAME}/run-ddp-1/record.json lies beside" in problem for problem in problems)
+    assert any(f"{ARCHIVE_NAME}/run-ddp-1/record.json lies next to" in problem for problem in problems)
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"no archive"])

@@ -1,7 +1,7 @@
 from typing import Any
 
 from harness.compare.comparison import Comparison
-from harness.record import EvaluationPart, OverlapPart, Record, WaitPart
+from harness.record import ArtifactPart, EvaluationPart, OverlapPart, Record, WaitPart
 from harness.report.document import Folded, Heading, Items, Section, Table
 from harness.report.sections.overlap import overlap_section
 from harness.report.sections.time import time_section
@@ -140,8 +140,8 @@ def test_each_rank_has_its_line_and_the_share_that_is_hidden() -> None:
 
 
 def test_words_say_how_much_is_hidden_and_nothing_of_prefetch_where_there_is_none() -> None:
-    words = {0.01: "90 % of the communication is hidden: it runs beside computation.",
-             0.05: "50 % of the communication is hidden: overlap works in part.",
+    words = {0.01: "90 % of the communication is hidden: it overlaps with computation.",
+             0.05: "50 % of the communication is hidden: overlap works partly.",
              0.1: "0 % of the communication is hidden: ranks wait for it."}  # fmt: skip
     for label in ("ddp", "zero2", "accelerate-zero1"):
         for exposed, text in words.items():
@@ -151,7 +151,7 @@ def test_words_say_how_much_is_hidden_and_nothing_of_prefetch_where_there_is_non
 def test_on_a_device_words_say_whether_prefetch_works_and_under_which_settings() -> None:
     settings = {"forward_prefetch": False, "backward_prefetch": "BACKWARD_PRE", "shard_size": 2}
     in_force = "(in force: forward_prefetch False, backward_prefetch BACKWARD_PRE)."
-    for exposed, text in ((0.01, "works"), (0.05, "works in part"), (0.1, "does not help")):
+    for exposed, text in ((0.01, "works"), (0.05, "works partly"), (0.1, "does not help")):
         for label in ("fsdp", "fsdp1", "accelerate-fsdp"):
             assert said(traced(exposed, label, "cuda", **settings)).endswith(f"Prefetch {text} {in_force}")
     off = {"forward_prefetch": False, "backward_prefetch": "none"}
@@ -161,13 +161,13 @@ def test_on_a_device_words_say_whether_prefetch_works_and_under_which_settings()
 
 def test_on_the_cpu_nothing_is_claimed_of_the_prefetch_of_fsdp() -> None:
     text = said(traced(0.1, "fsdp", forward_prefetch="implicit"))
-    assert "ranks wait for it. What overlap or prefetch could hide cannot be told on this machine" in text
+    assert "ranks wait for it. What overlap or prefetch could hide cannot be measured on this machine" in text
     assert text.endswith("the CPU has none (in force: forward_prefetch implicit).")
 
 
 def test_zero3_gathers_nothing_ahead_like_for_like() -> None:
     record = traced(0.1, "zero3")
-    assert "Nothing is gathered ahead" in said(record)
+    assert "Prefetch is off: the preset like-for-like" in said(record)
     effective = make_effective(prefetch="50000000 elements")
     defaults = record.model_copy(
         update={
@@ -179,7 +179,9 @@ def test_zero3_gathers_nothing_ahead_like_for_like() -> None:
 
 
 def test_traces_are_named() -> None:
-    record = traced(0.1).model_copy(update={"artifacts": {"trace of rank 0": "trace-00000.json.gz"}})
+    record = traced(0.1).model_copy(
+        update={"artifacts": [ArtifactPart(kind="trace", rank=0, path="trace-00000.json.gz")]}
+    )
     section = overlap_section(Comparison([record]))
     assert section is not None
     (folded,) = [block for block in section.blocks if isinstance(block, Folded) and block.title == "Traces"]
