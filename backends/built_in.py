@@ -10,7 +10,7 @@ from harness.backends.strategy import SHARDINGS, Route, Sharding, StrategyKind
 
 def _entry(
     name: str, target: str, options: str, summary: str, strategy: StrategyKind, *, default: bool = False,
-    **parameters: Any,
+    short_check: bool = False, **parameters: Any,
 ) -> Entry:  # fmt: skip
     """A built-in backend; its packages follow from the strategy."""
     through = ("accelerate",) if strategy.route == "accelerate" else ()
@@ -24,10 +24,13 @@ def _entry(
         parameters=parameters,
         strategy=strategy,
         in_default_comparison=default,
+        in_short_check=short_check,
     )
 
 
-def _zero(stage: int, sharded: str, route: Route = "native", *, default: bool = False) -> Entry:
+def _zero(
+    stage: int, sharded: str, route: Route = "native", *, default: bool = False, short_check: bool = False
+) -> Entry:
     families: tuple[tuple[str, Sharding], ...] = (
         ("zero0", "none"), ("zero12", "grad-op"), ("zero12", "grad-op"), ("zero3", "full-shard"),
     )  # fmt: skip
@@ -39,14 +42,19 @@ def _zero(stage: int, sharded: str, route: Route = "native", *, default: bool = 
     else:
         name, target = f"zero{stage}", "zero:ZeroBackend"
         summary = f"DeepSpeed ZeRO stage {stage}: {sharded} sharded"
-    return _entry(name, target, "ZeroOptions", summary, strategy, default=default, stage=stage)
+    return _entry(
+        name, target, "ZeroOptions", summary, strategy, default=default, short_check=short_check, stage=stage
+    )
 
 
-def _fsdp2(name: str, sharding: Sharding, summary: str, *, default: bool = False) -> Entry:
+def _fsdp2(
+    name: str, sharding: Sharding, summary: str, *, default: bool = False, short_check: bool = False
+) -> Entry:
     hybrid = "Hybrid" if SHARDINGS[sharding].has_replicas else ""
     return _entry(
         name, f"fsdp2:Fsdp2{hybrid}Backend", f"Fsdp2{hybrid}Options", f"fully_shard (FSDP2){summary}",
-        StrategyKind(family="fsdp2", sharding=sharding), default=default, sharding=sharding,
+        StrategyKind(family="fsdp2", sharding=sharding), default=default, short_check=short_check,
+        sharding=sharding,
     )  # fmt: skip
 
 
@@ -72,13 +80,16 @@ ENTRIES = [
     ),
     _entry(
         "ddp", "ddp:DdpBackend", "NoOptions", "DistributedDataParallel: nothing sharded",
-        StrategyKind(family="ddp"), default=True,
+        StrategyKind(family="ddp"), default=True, short_check=True,
     ),
     _zero(0, "nothing", default=True),
     _zero(1, "optimizer states", default=True),
     _zero(2, "optimizer states and gradients", default=True),
-    _zero(3, "optimizer states, gradients and weights", default=True),
-    _fsdp2("fsdp", "full-shard", ", weights gathered for forward and again for backward", default=True),
+    _zero(3, "optimizer states, gradients and weights", default=True, short_check=True),
+    _fsdp2(
+        "fsdp", "full-shard", ", weights gathered for forward and again for backward", default=True,
+        short_check=True,
+    ),
     _fsdp2("fsdp-grad-op", "grad-op", ", weights kept gathered between forward and backward", default=True),
     _fsdp2("fsdp-hybrid", "hybrid", " on a 2-D mesh: sharded within, replicated across groups"),
     _fsdp1("fsdp1", "full-shard", "FSDP1 FULL_SHARD", default=True),

@@ -32,6 +32,8 @@ class Entry:
     strategy: StrategyKind | None = None
     """What the name stands for; None: a third party's, which may claim to be one (`Backend.claims`)."""
     in_default_comparison: bool = False
+    in_short_check: bool = False
+    """Whether the self-check runs it whatever the time: one of each library."""
 
     @property
     def is_third_party(self) -> bool:

@@ -75,8 +75,8 @@ def zero_changes(stage: int, precision: Precision, preset: Preset, parameter_cou
                 setting=name,
                 value=0,
                 default=default,
-                reason="above 0 ZeRO-3 keeps small parameters, or whole small models, gathered"
-                + ("; at 0 it gathers nothing ahead, which costs time" if "live" in name else ""),
+                reason="above 0 ZeRO-3 keeps small parameters, or small models, gathered"
+                + ("; 0 disables prefetch (slower)" if "live" in name else ""),
             )
             for name, default in ZERO3_DEFAULTS.items()
         ]
@@ -152,14 +152,13 @@ def preset_changes(
     """Everything that a preset changes for a built-in backend of this strategy."""
     if strategy.zero_stage is not None:
         return zero_changes(strategy.zero_stage, precision, preset, parameter_count)
-    match strategy.family:
-        case "ddp":
-            return ddp_changes(preset)
-        case "fsdp1" | "fsdp2" if strategy.route == "accelerate":
-            return accelerate_fsdp_changes(precision, preset)
-        case "fsdp2":
-            return fsdp2_changes(precision, preset, reshard=strategy.facts.reshards)
-        case "fsdp1":
-            return reduce_dtype_changes(precision, preset)
-        case _:
-            return []
+    family = strategy.of_family
+    if family.has_buckets:
+        return ddp_changes(preset)
+    if not family.has_reduce_dtype:
+        return []
+    if strategy.route == "accelerate":
+        return accelerate_fsdp_changes(precision, preset)
+    if family.has_root_reshard:
+        return fsdp2_changes(precision, preset, reshard=strategy.facts.reshards)
+    return reduce_dtype_changes(precision, preset)

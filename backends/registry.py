@@ -45,7 +45,7 @@ PLANTED = {
         ("planted-left-out", "LeftOut"),
     )
 }
-"""Defects for the self-check and for trying a report: known by name, and in no list."""
+"""Backends that make a mistake, for the self-check and to show that it is found: in no list."""
 
 
 def entries() -> dict[str, Entry]:

@@ -34,6 +34,30 @@ SHARDINGS: dict[str, ShardingFacts] = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class FamilyFacts:
+    """What an implementation does, whatever it shards."""
+
+    has_buckets: bool = False
+    """Whether gradients lie in buckets that it can make them views of."""
+    has_reduce_dtype: bool = False
+    """Whether its mixed precision has a dtype of the reduction."""
+    has_root_reshard: bool = False
+    """Whether the root unit has its own setting of resharding."""
+    overlaps_on_streams: bool = False
+    """Whether it overlaps communication on streams of a device only, so not on a CPU."""
+    shards_one_rank: bool = True
+    """Whether it takes its sharding on one rank too."""
+
+
+FAMILIES: dict[str, FamilyFacts] = {
+    "ddp": FamilyFacts(has_buckets=True),
+    "fsdp1": FamilyFacts(has_reduce_dtype=True, overlaps_on_streams=True, shards_one_rank=False),
+    "fsdp2": FamilyFacts(has_reduce_dtype=True, overlaps_on_streams=True, has_root_reshard=True),
+}
+"""Those that are not the default."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StrategyKind:
     """One strategy of one library."""
 
@@ -48,6 +72,10 @@ class StrategyKind:
     @property
     def facts(self) -> ShardingFacts:
         return SHARDINGS[self.sharding]
+
+    @property
+    def of_family(self) -> FamilyFacts:
+        return FAMILIES.get(self.family, FamilyFacts())
 
     @property
     def stage(self) -> int:

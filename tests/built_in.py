@@ -1,14 +1,28 @@
 """Built-in backends by what their strategy does: one that is registered takes part in the tests by itself."""
 
 from harness.backends import registry
-from harness.backends.strategy import ShardingFacts
+from harness.backends.strategy import StrategyKind
 
 
-def facts(name: str) -> ShardingFacts:
-    strategy = registry.BUILT_IN[name].strategy
-    assert strategy is not None
-    return strategy.facts
+def strategy(name: str) -> StrategyKind:
+    found = registry.BUILT_IN[name].strategy
+    assert found is not None
+    return found
 
 
-HYBRID = tuple(name for name in registry.BUILT_IN if facts(name).has_replicas)
+def _of_route(route: str) -> tuple[str, ...]:
+    return tuple(
+        name
+        for name in registry.BUILT_IN
+        if name != registry.REFERENCE and strategy(name).route == route and name not in HYBRID
+    )
+
+
+HYBRID = tuple(name for name in registry.BUILT_IN if strategy(name).facts.has_replicas)
 """They need two replicas of two shards."""
+NATIVE = _of_route("native")
+"""They run on two ranks of a CPU."""
+THROUGH_ACCELERATE = tuple(
+    name for name in _of_route("accelerate") if not strategy(name).of_family.overlaps_on_streams
+)
+"""The same; Accelerate's FSDP needs a device."""

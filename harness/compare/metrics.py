@@ -18,9 +18,16 @@ from harness.compare.volume import expected_sent_bytes_per_step
 from harness.record import Record
 
 Unit = Literal["tokens/s", "samples/s", "seconds", "bytes", "nats/token", "relative", "step"]
-Place = Literal["results", "data", "changes", "tracking"]
+Place = Literal["results", "data", "changes", "tracking", "volume", "parity"]
 """'results': a column of the main table; 'data': of its CSV and JSON only; 'changes': compared before and
-after, and allowed in --fail-on; 'tracking': exported to experiment trackers."""
+after, and allowed in --fail-on; 'tracking': exported to experiment trackers; 'volume': columns of the section
+on communication; 'parity': values of the finding that a run diverged."""
+SPEED = "tokens_per_second"
+"""Key of the metric that backends are compared by."""
+SENT = "sent_bytes_per_step"
+EXPECTED_SENT = "expected_sent_bytes_per_step"
+TEXTBOOK_SENT = "textbook_sent_bytes_per_step"
+TRANSPORT_SENT = "transport_sent_bytes_per_step"
 Read = Callable[[Run, Judgement], float | None]
 
 
@@ -59,12 +66,12 @@ def _largest(pool: Callable[[Run], Sequence[float]]) -> Read:
 
 METRICS = (
     Metric(
-        key="tokens_per_second", title="tokens/s", unit="tokens/s", better="higher", name="throughput",
+        key=SPEED, title="tokens/s", unit="tokens/s", better="higher", name="throughput",
         read=lambda run, _: run.tokens_per_second, shown=("results", "changes", "tracking"),
     ),
     Metric(
         key="samples_per_second", title="samples/s", unit="samples/s", better="higher",
-        follows="tokens_per_second", read=lambda run, _: run.samples_per_second,
+        follows=SPEED, read=lambda run, _: run.samples_per_second,
         shown=("changes", "tracking"),
     ),
     Metric(
@@ -89,41 +96,43 @@ METRICS = (
         read=_of_record(expected_model_state_bytes), shown=(),
     ),
     Metric(
-        key="sent_bytes_per_step", title="sent MB/step", unit="bytes", is_count=True,
+        key=SENT, title="sent MB/step", unit="bytes", is_count=True,
         name="sent by a rank per step", read=_of_record(measures.sent_bytes_per_step),
-        shown=("results", "changes", "tracking"),
+        shown=("results", "changes", "tracking", "volume"),
     ),
     Metric(
-        key="expected_sent_bytes_per_step", title="expected", unit="bytes", better=None,
-        read=_of_record(expected_sent_bytes_per_step), shown=("results",),
+        key=EXPECTED_SENT, title="expected", unit="bytes", better=None,
+        read=_of_record(expected_sent_bytes_per_step), shown=("results", "volume"),
     ),
     Metric(
-        key="textbook_sent_bytes_per_step", title="textbook", unit="bytes", better=None,
-        read=_of_record(measures.textbook_bytes_per_step), shown=("results",),
+        key=TEXTBOOK_SENT, title="textbook", unit="bytes", better=None,
+        read=_of_record(measures.textbook_bytes_per_step), shown=("results", "volume"),
     ),
     Metric(
-        key="transport_sent_bytes_per_step", title="on the transport", unit="bytes",
-        read=_of_record(measures.transport_bytes_per_step), shown=(),
+        key=TRANSPORT_SENT, title="on the transport", unit="bytes",
+        read=_of_record(measures.transport_bytes_per_step), shown=("volume",),
     ),
     Metric(
         key="max_loss_difference", title="loss diff", unit="nats/token", aggregate=max,
-        read=lambda _, judgement: judgement.loss_difference, shown=("results", "changes", "tracking"),
+        read=lambda _, judgement: judgement.loss_difference,
+        shown=("results", "changes", "tracking", "parity"),
     ),
     Metric(
         key="max_grad_norm_difference", title="norm diff", unit="relative", aggregate=max,
-        read=lambda _, judgement: judgement.norm_difference, shown=("results", "changes", "tracking"),
+        read=lambda _, judgement: judgement.norm_difference,
+        shown=("results", "changes", "tracking", "parity"),
     ),
     Metric(
         key="final_weights_difference", title="final weights", unit="relative", aggregate=max,
-        read=lambda _, judgement: judgement.weights_difference, shown=(),
+        read=lambda _, judgement: judgement.weights_difference, shown=("parity",),
     ),
     Metric(
         key="update_difference", title="distance moved", unit="relative", aggregate=max,
-        read=lambda _, judgement: judgement.update_difference, shown=(),
+        read=lambda _, judgement: judgement.update_difference, shown=("parity",),
     ),
     Metric(
         key="first_divergent_step", title="first step beyond", unit="step", better="higher",
-        read=lambda _, judgement: judgement.first_divergent_step, aggregate=min, shown=(),
+        read=lambda _, judgement: judgement.first_divergent_step, aggregate=min, shown=("parity",),
     ),
     Metric(
         key="host_peak_bytes", title="host peak MB/rank", unit="bytes", aggregate=max,

@@ -11,7 +11,7 @@ from statistics import median
 from harness.backends.registry import REFERENCE
 from harness.compare.cell import Cell
 from harness.compare.distance import aligned
-from harness.compare.metrics import METRICS, Metric
+from harness.compare.metrics import METRICS, SPEED, Metric
 from harness.compare.parity import Parity
 from harness.compare.rows import Row
 from harness.compare.run import Run
@@ -145,7 +145,7 @@ def rivals(groups: Sequence[Repeats]) -> dict[Place, list[Repeats]]:
     """
     found: dict[Place, list[Repeats]] = {}
     for group in groups:
-        if group.succeeded and group.parity != "diverged" and group.values("tokens_per_second"):
+        if group.succeeded and group.parity != "diverged" and group.values(SPEED):
             found.setdefault(group.place, []).append(group)
     return found
 
@@ -156,7 +156,7 @@ def place_to_compare(groups: Sequence[Repeats]) -> Place | None:
     Several ranks come before one, which has nothing to shard, and ranks that have their cores for
     themselves before those that take turns on them. The reference decides where nothing else was timed.
     """
-    timed = [g for g in groups if g.succeeded and g.values("tokens_per_second")]
+    timed = [g for g in groups if g.succeeded and g.values(SPEED)]
     timed = [g for g in timed if not g.is_reference] or timed
     counts = Counter(g.place for g in timed)
 
@@ -175,7 +175,7 @@ def most_rivals(groups: Sequence[Repeats]) -> int:
 def fastest(groups: Sequence[Repeats]) -> dict[Place, Repeats]:
     """Of each place the repeats with the highest median throughput, where any were timed."""
     return {
-        place: max(compared, key=lambda group: group.median("tokens_per_second") or 0.0)
+        place: max(compared, key=lambda group: group.median(SPEED) or 0.0)
         for place, compared in rivals(groups).items()
     }
 

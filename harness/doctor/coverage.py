@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from harness.backends import registry
 from harness.backends.strategy import StrategyKind
 
-FAMILIES = ("ddp", "zero3", "fsdp2")
-"""The first backend of each is tried whatever the time; then the planted defects, then the rest."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Defect:
@@ -59,7 +56,7 @@ def cover(names: Sequence[str], ranks: int, installed: Collection[str]) -> Cover
     wanted = [name for name in known if name not in left_out]
     if ranks == 1:
         left_out["reduction and sharding over ranks"] = "there is one rank, and these need two"
-    first = wanted if names else [name for name in _first_of_families() if name in wanted]
+    first = wanted if names else [name for name in wanted if registry.BUILT_IN[name].in_short_check]
     return Coverage(
         first=tuple(first),
         rest=tuple(name for name in wanted if name not in first),
@@ -68,24 +65,18 @@ def cover(names: Sequence[str], ranks: int, installed: Collection[str]) -> Cover
     )
 
 
-def _first_of_families() -> list[str]:
-    strategies = [(entry.name, entry.strategy) for entry in registry.BUILT_IN.values()]
-    found = (next((n for n, s in strategies if s and s.family == family), None) for family in FAMILIES)
-    return [name for name in found if name is not None]
-
-
 def _obstacle(name: str, ranks: int, installed: Collection[str]) -> str | None:
     entry, _ = registry.parse(name)
     missing = [package for package in entry.packages if package not in installed]
     if missing:
         are = "is" if len(missing) == 1 else "are"
         return f"{' and '.join(missing)} {are} not installed (pip install {' '.join(missing)})"
-    if ranks == 1 and entry.strategy is not None and _is_sharded_fsdp1(entry.strategy):
+    if ranks == 1 and entry.strategy is not None and _needs_two_ranks(entry.strategy):
         return "FSDP1 takes NO_SHARD on one rank whatever was asked"
     return None
 
 
-def _is_sharded_fsdp1(strategy: StrategyKind) -> bool:
+def _needs_two_ranks(strategy: StrategyKind) -> bool:
     """Hybrid sharding says by itself that one rank is too few; Accelerate's FSDP that it needs a device."""
-    native = strategy.family == "fsdp1" and strategy.route == "native"
-    return native and strategy.sharding in ("full-shard", "grad-op")
+    native = strategy.route == "native" and not strategy.of_family.shards_one_rank
+    return native and strategy.stage > 0 and not strategy.facts.has_replicas

@@ -7,7 +7,7 @@ from typing import Any
 from tabulate import tabulate
 
 from harness.compare.comparison import Comparison
-from harness.compare.metrics import Metric, metrics_in
+from harness.compare.metrics import SPEED, Metric, metrics_in
 from harness.compare.repeats import Repeats, fastest, rivals
 from harness.compare.rows import Row, reason
 from harness.compare.statistics import (
@@ -35,7 +35,7 @@ SPREAD_COLUMNS = (
     *LABELS,
     Column("runs", "runs"),
     figure_column("samples_per_second"),
-    figure_column("tokens_per_second"),
+    figure_column(SPEED),
     Column("tokens_per_second_least", "least", number),
     Column("tokens_per_second_most", "most", number),
     Column("tokens_per_second_low", "95 % from", number, optional=True),
@@ -55,8 +55,6 @@ NOT_COMPARABLE_COLUMNS = (
     Column("other", "the other", align="left"),
     Column("beside", "which is", align="left"),
 )
-SPEED = "tokens_per_second"
-"""What backends are compared by."""
 WITHIN_NOISE = "≈"
 NOT_JUDGED = "?"
 MARKS = {"within noise": WITHIN_NOISE, "not judged": NOT_JUDGED, "beyond noise": ""}
@@ -153,7 +151,7 @@ def cell_line(row: Row) -> str:
     if values["step_seconds"] is None:
         parts.append("not timed")
     else:
-        parts.append(f"{number(values['tokens_per_second'])} tokens/s")
+        parts.append(f"{number(values[SPEED])} tokens/s")
         parts.append(f"step {milliseconds(values['step_seconds'])} ms")
     if values["peak_bytes"] is not None:
         parts.append(f"peak {megabytes(values['peak_bytes'])} MB")

@@ -10,7 +10,7 @@ from harness.backends import registry
 from harness.record.workload import layout_of
 from harness.theory.families import model_states
 from harness.theory.workload import Workload
-from tests.built_in import HYBRID
+from tests.built_in import HYBRID, NATIVE
 from tests.contract.communication import VolumeCase
 from tests.contract.ranks import on_ranks
 from tests.contract.states import STATE_CASES, Held
@@ -18,9 +18,8 @@ from tests.contract.states import STATE_CASES, Held
 pytestmark = pytest.mark.long(seconds=50)
 
 KINDS = ("weights", "gathered", "gradients", "masters", "optimizer", "communication", "buffers")
-BACKENDS = (
-    "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op",
-    "fsdp1-no-shard", "fsdp:master_dtype=compute", "fsdp-grad-op:master_dtype=compute", "fsdp:offload=cpu",
+WITH_OPTIONS = (
+    "fsdp:master_dtype=compute", "fsdp-grad-op:master_dtype=compute", "fsdp:offload=cpu",
     "zero1:offload=optimizer", "zero2:offload=optimizer", "zero3:offload=optimizer", "zero3:offload=cpu",
     "zero3:reduce_bucket_size=1000",
 )  # fmt: skip
@@ -31,7 +30,7 @@ def test_states_of_one_process_are_the_closed_form_to_the_byte(label: str, tmp_p
     assert_closed_forms(label, 1, tmp_path)
 
 
-@pytest.mark.parametrize("label", BACKENDS)
+@pytest.mark.parametrize("label", [*NATIVE, *WITH_OPTIONS])
 def test_states_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> None:
     assert_closed_forms(label, 2, tmp_path)
 

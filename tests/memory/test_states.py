@@ -7,20 +7,20 @@ import pytest
 from harness.compare.states import rank_states
 from harness.record import Record
 from harness.theory.terms import STATE_KINDS
-from tests.built_in import HYBRID
+from tests.built_in import HYBRID, NATIVE, THROUGH_ACCELERATE, strategy
 from tests.memory.runs import BLOOM, LLAMA, Outcome, compare
 
 pytestmark = pytest.mark.long(seconds=70)
 
-BACKENDS = (
-    "ddp", "zero0", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op",
-    "fsdp1-no-shard", "accelerate-ddp", "accelerate-zero1", "accelerate-zero2", "accelerate-zero3",
-)  # fmt: skip
+BACKENDS = NATIVE + THROUGH_ACCELERATE
 GEOMETRIES = {"bloom": BLOOM, "llama": LLAMA}
 SHARDED = {
-    "optimizer": ("zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op"),
-    "gradients": ("zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op"),
-    "weights": ("zero3", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op"),
+    "optimizer": tuple(name for name in NATIVE if strategy(name).stage >= 1),
+    "gradients": tuple(name for name in NATIVE if strategy(name).stage >= 2),
+    # FSDP shards the weights again after the backward pass, whatever it does between forward and backward.
+    "weights": tuple(
+        name for name in NATIVE if strategy(name).stage >= (2 if name.startswith("fsdp") else 3)
+    ),
 }
 
 

@@ -6,18 +6,16 @@ from statistics import median
 
 import pytest
 
-from tests.built_in import HYBRID
+from tests.built_in import HYBRID, NATIVE
 from tests.wire.namespace import Namespace
 
-pytestmark = pytest.mark.long(seconds=25)
-
-FAMILIES = ("ddp", "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op", "zero0", "zero1", "zero2", "zero3")
+pytestmark = pytest.mark.long(seconds=32)
 
 
 @pytest.mark.parametrize(
     ("ranks", "precision", "backends"),
     [
-        (2, "fp32", FAMILIES),
+        (2, "fp32", NATIVE),
         (2, "bf16-mixed", ("ddp", "fsdp", "fsdp1", "zero2", "zero3")),
         (4, "fp32", HYBRID),
     ],

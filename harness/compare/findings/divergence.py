@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from harness.compare.explain import explain
 from harness.compare.findings.finding import Finding, Kind
+from harness.compare.metrics import metrics_in
 from harness.compare.reported_loss import altered_step, of_one_rank, sums_of_step
 from harness.compare.rows import Row
 from harness.compare.runs import Runs
@@ -144,16 +145,7 @@ def find(runs: Runs) -> list[Finding]:
                 about=row.cell,
                 text=f"diverges from the reference ({beyond or 'a loss or norm is missing'}); "
                 f"{why}" + ("" if cause.kind == "update-differs" else _named(settings)),
-                values={
-                    key: values[key]
-                    for key in (
-                        "max_loss_difference",
-                        "max_grad_norm_difference",
-                        "final_weights_difference",
-                        "update_difference",
-                        "first_divergent_step",
-                    )
-                }
+                values={metric.key: values[metric.key] for metric in metrics_in("parity")}
                 | {"exceeded": {name: rest for name, *rest in row.judgement.exceeded}},
             )
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from harness.compare.comparison import Comparison
+from harness.compare.metrics import SPEED
 from harness.compare.repeats import Repeats, place_to_compare
 from harness.compare.wording import listed
 from harness.report.document import Picture
@@ -31,10 +32,7 @@ def trade_off_picture(comparison: Comparison) -> Picture | None:
     known = [
         group
         for group in comparison.groups
-        if group.succeeded
-        and group.parity != "diverged"
-        and group.rank_peaks
-        and group.values("tokens_per_second")
+        if group.succeeded and group.parity != "diverged" and group.rank_peaks and group.values(SPEED)
     ]
     place = place_to_compare(known)
     groups = [group for group in known if group.place == place]
@@ -68,7 +66,7 @@ def pareto(points: Sequence[Point]) -> list[int]:
 
 
 def _point(group: Repeats) -> Point:
-    return max(group.rank_peaks) / 1e6, group.median("tokens_per_second") or 0.0
+    return max(group.rank_peaks) / 1e6, group.median(SPEED) or 0.0
 
 
 def _draw(figure: Figure, groups: Sequence[Repeats], best: Sequence[int]) -> None:
@@ -90,7 +88,7 @@ def _draw(figure: Figure, groups: Sequence[Repeats], best: Sequence[int]) -> Non
     for ((x, y), text), shift in zip(labels, label_shifts(scaled), strict=True):
         axis.annotate(text, (x, y), xytext=shift, textcoords="offset points", fontsize=7)
     axis.set_xlabel(axis_label("peak_bytes"))
-    axis.set_ylabel(axis_label("tokens_per_second"))
+    axis.set_ylabel(axis_label(SPEED))
     axis.set_ylim(0, 1.08 * max(rate for _, rate in points))
     axis.margins(x=0.08)
     axis.grid()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from harness.compare.comparison import Comparison
+from harness.compare.metrics import BY_KEY, EXPECTED_SENT, SENT, TEXTBOOK_SENT
 from harness.compare.repeats import Repeats
 from harness.report.document import Picture
 from harness.report.drawing import COLOURS
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def volume_picture(comparison: Comparison) -> Picture | None:
     """None where nobody sent anything."""
-    known = [group for group in comparison.groups if group.median("sent_bytes_per_step")]
+    known = [group for group in comparison.groups if group.median(SENT)]
     drawn = drawable(known)
     if not drawn:
         return None
@@ -36,11 +37,11 @@ def volume_picture(comparison: Comparison) -> Picture | None:
 
 def _draw(figure: Figure, groups: Sequence[Repeats]) -> None:
     axis = figure.subplots()
-    measured = [(group.median("sent_bytes_per_step") or 0.0) / 1e6 for group in groups]
+    measured = [(group.median(SENT) or 0.0) / 1e6 for group in groups]
     axis.barh(range(len(groups)), measured, height=0.72, color=COLOURS[4], label="measured")
-    for key, name, marker, colour, size in (
-        ("expected_sent_bytes_per_step", "expected", "D", COLOURS[5], 22),
-        ("textbook_sent_bytes_per_step", "textbook", "|", COLOURS[0], 200),
+    for key, marker, colour, size in (
+        (EXPECTED_SENT, "D", COLOURS[5], 22),
+        (TEXTBOOK_SENT, "|", COLOURS[0], 200),
     ):
         points = [
             (value / 1e6, place)
@@ -50,7 +51,14 @@ def _draw(figure: Figure, groups: Sequence[Repeats]) -> None:
         if points:
             across, places = zip(*points, strict=True)
             axis.scatter(
-                across, places, marker=marker, color=colour, s=size, label=name, zorder=3, linewidths=2
+                across,
+                places,
+                marker=marker,
+                color=colour,
+                s=size,
+                label=BY_KEY[key].title,
+                zorder=3,
+                linewidths=2,
             )
-    label_bars(axis, groups, axis_label("sent_bytes_per_step"))
+    label_bars(axis, groups, axis_label(SENT))
     legend_below(figure)

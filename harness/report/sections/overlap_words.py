@@ -37,11 +37,11 @@ def _prefetch(share: float, record: Record) -> str | None:
     details = effective.details if effective else {}
     if strategy is None:
         return None
-    if strategy.family == "zero3":
+    if strategy.zero_stage == 3:
         if record.world.preset == "like-for-like":
             return "Prefetch is off: the preset like-for-like sets max_live_parameters to 0."
         return f"{_judge(share)} (in force: up to {effective.prefetch if effective else None} ahead)."
-    if strategy.family not in ("fsdp1", "fsdp2"):
+    if not strategy.of_family.overlaps_on_streams:
         return None
     if record.world.device == "cpu":
         return (

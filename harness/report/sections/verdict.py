@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.backends.registry import PLANTED
 from harness.compare.cell import name_cells
 from harness.compare.comparison import Comparison
 from harness.compare.findings.finding import Finding
@@ -26,8 +27,6 @@ NOTHING_JUDGED = "no warnings, but no run could be compared with a reference"
 NO_FINDING = "no warnings"
 MOST_NAMES = 6
 """Of backends in a list."""
-PLANTED = "planted-"
-"""Backends that make a mistake, to show that it is found."""
 ENDINGS = (
     ("oom", "ran out of memory", "ran out of memory"),
     ("failed", "failed", "failed"),
@@ -112,7 +111,7 @@ def _endings(groups: Sequence[Repeats]) -> list[str]:
         if cells:
             ended = of_one if len(cells) == 1 else of_several
             parts.append(f"{len(cells)} {ended} ({name_cells(cells, MOST_NAMES)})")
-    planted = [g.label for g in groups if g.record.backend.name.startswith(PLANTED)]
+    planted = [g.label for g in groups if g.record.backend.name in PLANTED]
     on_purpose = [f"{listed(list(dict.fromkeys(planted)))}: wrong on purpose"] if planted else []
     return [", ".join(parts), *on_purpose]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from harness.compare.metrics import EXPECTED_SENT, SENT, SPEED, TRANSPORT_SENT
 from harness.compare.repeats import Repeats
 from harness.compare.speed import shares_cores
 from harness.compare.statistics import (
@@ -26,12 +27,13 @@ FEW_TIMED_STEPS = 8
 
 def speed(groups: Sequence[Repeats], size: int, among: str) -> str:
     """Which cell is fastest, which slowest, and what the runs can tell; `among` says of which cells."""
-    key = "tokens_per_second"
-    ordered = sorted((g for g in groups if g.values(key)), key=lambda g: g.median(key) or 0.0, reverse=True)
+    ordered = sorted(
+        (g for g in groups if g.values(SPEED)), key=lambda g: g.median(SPEED) or 0.0, reverse=True
+    )
     if not ordered:
         return ""
     best, others = ordered[0], ordered[1:]
-    rate = number(best.median(key))
+    rate = number(best.median(SPEED))
     if not others:
         return f"on {ranks(size)} only {best.label}{among} was timed, at {rate} tokens/s"
     name = f"{best.label}, which diverged," if best.parity == "diverged" else best.label
@@ -40,7 +42,7 @@ def speed(groups: Sequence[Repeats], size: int, among: str) -> str:
     pairs = pairs_among(len(ordered))
     fewest = min(len(steps) for group in ordered for steps in group.timed_steps)
     clauses = [
-        f"on {ranks(size)} {name} is fastest{among} at {rate} tokens/s{_extent(best.values(key))}{preset}, "
+        f"on {ranks(size)} {name} is fastest{among} at {rate} tokens/s{_extent(best.values(SPEED))}{preset}, "
         + _slowest(best, others, pairs),
         *_significance(best, others, pairs),
     ]
@@ -53,8 +55,7 @@ def speed(groups: Sequence[Repeats], size: int, among: str) -> str:
 
 def _significance(best: Repeats, others: Sequence[Repeats], pairs: int) -> list[str]:
     """Which of `others` may be as fast as the best one."""
-    key = "tokens_per_second"
-    judged = {g.label: significance(g.values(key), best.values(key), pairs) for g in others}
+    judged = {g.label: significance(g.values(SPEED), best.values(SPEED), pairs) for g in others}
     close = [label for label, found in judged.items() if found == "within noise"]
     open_ = [label for label, found in judged.items() if found == "not judged"]
     clauses = []
@@ -75,13 +76,12 @@ def _significance(best: Repeats, others: Sequence[Repeats], pairs: int) -> list[
 
 def _slowest(best: Repeats, others: Sequence[Repeats], pairs: int) -> str:
     """The last of `others`, in falling order, with those next to it that are tied with it."""
-    key = "tokens_per_second"
     last = others[-1]
     distinct = [
         n for n, g in enumerate(others[:-1], 1) if not _alike(g, last, pairs) or _alike(g, best, pairs)
     ]
     level = others[max(distinct, default=0) :]
-    shares = [(g.median(key) or 0) / (best.median(key) or 1) for g in level]
+    shares = [(g.median(SPEED) or 0) / (best.median(SPEED) or 1) for g in level]
     if shares[-1] >= ALIKE:
         return f"all others reach at least {percent(ALIKE)} of that"
     least, most = percent(shares[-1]), percent(shares[0])
@@ -90,13 +90,12 @@ def _slowest(best: Repeats, others: Sequence[Repeats], pairs: int) -> str:
 
 
 def _alike(group: Repeats, other: Repeats, pairs: int) -> bool:
-    key = "tokens_per_second"
-    return significance(group.values(key), other.values(key), pairs) == "within noise"
+    return significance(group.values(SPEED), other.values(SPEED), pairs) == "within noise"
 
 
 def speed_of_one_process(groups: Sequence[Repeats], size: int) -> list[str]:
     """Throughput of the reference; empty where it is among the compared cells."""
-    timed = [g for g in groups if g.is_reference and g.succeeded and g.values("tokens_per_second")]
+    timed = [g for g in groups if g.is_reference and g.succeeded and g.values(SPEED)]
     if len(timed) != 1 or size == 1:
         return []
     threads = timed[0].record.world.threads_per_rank
@@ -104,7 +103,7 @@ def speed_of_one_process(groups: Sequence[Repeats], size: int) -> list[str]:
     cut = ""
     if others != {threads}:
         cut = f" with {counted(threads, 'thread')} (ranks use {listed(sorted(map(str, others)))})"
-    rate = number(timed[0].median("tokens_per_second"))
+    rate = number(timed[0].median(SPEED))
     return [f"the reference, one process{cut}, reaches {rate} tokens/s"]
 
 
@@ -136,7 +135,7 @@ def memory(groups: Sequence[Repeats]) -> list[str]:
 
 def communication(groups: Sequence[Repeats]) -> list[str]:
     """Traffic per rank and step, and whether it is what the closed forms give."""
-    sent = {g.label: value for g in groups if (value := g.median("sent_bytes_per_step")) is not None}
+    sent = {g.label: value for g in groups if (value := g.median(SENT)) is not None}
     if not sent:
         return ["communication was not measured"]
     if not any(sent.values()):
@@ -146,11 +145,7 @@ def communication(groups: Sequence[Repeats]) -> list[str]:
         most = max(_bytes_off(group), key=abs, default=0.0)
         if abs(most) >= 1:
             off.append(f"{group.label} ({most:+,.0f} bytes)")
-    unknown = [
-        group.label
-        for group in groups
-        if group.label in sent and group.median("expected_sent_bytes_per_step") is None
-    ]
+    unknown = [group.label for group in groups if group.label in sent and group.median(EXPECTED_SENT) is None]
     least, *fastest = _range(sent, groups)
     size = groups[0].world_size
     clauses = [f"on {ranks(size)} traffic per rank and step (ring algorithm) is {least}", *fastest]
@@ -166,7 +161,7 @@ def communication(groups: Sequence[Repeats]) -> list[str]:
 
 def _emulated(groups: Sequence[Repeats]) -> list[str]:
     """What a transport sends that implements a collective as another one; empty where none does."""
-    pairs = [(g.median("sent_bytes_per_step"), g.median("transport_sent_bytes_per_step"), g) for g in groups]
+    pairs = [(g.median(SENT), g.median(TRANSPORT_SENT), g) for g in groups]
     more = [(real, g) for ring, real, g in pairs if ring is not None and real is not None and real != ring]
     if not more:
         return []
@@ -178,10 +173,7 @@ def _emulated(groups: Sequence[Repeats]) -> list[str]:
 
 def _bytes_off(group: Repeats) -> list[float]:
     """Sent minus expected per step, of each repeat of which both are known."""
-    pairs = [
-        (row.figures["sent_bytes_per_step"], row.figures["expected_sent_bytes_per_step"])
-        for row in group.rows
-    ]
+    pairs = [(row.figures[SENT], row.figures[EXPECTED_SENT]) for row in group.rows]
     return [sent - expected for sent, expected in pairs if sent is not None and expected is not None]
 
 
@@ -197,8 +189,8 @@ def _range(figures: Mapping[str, float], groups: Sequence[Repeats]) -> list[str]
     if megabytes(least) == megabytes(most):
         return [f"{megabytes(most)} MB{' for each of them' if len(figures) > 1 else ''}"]
     clauses = [f"{megabytes(least)} MB ({who(least)}) to {megabytes(most)} MB ({who(most)})"]
-    timed = [group for group in groups if group.label in figures and group.values("tokens_per_second")]
-    best = max(timed, key=lambda group: group.median("tokens_per_second") or 0.0, default=None)
+    timed = [group for group in groups if group.label in figures and group.values(SPEED)]
+    best = max(timed, key=lambda group: group.median(SPEED) or 0.0, default=None)
     if best is not None:
         clauses.append(f"the fastest, {best.label}, has {megabytes(figures[best.label])} MB")
     return clauses

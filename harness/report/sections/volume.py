@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from harness.compare.comparison import Comparison
+from harness.compare.metrics import SENT, metrics_in
 from harness.compare.repeats import Repeats
 from harness.compare.rows import Row
 from harness.compare.volume import textbook_differences, volume_differences, volume_of, why_unknown
 from harness.report.document import Block, Column, Paragraph, Section, Table, plain
-
-CELL = (Column("backend", "backend", align="left"), Column("world_size", "ranks"))
+from harness.report.tables import LABELS
 
 
 def exact(value: float | None) -> str:
@@ -25,16 +25,14 @@ def signed(value: float | None) -> str:
     return ("+" if value > 0 else "") + exact(value)
 
 
+VOLUME = metrics_in("volume")
 COLUMNS = (
-    *CELL,
-    Column("sent_bytes_per_step", "measured", exact),
-    Column("expected_sent_bytes_per_step", "expected", exact),
-    Column("textbook_sent_bytes_per_step", "textbook", exact),
-    Column("transport_sent_bytes_per_step", "on the transport", exact),
+    *LABELS,
+    *(Column(metric.key, "measured" if metric.key == SENT else metric.title, exact) for metric in VOLUME),
     Column("payload", "payload as expected", align="left"),
 )
 TERMS = (
-    *CELL,
+    *LABELS,
     Column("term", "term", align="left"),
     Column("expected_bytes", "expected", exact),
     Column("textbook_bytes", "textbook", exact),
@@ -42,7 +40,7 @@ TERMS = (
     Column("remark", "why", align="left"),
 )
 DIFFERENCES = (
-    *CELL,
+    *LABELS,
     Column("phase", "phase", align="left"),
     Column("op", "collective", align="left"),
     Column("dtype", "dtype", align="left"),
@@ -98,7 +96,7 @@ def _distinct(group: Repeats) -> list[Row]:
     """The first repeat that was counted, and those that sent other bytes."""
     found: dict[float, Row] = {}
     for row in group.rows:
-        sent = row.figures["sent_bytes_per_step"]
+        sent = row.figures[SENT]
         if sent is not None:
             found.setdefault(sent, row)
     return list(found.values()) or [group.rows[0]]
@@ -106,8 +104,7 @@ def _distinct(group: Repeats) -> list[Row]:
 
 def _line(row: Row) -> list[object]:
     values = row.figures
-    keys = [column.key for column in COLUMNS[:-1]]
-    return [*(values[key] for key in keys), _verdict(row)]
+    return [*row.cell, *(values[metric.key] for metric in VOLUME), _verdict(row)]
 
 
 def _verdict(row: Row) -> str:
