@@ -69,6 +69,13 @@ def pack_records(files: Mapping[str, bytes], archive: Path) -> None:
         )
 
 
+def place_of_runs(path: Path) -> Path:
+    """The archive of a folder that has its records in one, as a published report does; else the path."""
+    archive = path / ARCHIVE_NAME
+    has_files = (path / RECORD_NAME).is_file() or any(path.glob(f"*/{RECORD_NAME}"))
+    return path if has_files or not archive.is_file() else archive
+
+
 def is_folder_of_runs(path: Path) -> bool:
     """Whether a path names a folder or archive of runs rather than one run or record."""
     if archive_of(path) is not None:

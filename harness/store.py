@@ -20,7 +20,7 @@ from harness.errors import HarnessError
 from harness.record import SCHEMA_VERSION, Record
 from harness.record.run_id import run_folder
 from harness.record.schema1 import from_schema_1
-from harness.record_files import RECORD_NAME, RecordFiles, pack_records
+from harness.record_files import RECORD_NAME, RecordFiles, pack_records, place_of_runs
 
 # A quote within text is escaped, so that this is a key.
 _SCHEMA_VERSION = re.compile(rb'"schema_version"\s*:\s*(\d+)')
@@ -133,7 +133,8 @@ def read_runs(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[st
     """Read records from files, run folders, folders of runs and archives of these, each run once, in order.
 
     Returns (path, record) pairs, and what is wrong with records that cannot be read or are copies of
-    another; a file that was named itself and cannot be read raises HarnessError.
+    another. Raises HarnessError if there is no record, none can be read, or a file that was named itself
+    cannot.
     """
     with without_collection():
         return _read_all(paths)
@@ -141,9 +142,9 @@ def read_runs(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[st
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Pause the search for garbage; it passes over what there is afterwards.
+    """Disable the garbage collector, and afterwards exempt what exists from it.
 
-    Records hold no cycles, and millions of objects to walk.
+    Records hold no cycles and millions of objects.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -161,7 +162,7 @@ def _read_all(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[st
     runs: dict[str, Path] = {}
     problems = []
     for path in paths:
-        found = files.find(path)
+        found = files.find(place_of_runs(path))
         if not found:
             raise HarnessError(
                 f"'{path}' holds no record: give a record.json, a run folder, a folder of runs or a "
@@ -181,6 +182,9 @@ def _read_all(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[st
                 seen[first] = record
             else:
                 problems.append(f"record {file} is a copy of {first}: run {record.run_id} counts once")
+    if not seen and problems:
+        which = f"none of {len(problems)} records can be read; the first: " if len(problems) > 1 else ""
+        raise HarnessError(which + problems[0])
     return list(seen.items()), problems
 
 

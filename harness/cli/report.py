@@ -14,7 +14,7 @@ from harness.compare.comparison import Comparison
 from harness.compare.fail_on import failures, parse_conditions
 from harness.errors import HarnessError
 from harness.launch.owner import lines_about
-from harness.record_files import ARCHIVE_NAME, is_folder_of_runs
+from harness.record_files import ARCHIVE_NAME, is_folder_of_runs, place_of_runs
 from harness.report.destination import require_writable
 from harness.report.manifest import Format
 from harness.report.report import Run, format_of, write_report
@@ -63,7 +63,7 @@ def report_runs(
     form = form or format_of(output)
     found = _read(runs, strict=archive)
     require_writable(output, form)
-    folders = list(filter(is_folder_of_runs, runs))
+    folders = _folders(runs)
     if archive:
         folders = [output.parent / ARCHIVE_NAME]
         found = archive_runs(found, folders[0])
@@ -83,7 +83,7 @@ def report_baseline(runs: Sequence[Path], output: Path, *, form: Format | None, 
     form = form or format_of(output)
     before, after = (_read([path]) for path in runs)
     require_writable(output, form)
-    write_report(after, output, form=form, baseline=before, folders=list(filter(is_folder_of_runs, runs)))
+    write_report(after, output, form=form, baseline=before, folders=_folders(runs))
     echo(f"{output}: {len(before)} records before, {len(after)} after", err=True)
     failed = []
     if conditions:
@@ -102,3 +102,8 @@ def _read(paths: Sequence[Path], *, strict: bool = False) -> list[Run]:
         raise HarnessError(f"--archive needs readable records; fix or remove: {unreadable[0]}")
     warn_skipped(unreadable)
     return found
+
+
+def _folders(runs: Sequence[Path]) -> list[Path]:
+    """Folders and archives whose every record was asked for."""
+    return list(filter(is_folder_of_runs, map(place_of_runs, runs)))

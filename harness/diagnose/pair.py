@@ -14,6 +14,7 @@ from harness.compare.rows import reason
 from harness.errors import HarnessError
 from harness.nested import differences
 from harness.record import Record
+from harness.record_files import place_of_runs
 from harness.store import read_runs
 
 SHOWN_FIELDS = 5
@@ -74,9 +75,11 @@ def _read(path: Path) -> Run:
     found, unreadable = read_runs([path])
     if len(found) == 1 and not unreadable:
         return Run(path=found[0][0], record=found[0][1])
-    if unreadable and not found:
-        raise HarnessError(unreadable[0])
-    raise HarnessError(f"'{path}' holds {len(found) + len(unreadable)} records; give the folder of one run")
+    runs = place_of_runs(path)
+    one = runs / found[0][0].parent.relative_to(runs.resolve())
+    raise HarnessError(
+        f"'{path}' holds {len(found) + len(unreadable)} records; give the folder of one run, such as {one}"
+    )
 
 
 def _fields(left: Record, right: Record) -> str:

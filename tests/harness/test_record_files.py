@@ -8,7 +8,7 @@ import pytest
 
 from harness.archive import SUFFIX, write_archive
 from harness.errors import HarnessError
-from harness.record_files import ARCHIVE_NAME, RECORD_NAME, is_folder_of_runs
+from harness.record_files import ARCHIVE_NAME, RECORD_NAME, is_folder_of_runs, place_of_runs
 from harness.store import archive_runs, read_record, read_runs, write_record
 from tests.records import make_record
 
@@ -112,3 +112,24 @@ def test_archive_of_other_records_is_not_replaced(folder: Path, archive: Path) -
 def test_an_archive_is_a_folder_of_runs_and_a_run_in_it_is_not(folder: Path, archive: Path) -> None:
     given = [folder, folder / "a", archive, archive / "a", archive / "a" / RECORD_NAME]
     assert [is_folder_of_runs(path) for path in given] == [True, False, True, False, False]
+
+
+def test_a_folder_with_its_records_in_an_archive_is_read_like_the_archive(
+    folder: Path, archive: Path, tmp_path: Path
+) -> None:
+    published = tmp_path / "published"
+    published.mkdir()
+    archive.rename(published / ARCHIVE_NAME)
+    assert place_of_runs(published) == published / ARCHIVE_NAME
+    assert place_of_runs(folder) == folder
+    runs, problems = read_runs([published])
+    assert problems == []
+    assert runs == read_runs([published / ARCHIVE_NAME])[0]
+
+
+def test_records_none_of_which_can_be_read_are_refused_by_one_line(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / RECORD_NAME).write_text("{")
+    with pytest.raises(HarnessError, match=r"none of 2 records can be read; the first: record .*cannot be"):
+        read_runs([tmp_path])

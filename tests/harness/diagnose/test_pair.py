@@ -107,7 +107,8 @@ def test_a_pair_is_read_from_an_archive(sound: Path, tmp_path: Path) -> None:
     archive_runs(read_runs([sound.parent])[0], archive)
     first, second = read_pair(archive / "sound", archive / "another" / "record.json")
     assert [run.record.run_id for run in (first, second)] == ["sound", "another"]
-    assert "holds 2 records; give the folder of one run" in refusal(sound, archive)
+    hint = f"holds 2 records; give the folder of one run, such as {archive / 'another'}"
+    assert hint in refusal(sound, archive)
     assert "holds no record" in refusal(sound, archive / "missing")
 
 
