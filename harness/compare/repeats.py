@@ -141,7 +141,7 @@ def group_repeats(rows: Sequence[Row]) -> list[Repeats]:
 def rivals(groups: Sequence[Repeats]) -> dict[Place, list[Repeats]]:
     """By place, those whose throughputs may be compared: successful and timed.
 
-    Those that left the reference do other work.
+    Those that diverged do other work.
     """
     found: dict[Place, list[Repeats]] = {}
     for group in groups:

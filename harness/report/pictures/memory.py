@@ -33,9 +33,8 @@ def memory_picture(comparison: Comparison) -> Picture | None:
         return None
     text = (
         "Live bytes by kind on the rank that holds most: upper bar after the forward pass, with all "
-        "activations; lower bar after the backward pass, whose first parts, weights, gradients, masters and "
-        "optimizer, should end where the diamond stands: the model states expected in closed form. Lines: "
-        "the largest peak within a step."
+        "activations; lower bar after the backward pass: weights, gradients, masters and optimizer should "
+        "end at the diamond, the model states expected in closed form. Lines: the largest peak within a step."
     )
     return Picture(
         key="memory",

@@ -28,12 +28,11 @@ TEXT = (
     "Of the first repeat: live tensors of the rank that holds most at that moment, in the last probed "
     "step; each storage counts once. activations: what the last forward pass left behind for the backward "
     "pass. gathered: full weights gathered from the shards of several ranks, the own part included. "
-    "communication: buffers that a library sends from or "
-    "receives into. buffers: the model's own. data: samples held in memory. other: the allocator's rest. "
-    "least and most: what the allocator served then on the rank with least and with most. peak: the most "
-    "since the moment before, on the rank where it is largest; during an evaluation, of one batch of it; "
-    "during a checkpoint, while it is saved. A kind that holds nothing in any line of a table has no "
-    "column."
+    "communication: buffers that a library sends from or receives into. buffers: the model's own. data: "
+    "samples held in memory. other: the allocator's rest. least and most: bytes that the allocator served "
+    "then, on the rank with least and with most. peak: the most since the previous moment, on the rank where "
+    "it is largest; of an evaluation, during one batch; of a checkpoint, while it is saved. Empty columns "
+    "are left out."
 )
 
 

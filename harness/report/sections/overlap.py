@@ -20,7 +20,7 @@ LONGEST_WAITS = 3
 TEXTS = {
     "cpu": "From torch's profiler in the traced steps, which it slows down. A rank computes while the "
     "innermost operator on one of its threads does; it communicates while gloo works on a collective on its "
-    "own threads (the gloo: events), waiting for the other ranks included. gloo runs a reduce-scatter as an "
+    "own threads (the gloo: events), waiting for the other ranks included. gloo implements reduce-scatter as "
     "all-reduce, and names it so. Idle is the rest: Python, and the bookkeeping of libraries. FSDP overlaps "
     "on streams of a device; the CPU has none, so gathering there overlaps with nothing.",
     "cuda": "From torch's profiler in the traced steps, which it slows down. A rank computes while a "

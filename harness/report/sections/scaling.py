@@ -46,21 +46,21 @@ WEAK = (
     *DETAILS,
 )
 STRONG_TEXT = (
-    "One job on more ranks. A run's step is the mean of its timed steps, of which its throughput is made, "
-    "and T the median over runs; least and most are of the runs. training time: T x the steps of the job, "
-    "set-up and evaluations left out. speed-up, or scale factor: T(N0) / T(N); efficiency: speed-up / (N / "
-    "N0). N0 is the smallest number of ranks of the backend, or the reference on one process where the "
-    "backend was not run on one rank; the column 'of' names it. One rank has nothing to shard, and FSDP1 "
-    "runs there as NO_SHARD. Where one number of ranks ran on several numbers of nodes, each has a curve "
-    "of its own. On the CPU a curve keeps to one number of threads a rank, as more ranks of fewer threads "
-    "have no more processors; a machine with fewer cores than ranks x threads cannot show scaling. Runs "
-    "that left the reference are left out. No scaling figure is judged against noise."
+    "One job on more ranks. T: the median over runs of the mean timed step, from which throughput follows; "
+    "least and most are those of the runs. training time: T x the steps of the job, without set-up and "
+    "evaluations. speed-up, or scale factor: T(N0) / T(N); efficiency: speed-up / (N / N0). N0 is the "
+    "smallest number of ranks of the backend, or the reference on one process if the backend did not run on "
+    "one rank; the column 'of' names it. One rank has nothing to shard, and FSDP1 runs there as NO_SHARD. "
+    "If one number of ranks ran on several numbers of nodes, each has its own curve. On the CPU a curve has "
+    "one number of threads per rank, since more ranks with fewer threads have no more processors; a machine "
+    "with fewer cores than ranks x threads cannot show scaling. Runs that diverged are left out. No scaling "
+    "figure is judged against noise."
 )
 WEAK_TEXT = (
-    "Jobs that grow with the ranks. efficiency: T(N0) / T(N) of one step, 100 % where N ranks take no longer "
+    "Jobs that grow with the ranks. efficiency: T(N0) / T(N) of one step, 100 % if N ranks take no longer "
     "for N / N0 times the work; N0 is the smallest number of ranks. work per rank: parameters x tokens of a "
-    "step / ranks, over that on N0; where it is not 100 %, the work did not grow with the ranks, and the "
-    "efficiency says so much less."
+    "step / ranks, relative to that on N0; if it is not 100 %, the work did not grow with the ranks, and the "
+    "efficiency says less."
 )
 
 

@@ -152,14 +152,14 @@ def _excluded(groups: Sequence[Repeats]) -> list[str]:
 
 
 def _findings(found: Sequence[Finding], *, is_judged: bool = True) -> list[str]:
-    """What was found, the cause by which a run left the reference first."""
+    """What was found, first the cause by which a run diverged."""
     merged = statements(found)
     names = list(dict.fromkeys(statement.id for statement in merged))
     if not names:
         return [NO_FINDING if is_judged else NOTHING_JUDGED]
     causes = [statement for statement in merged if statement.role == "cause"]
     diverged = {cell for statement in merged if statement.id == "diverged" for cell in statement.cells}
-    # Of several causes the one that made a run leave the reference comes first.
+    # Of several causes the one that made a run diverge comes first.
     causes.sort(key=lambda cause: diverged.isdisjoint(cause.cells))
     first = [f"first cause: {cause.sentence}" for cause in causes[:1]]
     return [f"{counted(len(names), 'warning')}: {listed(names)}", *first]
