@@ -61,9 +61,17 @@ def cut_when_asked_for() -> Iterator[None]:
         stack.enter_context(patch.object(torch.Tensor, "chunk", chunk))
         stack.enter_context(patch.object(_fsdp_param, "_chunk_with_empty", with_empty))
         # `_get_reduce_scatter_tensors` makes a list of the pieces, and looks at the first.
-        stack.enter_context(patch.object(_runtime_utils, "list", _unless_cut, create=True))
+        stack.enter_context(patch.object(_runtime_utils, "list", _ListOf, create=True))
         yield
 
 
-def _unless_cut(values: Any = ()) -> Any:
-    return values if isinstance(values, Chunks) else list(values)
+class _KeepingChunks(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, list)
+
+    def __call__(cls, values: Any = ()) -> Any:
+        return values if isinstance(values, Chunks) else list(values)
+
+
+class _ListOf(metaclass=_KeepingChunks):
+    """Stands for `list`, and leaves pieces uncut."""

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import _flat_param
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import masking_utils
 
 from harness.backends import gradients
+from harness.backends.gradients import local_shard
 from harness.worker.simulation.chunks import cut_when_asked_for
 from harness.worker.simulation.ddp import without_checks_between_ranks
 from harness.worker.simulation.storages import CountingMode, FakeAllocatorProbe, resizes_noted
@@ -31,11 +33,14 @@ def fake_tensors(probe: FakeAllocatorProbe) -> Iterator[None]:
     """Every tensor made inside has no data; `probe` counts them."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(DeviceMesh, "__init__", _with_data(DeviceMesh.__init__)))
-        stack.enter_context(patch.object(nn.Module, "_apply", _replace_parameters))
+        stack.enter_context(patch.object(nn.Module, "_apply", _convert))
         # A batch is one sequence a row, which transformers 5.23 would read from the positions.
         stack.enter_context(patch.object(masking_utils, "find_packed_sequence_indices", _none))
         # The norm of a large tensor would be added up from hundreds of thousands of pieces.
         stack.enter_context(patch.object(gradients, "DOT_ELEMENTS", sys.maxsize))
+        # FSDP1 compares addresses of data.
+        stack.enter_context(patch.object(_flat_param, "_data_ptr_allocated", _is_allocated))
+        stack.enter_context(patch.object(_flat_param, "_same_storage", _same_storage))
         stack.enter_context(without_checks_between_ranks())
         stack.enter_context(cut_when_asked_for())
         stack.enter_context(resizes_noted(probe))
@@ -57,27 +62,25 @@ def _with_data(make: Callable[..., None]) -> Callable[..., None]:
     return make_with_data
 
 
-def _replace_parameters(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
     """`Module.to` would swap tensors, which torch 2.13 refuses for fake ones that something watches."""
-    replaced: dict[int, nn.Parameter] = {}  # a tied parameter stays one
     for owner in module.modules() if recurse else [module]:
-        for name, parameter in owner._parameters.items():
+        for parameter in owner._parameters.values():
             if parameter is not None:
-                if id(parameter) not in replaced:
-                    replaced[id(parameter)] = _applied(fn, parameter)
-                owner._parameters[name] = replaced[id(parameter)]
+                with torch.no_grad():
+                    parameter.data = fn(parameter)
         for name, buffer in owner._buffers.items():
             if buffer is not None:
                 owner._buffers[name] = fn(buffer)
     return module
 
 
-def _applied(fn: Callable[[Tensor], Tensor], parameter: nn.Parameter) -> nn.Parameter:
-    with torch.no_grad():
-        applied = fn(parameter)
-    if applied is parameter:
-        return parameter
-    return nn.Parameter(applied, requires_grad=parameter.requires_grad)
+def _is_allocated(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() > 0
+
+
+def _same_storage(first: Tensor, second: Tensor) -> bool:
+    return local_shard(first).untyped_storage()._cdata == local_shard(second).untyped_storage()._cdata
 
 
 def _none(*_: Any, **__: Any) -> None:

@@ -23,6 +23,7 @@ from harness.worker.model import model_config
 from harness.worker.observer import Observer
 from harness.worker.preparation import prepare_engine
 from harness.worker.simulation import ddp
+from harness.worker.simulation.deepspeed import without_comparing_ranks
 from harness.worker.simulation.fake_tensors import SUBSTITUTIONS, fake_tensors
 from harness.worker.simulation.steps import Steps
 from harness.worker.simulation.storages import FakeAllocatorProbe
@@ -62,6 +63,8 @@ def _simulate(request: SimulationRequest) -> dict[str, Any]:
         if request.tensors == "fake":
             probe = FakeAllocatorProbe()
             stack.enter_context(fake_tensors(probe))
+            if "deepspeed" in backend.packages:
+                stack.enter_context(without_comparing_ranks())
         else:
             probe = allocator_probe("cpu")
         return _run(request, world, backend, probe)

@@ -18,6 +18,7 @@ from harness.errors import HarnessError
 from harness.worker.memory import AllocatorProbe
 
 PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+NUMBERED_CPU = torch.device("cpu", 0)
 
 
 class FakeAllocatorProbe(AllocatorProbe):
@@ -81,8 +82,11 @@ class CountingMode(TorchDispatchMode):
     ) -> Any:
         if not all(kind in PLAIN for kind in types):
             return NotImplemented  # such as DTensor: comes back with its local tensors
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") == NUMBERED_CPU:
+            kwargs["device"] = torch.device("cpu")  # which fake tensors take for another device
         try:
-            result = func(*args, **(kwargs or {}))
+            result = func(*args, **kwargs)
         except DataDependentOutputException:
             if func is not torch.ops.aten._local_scalar_dense.default:
                 raise
