@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import click
 
@@ -20,6 +19,7 @@ from harness.planning.simulation.process import run_simulations
 from harness.planning.simulation.request import Simulated, plan_simulation, with_model
 from harness.planning.simulation.words import as_json as document
 from harness.planning.simulation.words import row_lines
+from harness.run_directory.simulation import Tensors
 
 MOST_RANKS = 4096
 
@@ -33,8 +33,8 @@ MOST_RANKS = 4096
 @click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="The rank to simulate.")
 @click.option("--model", help="Catalogue name, folder or configuration file; default: the job's model.")
 @click.option(
-    "--tensors", type=click.Choice(["auto", "fake", "real"]), default="auto", show_default=True,
-    help="fake: without data, any size; real: with data, small models. auto: real for DeepSpeed.",
+    "--tensors", type=click.Choice(["fake", "real"]), default="fake", show_default=True,
+    help="fake: without data, any size; real: with data, and buffers of kernels, for small models.",
 )  # fmt: skip
 @config_option
 @set_option
@@ -46,7 +46,7 @@ def simulate(
     gpus_per_node: int,
     rank: int,
     model: str | None,
-    tensors: Literal["auto", "fake", "real"],
+    tensors: Tensors,
     config: Path | None,
     assignments: tuple[str, ...],
     as_json: bool,
@@ -68,7 +68,7 @@ def simulate(
     asked = [
         plan_simulation(
             experiment, label, size, ranks_per_node=gpus_per_node, rank=rank,
-            tensors=None if tensors == "auto" else tensors,
+            tensors=tensors,
         )
         for size in sizes
         for label in labels

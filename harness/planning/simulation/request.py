@@ -6,15 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.backends import registry
 from harness.batch import batch_layout
 from harness.cells import Cell, make_cell, make_request
 from harness.errors import HarnessError
 from harness.run_directory.simulation import SimulationRequest, Tensors
 from harness.spec import Experiment, ModelSection
-
-WITH_DATA = ("zero0", "zero12", "zero3")
-"""Families of DeepSpeed, whose code reads tensors throughout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +35,12 @@ def plan_simulation(
     *,
     ranks_per_node: int,
     rank: int = 0,
-    tensors: Tensors | None = None,
+    tensors: Tensors = "fake",
 ) -> Simulated:
     """The cell of a backend in a world and what is asked of one of its ranks.
 
-    Without a batch in the job the micro-batch is one sample. tensors: None chooses by the backend. Raises
-    HarnessError for a world that nodes or the batch do not divide.
+    Without a batch in the job the micro-batch is one sample. Raises HarnessError for a world that nodes or
+    the batch do not divide.
     """
     per_node = min(ranks_per_node, world_size)
     if world_size % per_node:
@@ -61,11 +57,4 @@ def plan_simulation(
     layout = batch_layout(training, world_size)
     cell = make_cell(experiment, label, world_size, layout, 0, "cpu", nodes=world_size // per_node)
     run = make_request(cell, experiment, "cpu", [], ranks_per_node=per_node)
-    chosen = tensors or _tensors_for(label)
-    return Simulated(cell=cell, request=SimulationRequest(run=run, rank=rank, tensors=chosen))
-
-
-def _tensors_for(label: str) -> Tensors:
-    entry, _ = registry.parse(label)
-    by_family = entry.strategy is not None and entry.strategy.family in WITH_DATA
-    return "real" if by_family else "fake"
+    return Simulated(cell=cell, request=SimulationRequest(run=run, rank=rank, tensors=tensors))

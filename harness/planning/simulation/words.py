@@ -17,8 +17,8 @@ COLLECTIVES = (
 )  # fmt: skip
 MEMORY = ("memory", "simulated MB", "closed form", "difference B")
 WHAT = {
-    "fake": "tensors without data on torch's CPU kernels' shapes",
-    "real": "real tensors on torch's CPU kernels",
+    "fake": "tensors without data, of the shapes that torch's CPU kernels return",
+    "real": "tensors with data and torch's CPU kernels",
 }
 
 

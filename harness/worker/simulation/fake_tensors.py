@@ -23,8 +23,8 @@ from harness.worker.simulation.ddp import without_checks_between_ranks
 from harness.worker.simulation.storages import CountingMode, FakeAllocatorProbe, resizes_noted
 
 SUBSTITUTIONS = [
-    "a value that a program reads from a tensor (gradient norm, overflow flag) is 1, 0 or false",
-    "temporaries inside an operator's kernel are not seen",
+    "values that a program reads from a tensor are 0: no gradient is clipped, no update skipped",
+    "buffers that a kernel allocates for itself are not seen",
 ]
 
 

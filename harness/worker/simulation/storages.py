@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_iter
 
 from harness.errors import HarnessError
 from harness.worker.memory import AllocatorProbe
+from harness.worker.simulation.functional import PERFORMED
 
 PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
 NUMBERED_CPU = torch.device("cpu", 0)
@@ -71,7 +72,10 @@ class FakeAllocatorProbe(AllocatorProbe):
 
 
 class CountingMode(TorchDispatchMode):
-    """Notes the storages that operators return; answers what a program asks of a value that is not there."""
+    """Notes the storages that operators return; a value that a program asks for and that is not there is 0.
+
+    So a gradient norm is not clipped, and no overflow skips an update.
+    """
 
     def __init__(self, probe: FakeAllocatorProbe) -> None:
         super().__init__()
@@ -82,6 +86,9 @@ class CountingMode(TorchDispatchMode):
     ) -> Any:
         if not all(kind in PLAIN for kind in types):
             return NotImplemented  # such as DTensor: comes back with its local tensors
+        if func in PERFORMED:
+            with self:
+                return PERFORMED[func](*args)
         kwargs = dict(kwargs or {})
         if kwargs.get("device") == NUMBERED_CPU:
             kwargs["device"] = torch.device("cpu")  # which fake tensors take for another device
@@ -90,18 +97,11 @@ class CountingMode(TorchDispatchMode):
         except DataDependentOutputException:
             if func is not torch.ops.aten._local_scalar_dense.default:
                 raise
-            return _stand_in(args[0].dtype)
+            return 0.0 if args[0].dtype.is_floating_point else 0
         for tensor in tree_iter(result):
-            if isinstance(tensor, FakeTensor):
+            if isinstance(tensor, FakeTensor) and tensor.device.type != "meta":
                 self._probe.note(tensor.untyped_storage())
         return result
-
-
-def _stand_in(dtype: torch.dtype) -> bool | float | int:
-    """A finite norm, no overflow."""
-    if dtype == torch.bool:
-        return False
-    return 1.0 if dtype.is_floating_point else 0
 
 
 @contextmanager

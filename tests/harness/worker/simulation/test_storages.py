@@ -52,9 +52,22 @@ def test_activations_live_until_the_backward_pass() -> None:
         assert probe.allocated_bytes() == 2 * ROW + 4  # the gradient is there, the activation is not
 
 
-def test_values_that_are_not_there_are_finite_and_no_overflow() -> None:
+def test_values_that_are_not_there_are_zero_and_no_overflow() -> None:
     with FakeTensorMode(), CountingMode(FakeAllocatorProbe()):
-        assert float(torch.zeros(()).sqrt()) == 1.0
+        assert float(torch.ones(()).sqrt()) == 0.0
         assert not bool(torch.zeros(3).isnan().any())
     with FakeTensorMode(), CountingMode(FakeAllocatorProbe()):
         assert int(torch.tensor(7)) == 7  # a constant is known
+
+
+def test_tensors_that_lie_nowhere_do_not_count() -> None:
+    probe = FakeAllocatorProbe()
+    with FakeTensorMode(), CountingMode(probe):
+        row = torch.zeros(1000, device="meta")
+        assert row.numel() == 1000
+        assert probe.allocated_bytes() == 0
+
+
+def test_the_first_cpu_is_the_cpu() -> None:
+    with FakeTensorMode(), CountingMode(FakeAllocatorProbe()):
+        assert (torch.zeros(3, device="cpu:0") + torch.zeros(3, device="cpu")).shape == (3,)
