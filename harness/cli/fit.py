@@ -13,6 +13,7 @@ from harness.backends import registry
 from harness.cells import Cell, canonical_label
 from harness.cli.arguments import command_line, default_ranks, require_gpus
 from harness.cli.options import (
+    PATH,
     common,
     config_option,
     json_option,
@@ -43,6 +44,7 @@ from harness.store import Store
 @click.option(
     "--limit", help="Memory of a rank: bytes such as 2GB, or a GPU such as A100-40; default: that of the GPU."
 )
+@click.option("--hardware", type=PATH, metavar="FILE", help="YAML file with GPUs of your own, for --limit.")
 @click.option("--sequence", is_flag=True, help="Also find the longest sequence at the job's micro-batch.")
 @click.option(
     "--most-runs", type=click.IntRange(1), default=16, show_default=True, help="Stop after so many new runs."
@@ -57,6 +59,7 @@ def fit(
     config: Path | None,
     nproc: int | None,
     limit: str | None,
+    hardware: Path | None,
     sequence: bool,
     most_runs: int,
     fresh: bool,
@@ -77,7 +80,7 @@ def fit(
     device = resolve_device(experiment.runtime.device)
     world_size = 1 if registry.parse(label)[0].name == registry.REFERENCE else nproc or default_ranks(device)
     require_gpus(device, world_size)
-    memory = find_limit(limit, experiment.runtime.memory_limit, device, world_size)
+    memory = find_limit(limit, experiment.runtime.memory_limit, device, world_size, hardware)
     sizes = micro_batches(experiment, world_size)
     store = Store(runs)
     store.prepare()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.errors import HarnessError
+from harness.planning.hardware import load_hardware
 from harness.provenance import host_memory_bytes
 from harness.spec.size import read_bytes
 
@@ -22,12 +24,21 @@ class Limit:
     """Whether runs must be told to stay below it; a device does so by itself."""
 
 
-def typed_limit(text: str) -> Limit:
-    """The limit that a person typed. Raises HarnessError."""
+def typed_limit(text: str, hardware: Path | None = None) -> Limit:
+    """The limit that a person typed: bytes, or a GPU, of which an allocator can serve all but the context.
+
+    Raises HarnessError.
+    """
+    if text.strip()[:1].isdigit() or text.strip().startswith("-"):
+        try:
+            return Limit(limit_bytes=read_bytes(text), origin=text, imposed=True)
+        except ValueError as error:
+            raise HarnessError(f"--limit was given '{text}': {error}") from error
     try:
-        return Limit(limit_bytes=read_bytes(text), origin=text, imposed=True)
-    except ValueError as error:
-        raise HarnessError(f"--limit was given '{text}': {error}") from error
+        device = load_hardware(hardware).device(text)
+    except HarnessError as error:
+        raise HarnessError(f"--limit takes bytes such as 2GB, or a GPU: {error}") from error
+    return Limit(limit_bytes=device.usable_bytes, origin=device.name, imposed=True)
 
 
 def require_host_memory(limit: Limit, world_size: int, host_bytes: int) -> None:
@@ -39,13 +50,17 @@ def require_host_memory(limit: Limit, world_size: int, host_bytes: int) -> None:
         )
 
 
-def find_limit(given: str | None, configured: int | None, device: str, world_size: int) -> Limit:
+def find_limit(
+    given: str | None, configured: int | None, device: str, world_size: int, hardware: Path | None = None
+) -> Limit:
     """The limit of each rank: as typed, else as configured, else what the GPUs of this machine have.
+
+    hardware: a file with GPUs of the user.
 
     Raises HarnessError where there is none, or the ranks together could outgrow the machine.
     """
     if given is not None:
-        limit = typed_limit(given)
+        limit = typed_limit(given, hardware)
     elif configured is not None:
         limit = Limit(limit_bytes=configured, origin="runtime.memory_limit", imposed=True)
     elif device == "cuda":

@@ -67,7 +67,10 @@ def test_asking_again_runs_nothing(fit: Fit) -> None:
     ("arguments", "problem"),
     [
         (["--backend", "ddp"], "ranks on the CPU share the memory of the machine"),
-        (["--backend", "ddp", "--limit", "plenty"], "--limit was given 'plenty'"),
+        (
+            ["--backend", "ddp", "--limit", "plenty"],
+            "--limit takes bytes such as 2GB, or a GPU: GPU 'plenty' is unknown",
+        ),
         (["--backend", "ddp", "--limit", "900TB"], "but this machine has"),
         (["--backend", "zero4", "--limit", "1GB"], "Did you mean 'zero3'"),
         (["--backend", "ddp", "--limit", "1GB", "--set", "training.global_batch_size=9"], "does not divide"),

@@ -5,6 +5,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.planning.fit.limit import Limit, find_limit, require_host_memory
+from harness.planning.hardware import load_hardware
 
 
 def test_a_typed_limit_goes_before_a_configured_one() -> None:
@@ -12,10 +13,21 @@ def test_a_typed_limit_goes_before_a_configured_one() -> None:
     assert find_limit(None, 5, "cpu", 1) == Limit(limit_bytes=5, origin="runtime.memory_limit", imposed=True)
 
 
-@pytest.mark.parametrize("text", ["much", "0", "-1GB"])
+@pytest.mark.parametrize("text", ["0", "-1GB", "3 apples"])
 def test_what_is_no_limit_is_refused(text: str) -> None:
     with pytest.raises(HarnessError, match=f"--limit was given '{text}'"):
         find_limit(text, None, "cpu", 1)
+
+
+def test_a_gpu_stands_for_what_its_allocator_can_serve() -> None:
+    device = load_hardware().device("A100-40")
+    limit = find_limit("a100-40", None, "cuda", 8)
+    assert limit == Limit(limit_bytes=device.usable_bytes, origin="A100-40", imposed=True)
+
+
+def test_an_unknown_gpu_is_refused_with_the_closest() -> None:
+    with pytest.raises(HarnessError, match=r"--limit takes bytes such as 2GB, or a GPU: .*'A100-40' or"):
+        find_limit("A100-41", None, "cuda", 1)
 
 
 def test_the_cpu_needs_a_limit() -> None:
