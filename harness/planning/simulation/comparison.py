@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.errors import HarnessError
 from harness.planning.job import planned_model, scenario_of
@@ -17,7 +17,7 @@ from harness.theory.terms import STATE_KINDS, STEP_PHASES, Volume
 from harness.theory.workload import Role, Workload
 
 RING = "ring"
-"""No transport: bytes as a ring sends them."""
+"""In place of a transport: bytes as a ring sends them, and no copies of them, as gloo makes."""
 PEAKS: dict[str, tuple[str, ...]] = {
     "forward/backward": ("after_forward", "after_backward"),
     "optimizer step": ("after_step",),
@@ -96,7 +96,10 @@ def simulated_peaks(result: SimulatedRank) -> dict[str, int]:
 
 
 def _scenario(asked: Simulated, result: SimulatedRank) -> Scenario | None:
-    """What closed forms take: the simulated job on the CPU; None for a third party's backend."""
+    """What closed forms take: the job on the CPU, without a transport that copies what it moves.
+
+    None for a third party's backend.
+    """
     assert result.model is not None
     assert result.layout is not None
     facts = {
@@ -106,7 +109,8 @@ def _scenario(asked: Simulated, result: SimulatedRank) -> Scenario | None:
     }
     run = asked.request.run
     model = planned_model(facts, asked.cell.job)
-    return scenario_of(asked.cell, model, "cpu", preset=run.preset)
+    scenario = scenario_of(asked.cell, model, "cpu", preset=run.preset)
+    return replace(scenario, transport=RING) if scenario else None
 
 
 def _prediction(scenario: Scenario) -> MemoryPrediction | None:

@@ -30,7 +30,7 @@ def _reduce_scatter(tensor: Tensor, _: str, group_size: int, group: Any) -> Tens
 
 
 def _group(named: Any) -> dist.ProcessGroup:
-    resolve: Callable[[str], dist.ProcessGroup] = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+    resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
     return resolve(named) if isinstance(named, str) else named
 
 
