@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import compare_speed
+import estimate_speed
 import help_speed
 import measuring
 import probe_cost
@@ -18,6 +19,7 @@ def main() -> int:
     options = parser.parse_args()
     results = [help_speed.measure(), *compare_speed.measure(), *step_time.measure(pairs=options.pairs)]
     results += report_speed.measure()
+    results += estimate_speed.measure()
     results += probe_cost.measure(pairs=options.pairs)
     return measuring.present(results, as_json=options.json)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness.planning.model import PlannedModel
+from harness.theory.layout import Tensor
 
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
 INTERMEDIATE_KEYS = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner", "d_ff")
@@ -50,9 +51,9 @@ class Decoder:
 
 def decoder(model: PlannedModel) -> Decoder:
     """Read a model's geometry from its tensors, and from its configuration what tensors do not tell."""
-    blocks = tuple(f"{name}." for name in model.layout.blocks)
-    by_block = [shapes for name in model.layout.blocks if (shapes := _shapes(model, name))]
-    inside = [t for t in model.layout.parameters if t.name.startswith(blocks)] if blocks else []
+    units = [tensors for name, tensors in model.layout.units() if name]
+    by_block = [shapes for tensors in units if (shapes := _shapes(tensors))]
+    inside = [tensor for tensors in units for tensor in tensors]
     every = Counter(shape for shapes in by_block for shape in shapes)
     hidden = _first(model.config, HIDDEN_KEYS) or min((min(shape) for shape in every), default=1)
     others = model.multiplying_parameters - sum(t.numel for t in inside)
@@ -67,10 +68,9 @@ def decoder(model: PlannedModel) -> Decoder:
     )
 
 
-def _shapes(model: PlannedModel, block: str) -> list[tuple[int, int]]:
+def _shapes(block: Sequence[Tensor]) -> list[tuple[int, int]]:
     """Shapes of a block's matrices in the model's order."""
-    inside = (t for t in model.layout.parameters if t.name.startswith(f"{block}."))
-    return [(t.shape[0], t.shape[1]) for t in inside if len(t.shape) == 2]
+    return [(t.shape[0], t.shape[1]) for t in block if len(t.shape) == 2]
 
 
 def _matrices(shapes: Counter[tuple[int, int]]) -> tuple[Matrix, ...]:

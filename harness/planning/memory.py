@@ -10,7 +10,6 @@ from harness.planning.profiles import activation_profile
 from harness.planning.scenario import Scenario
 from harness.planning.term import MemoryTerm
 from harness.theory.activations import ActivationProfile
-from harness.theory.families import model_states
 from harness.theory.peaks.families import fullest_moments
 from harness.theory.peaks.ledger import Fullest, Phase
 from harness.theory.peaks.walk import TRACED
@@ -119,6 +118,6 @@ def _host_bytes(scenario: Scenario) -> int:
     """Of all ranks of a node: states that lie in host memory."""
     if scenario.torch_device == "cpu":
         return 0
-    terms = model_states(scenario.workload()).terms
+    terms = scenario.states.terms
     per_rank = sum(term.bytes for term in terms if term.host)
     return per_rank * min(scenario.ranks_per_node, scenario.world_size)

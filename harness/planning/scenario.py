@@ -12,9 +12,11 @@ from harness.backends.strategy import StrategyKind
 from harness.planning.device import Device, Fabric
 from harness.planning.model import PlannedModel
 from harness.spec import Job
+from harness.theory.families import model_states
 from harness.theory.fullest import fullest_rank
 from harness.theory.layout import Layout
 from harness.theory.recomputation import recomputed_until
+from harness.theory.terms import ModelStates
 from harness.theory.workload import Workload
 
 
@@ -59,11 +61,22 @@ class Scenario:
     @cached_property
     def fullest_rank(self) -> int:
         """The rank with the largest model states."""
-        return fullest_rank(self.workload(0))
+        return fullest_rank(self._workload(0))
 
     def workload(self, rank: int | None = None) -> Workload:
         """The same, as closed forms of one rank take it; None: the rank that holds most."""
-        rank = self.fullest_rank if rank is None else rank
+        return self._fullest_workload if rank is None else self._workload(rank)
+
+    @cached_property
+    def _fullest_workload(self) -> Workload:
+        return self._workload(self.fullest_rank)
+
+    @cached_property
+    def states(self) -> ModelStates:
+        """Model states of the rank that holds most."""
+        return model_states(self._fullest_workload)
+
+    def _workload(self, rank: int) -> Workload:
         training = self.job.training
         return Workload(
             layout=self._layout,

@@ -8,7 +8,7 @@ from functools import cached_property
 from harness.planning.geometry import Decoder, decoder
 from harness.planning.scenario import Scenario
 from harness.theory import fsdp, zero
-from harness.theory.families import collectives, model_states
+from harness.theory.families import collectives
 from harness.theory.terms import STEP_PHASES, Collective
 from harness.theory.textbook import textbook_collectives
 from harness.theory.workload import Workload
@@ -61,7 +61,7 @@ class Work:
         return len(layout.groups()) if flat else len(layout.parameters)
 
     def _updated(self, *, host: bool) -> float:
-        terms = model_states(self.workload).terms
+        terms = self.scenario.states.terms
         moments = sum(t.bytes for t in terms if t.kind == "optimizer" and t.host == host and not t.extra)
         return moments / (2 * self.workload.master_bytes)
 

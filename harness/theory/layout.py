@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 
 from harness.theory.dtypes import DTYPE_BYTES
@@ -17,7 +18,7 @@ class Tensor:
     shape: tuple[int, ...]
     dtype: str
 
-    @property
+    @cached_property
     def numel(self) -> int:
         return prod(self.shape)
 
@@ -45,7 +46,7 @@ class Layout:
     tied: Mapping[str, str] = field(default_factory=dict)
     """Further name of a tied parameter -> its first name."""
 
-    @property
+    @cached_property
     def parameter_count(self) -> int:
         return elements(self.parameters)
 
@@ -61,12 +62,20 @@ class Layout:
 
     def groups(self) -> list[list[Tensor]]:
         """Parameters by optimizer group: those that decay, then the rest; empty groups are left out."""
+        return [list(group) for group in self._groups]
+
+    def units(self) -> list[tuple[str, list[Tensor]]]:
+        """Parameters by wrap unit: one per block, and '' for the rest; empty units are left out."""
+        return [(name, list(tensors)) for name, tensors in self._units]
+
+    @cached_property
+    def _groups(self) -> list[list[Tensor]]:
         decaying = [t for t in self.parameters if t.name in self.decaying]
         rest = [t for t in self.parameters if t.name not in self.decaying]
         return [group for group in (decaying, rest) if group]
 
-    def units(self) -> list[tuple[str, list[Tensor]]]:
-        """Parameters by wrap unit: one per block, and '' for the rest; empty units are left out."""
+    @cached_property
+    def _units(self) -> list[tuple[str, list[Tensor]]]:
         units: dict[str, list[Tensor]] = {name: [] for name in (*self.blocks, "")}
         depths = sorted({name.count(".") + 1 for name in self.blocks})
         for tensor in self.parameters:

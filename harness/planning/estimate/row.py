@@ -18,7 +18,6 @@ from harness.planning.speed import (
 )
 from harness.planning.verdict import Verdict
 from harness.theory.dtypes import DTYPE_BYTES
-from harness.theory.families import model_states
 from harness.theory.peaks.families import COURSES
 from harness.theory.terms import ModelStates
 from harness.theory.textbook import textbook_sent_bytes, textbook_states
@@ -132,7 +131,7 @@ def _row(candidate: Candidate) -> EstimateRow:
         label=candidate.label,
         world_size=candidate.world_size,
         scenario=scenario,
-        states=model_states(scenario.workload()),
+        states=scenario.states,
         memory=memory,
         memory_unknown=memory_unknown,
         traffic=tuple(step_traffic(scenario)),

@@ -101,7 +101,7 @@ class Zero3Course(Course):
         ):
             pass
         if count > self._limit:
-            self.ledger.drop(GRADIENTS)
+            self.ledger.drop(GRADIENTS, count * self._width)
 
     def step(self) -> None:
         gathered = [h for h in self.ledger.held if h.kind == "gathered" and h.source == STATE_SOURCE]
