@@ -1,4 +1,4 @@
-"""Measures `harness estimate` of Llama-3.1-405B on 4,096 GPUs under every strategy: processor time and memory."""
+"""Measures `harness estimate` of Llama-3.1-405B on 4,096 GPUs, every strategy: time and memory."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from harness.config import load_experiment
 from harness.planning.estimate import EstimateRow, Question, estimate, question
+from harness.planning.estimate.question import candidates
+from harness.planning.estimate.traffic import step_traffic
 from harness.planning.hardware import load_hardware
 from harness.planning.models import load_model
 
@@ -30,6 +32,18 @@ def ask(
 def rows(*assignments: str, **asked: Any) -> list[EstimateRow]:
     """The answers."""
     return estimate(ask(*assignments, **asked))
+
+
+def states(*assignments: str, **asked: Any) -> EstimateRow:
+    """The only answer, with states and traffic alone: nothing is traced."""
+    ((label, size, scenario),) = (
+        (c.label, c.world_size, c.scenario) for c in candidates(ask(*assignments, **asked))
+    )
+    assert scenario is not None
+    return EstimateRow(
+        label=label, world_size=size, scenario=scenario, states=scenario.states,
+        traffic=tuple(step_traffic(scenario)),
+    )  # fmt: skip
 
 
 def row(*assignments: str, **asked: Any) -> EstimateRow:

@@ -9,9 +9,8 @@ from harness.planning.estimate.row import EstimateRow
 from harness.planning.model import PlannedModel
 from harness.planning.models import load_model
 from harness.spec import Experiment
-from harness.theory.families import model_states
 from harness.theory.layout import Layout, Tensor
-from tests.harness.planning.estimate.asking import row, rows
+from tests.harness.planning.estimate.asking import row, rows, states
 
 MIXED = "training.precision=bf16-mixed"
 GB = 1e9
@@ -28,8 +27,7 @@ def of_size(parameters: int, backend: str, world_size: int, precision: str) -> E
     )
     ((label, scenario),) = ((c.label, c.scenario) for c in candidates(asked))
     assert scenario is not None
-    states = model_states(scenario.workload())
-    return EstimateRow(label=label, world_size=world_size, scenario=scenario, states=states)
+    return EstimateRow(label=label, world_size=world_size, scenario=scenario, states=scenario.states)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +51,7 @@ def test_states_of_the_zero_paper(backend: str, gigabytes: float) -> None:
     ],
 )  # fmt: skip
 def test_states_of_bloom_560m(backend: str, world_size: int, gigabytes: float) -> None:
-    textbook = row(MIXED, backends=backend, world_sizes=(world_size,)).textbook_state_bytes
+    textbook = states(MIXED, backends=backend, world_sizes=(world_size,)).textbook_state_bytes
     assert textbook is not None
     assert round(textbook / GB, 2) == gigabytes
 
@@ -63,7 +61,7 @@ def test_states_of_bloom_560m(backend: str, world_size: int, gigabytes: float) -
     [("ddp", (16, 0)), ("zero1", (8, 8)), ("zero2", (4, 12)), ("zero3", (0, 16))],
 )
 def test_states_in_fp32(backend: str, per_parameter: tuple[int, int]) -> None:
-    found = row(backends=backend, world_sizes=(8,))
+    found = states(backends=backend, world_sizes=(8,))
     assert found.textbook_state_bytes == 559_214_592 * (per_parameter[0] + per_parameter[1] / 8)
 
 
@@ -91,7 +89,7 @@ def test_shards_of_seventy_billion(world_size: int, gigabytes: float) -> None:
 
 def test_bert_base_cased() -> None:
     """accelerate estimate-memory: 413.18 MiB of fp32 weights, as much of gradients."""
-    found = row(model="bert-base-cased", world_sizes=(1,))
+    found = states(model="bert-base-cased", world_sizes=(1,))
     assert found.state_bytes("weights") == 108_310_272 * 4
     assert round(108_310_272 * 4 / 2**20, 2) == 413.17  # the table counts 1,280 parameters more
     assert found.state_bytes("gradients") == found.state_bytes("weights")
@@ -108,7 +106,7 @@ def test_bert_base_cased() -> None:
 )
 def test_bytes_that_bloom_560m_sends(backend: str, settings: tuple[str, ...], gigabytes: float) -> None:
     """Eight ranks: the textbook exactly, the implementation up to padding, buffers and norm."""
-    found = row(*settings, backends=backend, world_sizes=(8,))
+    found = states(*settings, backends=backend, world_sizes=(8,))
     assert found.textbook_sent_bytes is not None
     assert round(found.textbook_sent_bytes / GB, 3) == gigabytes
     if backend != "zero3":  # FSDP and ZeRO-3 gather tied weights at each use, or not

@@ -5,14 +5,14 @@ import pytest
 from harness.planning.estimate.traffic import crossing_share, step_traffic
 from harness.theory.nodes import node_traffic
 from harness.theory.workload import Role, Workload
-from tests.harness.planning.estimate.asking import row
+from tests.harness.planning.estimate.asking import states
 
 MIXED = "training.precision=bf16-mixed"
 
 
 @pytest.mark.parametrize("backend", ["ddp", "zero2", "fsdp", "fsdp-hybrid:shard_size=2"])
 def test_crossing_bytes_are_those_that_every_rank_sends_to_another_node(backend: str) -> None:
-    found = row(MIXED, backends=backend, world_sizes=(8,), per_node=4)
+    found = states(MIXED, backends=backend, world_sizes=(8,), per_node=4)
     assert found.scenario is not None
     workload = found.scenario.workload()
     hosts = {rank: str(rank // 4) for rank in range(8)}
@@ -31,27 +31,27 @@ def test_crossing_bytes_are_those_that_every_rank_sends_to_another_node(backend:
 
 @pytest.mark.parametrize(("role", "share"), [("world", 2 / 16), ("shard", 0.0), ("replica", 1.0)])
 def test_shares_of_a_hybrid_that_shards_within_nodes(role: Role, share: float) -> None:
-    found = row(backends="fsdp-hybrid", world_sizes=(16,), per_node=8)
+    found = states(backends="fsdp-hybrid", world_sizes=(16,), per_node=8)
     assert found.scenario is not None
     workload: Workload = found.scenario.workload()
     assert crossing_share(workload, role) == share
 
 
 def test_one_rank_sends_nothing() -> None:
-    found = row(backends="fsdp", world_sizes=(1,))
+    found = states(backends="fsdp", world_sizes=(1,))
     assert found.scenario is not None
     assert step_traffic(found.scenario) == []
     assert found.sent_bytes == 0
 
 
 def test_one_node_sends_nothing_to_others() -> None:
-    found = row(backends="fsdp", world_sizes=(8,))
+    found = states(backends="fsdp", world_sizes=(8,))
     assert found.between_bytes == 0 < found.sent_bytes
 
 
 def test_accumulation_multiplies_what_is_gathered() -> None:
-    once = row("training.micro_batch_size=1", MIXED, backends="fsdp")
-    twice = row("training.micro_batch_size=1", "training.accumulation_steps=2", MIXED, backends="fsdp")
+    once = states("training.micro_batch_size=1", MIXED, backends="fsdp")
+    twice = states("training.micro_batch_size=1", "training.accumulation_steps=2", MIXED, backends="fsdp")
     gathered = [
         sum(line.sent_bytes for line in found.traffic if line.op == "all_gather") for found in (once, twice)
     ]
