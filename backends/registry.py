@@ -5,8 +5,8 @@ Third parties register a `Backend` subclass under the entry-point group 'harness
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import entry_points
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -16,9 +16,6 @@ from harness.backends.entry import ENTRY_POINT_GROUP, Entry, UnknownBackend
 from harness.backends.explain import choices, explain
 from harness.backends.strategy import StrategyKind
 from harness.backends.values import InvalidYaml, parse_value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = [
     "BUILT_IN", "ENTRY_POINT_GROUP", "IN_DEFAULT_COMPARISON", "PLANTED", "REFERENCE", "Entry",
@@ -54,7 +51,7 @@ def entries() -> dict[str, Entry]:
     A third party cannot take the name of a built-in backend.
     """
     known = dict(BUILT_IN)
-    for point in sorted(_third_parties(), key=lambda p: p.name):
+    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: p.name):
         if point.name not in known:
             distribution = (point.dist.name,) if point.dist else ()
             known[point.name] = Entry(
@@ -138,7 +135,3 @@ def claimed_strategy(backend: Backend) -> StrategyKind | None:
             f"Available: {choices(backend.claims, BUILT_IN)}"
         )
     return strategy
-
-
-def _third_parties() -> Iterable[EntryPoint]:
-    return entry_points(group=ENTRY_POINT_GROUP)

@@ -19,22 +19,3 @@ from harness.spec.job import (
 )
 from harness.spec.model import DEFAULT_MODEL_CONFIG, ModelSection
 from harness.spec.section import Section
-
-__all__ = [
-    "DEFAULT_GLOBAL_BATCH_SIZE",
-    "DEFAULT_MODEL_CONFIG",
-    "DEFAULT_STEPS",
-    "LEAST_TIMED_STEPS",
-    "CompareSection",
-    "DataSection",
-    "EvaluationSection",
-    "Experiment",
-    "Job",
-    "MeasureSection",
-    "ModelSection",
-    "OptimizerSection",
-    "RuntimeSection",
-    "ScheduleSection",
-    "Section",
-    "TrainingSection",
-]

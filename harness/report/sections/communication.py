@@ -9,6 +9,7 @@ from harness.compare.volume import expected_payload, is_derived, volume_of
 from harness.record import CommunicationPart, Record
 from harness.report.document import Block, Column, Paragraph, Section, Table
 from harness.report.formats import megabytes, short
+from harness.report.tables import LABELS
 from harness.theory.terms import STEP_PHASES
 
 Key = tuple[str, str, str, str, int]
@@ -21,8 +22,7 @@ MEANING = (
     "there is none."
 )
 COLUMNS = (
-    Column("backend", "backend", align="left"),
-    Column("world_size", "ranks"),
+    *LABELS,
     Column("phase", "phase", align="left"),
     Column("op", "collective", align="left"),
     Column("dtype", "dtype", align="left"),

@@ -6,6 +6,7 @@ from harness.compare.comparison import Comparison
 from harness.report.document import Block, Column, Heading, Section, Table
 from harness.report.formats import number
 from harness.report.pictures.loss import loss_picture
+from harness.report.tables import LABELS
 
 
 def loss_section(comparison: Comparison) -> Section | None:
@@ -30,7 +31,6 @@ def _held_out(comparison: Comparison) -> Table | None:
         if losses:
             label = [*row.cell, row.record.repeat]
             body.append([*label, *(losses.get(step) for step in steps)])
-    columns = [Column("backend", "backend", align="left"), Column("world_size", "ranks")]
-    columns.append(Column("repeat", "repeat"))
+    columns = [*LABELS, Column("repeat", "repeat")]
     columns += [Column(f"loss_after_step_{step}", f"after step {step}", number) for step in steps]
     return Table(key="held_out_loss", columns=columns, rows=body)

@@ -11,6 +11,7 @@ from harness.record import Record
 from harness.report.document import Block, Column, Folded, Paragraph, Section, Table
 from harness.report.formats import megabytes
 from harness.report.sections.process_memory import process_memory_blocks
+from harness.report.tables import LABELS
 
 KINDS = (
     "weights", "gathered", "gradients", "masters", "optimizer", "activations", "communication", "buffers",
@@ -51,16 +52,15 @@ def memory_section(comparison: Comparison) -> Section | None:
                     others.append([*head, title, *line])
     if not others and not after_backward:
         return None
-    head_columns = [Column("backend", "backend", align="left"), Column("world_size", "ranks")]
     columns = [
         *(Column(f"{kind}_bytes", f"{kind} MB", megabytes) for kind in KINDS),
         Column("least_allocated_bytes", "least MB", megabytes),
         Column("most_allocated_bytes", "most MB", megabytes),
         Column("peak_bytes", "peak MB", megabytes),
     ]
-    table = _table("memory_after_backward", [*head_columns, *columns], after_backward)
+    table = _table("memory_after_backward", [*LABELS, *columns], after_backward)
     moments = _table(
-        "memory_by_moment", [*head_columns, Column("moment", "moment", align="left"), *columns], others
+        "memory_by_moment", [*LABELS, Column("moment", "moment", align="left"), *columns], others
     )
     blocks: list[Block] = [
         Paragraph(TEXT),

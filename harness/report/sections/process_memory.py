@@ -9,6 +9,7 @@ from harness.compare.comparison import Comparison
 from harness.record import MemoryPart, Record
 from harness.report.document import Block, Column, Paragraph, Table
 from harness.report.formats import megabytes
+from harness.report.tables import LABELS
 
 
 def fragmentation_bytes(moment: MemoryPart) -> int | None:
@@ -45,7 +46,7 @@ def process_memory_blocks(comparison: Comparison) -> list[Block]:
     known = [figure for figure in FIGURES if any(_by_rank(record, figure[3]) for record in records)]
     if not known:
         return []
-    columns = [Column("backend", "backend", align="left"), Column("world_size", "ranks")]
+    columns = [*LABELS]
     for key, title, _, _ in known:
         columns.append(Column(f"least_{key}_bytes", f"{title} MB, least", megabytes))
         columns.append(Column(f"most_{key}_bytes", f"{title} MB, most", megabytes))

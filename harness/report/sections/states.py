@@ -9,6 +9,7 @@ from harness.compare.repeats import Repeats
 from harness.compare.states import largest, rank_states, textbook
 from harness.report.document import Block, Column, Folded, Paragraph, Section, Table, plain
 from harness.report.formats import megabytes
+from harness.report.tables import LABELS
 from harness.theory.terms import STATE_KINDS
 
 TEXT = (
@@ -19,8 +20,7 @@ TEXT = (
     "4 + 4 + 8 in fp32, divided by the ranks that share what the strategy shards."
 )
 COLUMNS = (
-    Column("backend", "backend", align="left"),
-    Column("world_size", "ranks"),
+    *LABELS,
     Column("kind", "kind", align="left"),
     Column("measured_bytes", "measured MB", megabytes),
     Column("expected_bytes", "expected MB", megabytes),
@@ -31,8 +31,7 @@ KIND = [column.key for column in COLUMNS].index("kind")
 ALL = "all"
 """The kind of the line that sums up the others."""
 TERM_COLUMNS = (
-    Column("backend", "backend", align="left"),
-    Column("world_size", "ranks"),
+    *LABELS,
     Column("kind", "kind", align="left"),
     Column("term", "term", align="left"),
     Column("bytes", "bytes", plain),
