@@ -34,16 +34,20 @@ def model_states(workload: Workload) -> ModelStates:
 
     The buckets hold every gradient once more, without padding (torch 2.13,
     `csrc/distributed/c10d/reducer.cpp`, `Reducer::initialize_buckets`); like-for-like sets the view.
-    Accelerate wraps nothing on one rank.
     """
     terms = replica_terms(workload)
-    wrapped = workload.strategy.route == "native" or workload.world_size > 1
-    if wrapped and not workload.like_for_like:
+    if wraps(workload) and not workload.like_for_like:
         size = workload.layout.parameter_count * workload.master_bytes
         terms.append(
             Term(kind="communication", name="DDP's buckets, beside the gradients", bytes=size, extra=True)
         )
     return states(terms)
+
+
+def wraps(workload: Workload) -> bool:
+    """Whether the model is in DDP: through Accelerate one rank is on the CPU only (`backends/accelerate.py`)."""
+    several = workload.world_size > 1 or workload.device == "cpu"
+    return several or workload.strategy.route == "native"
 
 
 def collectives(workload: Workload) -> Volume:

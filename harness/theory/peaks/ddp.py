@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.theory.ddp import wraps
 from harness.theory.layout import Tensor
 from harness.theory.peaks.course import GRADIENTS, Course
 from harness.theory.peaks.ledger import Holding
@@ -30,7 +31,4 @@ class DdpCourse(Course):
 
     @property
     def _views(self) -> bool:
-        native = self.workload.strategy.route == "native"
-        # On the CPU Accelerate wraps one rank too.
-        wrapped = native or self.workload.world_size > 1 or self.workload.device == "cpu"
-        return wrapped and self.workload.like_for_like
+        return wraps(self.workload) and self.workload.like_for_like
