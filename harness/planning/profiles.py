@@ -17,7 +17,9 @@ from harness.atomic_write import write_atomically
 from harness.backends.presets import ACCELERATOR_PRECISION, preset_changes
 from harness.errors import HarnessError
 from harness.planning.scenario import Scenario
+from harness.spec import ModelSection
 from harness.theory.activations import ActivationProfile, from_json
+from harness.theory.workload import Workload
 
 SHIPPED = Path(__file__).with_name("data") / "activations.json.xz"
 TRACER = "harness.worker.activation_trace"
@@ -36,43 +38,47 @@ def activation_profile(scenario: Scenario) -> ActivationProfile:
 
     Raises HarnessError if the model has to be traced and cannot be.
     """
-    job = scenario.job
+    return workload_profile(scenario.workload(), scenario.model.config, scenario.job.model)
+
+
+def workload_profile(workload: Workload, config: Mapping[str, Any], model: ModelSection) -> ActivationProfile:
+    """The same for a workload of a Hugging Face configuration, with the job's settings of the model."""
     return find_profile(
-        scenario.model.config,
-        route=precision_route(scenario),
-        attention=attention_kernel(scenario),
-        checkpointing=job.training.activation_checkpointing,
-        single_sample=scenario.micro_batch_size == 1,
-        device=scenario.torch_device,
+        config,
+        route=precision_route(workload),
+        attention=_kernel(model),
+        checkpointing=workload.activation_checkpointing,
+        single_sample=workload.micro_batch_size == 1,
+        device=workload.device,
+        dropout=model.dropout,
     )
 
 
-def precision_route(scenario: Scenario) -> str:
+def precision_route(workload: Workload) -> str:
     """How low precision comes about: 'autocast' on fp32 weights, or 'cast' weights; 'fp32' without it.
 
     `backends/single.py`, `backends/ddp.py`: autocast. FSDP casts what it gathers (`mp_policy`), DeepSpeed the
     whole model. Where Accelerate brings the autocast, it also makes the model's outputs fp32
     (`Accelerator.prepare_model`); FSDP through Accelerate has it on top unless like-for-like turns it off.
     """
-    precision = scenario.job.training.precision
-    asked = scenario.options.get("precision")
-    if precision == "fp32" or asked == "fp32":
+    strategy, asked = workload.strategy, workload.options.get("precision")
+    if workload.precision == "fp32" or workload.widened:
         return "fp32"
-    if not precision.endswith("-mixed") or asked == "cast" or scenario.strategy.zero_stage is not None:
+    if not workload.mixed or asked == "cast" or strategy.zero_stage is not None:
         return "cast"
-    outputs = "+outputs" if scenario.strategy.route == "accelerate" else ""
-    if scenario.strategy.family in ("single", "ddp"):
+    outputs = "+outputs" if strategy.route == "accelerate" else ""
+    if strategy.family in ("single", "ddp"):
         return f"autocast{outputs}"
-    changes = preset_changes(scenario.strategy, precision, scenario.preset, scenario.model.parameters)
+    count = workload.layout.parameter_count
+    changes = preset_changes(strategy, workload.precision, workload.preset, count)
     cast_alone = any(change.setting == ACCELERATOR_PRECISION for change in changes)
     return "cast" if not outputs or cast_alone else f"cast+autocast{outputs}"
 
 
-def attention_kernel(scenario: Scenario) -> str | None:
+def _kernel(model: ModelSection) -> str | None:
     """The kernel that transformers is asked for; None: its own choice."""
-    kernel = scenario.job.model.attention_kernel
-    # It keeps what the flash kernel behind sdpa keeps.
-    return "sdpa" if kernel == "flash_attention_2" else kernel
+    # FlashAttention's package keeps what the flash kernel behind sdpa keeps.
+    return "sdpa" if model.attention_kernel == "flash_attention_2" else model.attention_kernel
 
 
 def find_profile(
@@ -83,14 +89,17 @@ def find_profile(
     checkpointing: bool,
     single_sample: bool,
     device: str,
+    dropout: float | None = 0.0,
 ) -> ActivationProfile:
     """The same for a Hugging Face configuration."""
-    variant = {
+    variant: dict[str, Any] = {
         "route": route, "attention": attention, "checkpointing": checkpointing, "device": device,
         "single_sample": single_sample,
     }  # fmt: skip
+    if dropout != 0:  # profiles are shipped without
+        variant["dropout"] = dropout
     shipped = _shipped().get(config_key(config), {}).get(variant_key(variant))
-    if shipped is not None:
+    if shipped is not None and dropout == 0:
         return from_json(shipped)
     request = {"config": dict(config), "variant": variant}
     return _traced(json.dumps(request, sort_keys=True, default=str))

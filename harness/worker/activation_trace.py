@@ -19,7 +19,7 @@ from harness.backends.blocks import transformer_blocks
 from harness.backends.precision import cast_parameters
 from harness.theory.activations import ActivationProfile, to_json
 from harness.worker.kernel_scratch import CudaAutocast, kernel_scratch
-from harness.worker.model import enable_checkpointing, summed_cross_entropy
+from harness.worker.model import enable_checkpointing, set_dropout, summed_cross_entropy
 from harness.worker.storage_events import Event, StorageEvents, autograd_sequence
 from harness.worker.trace_profile import profile_of_events
 
@@ -42,6 +42,8 @@ class Variant:
     checkpointing: bool = False
     single_sample: bool = False
     """A micro-batch of one sample: some copies are views then."""
+    dropout: float | None = 0.0
+    """Written to every dropout; None: as the model has it."""
     device: str = "cuda"
     """'cuda' or 'cpu': what autocast leaves in low precision, and what kernels need inside."""
 
@@ -67,6 +69,8 @@ def _model(config: Mapping[str, Any], variant: Variant) -> nn.Module:
     values = {key: value for key, value in config.items() if key != "model_type"}
     of_model = CONFIG_MAPPING[config["model_type"]](**values)
     of_model.num_hidden_layers = BLOCKS
+    if variant.dropout is not None:
+        set_dropout(of_model, variant.dropout)
     model: nn.Module = AutoModelForCausalLM.from_config(
         of_model, attn_implementation=variant.attention, dtype=torch.float32, trust_remote_code=False
     )

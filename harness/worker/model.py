@@ -41,7 +41,7 @@ def model_config(job: Job, vocabulary_size: int) -> PreTrainedConfig:
     config = _named_config(job.model) if job.model.name else _given_config(job.model, vocabulary_size)
     _check_causal(config, job.model.name or config.model_type)
     if job.model.dropout is not None:
-        _set_dropout(config, job.model.dropout)
+        set_dropout(config, job.model.dropout)
     context = getattr(config, "max_position_embeddings", None)
     if isinstance(context, int) and job.data.sequence_length > context:
         raise JobError(
@@ -167,7 +167,8 @@ def _check_causal(config: PreTrainedConfig, name: str) -> None:
         )
 
 
-def _set_dropout(config: PreTrainedConfig, probability: float) -> None:
+def set_dropout(config: PreTrainedConfig, probability: float) -> None:
+    """Write the probability to every dropout of a configuration."""
     for key, value in config.to_dict().items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             if "dropout" in key or key.endswith("pdrop"):

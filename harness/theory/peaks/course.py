@@ -18,6 +18,13 @@ GRADIENTS = Holding(
 )  # fmt: skip
 
 
+BATCH_BYTES = 16
+BATCH = Holding(
+    kind="data", name="tokens and labels of the micro-batch", formula="16 b s; twice with several micro-steps",
+    source="harness/worker/loop.py: int64, the batch before lives until the next is there",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Unit:
     """A block, or '' for all other modules."""
@@ -56,6 +63,9 @@ class Course:
             if on_device and (term.kind != "gradients" or self.keeps_gradient(host=term.host)):
                 holding = Holding(kind=term.kind, name=term.name, source=STATE_SOURCE)
                 self.ledger.add(holding, term.bytes)
+        batches = min(2, self.workload.accumulation_steps)
+        tokens = self.workload.micro_batch_size * (self.workload.sequence_length or 0)
+        self.ledger.add(BATCH, batches * BATCH_BYTES * tokens)
 
     def keeps_gradient(self, *, host: bool) -> bool:
         """Whether a gradient of the closed form stays between steps; `host`: it lies there on CUDA."""
