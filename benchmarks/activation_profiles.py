@@ -1,7 +1,7 @@
 """Traces the activation profiles of the catalogue's models and writes the file that ships with the package.
 
-Usage: python -m benchmarks.activation_profiles     (about an hour; profiles that the file has are kept, so delete
-it after an update of torch or transformers)
+Usage: python -m benchmarks.activation_profiles     (about an hour; profiles that the file has are kept, so
+delete it after an update of torch or transformers)
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def model_states(workload: Workload) -> ModelStates:
 
 
 def wraps(workload: Workload) -> bool:
-    """Whether the model is in DDP: through Accelerate one rank is on the CPU only (`backends/accelerate.py`)."""
+    """Whether the model is in DDP: through Accelerate one rank is on the CPU only."""
     several = workload.world_size > 1 or workload.device == "cpu"
     return several or workload.strategy.route == "native"
 
