@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -29,7 +30,7 @@ from harness.cli.output import echo
 from harness.cli.progress import Progress
 from harness.config import load_experiment
 from harness.errors import HarnessError
-from harness.launch.cell import modules_to_preload, run_cell
+from harness.launch.cell import modules_to_preload, patience_of, run_cell
 from harness.launch.external import (
     external_rank,
     external_ranks_per_node,
@@ -37,11 +38,11 @@ from harness.launch.external import (
     started_as_rank,
 )
 from harness.launch.local import LocalLauncher, require_port, resolve_device
+from harness.launch.supervise import supervise
 from harness.record import Record
 from harness.run_directory.request import RunRequest
 from harness.spec import Experiment
 from harness.store import Store
-from harness.worker.termination import leave
 
 
 @click.command()
@@ -124,17 +125,26 @@ def _run_as_rank(
     store.prepare()
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries would prefer a GPU that they see
-    from harness.worker.external import run_external
 
     def request() -> RunRequest:
         per_node = external_ranks_per_node()
         launcher = ["torchrun", "--nproc-per-node", str(per_node), "-m"]
         return make_request(cell, experiment, device, launcher + command_line(), per_node)
 
-    record, code = run_external(request, store.root)
-    if record is not None and external_rank() == 0:
-        code = _present_run(record, store, as_json)
-    leave(code)
+    def become_rank(tell: Callable[[str], None]) -> int:
+        from harness.worker.external import run_external
+
+        record, code = run_external(request, store.root, tell)
+        if record is not None and external_rank() == 0:
+            code = _present_run(record, store, as_json)
+        return code
+
+    supervisor = supervise(external_rank(), world_size, store.root, patience_of(experiment), become_rank)
+    record = supervisor.missing_record()
+    if record is not None:
+        _present_run(record, store, as_json)
+    supervisor.leave()
+    return 1
 
 
 def _present_run(record: Record, store: Store, as_json: bool) -> int:

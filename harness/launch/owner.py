@@ -2,52 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
 from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
-from harness.record import Part, Record
+from harness.record import Record
 from harness.record_files import RECORD_NAME
 from harness.run_directory.assemble import assemble
 from harness.run_directory.outcome import Outcome, Verdict
+from harness.run_directory.owner import Owner
 from harness.run_directory.request import RunRequest
 from harness.run_directory.side_files import read_part
 from harness.store import write_record
 
 OWNER_NAME = "launcher.json"
-
-
-class Owner(Part):
-    """The process that started the ranks of a run."""
-
-    host: str
-    process: int
-    started: float
-    """When the process began: its number may be given again."""
-
-    @classmethod
-    def myself(cls) -> Owner:
-        return cls(host=socket.gethostname(), process=os.getpid(), started=psutil.Process().create_time())
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it is known to have ended; False on other machines, where that cannot be seen."""
-        if self.host != socket.gethostname():
-            return False
-        try:
-            process = psutil.Process(self.process)
-            is_another = abs(process.create_time() - self.started) > 1
-            return is_another or process.status() == psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return True
-        except psutil.Error:
-            return False
 
 
 def note_owner(run_directory: Path) -> None:

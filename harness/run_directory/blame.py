@@ -53,6 +53,8 @@ def _causes(events: Mapping[int, RankEvents], outcome: Outcome) -> Iterator[Caus
                 yield Cause(rank=rank, exit_code=code, order=(1, at or 0.0))
         elif code is not None and not of_rank.has_ended:
             yield Cause(rank=rank, exit_code=code, order=_order_of_silence(code, ended_at))
+        elif rank in outcome.vanished:
+            yield Cause(rank=rank, exit_code=None, order=(1, 0.0))
         elif code is None and not of_rank.has_ended and outcome.exit_codes:
             yield Cause(rank=rank, exit_code=None, order=(2, 0.0))
 

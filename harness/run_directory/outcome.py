@@ -33,6 +33,8 @@ class Outcome:
     """By rank; None: it still ran when it was ended."""
     ended_at: Mapping[int, float] = field(default_factory=dict)
     """When the end of a rank was seen, seconds since the epoch."""
+    vanished: frozenset[int] = frozenset()
+    """Ranks that are gone with whoever would have noted their exit codes."""
     stopped: Literal["timeout", "stuck", "interrupted"] | None = None
     verdict: Verdict | None = None
     """Counts more than what the ranks say, unless all of them finished."""

@@ -93,6 +93,11 @@ def checkpoint_folder(run_directory: Path) -> Path:
     return run_directory / "checkpoint"
 
 
+def rank_owner(run_directory: Path, rank: int) -> Path:
+    """Where the monitor of a rank says which process it is."""
+    return run_directory / f"rank-{rank:05d}.owner.json"
+
+
 def rank_exit(run_directory: Path, rank: int) -> Path:
     """Where the monitor of a rank notes how it ended."""
     return run_directory / f"rank-{rank:05d}.exit.json"

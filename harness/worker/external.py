@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,40 +18,44 @@ from torch.distributed.distributed_c10d import _get_default_store
 from harness.backends.base import World
 from harness.record import Record
 from harness.run_directory.assemble import assemble
+from harness.run_directory.external_ends import external_outcome, wait_for_ends
 from harness.run_directory.nodes import node_file, write_node
-from harness.run_directory.outcome import Outcome
 from harness.run_directory.request import REQUEST_NAME, RunRequest, rank_file
 from harness.store import write_record
 from harness.worker.environment import join_process_group, prepare_process, world_of
 from harness.worker.file_transfer import fetch, hand_over
-from harness.worker.rank import COLLECTIVE_TIMEOUT_SECONDS, run_rank
+from harness.worker.rank import run_rank
 
 SHARED_FOLDER_PATIENCE_SECONDS = 5.0
 """Network file systems show a new file late."""
 
 
-def run_external(make_request: Callable[[], RunRequest], runs: Path) -> tuple[Record | None, int]:
+def run_external(
+    make_request: Callable[[], RunRequest], runs: Path, tell: Callable[[str], None]
+) -> tuple[Record | None, int]:
     """Run this process's rank of a run that rank 0 names; return (rank 0's record, exit code).
 
-    `make_request` is called on every rank; rank 0's answer counts. Where nodes do not share the runs folder,
+    `make_request` is called on every rank; rank 0's answer counts. `tell` is given the run's id once its
+    folder is there. Where nodes do not share the runs folder,
     each writes to its own, and rank 0 gathers what the record needs.
     """
     own = make_request()
     world = world_of(own)
     prepare_process(own, world)
-    join_process_group(world, COLLECTIVE_TIMEOUT_SECONDS)
+    join_process_group(world, own.collective_timeout_seconds)
     agreed: list[Any] = [own.model_dump_json()]
     dist.broadcast_object_list(agreed, src=0)
     request = RunRequest.model_validate_json(agreed[0])
     run = _ExternalRun(directory=runs / request.run_id, request=request, world=world)
     run.agree_on_folder()
+    tell(request.run_id)
     if world.rank == 0:
         signal.signal(signal.SIGTERM, run.end_early_and_leave)
     code = run_rank(run.directory, run.end_early)
     run.give()
     if world.rank != 0:
         return None, code
-    return run.record(Outcome(exit_codes={world.rank: code})), code
+    return run.record(code), code
 
 
 @dataclass
@@ -90,10 +94,16 @@ class _ExternalRun:
                 mine.append(node_file(self.directory, self._node))
             hand_over(_get_default_store(), self.world.rank, mine)
 
-    def record(self, outcome: Outcome) -> Record:
-        """Gather what is elsewhere, and write the record."""
+    def record(self, code: int | None = None) -> Record:
+        """Gather what is elsewhere, and write the record; `code` is this rank's if it has ended."""
         for rank in self.without_runs_folder:
             fetch(_get_default_store(), rank, self.directory)
+        size = self.world.world_size
+        if code != 0:
+            wait_for_ends(self.directory, size)
+        outcome = external_outcome(self.directory, size)
+        if code is not None and outcome.stopped is None:
+            outcome = replace(outcome, exit_codes=outcome.exit_codes | {self.world.rank: code})
         record = assemble(self.directory, self.request, outcome)
         write_record(self.directory, record)
         return record
@@ -102,7 +112,7 @@ class _ExternalRun:
         """When the launcher ends this rank because another failed, the record is still written."""
         self.give()
         if self.world.rank == 0:
-            self.record(Outcome(exit_codes={}, stopped="interrupted"))
+            self.record()
             sys.stderr.flush()
 
     def end_early_and_leave(self, _signal: int, _frame: FrameType | None) -> None:

@@ -49,8 +49,6 @@ from harness.worker.samples import Sampler, Samples, load_samples
 from harness.worker.signals import SignalThread
 from harness.worker.weights import digest_weights
 
-COLLECTIVE_TIMEOUT_SECONDS = 600.0
-
 
 def run_rank(run_directory: Path, on_termination: Callable[[], None] | None = None) -> int:
     """Run this rank's part and write its events; return the exit code.

@@ -1,0 +1,188 @@
+"""Stays beside a rank that torchrun started, and writes the record of the run if the rank cannot."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from harness.atomic_write import write_atomically
+from harness.launch.claim import claimed
+from harness.launch.watch import ANSWER_SECONDS, STATE_SIGNAL, Patience, Watch, is_stopped
+from harness.record import Record
+from harness.record.run_id import run_folder
+from harness.record_files import RECORD_NAME
+from harness.run_directory.assemble import assemble
+from harness.run_directory.external_ends import external_outcome, is_gone, wait_for_ends
+from harness.run_directory.outcome import Outcome
+from harness.run_directory.owner import Owner
+from harness.run_directory.request import RankExit, RunRequest, rank_exit, rank_file, rank_owner
+from harness.run_directory.stuck import STUCK_NAME, StuckNote
+from harness.run_directory.tail import Tail
+from harness.store import write_record
+from harness.worker.monitor import die_with
+
+POLL_SECONDS = 0.25
+ENDING_SECONDS = 5.0
+"""Within these a rank that is told to end writes what it measured; launchers wait for 30 s."""
+ASK_NAME = "where-are-you"
+
+Become = Callable[[Callable[[str], None]], int]
+"""Runs the rank; calls what it is given with the run's id once its folder is there."""
+
+
+def supervise(rank: int, world_size: int, runs: Path, patience: Patience, become: Become) -> Supervisor:
+    """Run a rank in a child of this process and return when that has ended; the child never returns.
+
+    Call this before anything starts threads or touches a device: the child is a fork.
+    """
+    parent, (reader, writer) = os.getpid(), os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        die_with(parent, signal.SIGKILL)
+        signal.signal(STATE_SIGNAL, signal.SIG_IGN)  # until the rank answers it
+        os.close(reader)
+        code = become(lambda run_id: _tell(writer, run_id))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    os.close(writer)
+    os.set_blocking(reader, False)
+    supervisor = Supervisor(rank, world_size, runs, patience, child, reader)
+    supervisor.wait()
+    return supervisor
+
+
+def _tell(writer: int, run_id: str) -> None:
+    os.write(writer, run_id.encode())
+    os.close(writer)
+
+
+@dataclass
+class Supervisor:
+    """Watches one rank; that of rank 0 watches the positions of all."""
+
+    rank: int
+    world_size: int
+    runs: Path
+    patience: Patience
+    child: int
+    reader: int
+    directory: Path | None = None
+    """None: the ranks have not agreed on a run yet."""
+    code: int | None = None
+    _told_at: float | None = None
+    _asked: bool = False
+    _watch: Watch | None = None
+    _tail: Tail | None = None
+
+    def wait(self) -> None:
+        """Pass signals on, answer and ask where the ranks are, and note how the child ended."""
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, self._pass_on)
+        while self.code is None:
+            finished, status, usage = os.wait4(self.child, os.WNOHANG)
+            if finished:
+                self.code = os.waitstatus_to_exitcode(status)
+                self._find_folder()
+                self._note(usage.ru_maxrss * 1024)
+                return
+            self._look()
+            time.sleep(POLL_SECONDS)
+
+    def leave(self) -> None:
+        """End as the rank did."""
+        code = self.code or 0
+        os._exit(code if code >= 0 else 128 - code)
+
+    def missing_record(self) -> Record | None:
+        """Write and return the record if nobody else does; None: there is one, or another rank writes it."""
+        directory = self.directory
+        if directory is None or self.code == 0 or not rank_file(directory, 0).exists():
+            return None
+        if self.rank != 0 and not is_gone(directory, 0):
+            return None
+        wait_for_ends(directory, self.world_size)
+        with claimed(directory, "record", lambda: None):
+            if (directory / RECORD_NAME).exists():
+                return None
+            stuck = (directory / STUCK_NAME).exists()
+            outcome = (
+                Outcome(exit_codes={}, stopped="stuck")
+                if stuck
+                else external_outcome(directory, self.world_size)
+            )
+            record = assemble(directory, RunRequest.read(directory), outcome)
+            write_record(directory, record)
+        return record
+
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        self._told_at = self._told_at or time.monotonic()
+        with suppress(ProcessLookupError):
+            os.kill(self.child, number)
+
+    def _look(self) -> None:
+        if self._told_at is not None and time.monotonic() > self._told_at + ENDING_SECONDS:
+            os.kill(self.child, signal.SIGKILL)  # it is too stuck to say anything
+        directory = self._find_folder()
+        if directory is None:
+            return
+        if self._watch is not None and self._tail is not None:
+            for event in self._tail.read():
+                self._watch.note(event)
+            if not self._asked and (reason := self._watch.stuck()) is not None:
+                self._end_stuck(directory, reason)
+        if not self._asked and (directory / ASK_NAME).exists():
+            self._asked = True
+            if is_stopped(self.child):
+                write_atomically(_stopped_file(directory, self.rank), "")
+            else:
+                os.kill(self.child, STATE_SIGNAL)
+
+    def _end_stuck(self, directory: Path, reason: str) -> None:
+        """Have every monitor ask its rank where it is, note the answers, and end the own rank."""
+        write_atomically(directory / ASK_NAME, reason)
+        self._asked = True
+        if is_stopped(self.child):
+            write_atomically(_stopped_file(directory, self.rank), "")
+        else:
+            os.kill(self.child, STATE_SIGNAL)
+        time.sleep(ANSWER_SECONDS)
+        stopped = [r for r in range(self.world_size) if _stopped_file(directory, r).exists()]
+        StuckNote(reason=reason, stopped_ranks=stopped).write(directory)
+        os.kill(self.child, signal.SIGKILL)
+
+    def _find_folder(self) -> Path | None:
+        if self.directory is None:
+            with suppress(BlockingIOError):
+                run_id = os.read(self.reader, 4096).decode()
+                if run_id:
+                    self.directory = run_folder(self.runs, run_id)
+                    self._begin(self.directory)
+        return self.directory
+
+    def _begin(self, directory: Path) -> None:
+        with suppress(OSError):
+            write_atomically(rank_owner(directory, self.rank), Owner.myself().model_dump_json())
+        if self.rank == 0:
+            self._watch = Watch(directory, self.world_size, self.patience)
+            self._tail = Tail(rank_file(directory, 0))
+
+    def _note(self, max_resident_bytes: int) -> None:
+        if self.directory is None or not self.directory.exists() or self.code is None:
+            return
+        note = RankExit(exit_code=self.code, at=time.time(), max_resident_bytes=max_resident_bytes)
+        with suppress(OSError):
+            write_atomically(rank_exit(self.directory, self.rank), note.model_dump_json())
+
+
+def _stopped_file(directory: Path, rank: int) -> Path:
+    return directory / f"rank-{rank:05d}.stopped"
