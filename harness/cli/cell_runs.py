@@ -22,12 +22,20 @@ from harness.store import Store
 class MissingCells:
     """Runs cells; what ran before an interruption is kept."""
 
-    def __init__(self, store: Store, experiment: Experiment, device: str, *, fresh: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        experiment: Experiment,
+        device: str,
+        found: Sequence[tuple[Path, Record]],
+        *,
+        fresh: bool,
+    ) -> None:
         self._store = store
         self._experiment = experiment
         self._device = device
         self._fresh = fresh
-        self.files: dict[int, Path] = {}
+        self.files = {id(record): path for path, record in found}
         """The file of each record by the id of the object."""
         self.interrupted = False
 
@@ -73,13 +81,16 @@ class MissingCells:
         return record
 
 
-def record_what_was_abandoned(store: Store) -> None:
-    """Write and name the records of runs whose launcher was killed."""
+def open_store(runs: Path) -> Store:
+    """The folder of runs, which can be written; runs whose launcher was killed are recorded and named."""
+    store = Store(runs)
+    store.prepare()
     for record in record_abandoned(store.root):
         echo(
             f"run {record.run_id} was abandoned by its launcher and is recorded now: {record.status}",
             err=True,
         )
+    return store
 
 
 def _wait_for(name: str) -> None:

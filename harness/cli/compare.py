@@ -11,7 +11,7 @@ import click
 
 from harness.cells import plan, reusable
 from harness.cli.arguments import numbers, require_gpus, split_backends
-from harness.cli.cell_runs import MissingCells, record_what_was_abandoned
+from harness.cli.cell_runs import MissingCells, open_store
 from harness.cli.options import (
     EXIT_INTERRUPTED,
     EXIT_STRICT,
@@ -85,9 +85,7 @@ def compare(
     cells = plan(experiment, names, sizes, repeats or experiment.compare.repeats, device)
     for size in sizes:
         require_gpus(device, size)
-    store = Store(runs)
-    store.prepare()
-    record_what_was_abandoned(store)
+    store = open_store(runs)
     if report is not None:
         from harness.report.destination import require_writable
 
@@ -99,10 +97,8 @@ def compare(
     if len(missing) < len(cells):
         again = f"job {job} was started again: " if job is not None else ""
         echo(f"{again}{len(cells) - len(missing)} of {len(cells)} cells have a record", err=True)
-    files = {id(record): path for path, record in found}
-    runs_made = MissingCells(store, experiment, device, fresh=fresh and job is None)
+    runs_made = MissingCells(store, experiment, device, found, fresh=fresh and job is None)
     done = known | runs_made.run(missing)
-    files |= runs_made.files
     records = [done[cell.key] for cell in cells if cell.key in done]
     from harness.compare.comparison import Comparison
 
@@ -110,7 +106,7 @@ def compare(
     if report is not None:
         from harness.report.report import write_report
 
-        write_report([(files[id(record)], record) for record in records], report)
+        write_report([(runs_made.files[id(record)], record) for record in records], report)
     _present(comparison, report, as_json)
     if runs_made.interrupted:
         return EXIT_INTERRUPTED

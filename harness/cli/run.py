@@ -13,7 +13,7 @@ from harness.backends import registry
 from harness.batch import batch_layout
 from harness.cells import canonical_label, make_cell, make_request
 from harness.cli.arguments import command_line, default_ranks, require_gpus
-from harness.cli.cell_runs import record_what_was_abandoned
+from harness.cli.cell_runs import open_store
 from harness.cli.options import (
     common,
     config_option,
@@ -89,8 +89,7 @@ def run(
         require_port(port)
     layout = batch_layout(experiment.training, world_size)
     cell = make_cell(experiment, label, world_size, layout, 0, device)
-    store.prepare()
-    record_what_was_abandoned(store)
+    store = open_store(runs)
     launcher = LocalLauncher(device, modules_to_preload(experiment, [label]))
     launcher.check(cell.job.model_dump_json())
     progress = Progress(label, world_size, sys.stderr, plain_lines=True)

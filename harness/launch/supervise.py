@@ -22,6 +22,7 @@ from harness.run_directory.assemble import assemble
 from harness.run_directory.external_ends import external_outcome, is_gone, wait_for_ends
 from harness.run_directory.outcome import Outcome
 from harness.run_directory.owner import Owner
+from harness.run_directory.rank_state import read_state
 from harness.run_directory.request import RankExit, RunRequest, rank_exit, rank_file, rank_owner
 from harness.run_directory.stuck import STUCK_NAME, StuckNote
 from harness.run_directory.tail import Tail
@@ -110,11 +111,12 @@ class Supervisor:
             return None
         if self.rank != 0 and not is_gone(directory, 0):
             return None
-        wait_for_ends(directory, self.world_size)
+        stuck = (directory / STUCK_NAME).exists()
+        if not stuck:
+            wait_for_ends(directory, self.world_size)
         with claimed(directory, "record", lambda: None):
             if (directory / RECORD_NAME).exists():
                 return None
-            stuck = (directory / STUCK_NAME).exists()
             outcome = (
                 Outcome(exit_codes={}, stopped="stuck")
                 if stuck
@@ -155,10 +157,16 @@ class Supervisor:
             write_atomically(_stopped_file(directory, self.rank), "")
         else:
             os.kill(self.child, STATE_SIGNAL)
-        time.sleep(ANSWER_SECONDS)
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < deadline and not all(map(self._has_answered, range(self.world_size))):
+            time.sleep(POLL_SECONDS)
         stopped = [r for r in range(self.world_size) if _stopped_file(directory, r).exists()]
         StuckNote(reason=reason, stopped_ranks=stopped).write(directory)
         os.kill(self.child, signal.SIGKILL)
+
+    def _has_answered(self, rank: int) -> bool:
+        assert self.directory is not None
+        return read_state(self.directory, rank).has_answered or _stopped_file(self.directory, rank).exists()
 
     def _find_folder(self) -> Path | None:
         if self.directory is None:

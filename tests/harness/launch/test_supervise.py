@@ -1,0 +1,134 @@
+"""Ranks that torchrun started leave a record whichever of them is killed; here without torch."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.launch.supervise import supervise
+from harness.launch.watch import Patience
+from harness.record import ErrorPart, Record
+from harness.store import read_record
+from tests.fake_ranks import Behaviour, Rank, a_request
+
+PATIENCE = Patience(steps=10, seconds=1.0, phase_seconds=20)
+
+
+def launch(runs: Path, behaviours: list[Behaviour]) -> list[multiprocessing.process.BaseProcess]:
+    """What torchrun does: one process per rank."""
+    request = a_request(len(behaviours))
+    (runs / request.run_id).mkdir(parents=True)
+    request.write(runs / request.run_id)
+
+    def live(rank: int) -> None:
+        def become(tell: Callable[[str], None]) -> int:
+            tell(request.run_id)
+            behaviours[rank](Rank(runs / request.run_id, rank))
+            return 0
+
+        supervisor = supervise(rank, len(behaviours), runs, PATIENCE, become)
+        supervisor.missing_record()
+        supervisor.leave()
+
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=live, args=(rank,)) for rank in range(len(behaviours))]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def end(processes: list[multiprocessing.process.BaseProcess]) -> list[int | None]:
+    """As torchrun: when one process has failed, terminate the others."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and any(p.exitcode is None for p in processes):
+        if any(p.exitcode not in (None, 0) for p in processes):
+            for process in processes:
+                process.terminate()
+        time.sleep(0.05)
+    return [process.exitcode for process in processes]
+
+
+def record_of(runs: Path) -> tuple[Record, ErrorPart]:
+    record = read_record(runs / "run" / "record.json")
+    assert record.error is not None
+    return record, record.error
+
+
+def survive(rank: Rank) -> None:
+    rank.train()
+    rank.miss_a_peer(0.8)
+
+
+def wait_for_peers(rank: Rank) -> None:
+    rank.train()
+    rank.position.enter("backward")
+    rank.wait_forever()
+
+
+def killed(rank: Rank) -> None:
+    rank.train()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_with_its_monitor(rank: Rank) -> None:
+    rank.train()
+    time.sleep(0.4)  # the monitor has said which process it is
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(20)
+
+
+def left(rank: Rank) -> None:
+    rank.train()
+    os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "at_fault", "code", "survivor"),
+    [
+        (killed, 0, -9, survive),
+        (killed, 0, -9, wait_for_peers),
+        (killed, 1, -9, survive),
+        (left, 0, 0, survive),
+        (killed_with_its_monitor, 0, None, survive),
+        (killed_with_its_monitor, 0, None, wait_for_peers),
+    ],
+)
+def test_killed_rank_is_blamed_whoever_writes_the_record(
+    tmp_path: Path, behaviour: Behaviour, at_fault: int, code: int | None, survivor: Behaviour
+) -> None:
+    behaviours = [survivor, survivor]
+    behaviours[at_fault] = behaviour
+    end(launch(tmp_path, behaviours))
+    record, error = record_of(tmp_path)
+    assert record.status == "failed"
+    assert (error.rank, error.exit_code, error.step, error.phase) == (at_fault, code, 2, "forward")
+
+
+def test_rank_that_stands_still_is_found_and_all_say_where_they_are(tmp_path: Path) -> None:
+    def sleep_in_forward(rank: Rank) -> None:
+        rank.train()
+        time.sleep(60)
+
+    codes = end(launch(tmp_path, [wait_for_peers, sleep_in_forward]))
+    record, error = record_of(tmp_path)
+    assert None not in codes
+    assert (record.status, error.kind, error.rank, error.phase) == ("timeout", "Stuck", 1, "forward")
+    assert "sleep_in_forward" in error.ranks[1].stack
+    assert "wait_forever" in error.ranks[0].stack
+
+
+def test_run_that_its_launcher_ends_is_interrupted_and_blamed_on_no_rank(tmp_path: Path) -> None:
+    processes = launch(tmp_path, [wait_for_peers, wait_for_peers])
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and len(list(tmp_path.glob("run/*.owner.json"))) < 2:
+        time.sleep(0.05)
+    time.sleep(0.2)
+    for process in processes:
+        process.terminate()
+    end(processes)
+    _, error = record_of(tmp_path)
+    assert (error.kind, error.rank) == ("Interrupted", None)
