@@ -214,9 +214,14 @@ def _memory_limit(cell: Cell, experiment: Experiment, device: str) -> int | None
 
 
 def reusable(records: Iterable[Record], wanted: Callable[[str], bool]) -> dict[str, Record]:
-    """Newest record of each wanted cell that says something lasting: not failed, not stopped."""
+    """Newest record of each wanted cell that says something lasting: not failed, not stopped, not refused."""
     lasting = ("ok", "oom", "diverged", "unsupported")
-    return {r.cell: r for r in records if wanted(r.cell) and r.status in lasting}
+    return {r.cell: r for r in records if wanted(r.cell) and r.status in lasting and not is_refused(r)}
+
+
+def is_refused(record: Record) -> bool:
+    """Whether the ranks were not started, since they would not have had the memory."""
+    return record.prediction is not None and record.prediction.refused
 
 
 def _expand(backends: Iterable[str]) -> list[str]:

@@ -131,6 +131,21 @@ def _gpus() -> tuple[str, ...]:
     return tuple(done.stdout.strip().splitlines()) if done.returncode == 0 else ()
 
 
+def gpu_names() -> list[str]:
+    """Names of the GPUs that the driver lists."""
+    return [line.rpartition(",")[0].strip() for line in _gpus()]
+
+
+def gpu_memory_bytes() -> int | None:
+    """Memory of the smallest GPU; None: no driver says."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    if shutil.which(command[0]) is None:
+        return None
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    sizes = [int(line) for line in done.stdout.split() if line.isdigit()]
+    return min(sizes) * 2**20 if sizes else None
+
+
 def machine_name() -> str:
     """Processor, cores and GPUs: timings of another machine are not this one's."""
     return f"{_cpu_model()} x {os.cpu_count()}; {'; '.join(_gpus())}"

@@ -9,6 +9,7 @@ from harness.record import (
     CommunicationPart,
     MemoryPart,
     ModelPart,
+    PredictionPart,
     RankPart,
     Record,
     StepPart,
@@ -136,6 +137,18 @@ def make_communication(
         )
         for rank in range(world_size)
     ]  # fmt: skip
+
+
+def make_prediction(peak_bytes: int, **changes: Any) -> PredictionPart:
+    values: dict[str, Any] = {
+        "peak_bytes": peak_bytes,
+        "moment": "optimizer step",
+        "kinds": {"weights": peak_bytes},
+        "device_bytes": peak_bytes,
+        "host_bytes": peak_bytes,
+        "made_by": "sharding-harness 0.1.0",
+    }
+    return PredictionPart(**(values | changes))
 
 
 def _options(label: str) -> dict[str, Any]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from harness.cells import Cell
+from harness.cells import Cell, is_refused
 from harness.cli.arguments import command_line
 from harness.cli.output import echo
+from harness.cli.preflight import foresee, show
 from harness.cli.progress import Progress
 from harness.launch.cell import modules_to_preload, run_cell
 from harness.launch.claim import OthersRecords, claimed
@@ -18,9 +20,15 @@ from harness.record import Record
 from harness.spec import Experiment
 from harness.store import Store
 
+if TYPE_CHECKING:
+    from harness.planning.forecast import Forecast
+
 
 class MissingCells:
-    """Runs cells; what ran before an interruption is kept."""
+    """Runs cells; what ran before an interruption is kept.
+
+    Those that are predicted not to fit get a record that says so, unless `force`.
+    """
 
     def __init__(
         self,
@@ -30,11 +38,14 @@ class MissingCells:
         found: Sequence[tuple[Path, Record]],
         *,
         fresh: bool,
+        force: bool,
     ) -> None:
         self._store = store
         self._experiment = experiment
         self._device = device
         self._fresh = fresh
+        self._force = force
+        self._found = [record for _, record in found]
         self.files = {id(record): path for path, record in found}
         """The file of each record by the id of the object."""
         self.interrupted = False
@@ -47,13 +58,16 @@ class MissingCells:
         launcher = LocalLauncher(
             self._device, modules_to_preload(self._experiment, [cell.backend for cell in cells])
         )
-        for job in {cell.job_id: cell.job for cell in cells}.values():
-            launcher.check(job.model_dump_json())
+        jobs = {cell.job_id: cell.job for cell in cells}
+        facts = {job_id: launcher.check(job.model_dump_json()) for job_id, job in jobs.items()}
+        foreseen = foresee(cells, facts, self._experiment, self._device, force=self._force)
+        show(foreseen)
+        forget_refused(self._store, self._found, cells)
         others = OthersRecords(self._store.root)
         for number, cell in enumerate(cells, start=1):
             name = f"[{number}/{len(cells)}] {cell.backend} on {cell.world_size} ranks"
             with claimed(self._store.root, cell.key, lambda name=name: _wait_for(name)):  # type: ignore[misc]
-                record = self._made_by_another(others, cell) or self._run(launcher, cell, others)
+                record = self._made_by_another(others, cell) or self._run(launcher, cell, others, foreseen)
             done[cell.key] = record
             echo(f"[{number}/{len(cells)}] {_line(record)}", err=True)
             if record.error is not None and record.error.kind == "Interrupted":
@@ -68,17 +82,26 @@ class MissingCells:
         self.files[id(found[1])] = found[0]
         return found[1]
 
-    def _run(self, launcher: LocalLauncher, cell: Cell, others: OthersRecords) -> Record:
+    def _run(self, launcher: LocalLauncher, cell: Cell, others: OthersRecords, foreseen: Forecast) -> Record:
         progress = Progress(cell.backend, cell.world_size, sys.stderr, plain_lines=False)
         try:
             record = run_cell(
-                cell, self._experiment, self._store, launcher, command=command_line(), on_event=progress
-            )
+                cell, self._experiment, self._store, launcher, command=command_line(), on_event=progress,
+                prediction=foreseen.parts.get(cell.key), refusal=foreseen.refusal(cell),
+            )  # fmt: skip
         finally:
             progress.close()
         path = self.files[id(record)] = self._store.record_path(record)
         others.is_own(path)
         return record
+
+
+def forget_refused(store: Store, records: Sequence[Record], cells: Sequence[Cell]) -> None:
+    """Remove earlier records of cells that were not started: they are about to run, or to be judged again."""
+    keys = {cell.key for cell in cells}
+    for record in records:
+        if record.cell in keys and is_refused(record):
+            store.discard(record.run_id)
 
 
 def open_store(runs: Path) -> Store:

@@ -30,6 +30,7 @@ from harness.cli.options import (
     with_trace,
 )
 from harness.cli.output import echo
+from harness.cli.preflight import force_option
 from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.launch.external import started_as_rank
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 )
 @click.option("--fresh", is_flag=True, help="Run every cell, even if it has a record.")
 @click.option("--strict", is_flag=True, help="Exit with 3 if a cell failed or parity failed.")
+@force_option
 @trace_option
 @json_option
 @common
@@ -72,6 +74,7 @@ def compare(
     report: Path | None,
     fresh: bool,
     strict: bool,
+    force: bool,
     trace: bool,
     as_json: bool,
 ) -> int:
@@ -86,10 +89,7 @@ def compare(
     for size in sizes:
         require_gpus(device, size)
     store = open_store(runs)
-    if report is not None:
-        from harness.report.destination import require_writable
-
-        require_writable(report)
+    _require_writable(report)
     job = requeued_job()
     found = _takeable_runs(store, fresh, job)
     known = reusable([record for _, record in found], {cell.key for cell in cells}.__contains__)
@@ -97,16 +97,13 @@ def compare(
     if len(missing) < len(cells):
         again = f"job {job} was started again: " if job is not None else ""
         echo(f"{again}{len(cells) - len(missing)} of {len(cells)} cells have a record", err=True)
-    runs_made = MissingCells(store, experiment, device, found, fresh=fresh and job is None)
+    runs_made = MissingCells(store, experiment, device, found, fresh=fresh and job is None, force=force)
     done = known | runs_made.run(missing)
     records = [done[cell.key] for cell in cells if cell.key in done]
     from harness.compare.comparison import Comparison
 
     comparison = Comparison(records)
-    if report is not None:
-        from harness.report.report import write_report
-
-        write_report([(runs_made.files[id(record)], record) for record in records], report)
+    _write_report([(runs_made.files[id(record)], record) for record in records], report)
     _present(comparison, report, as_json)
     if runs_made.interrupted:
         return EXIT_INTERRUPTED
@@ -119,6 +116,20 @@ def _require_no_launcher() -> None:
             "compare starts its own ranks and cannot be one of a launcher's: run it without torchrun, or "
             "start `harness run` under torchrun for each backend"
         )
+
+
+def _require_writable(report: Path | None) -> None:
+    if report is not None:
+        from harness.report.destination import require_writable
+
+        require_writable(report)
+
+
+def _write_report(runs: Sequence[tuple[Path, Record]], report: Path | None) -> None:
+    if report is not None:
+        from harness.report.report import write_report
+
+        write_report(runs, report)
 
 
 def _takeable_runs(store: Store, fresh: bool, requeued: str | None) -> list[tuple[Path, Record]]:

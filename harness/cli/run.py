@@ -27,6 +27,7 @@ from harness.cli.options import (
     with_trace,
 )
 from harness.cli.output import echo
+from harness.cli.preflight import force_option, foresee_one
 from harness.cli.progress import Progress
 from harness.config import load_experiment
 from harness.errors import HarnessError
@@ -53,6 +54,7 @@ from harness.store import Store
 @set_option
 @runs_option
 @port_option
+@force_option
 @trace_option
 @json_option
 @common
@@ -64,6 +66,7 @@ def run(
     assignments: tuple[str, ...],
     runs: Path,
     port: int | None,
+    force: bool,
     trace: bool,
     as_json: bool,
 ) -> int:
@@ -91,12 +94,14 @@ def run(
     cell = make_cell(experiment, label, world_size, layout, 0, device)
     store = open_store(runs)
     launcher = LocalLauncher(device, modules_to_preload(experiment, [label]))
-    launcher.check(cell.job.model_dump_json())
+    facts = launcher.check(cell.job.model_dump_json())
+    prediction = foresee_one(cell, facts, experiment, device, force=force)
     progress = Progress(label, world_size, sys.stderr, plain_lines=True)
     try:
         record = run_cell(
-            cell, experiment, store, launcher, command=command_line(), on_event=progress, port=port
-        )
+            cell, experiment, store, launcher, command=command_line(), on_event=progress, port=port,
+            prediction=prediction,
+        )  # fmt: skip
     finally:
         progress.close()
     return _present_run(record, store, as_json)

@@ -68,6 +68,11 @@ def peak_bytes(record: Record) -> list[int]:
     return [max(of_rank) for of_rank in peaks if of_rank]
 
 
+def predicted_peak_bytes(record: Record) -> int | None:
+    """Peak of torch's allocator on the rank that needs most, as predicted before the run."""
+    return record.prediction.peak_bytes if record.prediction else None
+
+
 def host_peak_bytes(record: Record) -> int | None:
     """Largest resident set of a rank's process, libraries included; offload shows here."""
     return max((r.host_peak_bytes for r in record.ranks if r.host_peak_bytes is not None), default=None)

@@ -135,6 +135,10 @@ METRICS = (
         read=lambda _, judgement: judgement.first_divergent_step, aggregate=min, shown=("parity",),
     ),
     Metric(
+        key="predicted_peak_bytes", title="predicted peak MB/rank", unit="bytes", better=None, aggregate=max,
+        read=_of_record(measures.predicted_peak_bytes), shown=(),
+    ),
+    Metric(
         key="host_peak_bytes", title="host peak MB/rank", unit="bytes", aggregate=max,
         read=_of_record(measures.host_peak_bytes),
     ),

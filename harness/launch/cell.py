@@ -11,8 +11,8 @@ from harness.launch.local import EventHandler, LocalLauncher
 from harness.launch.owner import forget_owner, note_owner
 from harness.launch.watch import Patience
 from harness.provenance import load_average
-from harness.record import Record
-from harness.run_directory.assemble import assemble, record_of_fault
+from harness.record import PredictionPart, Record
+from harness.run_directory.assemble import assemble, assemble_refused, record_of_fault
 from harness.spec import Experiment
 from harness.store import Store, write_record
 
@@ -26,10 +26,16 @@ def run_cell(
     command: list[str],
     on_event: EventHandler,
     port: int | None = None,
+    prediction: PredictionPart | None = None,
+    refusal: str | None = None,
 ) -> Record:
-    """Run one cell on this machine; the record is in the store when this returns."""
+    """Run one cell on this machine; the record is in the store when this returns.
+
+    `refusal`: why its ranks are not started, which the record then says.
+    """
     load = load_average()
     request = make_request(cell, experiment, launcher.device, command)
+    request = request.model_copy(update={"prediction": prediction})
     try:
         directory = store.run_directory(request.run_id)
         request.write(directory)
@@ -38,15 +44,18 @@ def run_cell(
         folder = store.root / request.run_id
         raise HarnessError(f"run '{folder}' cannot be written: {error.strerror}") from error
     try:
-        outcome = launcher.run(
-            directory,
-            request,
-            timeout_seconds=experiment.runtime.timeout_seconds,
-            on_event=on_event,
-            port=port,
-            patience=patience_of(experiment),
-        )
-        record = assemble(directory, request, outcome)
+        if refusal is not None:
+            record = assemble_refused(directory, request, refusal)
+        else:
+            outcome = launcher.run(
+                directory,
+                request,
+                timeout_seconds=experiment.runtime.timeout_seconds,
+                on_event=on_event,
+                port=port,
+                patience=patience_of(experiment),
+            )
+            record = assemble(directory, request, outcome)
     except Exception as error:  # whatever it is, this cell failed, and the others go on
         record = record_of_fault(directory, request, error)
     # What the run found, not what it left.

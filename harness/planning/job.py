@@ -12,9 +12,11 @@ from harness.cells import Cell
 from harness.planning.device import Device
 from harness.planning.model import PlannedModel
 from harness.planning.scenario import Scenario
-from harness.record import LayoutPart, ModelPart
+from harness.record import DataPart, LayoutPart, ModelPart
 from harness.record.workload import layout_of
 from harness.spec import Job
+
+INT64_BYTES = 8
 
 
 def planned_model(facts: Mapping[str, Any], job: Job) -> PlannedModel:
@@ -32,6 +34,16 @@ def planned_model(facts: Mapping[str, Any], job: Job) -> PlannedModel:
         layers=geometry.layers if geometry else len(layout.blocks),
         attention_width=geometry.attention_width if geometry else 0,
     )
+
+
+def data_bytes(facts: Mapping[str, Any], job: Job) -> int:
+    """What the samples of a job keep in torch's memory: two numbers each, and their order of this epoch.
+
+    `worker.samples`: lengths, targets and the permutation, int64; tokens lie outside of the allocator.
+    """
+    data = DataPart(**facts["data"])
+    numbers = 2 * data.samples + (data.training_samples if job.data.shuffle else 0)
+    return INT64_BYTES * numbers
 
 
 def scenario_of(

@@ -14,6 +14,7 @@ from harness.record.environment import EnvironmentPart
 from harness.record.error import ErrorPart
 from harness.record.model import DataPart, LayoutPart, ModelPart, ObservedPart, WeightsPart
 from harness.record.part import Part
+from harness.record.prediction import PredictionPart
 from harness.record.ranks import RankPart
 from harness.record.settings import RecordedJob, RecordedMeasure
 from harness.record.steps import EvaluationPart, StepPart, WindowsPart
@@ -122,6 +123,8 @@ class Record(Part):
     comm: list[CommunicationPart] = []
     eval: list[EvaluationPart] = []
     windows: WindowsPart | None = None
+    prediction: PredictionPart | None = None
+    """None in records from before runs were predicted, and where no prediction could be made."""
     skipped_steps: int = 0
     """Updates that a loss scaler skipped."""
     artifacts: Annotated[list[ArtifactPart], BeforeValidator(as_artifacts)] = []

@@ -22,6 +22,7 @@ from harness.report.sections.memory import memory_section
 from harness.report.sections.nodes import nodes_section
 from harness.report.sections.not_comparable import not_comparable_section
 from harness.report.sections.overlap import overlap_section
+from harness.report.sections.prediction import prediction_section
 from harness.report.sections.presets import presets_section
 from harness.report.sections.reading import reading_section
 from harness.report.sections.reproduce import reproduce_section
@@ -44,6 +45,7 @@ SECTIONS: tuple[Callable[[Comparison], Section | None], ...] = (
     loss_section,
     levels_section,
     memory_section,
+    prediction_section,
     states_section,
     volume_section,
     communication_section,

@@ -94,8 +94,16 @@ def _record(
         skipped_steps=sum(step.gradient_norm is None for step in steps)
         if request.job.training.precision == "fp16-mixed"
         else 0,
+        prediction=request.prediction,
         artifacts=_artifacts(run_directory, request),
     )
+
+
+def assemble_refused(run_directory: Path, request: RunRequest, reason: str) -> Record:
+    """Build the record of a run whose ranks were not started."""
+    events = {rank: RankEvents() for rank in range(request.world_size)}
+    events[0].reasons.append(reason)
+    return _record(run_directory, request, events, [], "unsupported", None, 0)
 
 
 def _backend(request: RunRequest, setup: SetupEvent | None) -> BackendPart:

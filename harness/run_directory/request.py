@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from harness.atomic_write import write_atomically
+from harness.record import PredictionPart
 from harness.record.run_id import RunId
 from harness.spec import Job, MeasureSection
 
@@ -38,6 +39,8 @@ class RunRequest(BaseModel):
     accumulation_steps: int
     memory_limit_bytes: int | None = None
     """What torch's allocator may serve each rank; None: all that there is."""
+    prediction: PredictionPart | None = None
+    """Made before the ranks start; they do not read it."""
     examine_steps: list[int] = []
     """Stop after the last of these steps and write the gradients and updates of each by parameter."""
     collective_timeout_seconds: float = 600.0

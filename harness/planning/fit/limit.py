@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import HarnessError
 from harness.planning.hardware import load_hardware
-from harness.provenance import host_memory_bytes
+from harness.provenance import gpu_memory_bytes, host_memory_bytes
 from harness.spec.size import read_bytes
 
 
@@ -76,11 +75,9 @@ def find_limit(
 
 def _device_limit() -> Limit:
     """The smallest memory of this machine's GPUs."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    if shutil.which(command[0]) is None:
+    size = gpu_memory_bytes()
+    if size is not None:
+        return Limit(limit_bytes=size, origin="memory of the GPU", imposed=False)
+    if shutil.which("nvidia-smi") is None:
         raise HarnessError("nvidia-smi is not there to tell the memory of the GPUs; give it with --limit")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    sizes = [int(line) for line in done.stdout.split() if line.isdigit()]
-    if not sizes:
-        raise HarnessError("nvidia-smi does not tell the memory of the GPUs; give it with --limit")
-    return Limit(limit_bytes=min(sizes) * 2**20, origin="memory of the GPU", imposed=False)
+    raise HarnessError("nvidia-smi does not tell the memory of the GPUs; give it with --limit")

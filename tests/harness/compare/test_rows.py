@@ -12,7 +12,8 @@ ROW_KEYS = {
     "model_state_bytes", "expected_model_state_bytes",
     "sent_bytes_per_step", "expected_sent_bytes_per_step", "textbook_sent_bytes_per_step",
     "transport_sent_bytes_per_step", "max_loss_difference", "max_grad_norm_difference",
-    "final_weights_difference", "update_difference", "first_divergent_step", "host_peak_bytes", "parity",
+    "final_weights_difference", "update_difference", "first_divergent_step", "host_peak_bytes",
+    "predicted_peak_bytes", "parity",
     "parity_reason",
 }  # fmt: skip
 

@@ -1,0 +1,63 @@
+"""What cells will need in memory, shown before they start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from harness.cells import Cell
+from harness.cli.output import echo
+from harness.compare.wording import ranks
+from harness.errors import HarnessError
+from harness.record import PredictionPart
+from harness.spec import Experiment
+
+if TYPE_CHECKING:
+    from harness.planning.forecast import Forecast
+
+force_option = click.option("--force", is_flag=True, help="Start runs that are predicted not to fit.")
+
+
+def foresee(
+    cells: Sequence[Cell],
+    facts: Mapping[str, dict[str, Any]],
+    experiment: Experiment,
+    device: str,
+    *,
+    force: bool,
+) -> Forecast:
+    """Predict cells that are about to run on this machine.
+
+    `facts`: by job id, what the check of the job returned.
+    """
+    from harness.planning.forecast import forecast
+    from harness.planning.limits import limits_here
+
+    runtime = experiment.runtime
+    return forecast(
+        cells,
+        facts,
+        device,
+        limits_here(device, runtime.memory_limit),
+        preset=runtime.preset,
+        force=force,
+    )
+
+
+def foresee_one(
+    cell: Cell, facts: dict[str, Any], experiment: Experiment, device: str, *, force: bool
+) -> PredictionPart | None:
+    """The same for one cell, and show it. Raises HarnessError if it cannot fit."""
+    foreseen = foresee([cell], {cell.job_id: facts}, experiment, device, force=force)
+    if (refusal := foreseen.refusal(cell)) is not None:
+        raise HarnessError(f"{cell.backend} on {ranks(cell.world_size)}: {refusal}")
+    show(foreseen)
+    return foreseen.parts.get(cell.key)
+
+
+def show(foreseen: Forecast) -> None:
+    """The predictions on standard error."""
+    for line in foreseen.lines():
+        echo(line, err=True)

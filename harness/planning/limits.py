@@ -1,0 +1,94 @@
+"""How much memory the ranks of a node may use: of this machine, as it is now."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from harness.errors import HarnessError
+from harness.planning.device import Device
+from harness.planning.hardware import load_hardware
+from harness.provenance import gpu_memory_bytes, gpu_names
+
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
+UNLIMITED_BYTES = 2**60
+"""Version 1 of control groups writes a number above this where there is no limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Memory of a node and its devices."""
+
+    device_bytes: int | None = None
+    """Of each rank's device; None: not known, or the ranks compute on the CPU."""
+    device: Device | None = None
+    """What is known of the device besides."""
+    host_bytes: int | None = None
+    """Of a node, for all of its ranks together; None: not known."""
+    imposed_bytes: int | None = None
+    """What `runtime.memory_limit` lets torch's allocator serve each rank."""
+
+
+def limits_here(torch_device: str, imposed_bytes: int | None = None) -> Limits:
+    """Of this machine: its smallest GPU, and what the host has left."""
+    host = available_host_bytes()
+    if torch_device != "cuda":
+        return Limits(host_bytes=host, imposed_bytes=imposed_bytes)
+    return Limits(
+        device_bytes=gpu_memory_bytes(), device=_device_here(), host_bytes=host, imposed_bytes=imposed_bytes
+    )
+
+
+def available_host_bytes() -> int:
+    """Memory that new processes can take: what the machine has left, or less in a control group."""
+    left = int(psutil.virtual_memory().available)
+    in_group = control_group_headroom()
+    return left if in_group is None else min(left, in_group)
+
+
+def control_group_headroom(root: Path = CONTROL_GROUPS, membership: Path = OWN_GROUPS) -> int | None:
+    """What containers and batch systems leave this process, caches of files not counted; None: no limit."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None  # not Linux
+    found: list[int] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            names, top = ("memory.max", "memory.current"), root
+        elif "memory" in controllers.split(","):
+            names, top = ("memory.limit_in_bytes", "memory.usage_in_bytes"), root / "memory"
+        else:
+            continue
+        own = top / path.lstrip("/")
+        for folder in (own, *own.parents):
+            if folder.is_relative_to(top) and (left := _headroom(folder, *names)) is not None:
+                found.append(left)
+    return min(found, default=None)
+
+
+def _headroom(folder: Path, limit_name: str, used_name: str) -> int | None:
+    try:
+        limit, used = (folder / limit_name).read_text().strip(), (folder / used_name).read_text()
+        if limit == "max" or int(limit) >= UNLIMITED_BYTES:
+            return None
+        cached = 0
+        with suppress(OSError):
+            statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            cached = int(statistics.get("inactive_file", statistics.get("total_inactive_file", 0)))
+        return max(0, int(limit) - int(used) + cached)
+    except (OSError, ValueError):
+        return None  # the group of another mount, or without a limit of its own
+
+
+def _device_here() -> Device | None:
+    names = set(gpu_names())
+    if len(names) == 1:
+        with suppress(HarnessError):  # a GPU that no table knows
+            return load_hardware().device(names.pop())
+    return None

@@ -1,0 +1,110 @@
+"""Whether a run will have the memory that it needs, judged before its ranks start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from harness.planning.limits import Limits
+from harness.planning.memory import MemoryPrediction, predict_memory
+from harness.planning.scenario import Scenario
+from harness.planning.setup import setup_bytes
+from harness.planning.verdict import Answer, Verdict
+from harness.record import PredictionPart
+
+DISTRIBUTION = "sharding-harness"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """Memory that is needed at one place, and what there is."""
+
+    needed_bytes: int
+    limit_bytes: int
+    place: str
+
+    @property
+    def share(self) -> float:
+        """Of the limit."""
+        return self.needed_bytes / max(1, self.limit_bytes)
+
+    @property
+    def answer(self) -> Answer:
+        return Verdict(needed_bytes=self.needed_bytes, device_bytes=self.limit_bytes).answer
+
+    def __str__(self) -> str:
+        """'131 GB of 80 GB per rank'."""
+        return f"{size(self.needed_bytes)} of {size(self.limit_bytes)} {self.place}"
+
+
+def predict_run(scenario: Scenario, limits: Limits, data_bytes: int = 0) -> PredictionPart:
+    """The prediction of one run as its record keeps it. Raises HarnessError where none can be made.
+
+    `data_bytes`: what samples hold on the host, where ranks on the CPU have their tensors too.
+    """
+    return judged(
+        scenario, predict_memory(scenario), limits, data_bytes if scenario.torch_device == "cpu" else 0
+    )
+
+
+def judged(
+    scenario: Scenario, prediction: MemoryPrediction, limits: Limits, data_bytes: int = 0
+) -> PredictionPart:
+    """A prediction beside the memory that there is."""
+    kinds = {"data": data_bytes} if data_bytes else {}
+    for term in prediction.decisive.terms:
+        if not term.host:
+            kinds[term.kind] = kinds.get(term.kind, 0) + term.bytes
+    part = PredictionPart(
+        peak_bytes=prediction.peak_bytes + data_bytes,
+        moment=prediction.decisive.name,
+        kinds=kinds,
+        device_bytes=prediction.device_bytes + data_bytes,
+        device_limit_bytes=_smallest(limits.device_bytes, limits.imposed_bytes),
+        host_bytes=_host_bytes(scenario, prediction) + data_bytes * _ranks_per_node(scenario),
+        host_limit_bytes=limits.host_bytes,
+        made_by=f"{DISTRIBUTION} {version(DISTRIBUTION)}",
+    )
+    tightest = tightest_demand(part, _ranks_per_node(scenario))
+    return part.model_copy(update={"verdict": tightest.answer if tightest else None})
+
+
+def tightest_demand(part: PredictionPart, ranks_per_node: int) -> Demand | None:
+    """Where least would be left, or most is missing; None: no limit is known."""
+    return max(_demands(part, ranks_per_node), key=lambda demand: demand.share, default=None)
+
+
+def _demands(part: PredictionPart, ranks_per_node: int) -> Iterator[Demand]:
+    if part.device_limit_bytes is not None:
+        yield Demand(needed_bytes=part.device_bytes, limit_bytes=part.device_limit_bytes, place="per rank")
+    if part.host_limit_bytes is not None:
+        yield Demand(
+            needed_bytes=part.host_bytes // ranks_per_node,
+            limit_bytes=part.host_limit_bytes // ranks_per_node,
+            place="host memory per rank",
+        )
+
+
+def _host_bytes(scenario: Scenario, prediction: MemoryPrediction) -> int:
+    """Of a node: while all of its ranks build the model, or in a step, whichever is more."""
+    ranks = _ranks_per_node(scenario)
+    in_step = prediction.host_bytes_per_node
+    if scenario.torch_device == "cpu":
+        in_step = prediction.peak_bytes * ranks
+    return max(in_step, setup_bytes(scenario) * ranks)
+
+
+def _ranks_per_node(scenario: Scenario) -> int:
+    return min(scenario.ranks_per_node, scenario.world_size)
+
+
+def _smallest(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def size(count: float) -> str:
+    """Bytes in GB, or MB below one: '131 GB', '0.62 MB'."""
+    unit, name = (1e9, "GB") if count >= 1e9 else (1e6, "MB")
+    value = count / unit
+    return f"{value:,.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
