@@ -34,6 +34,7 @@ from harness.config import load_experiment
 @click.option("--gpu", metavar="NAME", help="Such as H100-80: says what fits, and how fast it is.")
 @click.option("--fabric", metavar="NAME", help="Network between nodes, such as NDR400.")
 @click.option("--hardware", type=PATH, metavar="FILE", help="YAML file with GPUs and fabrics of your own.")
+@click.option("--plot", type=PATH, help="Draw it over the number of ranks: FILE.svg or FILE.png.")
 @click.option("--details", is_flag=True, help="Show every line with its formula and source.")
 @click.option("--list-models", is_flag=True, help="List the catalogue and exit.")
 @click.option("--list-hardware", is_flag=True, help="List the known GPUs and fabrics and exit.")
@@ -49,6 +50,7 @@ def estimate(
     gpu: str | None,
     fabric: str | None,
     hardware: Path | None,
+    plot: Path | None,
     details: bool,
     list_models: bool,
     list_hardware: bool,
@@ -66,6 +68,10 @@ def estimate(
     from harness.planning.models import catalogue_lines, job_model, load_model
 
     known = load_hardware(hardware)
+    if plot is not None:
+        from harness.planning.estimate.picture import picture_format, write_picture
+
+        picture_format(plot)
     if list_models or list_hardware:
         for line in catalogue_lines() if list_models else known.lines():
             click.echo(line)
@@ -83,6 +89,9 @@ def estimate(
     rows = estimated(asked)
     for line in estimate_lines(asked, rows, details=details):
         click.echo(line, err=as_json)
+    if plot is not None:
+        write_picture(asked, plot)
+        click.echo(f"picture: {plot}", err=True)
     if as_json:
         click.echo(json.dumps(document(asked, rows), indent=1))
     return 0
