@@ -1,0 +1,47 @@
+"""The predicted memory peak against published records of runs on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.memory_predictions import Outcome, outcomes
+from harness.store import read_runs
+
+PUBLISHED = Path(__file__).parents[2] / "reports" / "predictions" / "cpu" / "runs.tar.xz"
+QUICK = (
+    "ddp",
+    "zero1",
+    "zero3",
+    "fsdp1-grad-op",
+    "fsdp-hybrid",
+    "fsdp:prefetch=2",
+    "zero2:offload=optimizer",
+)
+"""Backends of which every configuration is predicted again, one of each library's ways."""
+MEAN, WORST = 0.02, 0.05
+"""What a prediction of memory is held to, as a fraction of the measured peak."""
+
+pytestmark = pytest.mark.long(seconds=17)
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Outcome]:
+    records = [record for _, record in read_runs([PUBLISHED])[0] if record.backend.label in QUICK]
+    return list(outcomes(records))
+
+
+def test_every_quick_backend_is_among_the_published_runs(found: list[Outcome]) -> None:
+    assert {outcome.case.backend for outcome in found} == set(QUICK)
+    assert sum(outcome.case.kept_back for outcome in found) == len(found) / 2
+
+
+def test_the_predicted_peak_is_the_measured_one(found: list[Outcome]) -> None:
+    errors = {f"{o.case.backend} {o.case.settings}": o.error for o in found}
+    assert max(map(abs, errors.values())) <= WORST, errors
+    assert sum(map(abs, errors.values())) / len(errors) <= MEAN
+
+
+def test_the_predicted_peak_of_the_update_is_the_measured_one(found: list[Outcome]) -> None:
+    assert max(abs(outcome.step_error) for outcome in found) <= 0.002
