@@ -1,0 +1,44 @@
+"""Predicts published runs and writes a page with tables and pictures.
+
+Usage: python -m benchmarks.published RUNS.csv FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from benchmarks.published.judge import judge
+from benchmarks.published.page import render, scatter
+from benchmarks.published.rows import read_rows, write_rows
+from harness.errors import HarnessError
+from harness.report.drawing import draw
+
+DATA = "published_runs.csv"
+
+
+def main(data: Path, folder: Path) -> None:
+    """Judge every row; leave the page, its pictures and its data in the folder."""
+    rows = read_rows(data)
+    judged = [judge(row) for row in tqdm(rows, unit="row")]
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for source in dict.fromkeys(row.source for row in rows):
+        picture = scatter(judged, source)
+        if picture is not None:
+            (folder / f"predicted.{source}.svg").write_bytes(draw(picture, ("svg",))["svg"])
+            drawn.append(source)
+    write_rows(rows, folder / DATA)
+    text = render(judged, data=f"{folder}/{DATA}", folder=str(folder), pictures=drawn)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))
+    except IndexError:
+        sys.exit(__doc__)
+    except HarnessError as error:
+        sys.exit(str(error))

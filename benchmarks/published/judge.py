@@ -1,0 +1,159 @@
+"""Predictions next to published figures, and how far they are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import mean, median
+
+from benchmarks.published.mapping import Mapped, map_row
+from benchmarks.published.rows import Row
+from harness.errors import HarnessError
+from harness.planning.memory import predict_memory
+from harness.planning.speed import predict_speed
+from harness.planning.verdict import Verdict
+
+FULLY_SPECIFIED = "A"
+"""Tier: memory and throughput measured, all that decides them is said."""
+CLEARLY = 0.05
+"""Runs whose throughput differs by less are not put into an order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A row with its predictions; None: not covered, or not published."""
+
+    mapped: Mapped
+    memory_bytes: float | None = None
+    """The allocator's peak; for a published device figure with context and NCCL's buffers."""
+    device_bytes: float | None = None
+    fits: bool | None = None
+    tokens_per_second: float | None = None
+    memory_reason: str | None = None
+    """Why there is no memory."""
+
+    @property
+    def row(self) -> Row:
+        return self.mapped.row
+
+    @property
+    def memory_error(self) -> float | None:
+        published = self.row.memory_bytes
+        return None if published is None or self.memory_bytes is None else self.memory_bytes / published - 1
+
+    @property
+    def speed_error(self) -> float | None:
+        published = self.row.tokens_per_second
+        if published is None or self.tokens_per_second is None:
+            return None
+        return self.tokens_per_second / published - 1
+
+    @property
+    def used_for_constants(self) -> bool:
+        """Whether a default of the time model was estimated from this row."""
+        return (self.row.source, self.row.model) in SEEN_BY_CONSTANTS
+
+
+SEEN_BY_CONSTANTS = frozenset(
+    {
+        ("llm-foundry", "mpt-3b"),
+        ("llm-foundry", "mpt-7b"),
+        ("fms-fsdp", "llama2-7b"),
+        ("ultrascale-playbook", "nanotron llama 1B"),
+    }
+)
+"""(source, model) that `harness/planning/constants.py` names."""
+
+
+def judge(row: Row) -> Judged:
+    """Predict memory and speed of a row as far as the model covers it."""
+    mapped = map_row(row)
+    if mapped.scenario is None:
+        return Judged(mapped=mapped, memory_reason=mapped.not_covered)
+    speed = predict_speed(mapped.scenario, mapped.constants)
+    found = Judged(mapped=mapped, tokens_per_second=speed.tokens_per_second_per_gpu if speed else None)
+    if mapped.memory_not_covered is not None:
+        return _with(found, memory_reason=mapped.memory_not_covered)
+    try:
+        memory = predict_memory(mapped.memory_scenario or mapped.scenario)
+    except HarnessError as error:
+        return _with(found, memory_reason=str(error).splitlines()[0])
+    assert mapped.scenario.device is not None
+    verdict = Verdict(
+        needed_bytes=memory.device_bytes,
+        device_bytes=mapped.scenario.device.memory_bytes,
+    )
+    return _with(
+        found,
+        memory_bytes=memory.device_bytes if row.statistic == "device" else memory.peak_bytes,
+        device_bytes=memory.device_bytes,
+        fits=verdict.fits,
+    )
+
+
+def _with(judged: Judged, **changes: object) -> Judged:
+    values = {"mapped": judged.mapped, "tokens_per_second": judged.tokens_per_second}
+    return Judged(**(values | changes))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Errors over several rows, relative and without sign."""
+
+    memory: tuple[float, ...]
+    fits: tuple[bool, ...]
+    """Per run that was tried: whether the answer was right."""
+    speed: tuple[float, ...]
+    order_right: int
+    order_pairs: int
+
+    @property
+    def memory_mean(self) -> float | None:
+        return mean(self.memory) if self.memory else None
+
+    @property
+    def memory_worst(self) -> float | None:
+        return max(self.memory, default=None)
+
+    @property
+    def fits_share(self) -> float | None:
+        return sum(self.fits) / len(self.fits) if self.fits else None
+
+    @property
+    def speed_median(self) -> float | None:
+        return median(self.speed) if self.speed else None
+
+    @property
+    def order_share(self) -> float | None:
+        return self.order_right / self.order_pairs if self.order_pairs else None
+
+
+def summarize(judged: Sequence[Judged]) -> Summary:
+    """Errors of all rows that have a prediction and a published figure."""
+    right, pairs = order(judged)
+    return Summary(
+        memory=tuple(abs(j.memory_error) for j in judged if j.memory_error is not None),
+        fits=tuple(j.fits == j.row.fitted for j in judged if j.fits is not None and j.row.tried),
+        speed=tuple(abs(j.speed_error) for j in judged if j.speed_error is not None),
+        order_right=right,
+        order_pairs=pairs,
+    )
+
+
+def order(judged: Iterable[Judged]) -> tuple[int, int]:
+    """Pairs of runs of one source, model, GPU and sequence length with throughputs that differ by over 5 %:
+    how many are in the right order, and how many there are."""
+    groups: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+    for one in judged:
+        if one.row.tokens_per_second is not None and one.tokens_per_second is not None:
+            row = one.row
+            key = (row.source, row.model, row.gpu, row.seq_len)
+            groups.setdefault(key, []).append((row.tokens_per_second, one.tokens_per_second))
+    right = total = 0
+    for runs in groups.values():
+        for (published, predicted), (other, other_predicted) in combinations(runs, 2):
+            if abs(published - other) > CLEARLY * min(published, other):
+                total += 1
+                right += (published - other) * (predicted - other_predicted) > 0
+    return right, total

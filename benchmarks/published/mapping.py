@@ -1,0 +1,265 @@
+"""A published run as a scenario, or the reason why the model does not cover it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from benchmarks.published.rows import Row
+from harness.backends.registry import BUILT_IN
+from harness.errors import HarnessError
+from harness.planning.constants import TimeConstants, default_constants
+from harness.planning.device import Fabric
+from harness.planning.hardware import Hardware, load_hardware
+from harness.planning.model import PlannedModel
+from harness.planning.models import from_config, load_model
+from harness.planning.scenario import Scenario
+from harness.spec import Job
+
+STRATEGIES = {"fsdp2": "fsdp", "fsdp2-grad-op": "fsdp-grad-op", "fsdp2-hybrid": "fsdp-hybrid"}
+"""Names of the published runs -> ours, where they differ."""
+OWN_IMPLEMENTATIONS = {
+    "nanotron": "nanotron's own data parallelism: 20 bytes per parameter, ours 16",
+    "colossal": "Colossal-AI's own ZeRO",
+}
+"""A word in a row's source -> why memory is that of other code. Its speed is still of interest."""
+OTHER_LOSS = {
+    "santacoder": "transformers 4 computed GPTBigCode's loss in bf16, our job widens the logits to fp32",
+}
+"""A word in a model's name -> what its code did otherwise than ours."""
+OLD_ATTENTION_SHARE = 0.33
+"""FlashAttention 1 and its triton version: 25 to 40 % of the peak (T. Dao, arXiv 2307.08691, section 1)."""
+GUESSED_FABRICS = {"A100": "HDR200", "H100": "NDR400"}
+"""Networks of runs on several nodes that do not name theirs: as NVIDIA builds such nodes."""
+SOURCE_FABRICS = {"ultrascale-playbook": "EFA-3200"}
+"""Source -> network that its text names."""
+REDUCED_EVERY_MICRO_STEP = {
+    "llm-foundry": "gradients reduced in every micro-step (composer/distributed, ddp_sync_context: "
+    "no_sync is for DDP alone)"
+}
+"""Source -> why accumulation keeps no unsharded gradients, as it does with FSDP1 under our job's no_sync."""
+GPUS_PER_NODE = 8
+LONGEST = {"n_positions": 65536, "max_position_embeddings": 65536}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mapped:
+    """A row and what can be predicted for it."""
+
+    row: Row
+    scenario: Scenario | None = None
+    constants: TimeConstants | None = None
+    """Where the run used kernels that the defaults do not describe."""
+    not_covered: str | None = None
+    """Why nothing is predicted."""
+    other_code: str | None = None
+    """What of the run's memory was computed otherwise than our job does; it is predicted all the same."""
+    memory_not_covered: str | None = None
+    """Why only the speed is."""
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def memory_scenario(self) -> Scenario | None:
+        """The scenario whose memory is that of the run."""
+        if self.scenario is None or self.row.source not in REDUCED_EVERY_MICRO_STEP:
+            return self.scenario
+        return replace(self.scenario, accumulation_steps=1)
+
+
+def map_row(row: Row, hardware: Hardware | None = None) -> Mapped:
+    """The scenario of a row, or the first reason against it."""
+    reason = _not_covered(row)
+    if reason is not None:
+        return Mapped(row=row, not_covered=reason)
+    try:
+        return _scenario(row, hardware or _hardware())
+    except (HarnessError, ValueError) as error:
+        return Mapped(row=row, not_covered=str(error).splitlines()[0].partition(". ")[0])
+
+
+def _not_covered(row: Row) -> str | None:
+    """What the row used and a job cannot say, or did not say and needs."""
+    for name, value in (("tensor", row.tp), ("pipeline", row.pp), ("context", row.cp), ("expert", row.ep)):
+        if value not in ("", "0", "1"):
+            return f"{name} parallelism"
+    for words, reason in (
+        (("lora",), "adapters (LoRA)"),
+        (("float8", "fp8"), "float8"),
+        (("nf4", "int8", "4-bit", "8-bit"), "quantised weights"),
+    ):
+        if any(word in f"{row.method} {row.precision}".lower() for word in words):
+            return reason
+    if row.tier.endswith("-kernels") or "custom kernels" in row.note:
+        return "custom kernels"
+    if row.compile.lower() == "true":
+        return "torch.compile"
+    if "8bit" in row.optimizer.lower() or "paged" in row.optimizer.lower():
+        return "8-bit optimizer"
+    if "selective" in row.activation_ckpt.lower():
+        return "selective checkpointing"
+    if not row.activation_ckpt or row.activation_ckpt.lower().startswith("as "):
+        return "checkpointing is not said"
+    if not row.seq_len or not row.micro_batch:
+        return "sequence length or micro-batch is not said"
+    if _backend(row) not in BUILT_IN:
+        return f"strategy '{row.strategy}' is none of ours"
+    return None
+
+
+def _backend(row: Row) -> str:
+    return STRATEGIES.get(row.strategy, row.strategy)
+
+
+def _scenario(row: Row, hardware: Hardware) -> Mapped:
+    assumptions: list[str] = []
+    backend = _backend(row)
+    entry = BUILT_IN[backend]
+    assert entry.strategy is not None
+    per_node = int(row.gpus_per_node or min(GPUS_PER_NODE, row.gpus))
+    sequence, micro_batch = int(row.seq_len), int(row.micro_batch)
+    model = _model(row.model, sequence)
+    _check_count(row, model)
+    device = hardware.device(re.sub(r"\s*\(.*\)", "", row.gpu))
+    job = Job.model_validate(
+        {
+            "model": {"attention": _attention(row)},
+            "data": {"sequence_length": sequence},
+            "training": {
+                "precision": _precision(row.precision),
+                "activation_checkpointing": row.activation_ckpt.lower().startswith("full"),
+                "gradient_clipping": 1.0,
+            },
+        }
+    )
+    constants = None
+    if "triton" in row.attention.lower():
+        constants = _with_old_attention(device)
+        assumptions.append("attention kernel of the first FlashAttention")
+    fabric = None
+    if row.gpus > per_node:
+        fabric = _fabric(row, hardware, device.name, per_node, assumptions)
+    if row.source in REDUCED_EVERY_MICRO_STEP:
+        assumptions.append(REDUCED_EVERY_MICRO_STEP[row.source])
+    if not row.grad_accum:
+        assumptions.append("no accumulation")
+    scenario = Scenario(
+        model=model,
+        job=job,
+        label=backend,
+        strategy=entry.strategy,
+        options=_options(row, backend),
+        world_size=row.gpus,
+        ranks_per_node=min(per_node, row.gpus),
+        shard_size=min(per_node, row.gpus) if entry.strategy.facts.has_replicas else None,
+        preset="library-defaults",
+        micro_batch_size=micro_batch,
+        accumulation_steps=int(row.grad_accum or 1),
+        device=device,
+        fabric=fabric,
+    )
+    text = f"{row.source} {row.note} {row.repo}".lower()
+    own = (why for word, why in OWN_IMPLEMENTATIONS.items() if word in text)
+    return Mapped(
+        row=row,
+        scenario=scenario,
+        constants=constants,
+        other_code=next((why for word, why in OTHER_LOSS.items() if word in row.model), None),
+        memory_not_covered=next(own, None),
+        assumptions=tuple(assumptions),
+    )
+
+
+def _options(row: Row, backend: str) -> dict[str, Any]:
+    if not row.offload or row.offload.lower() in ("none", "no", "false"):
+        return {}
+    whole = any(word in row.offload.lower() for word in ("param", "all", "cpu (p"))
+    if "zero" in backend:
+        return {"offload": "cpu" if whole else "optimizer"}
+    return {"offload": "cpu"}
+
+
+def _precision(text: str) -> str:
+    """Ours for what a page says; a mixed-precision policy of FSDP keeps fp32 masters."""
+    words = text.lower()
+    if words.startswith("pure b") or words == "bf16":
+        return "bf16"
+    if "fp16" in words:
+        return "fp16-mixed"
+    if "bf16" in words or "bfloat16" in words:
+        return "bf16-mixed"
+    if "fp32" in words or "float32" in words:
+        return "fp32"
+    raise ValueError(f"precision '{text}' is none of ours")
+
+
+def _attention(row: Row) -> str:
+    text = row.attention.lower()
+    if "flash_attention_2" in text:
+        return "flash_attention_2"
+    return "sdpa" if "sdpa" in text or "flash" in text else "auto"
+
+
+def _with_old_attention(device: Any) -> TimeConstants:
+    source = "FlashAttention 1: 25 to 40 % of the peak (arXiv 2307.08691, section 1)"
+    return replace(default_constants(device), attention_share=OLD_ATTENTION_SHARE, attention_source=source)
+
+
+def _fabric(row: Row, hardware: Hardware, device: str, per_node: int, assumptions: list[str]) -> Fabric:
+    """What the row says of its network, else what its source does, else what such nodes usually have."""
+    said = re.search(r"(\d+)\s*Gbps", row.note)
+    if said:
+        rate = float(said[1]) * 1e9 / 8 / per_node
+        return Fabric(
+            name=f"{said[1]} Gb/s per node", bandwidth_per_gpu=rate, latency_seconds=14e-6, source=row.note
+        )
+    name = SOURCE_FABRICS.get(row.source) or next(
+        (name for beginning, name in GUESSED_FABRICS.items() if device.startswith(beginning)), None
+    )
+    if name is None:
+        raise HarnessError("the network between its nodes is not known")
+    assumptions.append(f"network {name}")
+    return hardware.fabric(name)
+
+
+def _check_count(row: Row, model: PlannedModel) -> None:
+    """Refuse a geometry that is not the published model's. Nominal counts are taken within a tenth."""
+    if not row.params:
+        return
+    given = float(row.params)
+    if abs(model.parameters / given - 1) > (0.1 if "e9" in row.params or "e6" in row.params else 0.002):
+        raise HarnessError(f"geometry unknown: {model.parameters:,} parameters, published {given:,.0f}")
+
+
+@cache
+def _hardware() -> Hardware:
+    return load_hardware()
+
+
+@cache
+def _own_models() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = YAML(typ="safe").load(Path(__file__).with_name("models.yaml"))
+    return found
+
+
+@cache
+def _model(name: str, sequence: int) -> PlannedModel:
+    own = _own_models().get(name)
+    if own is None:
+        plain = re.sub(r"\s*\(.*\)", "", name)
+        try:
+            return load_model(plain)
+        except HarnessError:
+            return load_model(plain.rpartition("/")[2].lower())
+    config = dict(own)
+    if config["model_type"] == "gpt2":
+        config["n_positions"] = sequence
+    else:
+        config["max_position_embeddings"] = max(sequence, 4096)
+    model = from_config(config, name=name, source="benchmarks/published/models.yaml", given_whole=False)
+    # One profile of activations serves all lengths: positions are a table outside of the blocks.
+    return replace(model, config={**model.config, **LONGEST}) if "n_positions" in config else model

@@ -1,0 +1,111 @@
+"""The published runs as a CSV file has them: figures with repository, commit, path and line."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from harness.errors import HarnessError
+
+OPTIONAL = frozenset({"note", "ep", "cp", "offload"})
+"""Columns that a file may lack."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run; text as published, empty where nothing was said."""
+
+    id: str
+    source: str
+    tier: str
+    model: str
+    params: str
+    seq_len: str
+    micro_batch: str
+    grad_accum: str
+    method: str
+    precision: str
+    activation_ckpt: str
+    compile: str
+    attention: str
+    optimizer: str
+    strategy: str
+    tp: str
+    pp: str
+    cp: str
+    ep: str
+    offload: str
+    n_gpus: str
+    gpus_per_node: str
+    gpu: str
+    status: str
+    memory_gib_per_gpu: str
+    memory_statistic: str
+    tokens_per_s_per_gpu: str
+    repo: str
+    commit: str
+    path: str
+    line: str
+    note: str
+
+    @property
+    def memory_bytes(self) -> float | None:
+        return float(self.memory_gib_per_gpu) * 2**30 if self.memory_gib_per_gpu else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return float(self.tokens_per_s_per_gpu) if self.tokens_per_s_per_gpu else None
+
+    @property
+    def gpus(self) -> int:
+        return int(self.n_gpus or 1)
+
+    @property
+    def statistic(self) -> str:
+        """'allocated', 'reserved', 'device' or 'not said'."""
+        text = self.memory_statistic.lower()
+        if "reserved" in text and "allocated" not in text:
+            return "reserved"
+        if "allocated" in text and "reserved" not in text:
+            return "allocated"
+        if "device" in text or "nvidia-smi" in text:
+            return "device"
+        return "not said"
+
+    @property
+    def tried(self) -> bool:
+        """Whether the run was attempted and its outcome is known for sure: it fitted, or it did not."""
+        return self.fitted is not None
+
+    @property
+    def fitted(self) -> bool | None:
+        """None: whether memory was the reason is not known."""
+        status = self.status.lower()
+        if status == "ok":
+            return True
+        return False if status == "oom" or "memory at its limit" in status else None
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read the runs. Raises HarnessError for a file without the columns."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [c for c in COLUMNS if c not in (reader.fieldnames or ()) and c not in OPTIONAL]
+            if missing:
+                raise HarnessError(f"{path} lacks the columns {', '.join(missing)}")
+            return [Row(**{c: (line.get(c) or "").strip() for c in COLUMNS}) for line in reader]
+    except OSError as error:
+        raise HarnessError(f"published runs {path} cannot be read: {error.strerror}") from error
+
+
+def write_rows(rows: list[Row], path: Path) -> None:
+    """Write the runs with the columns that a prediction needs."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({c: getattr(row, c) for c in COLUMNS} for row in rows)

@@ -1,0 +1,149 @@
+"""Published runs become scenarios, or a reason is given by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.published.judge import Judged, order, summarize
+from benchmarks.published.mapping import map_row
+from benchmarks.published.page import render
+from benchmarks.published.rows import COLUMNS, Row, read_rows, write_rows
+from harness.errors import HarnessError
+
+DATA = Path(__file__).parents[2] / "reports" / "predictions" / "published" / "published_runs.csv"
+ROW = Row(
+    **(
+        dict.fromkeys(COLUMNS, "")
+        | {
+            "id": "run-1", "source": "somebody", "tier": "A", "model": "llama3-8b", "params": "8030261248",
+            "seq_len": "8192", "micro_batch": "2", "grad_accum": "1", "method": "pretrain, full",
+            "precision": "bf16 compute, fp32 masters and reduction (FSDP2)", "activation_ckpt": "full",
+            "compile": "False", "attention": "sdpa", "optimizer": "AdamW", "strategy": "fsdp2", "tp": "1",
+            "n_gpus": "8", "gpus_per_node": "8", "gpu": "H100-96GB HBM2e 500W", "status": "ok",
+            "memory_gib_per_gpu": "40", "memory_statistic": "peak reserved", "tokens_per_s_per_gpu": "5000",
+        }
+    )
+)  # fmt: skip
+
+
+def test_a_row_becomes_a_scenario() -> None:
+    scenario = map_row(ROW).scenario
+    assert scenario is not None
+    assert (scenario.label, scenario.world_size, scenario.micro_batch_size) == ("fsdp", 8, 2)
+    assert scenario.job.training.precision == "bf16-mixed"
+    assert scenario.job.training.activation_checkpointing
+    assert scenario.device is not None
+    assert scenario.device.name == "H100-96"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tp": "8"}, "tensor parallelism"),
+        ({"method": "finetune, qlora"}, "adapters (LoRA)"),
+        ({"precision": "FP8 hybrid"}, "float8"),
+        ({"compile": "True"}, "torch.compile"),
+        ({"activation_ckpt": "selective (op)"}, "selective checkpointing"),
+        ({"activation_ckpt": ""}, "checkpointing is not said"),
+        ({"seq_len": ""}, "sequence length or micro-batch is not said"),
+        ({"optimizer": "PagedAdamW8bit"}, "8-bit optimizer"),
+        ({"strategy": "alpa"}, "strategy 'alpa' is none of ours"),
+        (
+            {"model": "no-such-model"},
+            "model 'no-such-model' is neither in the catalogue nor a folder or file",
+        ),
+        ({"gpu": "TPU-v9"}, "GPU 'TPU-v9' is unknown"),
+        ({"params": "1e9"}, "geometry unknown: 8,030,261,248 parameters, published 1,000,000,000"),
+        ({"n_gpus": "16", "gpu": "L40S"}, "the network between its nodes is not known"),
+        ({"precision": "int4"}, "precision 'int4' is none of ours"),
+        ({"micro_batch": "two"}, "invalid literal for int() with base 10: 'two'"),
+    ],
+)
+def test_what_a_job_cannot_say_is_a_reason(changes: dict[str, str], reason: str) -> None:
+    mapped = map_row(replace(ROW, **changes))
+    assert mapped.scenario is None
+    assert mapped.not_covered == reason
+
+
+def test_a_network_that_a_row_names_is_taken() -> None:
+    row = replace(ROW, n_gpus="96", note="H100 96 GPUs with 800 Gbps")
+    scenario = map_row(row).scenario
+    assert scenario is not None
+    assert scenario.fabric is not None
+    assert scenario.fabric.bandwidth_per_gpu == pytest.approx(12.5e9)
+
+
+def test_statistics_of_memory_are_told_apart() -> None:
+    texts = ("max_memory_allocated", "peak reserved", "wandb GPU memory (device)", "allocated or reserved")
+    found = [replace(ROW, memory_statistic=text).statistic for text in texts]
+    assert found == ["allocated", "reserved", "device", "not said"]
+
+
+UNMEASURED = {"memory_gib_per_gpu": "", "tokens_per_s_per_gpu": ""}
+
+
+def judged(name: str, *, memory: float, tokens: float, fits: bool = True, **changes: str) -> Judged:
+    row = replace(ROW, id=name, **changes)
+    return Judged(mapped=map_row(row), memory_bytes=memory * 2**30, tokens_per_second=tokens, fits=fits)
+
+
+def test_errors_are_relative_and_have_no_sign() -> None:
+    rows = [
+        judged("a", memory=44, tokens=4000),
+        judged("b", memory=38, tokens=5500),
+        judged("c", memory=90, tokens=1, fits=False, status="oom", **UNMEASURED),
+        judged("d", memory=90, tokens=1, fits=False, **UNMEASURED),
+    ]
+    summary = summarize(rows)
+    assert summary.memory_mean == pytest.approx(0.075)
+    assert summary.memory_worst == pytest.approx(0.1)
+    assert summary.speed_median == pytest.approx(0.15)
+    assert summary.fits == (True, True, True, False)
+
+
+def test_only_runs_that_clearly_differ_are_put_into_an_order() -> None:
+    rows = [
+        judged("a", memory=40, tokens=5000, tokens_per_s_per_gpu="5000"),
+        judged("b", memory=40, tokens=4000, tokens_per_s_per_gpu="5100"),
+        judged("c", memory=40, tokens=4500, tokens_per_s_per_gpu="6000"),
+        judged("d", memory=40, tokens=1, tokens_per_s_per_gpu="6000", model="llama2-7b", params=""),
+    ]
+    # b is no clear case against a; c is faster than both, and predicted so only against b.
+    assert order(rows) == (1, 2)
+
+
+def test_the_page_names_rows_and_reasons() -> None:
+    rows = [
+        judged("here", memory=44, tokens=4000),
+        Judged(mapped=map_row(replace(ROW, id="there", compile="True"))),
+    ]
+    text = render(rows, data="runs.csv", folder="out", pictures=["somebody"])
+    assert "| here" in text
+    assert "+10.0%" in text
+    assert "- torch.compile (1): there" in text
+    assert "![somebody](predicted.somebody.svg)" in text
+
+
+def test_a_file_survives_reading_and_writing(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    write_rows([ROW], path)
+    assert read_rows(path) == [ROW]
+
+
+def test_a_file_without_columns_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("id,source\n")
+    with pytest.raises(HarnessError, match="lacks the columns tier, model"):
+        read_rows(path)
+
+
+def test_every_published_row_is_mapped_or_has_a_reason() -> None:
+    rows = read_rows(DATA)
+    assert len(rows) == 295
+    assert all(row.repo and row.commit and row.path for row in rows)
+    mapped = [map_row(row) for row in rows]
+    assert all((m.scenario is None) == bool(m.not_covered) for m in mapped)
+    assert sum(m.scenario is not None for m in mapped) > 100
