@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from harness.cli.arguments import numbers, split_backends
+from harness.cli.calibration import calibrate_options, calibrated_constants
 from harness.cli.options import (
     PATH,
     backends_option,
@@ -35,6 +36,7 @@ from harness.config import load_experiment
 @click.option("--fabric", metavar="NAME", help="Network between nodes, such as NDR400.")
 @click.option("--hardware", type=PATH, metavar="FILE", help="YAML file with GPUs and fabrics of your own.")
 @click.option("--plot", type=PATH, help="Draw it over the number of ranks: FILE.svg or FILE.png.")
+@calibrate_options
 @click.option("--details", is_flag=True, help="Show every line with its formula and source.")
 @click.option("--list-models", is_flag=True, help="List the catalogue and exit.")
 @click.option("--list-hardware", is_flag=True, help="List the known GPUs and fabrics and exit.")
@@ -51,6 +53,8 @@ def estimate(
     fabric: str | None,
     hardware: Path | None,
     plot: Path | None,
+    calibrate: tuple[Path, ...],
+    save_calibration: Path | None,
     details: bool,
     list_models: bool,
     list_hardware: bool,
@@ -77,14 +81,16 @@ def estimate(
             click.echo(line)
         return 0
     experiment = load_experiment(config, assignments, notice)
+    device = known.device(gpu) if gpu is not None else None
     asked = question(
         load_model(model) if model is not None else job_model(experiment.job()),
         experiment,
         backends=with_new_options(split_backends(backends)) if backends is not None else ["all"],
         world_sizes=numbers(world_size, "--world-size", "ranks"),
         ranks_per_node=gpus_per_node,
-        device=known.device(gpu) if gpu is not None else None,
+        device=device,
         fabric=known.fabric(fabric) if fabric is not None else None,
+        constants=calibrated_constants(calibrate, save_calibration, device),
     )
     rows = estimated(asked)
     for line in estimate_lines(asked, rows, details=details):

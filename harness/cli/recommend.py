@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import click
 
+from harness.cli.calibration import calibrate_options, calibrated_constants
 from harness.cli.options import PATH, common, config_option, json_option, notice, set_option
 from harness.cli.output import echo
 from harness.config import load_experiment
@@ -22,6 +24,7 @@ from harness.config import load_experiment
 @click.option("--gpus-per-node", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--fabric", metavar="NAME", help="Network between nodes, such as NDR400.")
 @click.option("--hardware", type=PATH, metavar="FILE", help="YAML file with GPUs and fabrics of your own.")
+@calibrate_options
 @click.option(
     "--tokens-per-step", required=True, metavar="T", help="Of the global batch: 4194304, or 4M for 4e6."
 )
@@ -36,6 +39,8 @@ def recommend(
     gpus_per_node: int,
     fabric: str | None,
     hardware: Path | None,
+    calibrate: tuple[Path, ...],
+    save_calibration: Path | None,
     tokens_per_step: str,
     config: Path | None,
     assignments: tuple[str, ...],
@@ -49,23 +54,28 @@ def recommend(
     from harness.planning.hardware import load_hardware
     from harness.planning.recommend.commands import Typed
     from harness.planning.recommend.model import find_model, model_settings
+    from harness.planning.recommend.predict import Predictors
     from harness.planning.recommend.question import ask, read_count
     from harness.planning.recommend.recommendation import recommend as recommended
     from harness.planning.recommend.words import recommendation_lines
+    from harness.planning.speed import predict_speed
 
     tokens = read_count(tokens_per_step)
     known = load_hardware(hardware)
+    device = known.device(gpu)
+    constants = calibrated_constants(calibrate, save_calibration, device)
     question = ask(
         find_model(model),
         load_experiment(config, assignments, notice),
         gpus=gpus,
         gpus_per_node=gpus_per_node,
-        device=known.device(gpu),
+        device=device,
         fabric=known.fabric(fabric) if fabric is not None else None,
         tokens=tokens,
     )
     typed = Typed(config=config, assignments=assignments, model_settings=model_settings(model))
-    answer = recommended(question, typed)
+    predictors = Predictors(speed=partial(predict_speed, constants=constants))
+    answer = recommended(question, typed, predictors)
     echo("\n".join(recommendation_lines(answer)), err=as_json)
     if as_json:
         echo(json.dumps(answer.as_json(), indent=1))

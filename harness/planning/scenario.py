@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.backends.base import Preset
 from harness.backends.strategy import StrategyKind
+from harness.planning.constants import TimeConstants
 from harness.planning.device import Device, Fabric
 from harness.planning.model import PlannedModel
 from harness.spec import Job
@@ -43,6 +44,8 @@ class Scenario:
     device: Device | None = None
     """None: not said; then nothing is judged to fit and no time is predicted."""
     fabric: Fabric | None = None
+    constants: TimeConstants | None = None
+    """Of the time model, by a calibration; None: published ones."""
 
     @property
     def nodes(self) -> int:

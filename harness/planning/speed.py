@@ -53,7 +53,7 @@ class SpeedPrediction:
 
 
 def predict_speed(scenario: Scenario, constants: TimeConstants | None = None) -> SpeedPrediction | None:
-    """Predict a step; None without a device. `constants`: of a calibration; None: published ones.
+    """Predict a step; None without a device. `constants`: in place of the scenario's.
 
     step = computing + exposed + c (communication - exposed) + o, with c the contention and o the overhead.
     Raises HarnessError for several nodes without a fabric.
@@ -61,7 +61,7 @@ def predict_speed(scenario: Scenario, constants: TimeConstants | None = None) ->
     device = scenario.device
     if device is None:
         return None
-    constants = constants or default_constants(device)
+    constants = constants or scenario.constants or default_constants(device)
     return predict_work(Work(scenario), device, constants)
 
 

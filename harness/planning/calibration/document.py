@@ -63,11 +63,7 @@ class Calibration(_Part):
 
     def time_constants(self, device: Device) -> TimeConstants:
         """The constants for predictions. Raises HarnessError for another device than the calibrated one."""
-        if device.name != self.device:
-            raise HarnessError(
-                f"this calibration is of {self.device}, not of {device.name}; calibrate with records of "
-                f"{device.name}, or leave --calibrate out for published constants"
-            )
+        check_device(self.device, device)
         values = self.constants
         return replace(
             default_constants(device),
@@ -107,6 +103,15 @@ class Calibration(_Part):
             total += 1
             right += measured * (one.left_out_seconds - other.left_out_seconds) > 0
         return right, total
+
+
+def check_device(calibrated: str, device: Device) -> None:
+    """Refuse constants of one device for another."""
+    if device.name != calibrated:
+        raise HarnessError(
+            f"this calibration is of {calibrated}, not of {device.name}; calibrate with records of "
+            f"{device.name}, or leave --calibrate out for published constants"
+        )
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:

@@ -110,9 +110,11 @@ def _speed(row: EstimateRow) -> dict[str, Any]:
         "step_seconds": speed.step_seconds,
         "tokens_per_second_per_gpu": speed.tokens_per_second_per_gpu,
         "model_flops_utilization": speed.model_flops_utilization,
+        "guide_ratio": speed.guide_ratio,
+        "peak_ratio": speed.peak_ratio,
     } if isinstance(speed, SpeedPrediction) else dict.fromkeys(
         ("computing_seconds", "communication_seconds", "exposed_seconds", "step_seconds",
-         "tokens_per_second_per_gpu", "model_flops_utilization")
+         "tokens_per_second_per_gpu", "model_flops_utilization", "guide_ratio", "peak_ratio")
     )  # fmt: skip
     return {
         **values,
@@ -143,7 +145,22 @@ def formulae(row: EstimateRow) -> list[dict[str, Any]]:
                  "source": term.source}
                 for term in terms
             ]  # fmt: skip
+        lines += _ratios(row.speed)
     return lines
+
+
+def _ratios(speed: SpeedPrediction) -> list[dict[str, Any]]:
+    """Communication over computing at the peaks of data sheets, and what decision guides compute."""
+    source = "harness.theory.overlap_ratios"
+    found = [
+        ("communication over computing, both at their peaks", speed.peak_ratio, "(bytes / B) / (6 P T / F)"),
+        ("ratio of decision guides", speed.guide_ratio, "Ultra-Scale Playbook; carries P below stage 3"),
+    ]
+    return [
+        {"quantity": name, "ratio": value, "formula": formula, "source": source}
+        for name, value, formula in found
+        if value is not None
+    ]
 
 
 def _term(what: str, term: MemoryTerm) -> dict[str, Any]:

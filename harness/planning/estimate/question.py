@@ -11,6 +11,7 @@ from harness.backends.hybrid import shard_size
 from harness.batch import batch_layout, with_global_batch
 from harness.cells import canonical_label
 from harness.errors import HarnessError
+from harness.planning.constants import TimeConstants
 from harness.planning.device import Device, Fabric
 from harness.planning.estimate.support import why_unsupported
 from harness.planning.model import PlannedModel
@@ -30,6 +31,8 @@ class Question:
     ranks_per_node: int
     device: Device | None = None
     fabric: Fabric | None = None
+    constants: TimeConstants | None = None
+    """Of a calibration; None: published ones."""
     torch_device: str = "cuda"
 
 
@@ -52,6 +55,7 @@ def question(
     ranks_per_node: int,
     device: Device | None = None,
     fabric: Fabric | None = None,
+    constants: TimeConstants | None = None,
 ) -> Question:
     """Check what is asked. `backends`: names with their options, or 'all' for every built-in one.
 
@@ -76,6 +80,7 @@ def question(
         ranks_per_node=ranks_per_node,
         device=device,
         fabric=fabric,
+        constants=constants,
         torch_device="cpu" if experiment.runtime.device == "cpu" else "cuda",
     )
 
@@ -116,6 +121,7 @@ def _candidate(asked: Question, label: str, world_size: int) -> Candidate:
         transport="nccl" if asked.torch_device == "cuda" else "gloo",
         device=asked.device,
         fabric=asked.fabric,
+        constants=asked.constants,
     )
     return Candidate(label=label, world_size=world_size, scenario=scenario)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
+from typing import Any
 
 from tabulate import tabulate
 
@@ -183,10 +184,15 @@ def _details(row: EstimateRow) -> list[str]:
         return []
     table = []
     for line in formulae(row):
-        value = f"{line['bytes']:,}" if "bytes" in line else f"{line['seconds'] * 1000:,.3f} ms"
-        table.append([line["quantity"], value, line["formula"], line["source"]])
+        table.append([line["quantity"], _detail(line), line["formula"], line["source"]])
     title = f"{row.label} on {row.world_size} ranks, line by line (bytes unless said otherwise)"
     return [title, *_tabulated(table, ["what", "value", "formula", "source"], left=True), ""]
+
+
+def _detail(line: Mapping[str, Any]) -> str:
+    if "bytes" in line:
+        return f"{line['bytes']:,}"
+    return f"{line['seconds'] * 1000:,.3f} ms" if "seconds" in line else f"{line['ratio']:.3g}"
 
 
 def _tabulated(table: list[list[str]], headers: list[str], *, left: bool = False) -> list[str]:
