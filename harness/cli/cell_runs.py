@@ -60,7 +60,7 @@ class MissingCells:
         )
         jobs = {cell.job_id: cell.job for cell in cells}
         facts = {job_id: launcher.check(job.model_dump_json()) for job_id, job in jobs.items()}
-        foreseen = foresee(cells, facts, self._experiment, self._device, force=self._force)
+        foreseen = foresee(cells, facts, self._experiment, launcher, force=self._force)
         show(foreseen)
         forget_refused(self._store, self._found, cells)
         others = OthersRecords(self._store.root)

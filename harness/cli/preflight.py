@@ -11,6 +11,7 @@ from harness.cells import Cell
 from harness.cli.output import echo
 from harness.compare.wording import ranks
 from harness.errors import HarnessError
+from harness.launch.local import LocalLauncher
 from harness.record import PredictionPart
 from harness.spec import Experiment
 
@@ -24,7 +25,7 @@ def foresee(
     cells: Sequence[Cell],
     facts: Mapping[str, dict[str, Any]],
     experiment: Experiment,
-    device: str,
+    launcher: LocalLauncher,
     *,
     force: bool,
 ) -> Forecast:
@@ -39,18 +40,19 @@ def foresee(
     return forecast(
         cells,
         facts,
-        device,
-        limits_here(device, runtime.memory_limit),
+        launcher.device,
+        limits_here(launcher.device, runtime.memory_limit),
         preset=runtime.preset,
         force=force,
+        trace=launcher.trace,
     )
 
 
 def foresee_one(
-    cell: Cell, facts: dict[str, Any], experiment: Experiment, device: str, *, force: bool
+    cell: Cell, facts: dict[str, Any], experiment: Experiment, launcher: LocalLauncher, *, force: bool
 ) -> PredictionPart | None:
     """The same for one cell, and show it. Raises HarnessError if it cannot fit."""
-    foreseen = foresee([cell], {cell.job_id: facts}, experiment, device, force=force)
+    foreseen = foresee([cell], {cell.job_id: facts}, experiment, launcher, force=force)
     if (refusal := foreseen.refusal(cell)) is not None:
         raise HarnessError(f"{cell.backend} on {ranks(cell.world_size)}: {refusal}")
     show(foreseen)

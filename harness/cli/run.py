@@ -95,7 +95,7 @@ def run(
     store = open_store(runs)
     launcher = LocalLauncher(device, modules_to_preload(experiment, [label]))
     facts = launcher.check(cell.job.model_dump_json())
-    prediction = foresee_one(cell, facts, experiment, device, force=force)
+    prediction = foresee_one(cell, facts, experiment, launcher, force=force)
     progress = Progress(label, world_size, sys.stderr, plain_lines=True)
     try:
         record = run_cell(

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Literal
 
 from harness.errors import HarnessError, JobError
 from harness.launch.ending import end_all
-from harness.launch.rank_main import enter_check, enter_rank
+from harness.launch.rank_main import enter_check, enter_rank, enter_trace
 from harness.launch.watch import Patience, Watch, ask_where
 from harness.run_directory.events import Event
 from harness.run_directory.outcome import Outcome
@@ -67,11 +67,24 @@ class LocalLauncher:
 
     def check(self, job_json: str) -> dict[str, Any]:
         """Facts about a job, from a process of its own. Raises JobError if it cannot run."""
+        facts: dict[str, Any] = self._ask(enter_check, job_json, "checking the job")
+        return facts
+
+    def trace(self, request: str) -> str:
+        """Profile of a model's activations (`worker.activation_trace`), from a process of its own.
+
+        Raises HarnessError if it cannot be traced.
+        """
+        profile: str = self._ask(enter_trace, request, "tracing the model")
+        return profile
+
+    def _ask(self, target: Callable[[str, str, Connection], None], argument: str, what: str) -> Any:
+        """The answer of another process."""
         ours, theirs = multiprocessing.Pipe(duplex=False)
         with tempfile.TemporaryDirectory(prefix="harness-check-") as scratch:
             log = Path(scratch) / "log"
             process = self._context.Process(  # type: ignore[attr-defined]
-                target=enter_check, args=(job_json, str(log), theirs)
+                target=target, args=(argument, str(log), theirs)
             )
             process.start()
             theirs.close()
@@ -81,7 +94,7 @@ class LocalLauncher:
                 process.join()
                 tail = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
                 raise HarnessError(
-                    f"checking the job failed with exit code {process.exitcode}: {''.join(tail)}"
+                    f"{what} failed with exit code {process.exitcode}: {''.join(tail)}"
                 ) from error
             except KeyboardInterrupt:
                 process.kill()
@@ -89,8 +102,7 @@ class LocalLauncher:
         process.join()
         if "error" in answer:
             raise JobError(answer["error"])
-        facts: dict[str, Any] = answer["facts"]
-        return facts
+        return answer["answer"]
 
     def run(
         self,

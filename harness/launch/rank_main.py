@@ -6,8 +6,10 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 
 def enter_rank(run_directory: str, log: str, variables: dict[str, str]) -> None:
@@ -26,15 +28,36 @@ def enter_rank(run_directory: str, log: str, variables: dict[str, str]) -> None:
 
 def enter_check(job: str, log: str, launcher: Connection) -> None:
     """Check a job without training: send what is wrong with it, or its facts."""
+
+    def facts() -> Any:
+        from harness.spec import Job
+        from harness.worker.check import check_job
+
+        return check_job(Job.model_validate_json(job))
+
+    _answer(facts, log, launcher)
+
+
+def enter_trace(request: str, log: str, launcher: Connection) -> None:
+    """Trace the activations of a model: send its profile."""
+
+    def profile() -> Any:
+        from harness.worker.activation_trace import profile_text
+
+        return profile_text(request)
+
+    _answer(profile, log, launcher)
+
+
+def _answer(question: Callable[[], Any], log: str, launcher: Connection) -> None:
+    """Send an answer or what is wrong, and leave."""
     _detach(log)
     _follow_the_launcher()
     from harness.errors import HarnessError
-    from harness.spec import Job
-    from harness.worker.check import check_job
     from harness.worker.termination import leave
 
     try:
-        launcher.send({"facts": check_job(Job.model_validate_json(job))})
+        launcher.send({"answer": question()})
     except HarnessError as error:
         launcher.send({"error": str(error)})
     except BaseException:

@@ -16,6 +16,7 @@ from harness.errors import HarnessError
 from harness.planning.job import data_bytes, planned_model, scenario_of
 from harness.planning.limits import Limits
 from harness.planning.preflight import predict_run, size, tightest_demand
+from harness.planning.profiles import Trace
 from harness.planning.verdict import Answer
 from harness.record import PredictionPart
 
@@ -66,6 +67,7 @@ def forecast(
     *,
     preset: str,
     force: bool = False,
+    trace: Trace | None = None,
 ) -> Forecast:
     """Predict each cell. A cell that cannot fit is refused unless `force`.
 
@@ -77,7 +79,7 @@ def forecast(
         found.cells.append(cell)
         alike = (cell.job_id, cell.backend, cell.world_size, cell.nodes, cell.layout)
         if alike not in known:
-            known[alike] = _predict(cell, facts[cell.job_id], torch_device, limits, preset, force)
+            known[alike] = _predict(cell, facts[cell.job_id], torch_device, limits, preset, force, trace)
         outcome = known[alike]
         if outcome is None:
             continue
@@ -89,7 +91,13 @@ def forecast(
 
 
 def _predict(
-    cell: Cell, facts: Mapping[str, Any], torch_device: str, limits: Limits, preset: str, force: bool
+    cell: Cell,
+    facts: Mapping[str, Any],
+    torch_device: str,
+    limits: Limits,
+    preset: str,
+    force: bool,
+    trace: Trace | None,
 ) -> PredictionPart | str | None:
     """The prediction, or why there is none; None: the backend will refuse by itself.
 
@@ -102,7 +110,7 @@ def _predict(
         scenario = scenario_of(cell, model, torch_device, preset=preset, device=limits.device)
         if scenario is None:
             return UNKNOWN_STRATEGY
-        part = predict_run(scenario, limits, data_bytes(facts, cell.job))
+        part = predict_run(scenario, limits, data_bytes=data_bytes(facts, cell.job), trace=trace)
     except HarnessError as error:
         return str(error)
     except Exception as error:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.planning.overhead import device_overhead
-from harness.planning.profiles import activation_profile
+from harness.planning.profiles import Trace, activation_profile
 from harness.planning.scenario import Scenario
 from harness.planning.term import MemoryTerm
 from harness.theory.activations import ActivationProfile
@@ -63,13 +63,13 @@ class MemoryPrediction:
         return self.peak_bytes + sum(term.bytes for term in self.overhead if not term.host)
 
 
-def predict_memory(scenario: Scenario) -> MemoryPrediction:
-    """Predict for the rank that needs most.
+def predict_memory(scenario: Scenario, trace: Trace | None = None) -> MemoryPrediction:
+    """Predict for the rank that needs most. `trace`: how to trace a model of which there is no profile yet.
 
     Raises HarnessError where a model has to be traced and cannot be.
     """
     workload = scenario.workload()
-    profile = activation_profile(scenario)
+    profile = activation_profile(scenario, trace)
     fullest = fullest_moments(workload, profile)
     return MemoryPrediction(
         moments=tuple(

@@ -8,6 +8,7 @@ from importlib.metadata import version
 
 from harness.planning.limits import Limits
 from harness.planning.memory import MemoryPrediction, predict_memory
+from harness.planning.profiles import Trace
 from harness.planning.scenario import Scenario
 from harness.planning.setup import setup_bytes
 from harness.planning.verdict import Answer, Verdict
@@ -38,14 +39,15 @@ class Demand:
         return f"{size(self.needed_bytes)} of {size(self.limit_bytes)} {self.place}"
 
 
-def predict_run(scenario: Scenario, limits: Limits, data_bytes: int = 0) -> PredictionPart:
+def predict_run(
+    scenario: Scenario, limits: Limits, *, data_bytes: int = 0, trace: Trace | None = None
+) -> PredictionPart:
     """The prediction of one run as its record keeps it. Raises HarnessError where none can be made.
 
     `data_bytes`: what samples hold on the host, where ranks on the CPU have their tensors too.
     """
-    return judged(
-        scenario, predict_memory(scenario), limits, data_bytes if scenario.torch_device == "cpu" else 0
-    )
+    prediction = predict_memory(scenario, trace)
+    return judged(scenario, prediction, limits, data_bytes if scenario.torch_device == "cpu" else 0)
 
 
 def judged(

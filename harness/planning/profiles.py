@@ -8,7 +8,7 @@ import lzma
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from harness.theory.workload import Workload
 SHIPPED = Path(__file__).with_name("data") / "activations.json.xz"
 TRACER = "harness.worker.activation_trace"
 TRACING_SECONDS = 300
+Trace = Callable[[str], str]
+"""Takes a request and returns a profile, as `worker.activation_trace.profile_text` does; by default in a new
+process, which has to import torch first."""
 NOT_IN_A_PROFILE = frozenset({
     "_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id", "initializer_range",
     "layer_types", "max_window_layers", "n_layer", "n_layers", "num_hidden_layers", "num_layers",
@@ -33,15 +36,17 @@ NOT_IN_A_PROFILE = frozenset({
 """Keys of a configuration that change neither the shapes in a block nor those around the blocks."""
 
 
-def activation_profile(scenario: Scenario) -> ActivationProfile:
+def activation_profile(scenario: Scenario, trace: Trace | None = None) -> ActivationProfile:
     """The profile of a scenario's model, precision route, attention kernel, checkpointing and micro-batch.
 
     Raises HarnessError if the model has to be traced and cannot be.
     """
-    return workload_profile(scenario.workload(), scenario.model.config, scenario.job.model)
+    return workload_profile(scenario.workload(), scenario.model.config, scenario.job.model, trace)
 
 
-def workload_profile(workload: Workload, config: Mapping[str, Any], model: ModelSection) -> ActivationProfile:
+def workload_profile(
+    workload: Workload, config: Mapping[str, Any], model: ModelSection, trace: Trace | None = None
+) -> ActivationProfile:
     """The same for a workload of a Hugging Face configuration, with the job's settings of the model."""
     return find_profile(
         config,
@@ -51,6 +56,7 @@ def workload_profile(workload: Workload, config: Mapping[str, Any], model: Model
         single_sample=workload.micro_batch_size == 1,
         device=workload.device,
         dropout=model.dropout,
+        trace=trace,
     )
 
 
@@ -90,6 +96,7 @@ def find_profile(
     single_sample: bool,
     device: str,
     dropout: float | None = 0.0,
+    trace: Trace | None = None,
 ) -> ActivationProfile:
     """The same for a Hugging Face configuration."""
     variant: dict[str, Any] = {
@@ -102,7 +109,7 @@ def find_profile(
     if shipped is not None and dropout == 0:
         return from_json(shipped)
     request = {"config": dict(config), "variant": variant}
-    return _traced(json.dumps(request, sort_keys=True, default=str))
+    return _traced(json.dumps(request, sort_keys=True, default=str), trace or _trace)
 
 
 def config_key(config: Mapping[str, Any]) -> str:
@@ -127,7 +134,7 @@ def _shipped() -> dict[str, dict[str, Any]]:
 
 
 @lru_cache(maxsize=64)
-def _traced(request: str) -> ActivationProfile:
+def _traced(request: str, trace: Trace) -> ActivationProfile:
     """Traced in another process, since tracing needs torch, and kept in the user's cache."""
     key = hashlib.sha256((request + _versions()).encode()).hexdigest()[:24]
     cache = (
@@ -135,7 +142,7 @@ def _traced(request: str) -> ActivationProfile:
     )
     file = cache / f"{key}.json"
     if not file.exists():
-        text = _trace(request)
+        text = trace(request)
         try:
             cache.mkdir(parents=True, exist_ok=True)
             write_atomically(file, text)

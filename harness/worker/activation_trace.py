@@ -231,11 +231,15 @@ def _widen_outputs(_: nn.Module, __: Any, output: Any) -> None:
     output.logits = output.logits.float()
 
 
+def profile_text(request_text: str) -> str:
+    """The profile as JSON; the request is `{"config": ..., "variant": ...}`."""
+    request = json.loads(request_text)
+    return json.dumps(to_json(trace_profile(request["config"], Variant(**request["variant"]))))
+
+
 def main() -> None:
-    """Read `{"config": ..., "variant": ...}` from standard input, write the profile as JSON."""
-    request = json.load(sys.stdin)
-    profile = trace_profile(request["config"], Variant(**request["variant"]))
-    json.dump(to_json(profile), sys.stdout)
+    """Read a request from standard input, write the profile."""
+    sys.stdout.write(profile_text(sys.stdin.read()))
 
 
 if __name__ == "__main__":
