@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,6 +21,9 @@ from harness.cli.options import (
     with_new_options,
 )
 from harness.config import load_experiment
+
+if TYPE_CHECKING:
+    from harness.planning.estimate import Question
 
 
 @click.command()
@@ -65,17 +69,13 @@ def estimate(
 
     Sizes come from the model's configuration: no weights and no network are needed.
     """
-    from harness.planning.estimate import document, question
-    from harness.planning.estimate import estimate as estimated
-    from harness.planning.estimate.table import estimate_lines
+    from harness.planning.estimate import question
     from harness.planning.hardware import load_hardware
     from harness.planning.models import catalogue_lines, job_model, load_model
 
     known = load_hardware(hardware)
     if plot is not None:
-        from harness.planning.estimate.picture import picture_format, write_picture
-
-        picture_format(plot)
+        _check_picture(plot)
     if list_models or list_hardware:
         for line in catalogue_lines() if list_models else known.lines():
             click.echo(line)
@@ -92,12 +92,28 @@ def estimate(
         fabric=known.fabric(fabric) if fabric is not None else None,
         constants=calibrated_constants(calibrate, save_calibration, device),
     )
+    _answer(asked, details=details, plot=plot, as_json=as_json)
+    return 0
+
+
+def _check_picture(plot: Path) -> None:
+    from harness.planning.estimate.picture import picture_format
+
+    picture_format(plot)
+
+
+def _answer(asked: Question, *, details: bool, plot: Path | None, as_json: bool) -> None:
+    from harness.planning.estimate import document
+    from harness.planning.estimate import estimate as estimated
+    from harness.planning.estimate.table import estimate_lines
+
     rows = estimated(asked)
     for line in estimate_lines(asked, rows, details=details):
         click.echo(line, err=as_json)
     if plot is not None:
+        from harness.planning.estimate.picture import write_picture
+
         write_picture(asked, plot)
         click.echo(f"picture: {plot}", err=True)
     if as_json:
         click.echo(json.dumps(document(asked, rows), indent=1))
-    return 0
