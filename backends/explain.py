@@ -38,7 +38,7 @@ def explain(error: ValidationError, model: type[BaseModel], place: str = "'{}'")
             f"{shown} is unknown. Allowed{section}: {choices(location[-1], _fields_at(model, location[:-1]))}"
         )
     message = first["msg"].removeprefix("Value error, ")
-    given = repr(first["input"])
+    given = _shown(first["input"])
     contradiction = first["type"] == "value_error" and isinstance(first["input"], dict)
     if not location:
         return message
@@ -47,6 +47,13 @@ def explain(error: ValidationError, model: type[BaseModel], place: str = "'{}'")
     if first["type"] == "model_type":
         return f"{shown} was given {given}; it is a section with {choices('', _fields_at(model, location))}"
     return f"{shown} was given {given}: {message}"
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):  # numbers of thousands of digits, lists that contain themselves
+        return "a value too long to show"
 
 
 def _fields_at(model: type[BaseModel], location: Sequence[str]) -> list[str]:

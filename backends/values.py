@@ -6,6 +6,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
+MOST_VALUES = 100_000
+LARGEST_NUMBER = 2**63 - 1
+
 
 class TypedValues(BaseModel):
     """Settings that a person gives: frozen, unknown keys refused, numbers finite."""
@@ -18,6 +21,8 @@ class TypedValues(BaseModel):
         """pydantic reads true as 1: a slip would become a job of one step."""
         assert info.field_name is not None
         annotation = cls.model_fields[info.field_name].annotation
+        if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
+            raise ValueError(f"this number is too large; at most {LARGEST_NUMBER} is read")
         if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
             raise ValueError("this setting is neither true nor false")
         return value
@@ -36,10 +41,30 @@ def parse_value(text: str) -> Any:
     from ruamel.yaml.error import YAMLError
 
     try:
-        return YAML(typ="safe", pure=True).load(text)
+        value = YAML(typ="safe", pure=True).load(text)
+    except RecursionError as error:
+        raise InvalidYaml("is nested too deeply") from error
+    except ValueError as error:
+        raise InvalidYaml(f"holds a value that cannot be read: {error}") from error
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "unreadable"
         # Of a duplicate key ruamel.yaml also shows both values, before it has read them.
         raise InvalidYaml(f"is not valid YAML{line}: {problem.partition(' with value ')[0]}") from error
+    _require_finite(value)
+    return value
+
+
+def _require_finite(value: Any) -> None:
+    """Raise InvalidYaml for aliases that contain themselves or multiply into more than anybody writes."""
+    waiting, seen = [value], 0
+    while waiting:
+        item = waiting.pop()
+        seen += 1
+        if seen > MOST_VALUES:
+            raise InvalidYaml(f"holds more than {MOST_VALUES:,} values, or an alias that contains itself")
+        if isinstance(item, dict):
+            waiting += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set):
+            waiting += item

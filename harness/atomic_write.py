@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -11,14 +13,39 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
     A link keeps its place; what is no file, such as /dev/stdout, is written to. Raises OSError.
     """
-    data = content.encode() if isinstance(content, str) else content
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
-        return
-    target = path.resolve()
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    write_all_atomically({path: content})
+
+
+def write_all_atomically(contents: Mapping[Path, str | bytes]) -> None:
+    """The same for files that belong together: none is replaced before all of them are on the disk.
+
+    Raises OSError with the name of the file that could not be written.
+    """
+    written: dict[Path, Path] = {}
     try:
-        temporary.write_bytes(data)
-        os.replace(temporary, target)
+        for path, content in contents.items():
+            data = content.encode() if isinstance(content, str) else content
+            if path.exists() and not path.is_file():
+                with _named(path):
+                    path.write_bytes(data)
+                continue
+            target = path.resolve()
+            temporary = target.with_name(f".{target.name}.{os.getpid()}")
+            written[temporary] = target
+            with _named(path):
+                temporary.write_bytes(data)
+        for temporary, target in written.items():
+            with _named(target):
+                os.replace(temporary, target)
     finally:
-        temporary.unlink(missing_ok=True)
+        for temporary in written:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """A full disk names no file: add it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error

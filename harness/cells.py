@@ -22,6 +22,7 @@ from harness.batch import (
     with_micro_batch,
 )
 from harness.errors import HarnessError
+from harness.plain_files import require_plain_input
 from harness.provenance import (
     code_fingerprint,
     content_digest,
@@ -34,6 +35,7 @@ from harness.record.run_id import as_name
 from harness.renamed import rename_options
 from harness.run_directory.request import RunRequest
 from harness.spec import Experiment, Job, MeasureSection
+from harness.spec.experiment import MOST_REPEATS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,8 @@ def plan(
     neither timed nor probed. Ranks are spread over `nodes`; `machine` names machines other than this one.
     Raises HarnessError for an unknown backend or a batch that does not divide.
     """
+    if repeats > MOST_REPEATS:
+        raise HarnessError(f"--repeats was given {repeats}; at most {MOST_REPEATS} are allowed")
     labels = [canonical_label(given) for given in _expand(backends)]
     cells: dict[str, Cell] = {}
     for world_size in world_sizes:
@@ -243,4 +247,6 @@ def _content_digests(job: Job) -> dict[str, str]:
     """Digests of the local files that the job names, so that a copy elsewhere is the same job."""
     tokenizer = None if job.data.tokenizer == "bytes" else job.data.tokenizer
     named = [name for name in (job.model.name, job.data.path, tokenizer) if name]
+    for name in named:
+        require_plain_input(Path(name), "the job's file")
     return {name: content_digest(Path(name)) for name in named if Path(name).exists()}

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from harness.backends.explain import choices, explain
 from harness.backends.values import InvalidYaml, parse_value
 from harness.errors import HarnessError
+from harness.plain_files import MOST_CONFIGURATION_BYTES, read_plain
 from harness.renamed import Notify, rename_assigned, rename_settings, require_one_name
 from harness.spec import Experiment
 
@@ -44,7 +45,7 @@ def load_experiment(
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_plain(path, MOST_CONFIGURATION_BYTES).decode("utf-8")
     except OSError as error:
         raise HarnessError(f"configuration {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

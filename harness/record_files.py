@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness.archive import archive_of, read_archive, write_archive
 from harness.errors import HarnessError
+from harness.plain_files import MOST_RECORD_BYTES, read_plain
 
 RECORD_NAME = "record.json"
 ARCHIVE_NAME = "runs.tar.xz"
@@ -31,7 +32,7 @@ class RecordFiles:
         """The records of all runs in a folder or archive, by name; none if it is missing."""
         if archive_of(folder) is not None:
             return sorted(path for path in self._members(folder) if path.parent.parent == folder)
-        return sorted(folder.glob(f"*/{RECORD_NAME}"))
+        return sorted(path for path in folder.glob(f"*/{RECORD_NAME}") if path.is_file())
 
     def exists(self, path: Path) -> bool:
         """Whether a record's file is there. Raises HarnessError for an archive that cannot be read."""
@@ -40,7 +41,7 @@ class RecordFiles:
     def read(self, path: Path) -> bytes:
         """A record's bytes. Raises OSError, or HarnessError for an archive that cannot be read."""
         if archive_of(path) is None:
-            return path.read_bytes()
+            return read_plain(path, MOST_RECORD_BYTES)
         if not self.exists(path):
             raise FileNotFoundError(f"no '{path}' in the archive")
         return self._members(path)[path]

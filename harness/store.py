@@ -66,7 +66,7 @@ class Store:
     def runs(self) -> tuple[list[tuple[Path, Record]], list[str]]:
         """The same with the file of each record: a person may have renamed its folder."""
         found, problems = [], []
-        for path in sorted(self.root.glob(f"*/{RECORD_NAME}")):
+        for path in sorted(filter(Path.is_file, self.root.glob(f"*/{RECORD_NAME}"))):
             try:
                 found.append((path, read_record(path)))
             except HarnessError as error:

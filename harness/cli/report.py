@@ -17,7 +17,8 @@ from harness.launch.owner import lines_about
 from harness.record_files import ARCHIVE_NAME, is_folder_of_runs, place_of_runs
 from harness.report.destination import require_writable
 from harness.report.manifest import Format
-from harness.report.report import Run, format_of, write_report
+from harness.report.odd_runs import without_odd_runs
+from harness.report.report import Run, format_of, prepare_report, write_report
 from harness.store import archive_runs, read_runs, without_collection
 
 
@@ -67,7 +68,13 @@ def report_runs(
     if archive:
         folders = [output.parent / ARCHIVE_NAME]
         found = archive_runs(found, folders[0])
-    write_report(found, output, form=form, folders=folders)
+    try:
+        write_report(found, output, form=form, folders=folders)
+    except (HarnessError, OSError):
+        raise
+    except Exception:
+        found = _showable(found, output, form)
+        write_report(found, output, form=form)
     echo(f"{output}: {len(found)} records", err=True)
     return 0
 
@@ -83,7 +90,13 @@ def report_baseline(runs: Sequence[Path], output: Path, *, form: Format | None, 
     form = form or format_of(output)
     before, after = (_read([path]) for path in runs)
     require_writable(output, form)
-    write_report(after, output, form=form, baseline=before, folders=_folders(runs))
+    try:
+        write_report(after, output, form=form, baseline=before, folders=_folders(runs))
+    except (HarnessError, OSError):
+        raise
+    except Exception:
+        before, after = (_showable(side, output, form) for side in (before, after))
+        write_report(after, output, form=form, baseline=before)
     echo(f"{output}: {len(before)} records before, {len(after)} after", err=True)
     failed = []
     if conditions:
@@ -102,6 +115,13 @@ def _read(paths: Sequence[Path], *, strict: bool = False) -> list[Run]:
         raise HarnessError(f"--archive needs readable records; fix or remove: {unreadable[0]}")
     warn_skipped(unreadable)
     return found
+
+
+def _showable(found: Sequence[Run], output: Path, form: Format) -> list[Run]:
+    """Those that a report can show; the others are named."""
+    sound, odd = without_odd_runs(found, lambda some: prepare_report(some, output, form=form))
+    warn_skipped(odd)
+    return sound
 
 
 def _folders(runs: Sequence[Path]) -> list[Path]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from harness.record.part import Part
+
+MOST_RANKS = 2**20
+"""More than any machine has; what is evaluated for every rank must end."""
 
 
 class WorldPart(Part):
     """The ranks, and how the global batch was cut over them."""
 
-    nodes: int
-    ranks_per_node: int
-    world_size: int
+    nodes: int = Field(le=MOST_RANKS)
+    ranks_per_node: int = Field(le=MOST_RANKS)
+    world_size: int = Field(le=MOST_RANKS)
     device: str
     collectives: str
     """Transport of the collectives: 'gloo' or 'nccl'."""

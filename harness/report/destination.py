@@ -6,12 +6,15 @@ import os
 from pathlib import Path
 
 from harness.errors import HarnessError
+from harness.plain_files import require_plain_output
+from harness.record_files import RECORD_NAME
 from harness.report.manifest import Format
 from harness.report.report import format_of
 from harness.store import try_writing
 
 LONGEST_NAME = 200
 """Bytes of a report's file name; file systems allow 255, of which names of tables and pictures need some."""
+FILES_OF_RUNS = (RECORD_NAME, "request.json", "matrix.json", "slurm.json")
 NOT_IN_TEX = '{}%#\\"\n'
 
 
@@ -29,6 +32,11 @@ def require_writable(report: Path, form: Format | None = None) -> None:
         raise HarnessError(
             f"report's file name {report.name!r} holds {' '.join(map(repr, refused))}, which LaTeX does not "
             "allow in names of pictures; give another name"
+        )
+    require_plain_output(report, "report")
+    if report.resolve().name in FILES_OF_RUNS:
+        raise HarnessError(
+            f"report '{report}' would replace {report.resolve().name}, a file of a run; give another name"
         )
     try:
         report.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.atomic_write import write_atomically
+from harness.atomic_write import write_all_atomically
 from harness.compare.comparison import Comparison
 from harness.errors import HarnessError
 from harness.record import Record
@@ -54,8 +54,30 @@ def write_report(
 
     `form` None: it follows from the extension. `folders`: those whose every record was asked for.
     """
-    form = form or format_of(output)
+    manifest, rendered = prepare_report(runs, output, form=form, baseline=baseline, folders=folders)
     output.parent.mkdir(parents=True, exist_ok=True)
+    stale = _earlier_pictures(output, manifest)
+    try:
+        write_all_atomically(
+            {output.parent / name: data for name, data in rendered.files.items()} | {output: rendered.text}
+        )
+    except OSError as error:
+        raise HarnessError(f"report '{error.filename}' cannot be written: {error.strerror}") from error
+    for picture in stale:
+        picture.unlink(missing_ok=True)
+    return output
+
+
+def prepare_report(
+    runs: Sequence[Run],
+    output: Path,
+    *,
+    form: Format | None = None,
+    baseline: Sequence[Run] = (),
+    folders: Sequence[Path] = (),
+) -> tuple[Manifest, Rendered]:
+    """All that `write_report` writes, without writing it."""
+    form = form or format_of(output)
     manifest = make_manifest(runs, output, form=form, baseline=baseline, folders=folders)
     records = {entry.path: r for entry, (_, r) in zip(manifest.records, (*baseline, *runs), strict=True)}
     document = make_document(manifest, records)
@@ -64,20 +86,18 @@ def write_report(
     manifest = manifest.model_copy(
         update={"pictures": {names[key, f]: digest(b) for key, of in images.items() for f, b in of.items()}}
     )
-    rendered = render(document, manifest, images, output)
-    _remove_earlier_pictures(output, manifest)
-    for name, data in rendered.files.items():
-        write_atomically(output.parent / name, data)
-    write_atomically(output, rendered.text)
-    return output
+    return manifest, render(document, manifest, images, output)
 
 
-def _remove_earlier_pictures(output: Path, manifest: Manifest) -> None:
-    """Delete the pictures of the report that stands there which this one does not have."""
+def _earlier_pictures(output: Path, manifest: Manifest) -> list[Path]:
+    """The pictures of the report that stands there which this one does not have."""
+    if not output.is_file():
+        return []
     try:
         earlier, _ = read_manifest(output.read_text(encoding="utf-8"), output)
     except (OSError, UnicodeDecodeError, HarnessError):
-        return
+        return []
+    found = []
     for name in earlier.pictures.keys() - manifest.pictures.keys():
         picture = output.parent / name
         if (
@@ -85,7 +105,8 @@ def _remove_earlier_pictures(output: Path, manifest: Manifest) -> None:
             and picture.is_file()
             and digest(picture.read_bytes()) == earlier.pictures[name]
         ):
-            picture.unlink()
+            found.append(picture)
+    return found
 
 
 def format_of(output: Path) -> Format:

@@ -11,6 +11,7 @@ from harness.spec.job import Job
 from harness.spec.section import Section
 from harness.spec.size import Bytes
 
+MOST_REPEATS = 1000
 LEAST_TIMED_STEPS = 8
 """A shorter run times every step that carries no probe, and has no cooldown."""
 
@@ -127,7 +128,7 @@ class CompareSection(Section):
         description="backends, with options after a colon; [all] for every registered one",
     )
     world_sizes: list[PositiveInt] = Field([2], min_length=1, description="numbers of ranks")
-    repeats: PositiveInt = Field(1, description="runs of each cell")
+    repeats: PositiveInt = Field(1, le=MOST_REPEATS, description="runs of each cell")
     noise_runs: bool = Field(
         True,
         description="repeat the reference with another split of the batch, and at low precision in fp32: "

@@ -114,9 +114,9 @@ def _scale(axis: Axes, lines: Sequence[_Line]) -> None:
     from matplotlib.ticker import FuncFormatter
 
     limits = [row.noise.tight.loss for line in lines for row in line.group.rows if row.noise is not None]
-    limit = min(limits)
+    limit = min(limits, default=0.0)
     largest = max((abs(v) for line in lines for v in line.differences.values()), default=0.0)
-    if largest <= limit:
+    if largest <= limit or not limit:
         axis.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
         return
     axis.set_yscale("symlog", linthresh=10.0 ** ceil(log10(limit)))

@@ -1,0 +1,36 @@
+"""Which files are read and written: plain ones of a sensible size, not pipes and devices that never end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from harness.errors import HarnessError
+
+MOST_RECORD_BYTES = 2**30
+MOST_CONFIGURATION_BYTES = 2**20
+STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
+"""What a shell connects; other devices and pipes are refused."""
+
+
+def read_plain(path: Path, most_bytes: int) -> bytes:
+    """The bytes of a file. Raises OSError, also for what is no plain file or larger than allowed."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(None, "it is no plain file", str(path))
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most_bytes:
+            raise OSError(None, f"it has {size:,} bytes; at most {most_bytes:,} are read", str(path))
+        return file.read(most_bytes)
+
+
+def require_plain_input(path: Path, what: str) -> None:
+    """Raise HarnessError for a pipe or device, which would be read for ever."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise HarnessError(f"{what} '{path}' is a pipe or device; give a plain file or a folder")
+
+
+def require_plain_output(path: Path, what: str) -> None:
+    """Raise HarnessError for a pipe or device other than standard output and what a shell connects."""
+    if path.exists() and not path.is_file() and not path.is_dir() and not str(path).startswith(STREAMS):
+        raise HarnessError(f"{what} '{path}' is a pipe or device; give a file, or /dev/stdout")
