@@ -80,7 +80,14 @@ def _run(request: SimulationRequest, world: World, backend: Backend, probe: Allo
     substitutions += _replace_reducer(engine, fake=request.tensors == "fake")
     memory = MemoryProbe(probe, engine)
     memory.record(0, "after_setup")
-    steps = Steps(request=run, engine=engine, counter=counter, memory=memory, vocabulary_size=vocabulary_size)
+    steps = Steps(
+        request=run,
+        engine=engine,
+        counter=counter,
+        memory=memory,
+        observer=observer,
+        vocabulary_size=vocabulary_size,
+    )
     steps.run()
     return {
         "status": "ok",

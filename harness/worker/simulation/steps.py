@@ -11,6 +11,7 @@ from harness.run_directory.request import RunRequest
 from harness.theory.workload import ORDINARY_STEP
 from harness.worker.communication import CommunicationCounter
 from harness.worker.memory_probe import MemoryProbe
+from harness.worker.observer import Observer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,7 @@ class Steps:
     engine: Engine
     counter: CommunicationCounter
     memory: MemoryProbe
+    observer: Observer
     vocabulary_size: int
 
     def run(self) -> None:
@@ -34,6 +36,7 @@ class Steps:
         self.counter.stop()
 
     def _step(self, step: int, *, counted: bool) -> None:
+        self.observer.begin_step(ORDINARY_STEP)  # forgets the batches of the step before
         loss_sum = torch.zeros((), dtype=torch.float64)
         accumulation = self.request.accumulation_steps
         for micro_step in range(accumulation):
