@@ -1,4 +1,4 @@
-"""What DeepSpeed (0.19) does with data that fake tensors do not have."""
+"""What DeepSpeed (0.19) does with data of other ranks."""
 
 from __future__ import annotations
 

@@ -59,12 +59,12 @@ def _simulate(request: SimulationRequest) -> dict[str, Any]:
     prepare_process(request.run, world)
     join_fake_group(world)
     with ExitStack() as stack:
+        if "deepspeed" in backend.packages:
+            stack.enter_context(without_comparing_ranks())
         probe: AllocatorProbe
         if request.tensors == "fake":
             probe = FakeAllocatorProbe()
             stack.enter_context(fake_tensors(probe))
-            if "deepspeed" in backend.packages:
-                stack.enter_context(without_comparing_ranks())
         else:
             probe = allocator_probe("cpu")
         return _run(request, world, backend, probe)
