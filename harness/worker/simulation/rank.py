@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack
-from importlib.metadata import version
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -13,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.backends import registry
 from harness.backends.base import Backend, Engine, Unsupported, World
 from harness.errors import HarnessError
+from harness.provenance import package_versions
 from harness.record import CommunicationPart, MemoryPart
 from harness.run_directory.simulation import SimulatedRank, SimulationRequest
 from harness.worker.communication import CommunicationCounter
@@ -43,8 +43,10 @@ def simulate(request: SimulationRequest) -> SimulatedRank:
     except Exception as error:
         message = " ".join(str(error).split())
         found = {"status": "failed", "reason": f"{type(error).__name__}: {message}"}
+    packages = registry.parse(request.run.backend)[0].packages
     return SimulatedRank(
         tensors=request.tensors,
+        versions=package_versions(packages),
         seconds=time.perf_counter() - begin,
         host_peak_bytes=host_peak_bytes(),
         **found,
@@ -92,7 +94,6 @@ def _run(request: SimulationRequest, world: World, backend: Backend, probe: Allo
     return {
         "status": "ok",
         "substitutions": substitutions,
-        "versions": {name: version(name) for name in backend.packages},
         "effective": engine.effective(),
         "model": built.model,
         "layout": built.layout,
