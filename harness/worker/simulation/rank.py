@@ -44,9 +44,10 @@ def simulate(request: SimulationRequest) -> SimulatedRank:
         message = " ".join(str(error).split())
         found = {"status": "failed", "reason": f"{type(error).__name__}: {message}"}
     packages = registry.parse(request.run.backend)[0].packages
+    installed = package_versions(packages)
     return SimulatedRank(
         tensors=request.tensors,
-        versions=package_versions(packages),
+        versions={name: installed[name] for name in packages if name in installed},
         seconds=time.perf_counter() - begin,
         host_peak_bytes=host_peak_bytes(),
         **found,
