@@ -87,7 +87,7 @@ class MissingCells:
         try:
             record = run_cell(
                 cell, self._experiment, self._store, launcher, command=command_line(), on_event=progress,
-                prediction=foreseen.parts.get(cell.key), refusal=foreseen.refusal(cell),
+                prediction=foreseen.parts.get(cell.key), refusal=foreseen.refusal(cell.key),
             )  # fmt: skip
         finally:
             progress.close()

@@ -33,19 +33,13 @@ def foresee(
 
     `facts`: by job id, what the check of the job returned.
     """
-    from harness.planning.forecast import forecast
+    from harness.planning.forecast import forecast, of_cells
     from harness.planning.limits import limits_here
 
     runtime = experiment.runtime
-    return forecast(
-        cells,
-        facts,
-        launcher.device,
-        limits_here(launcher.device, runtime.memory_limit),
-        preset=runtime.preset,
-        force=force,
-        trace=launcher.trace,
-    )
+    limits = limits_here(launcher.device, runtime.memory_limit)
+    candidates = of_cells(cells, facts, launcher.device, runtime.preset, limits)
+    return forecast(candidates, limits, force=force, trace=launcher.trace)
 
 
 def foresee_one(
@@ -53,7 +47,7 @@ def foresee_one(
 ) -> PredictionPart | None:
     """The same for one cell, and show it. Raises HarnessError if it cannot fit."""
     foreseen = foresee([cell], {cell.job_id: facts}, experiment, launcher, force=force)
-    if (refusal := foreseen.refusal(cell)) is not None:
+    if (refusal := foreseen.refusal(cell.key)) is not None:
         raise HarnessError(f"{cell.backend} on {ranks(cell.world_size)}: {refusal}")
     show(foreseen)
     return foreseen.parts.get(cell.key)

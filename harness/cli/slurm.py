@@ -27,14 +27,26 @@ from harness.cli.options import (
     with_new_options,
 )
 from harness.cli.output import echo
+from harness.cli.preflight import force_option, show
 from harness.cli.slurm_job import begin, finish, gate
 from harness.compare.wording import counted
 from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.planning.forecast import Forecast
+from harness.planning.limits import Limits
 from harness.slurm import client
 from harness.slurm.collection import RunState, look, records_of_cells
 from harness.slurm.collection import collect as collect_records
-from harness.slurm.matrix import Matrix, on_site, plan_nodes, read_matrix, render_matrix, write_matrix
+from harness.slurm.matrix import (
+    Matrix,
+    PlannedRun,
+    on_site,
+    plan_nodes,
+    read_matrix,
+    render_matrix,
+    write_matrix,
+)
+from harness.slurm.preflight import foresee_runs, forget_refused, record_refused, site_limits
 from harness.slurm.site import load_site, with_time_limit
 from harness.slurm.submission import AnotherSubmission, alone, read_jobs, submit_runs, unsubmitted
 from harness.store import Store
@@ -120,14 +132,17 @@ def render(
     "--wait", is_flag=True, help="Submit the rest as the queue empties; end when all have a record."
 )
 @click.option("--poll-seconds", type=click.FloatRange(0.1), default=10.0, show_default=True)
+@click.option("--gpu", help="GPU of the nodes, such as H100-80; default: the site's `gpu`.")
+@force_option
 @json_option
 @common
-def submit(folder: Path, wait: bool, poll_seconds: float, as_json: bool) -> int:
+def submit(folder: Path, wait: bool, poll_seconds: float, gpu: str | None, force: bool, as_json: bool) -> int:
     """Submit the runs of a rendered folder that were not submitted yet."""
     matrix = read_matrix(folder)
+    judge = _Judge(matrix, site_limits(matrix.site, gpu), force)
     while True:
         try:
-            left, states = _submit_some(folder, matrix, wait)
+            left, states = _submit_some(folder, matrix, wait, judge)
         except (client.SlurmUnavailable, AnotherSubmission) as error:
             if not wait:
                 raise
@@ -195,14 +210,31 @@ def cancel(folder: Path, run_ids: tuple[str, ...]) -> int:
     return 0
 
 
-def _submit_some(folder: Path, matrix: Matrix, wait: bool) -> tuple[int, list[RunState]]:
+class _Judge:
+    """Predicts the memory of runs, each once and aloud."""
+
+    def __init__(self, matrix: Matrix, limits: Limits, force: bool) -> None:
+        self._matrix, self._limits, self._force = matrix, limits, force
+        self._foreseen: Forecast | None = None
+        if force:
+            forget_refused(matrix)
+
+    def accept(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+        """Runs that may be submitted; the others get their records."""
+        if self._foreseen is None:
+            self._foreseen = foresee_runs(runs, self._limits, force=self._force)
+            show(self._foreseen)
+        return record_refused(self._matrix, runs, self._foreseen)
+
+
+def _submit_some(folder: Path, matrix: Matrix, wait: bool, judge: _Judge) -> tuple[int, list[RunState]]:
     """Submit what the queue has room for; return how many runs are left and the state of each."""
 
     def say(job: str, runs: int) -> None:
         echo(f"job {job}: {counted(runs, 'run')}", err=True)
 
     with alone(folder):
-        runs = unsubmitted(folder, matrix)
+        runs = judge.accept(unsubmitted(folder, matrix))
         left = len(runs) - submit_runs(folder, matrix, runs, say)
     if left and not wait:
         echo(

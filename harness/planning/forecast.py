@@ -1,8 +1,8 @@
-"""Predictions for the cells that are about to run, and why there is none for others."""
+"""Predictions for the runs that are about to start, and why there is none for others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,104 +13,153 @@ from harness.cells import Cell
 from harness.compare.cell import Cell as NamedCell
 from harness.compare.cell import name_cells
 from harness.errors import HarnessError
-from harness.planning.job import data_bytes, planned_model, scenario_of
+from harness.planning.job import data_bytes, planned_model, scenario_of, scenario_of_request
 from harness.planning.limits import Limits
+from harness.planning.models import job_model
 from harness.planning.preflight import predict_run, size, tightest_demand
 from harness.planning.profiles import Trace
+from harness.planning.scenario import Scenario
 from harness.planning.verdict import Answer
 from harness.record import PredictionPart
+from harness.run_directory.request import RunRequest
 
 DOES_NOT_FIT: Answer = "does not fit"
 FORCE = "--force starts it all the same"
 UNKNOWN_STRATEGY = "nothing is known of the strategy of a third party's backend"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A run that may start."""
+
+    key: str
+    label: str
+    world_size: int
+    ranks_per_node: int
+    torch_device: str
+    alike: Hashable
+    """Equal for runs that have one prediction."""
+    scenario: Callable[[], Scenario | None]
+    """None: nothing is known of the strategy. May raise."""
+    data_bytes: Callable[[], int] = lambda: 0
+
+    @property
+    def named(self) -> NamedCell:
+        return NamedCell(self.label, self.world_size)
+
+
 @dataclass(kw_only=True)
 class Forecast:
-    """Of each cell, by its key."""
+    """Of each candidate, by its key."""
 
     parts: dict[str, PredictionPart] = field(default_factory=dict)
-    unknown: dict[str, list[Cell]] = field(default_factory=dict)
-    """Why there is no prediction -> cells."""
-    cells: list[Cell] = field(default_factory=list)
+    unknown: dict[str, list[Candidate]] = field(default_factory=dict)
+    """Why there is no prediction -> candidates."""
+    candidates: dict[str, Candidate] = field(default_factory=dict)
 
-    def refusal(self, cell: Cell) -> str | None:
-        """Why a cell is not started; None: it is."""
-        part = self.parts.get(cell.key)
+    def refusal(self, key: str) -> str | None:
+        """Why a run is not started; None: it is."""
+        part = self.parts.get(key)
         if part is None or not part.refused:
             return None
-        return f"{words(part, cell)}; {FORCE}"
+        return f"{words(part, self.candidates[key])}; {FORCE}"
 
     def lines(self) -> list[str]:
-        """Cells that fit in one line, then each that is tight or cannot fit, then what is not known."""
-        judged = [(cell, part) for cell in self.cells if (part := self.parts.get(cell.key)) is not None]
-        distinct = {(cell.backend, cell.world_size): (cell, part) for cell, part in judged}.values()
-        fitting = [(cell, part) for cell, part in distinct if part.verdict == "fits"]
+        """Runs that fit in one line, then each that is tight or cannot fit, then what is not known."""
+        judged = [(self.candidates[key], part) for key, part in self.parts.items()]
+        distinct = {run.named: (run, part) for run, part in judged}.values()
+        fitting = [(run, part) for run, part in distinct if part.verdict == "fits"]
         found = []
         if fitting:
-            most = max(fitting, key=lambda pair: pair[1].peak_bytes)
-            names = _names(cell for cell, _ in fitting)
-            found.append(f"predicted memory: {names}: {words(most[1], most[0], most=len(fitting) > 1)}")
+            run, part = max(fitting, key=lambda pair: pair[1].peak_bytes)
+            names = name_cells([run.named for run, _ in fitting])
+            found.append(f"predicted memory: {names}: {words(part, run, most=len(fitting) > 1)}")
         found += [
-            f"predicted memory: {_names([cell])}: {words(part, cell)}"
-            for cell, part in distinct
+            f"predicted memory: {run.named}: {words(part, run)}"
+            for run, part in distinct
             if part.verdict != "fits"
         ]
-        return found + [f"no prediction for {_names(cells)}: {why}" for why, cells in self.unknown.items()]
+        unknown = ((name_cells([run.named for run in runs]), why) for why, runs in self.unknown.items())
+        return found + [f"no prediction for {names}: {why}" for names, why in unknown]
 
 
-def forecast(
+def of_cells(
     cells: Iterable[Cell],
     facts: Mapping[str, Mapping[str, Any]],
     torch_device: str,
-    limits: Limits,
-    *,
     preset: str,
-    force: bool = False,
-    trace: Trace | None = None,
-) -> Forecast:
-    """Predict each cell. A cell that cannot fit is refused unless `force`.
+    limits: Limits,
+) -> list[Candidate]:
+    """Cells of this machine. `facts`: by job id, what the check of the job returned (`worker.check`)."""
+    return [
+        Candidate(
+            key=cell.key,
+            label=cell.backend,
+            world_size=cell.world_size,
+            ranks_per_node=cell.world_size // cell.nodes,
+            torch_device=torch_device,
+            alike=(cell.job_id, cell.backend, cell.world_size, cell.nodes, cell.layout),
+            scenario=lambda cell=cell: scenario_of(  # type: ignore[misc]
+                cell, planned_model(facts[cell.job_id], cell.job), torch_device, preset=preset,
+                device=limits.device,
+            ),
+            data_bytes=lambda cell=cell: data_bytes(facts[cell.job_id], cell.job),  # type: ignore[misc]
+        )
+        for cell in cells
+    ]  # fmt: skip
 
-    `facts`: by job id, what the check of the job returned (`worker.check`).
-    """
+
+def of_requests(requests: Iterable[RunRequest], limits: Limits) -> list[Candidate]:
+    """Runs of machines that are not here; their data is not known."""
+    return [
+        Candidate(
+            key=request.run_id,
+            label=request.backend,
+            world_size=request.world_size,
+            ranks_per_node=request.ranks_per_node,
+            torch_device=request.device,
+            alike=(
+                request.job_id, request.backend, request.world_size, request.ranks_per_node,
+                request.micro_batch_size, request.accumulation_steps,
+            ),
+            scenario=lambda request=request: scenario_of_request(  # type: ignore[misc]
+                request, job_model(request.job), device=limits.device
+            ),
+        )
+        for request in requests
+    ]  # fmt: skip
+
+
+def forecast(
+    candidates: Iterable[Candidate], limits: Limits, *, force: bool = False, trace: Trace | None = None
+) -> Forecast:
+    """Predict each run. One that cannot fit is refused unless `force`."""
     found = Forecast()
-    known: dict[tuple[object, ...], PredictionPart | str | None] = {}
-    for cell in cells:
-        found.cells.append(cell)
-        alike = (cell.job_id, cell.backend, cell.world_size, cell.nodes, cell.layout)
-        if alike not in known:
-            known[alike] = _predict(cell, facts[cell.job_id], torch_device, limits, preset, force, trace)
-        outcome = known[alike]
-        if outcome is None:
-            continue
+    known: dict[Hashable, PredictionPart | str | None] = {}
+    for run in candidates:
+        found.candidates[run.key] = run
+        if run.alike not in known:
+            known[run.alike] = _predict(run, limits, force, trace)
+        outcome = known[run.alike]
         if isinstance(outcome, str):
-            found.unknown.setdefault(outcome, []).append(cell)
-        else:
-            found.parts[cell.key] = outcome
+            found.unknown.setdefault(outcome, []).append(run)
+        elif outcome is not None:
+            found.parts[run.key] = outcome
     return found
 
 
-def _predict(
-    cell: Cell,
-    facts: Mapping[str, Any],
-    torch_device: str,
-    limits: Limits,
-    preset: str,
-    force: bool,
-    trace: Trace | None,
-) -> PredictionPart | str | None:
+def _predict(run: Candidate, limits: Limits, force: bool, trace: Trace | None) -> PredictionPart | str | None:
     """The prediction, or why there is none; None: the backend will refuse by itself.
 
     Errors of any kind are reasons, since no run may depend on its prediction.
     """
     try:
-        if _is_unmet(cell, torch_device):
+        if _is_unmet(run):
             return None
-        model = planned_model(facts, cell.job)
-        scenario = scenario_of(cell, model, torch_device, preset=preset, device=limits.device)
+        scenario = run.scenario()
         if scenario is None:
             return UNKNOWN_STRATEGY
-        part = predict_run(scenario, limits, data_bytes=data_bytes(facts, cell.job), trace=trace)
+        part = predict_run(scenario, limits, data_bytes=run.data_bytes(), trace=trace)
     except HarnessError as error:
         return str(error)
     except Exception as error:
@@ -118,25 +167,21 @@ def _predict(
     return part.model_copy(update={"refused": part.verdict == DOES_NOT_FIT and not force})
 
 
-def _is_unmet(cell: Cell, torch_device: str) -> bool:
-    entry, options = registry.parse(cell.backend)
+def _is_unmet(run: Candidate) -> bool:
+    entry, options = registry.parse(run.label)
     if entry.strategy is None or not entry.strategy.facts.has_replicas:
         return False
     world = World(
-        rank=0, world_size=cell.world_size, local_rank=0, ranks_per_node=cell.world_size // cell.nodes,
-        device=torch_device,
+        rank=0, world_size=run.world_size, local_rank=0, ranks_per_node=run.ranks_per_node,
+        device=run.torch_device,
     )  # fmt: skip
     return bool(unmet_hybrid(world, getattr(options, "shard_size", None)))
 
 
-def words(part: PredictionPart, cell: Cell, *, most: bool = False) -> str:
+def words(part: PredictionPart, run: Candidate, *, most: bool = False) -> str:
     """'fits: 1.2 MB of 3.9 GB per rank', 'cannot fit: 131 GB of 80 GB per rank'."""
-    demand = tightest_demand(part, cell.world_size // cell.nodes)
+    demand = tightest_demand(part, min(run.ranks_per_node, run.world_size))
     if demand is None:
-        return f"{size(part.peak_bytes)} per rank, with a limit that is not known"
+        return f"{size(part.peak_bytes)} per rank, of a device whose memory is not known"
     verdict = "cannot fit" if part.verdict == DOES_NOT_FIT else part.verdict
     return f"{verdict}: {'at most ' if most else ''}{demand}"
-
-
-def _names(cells: Iterable[Cell]) -> str:
-    return name_cells([NamedCell(cell.backend, cell.world_size) for cell in cells])

@@ -8,12 +8,14 @@ from typing import Any
 from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.hybrid import shard_size
+from harness.batch import BatchLayout
 from harness.cells import Cell
 from harness.planning.device import Device
 from harness.planning.model import PlannedModel
 from harness.planning.scenario import Scenario
 from harness.record import DataPart, LayoutPart, ModelPart
 from harness.record.workload import layout_of
+from harness.run_directory.request import RunRequest
 from harness.spec import Job
 
 INT64_BYTES = 8
@@ -50,28 +52,61 @@ def scenario_of(
     cell: Cell, model: PlannedModel, torch_device: str, *, preset: str, device: Device | None = None
 ) -> Scenario | None:
     """The scenario of a cell on nodes of equal size; None for a third party's backend."""
-    entry, options = registry.parse(cell.backend)
+    return _scenario(
+        cell.backend, model, cell.job, cell.layout, world_size=cell.world_size,
+        ranks_per_node=cell.world_size // cell.nodes, torch_device=torch_device, preset=preset, device=device,
+    )  # fmt: skip
+
+
+def scenario_of_request(
+    request: RunRequest, model: PlannedModel, *, device: Device | None = None
+) -> Scenario | None:
+    """The same of a run that is prepared."""
+    layout = BatchLayout(
+        global_batch_size=request.job.training.global_batch_size or 0,
+        micro_batch_size=request.micro_batch_size,
+        accumulation_steps=request.accumulation_steps,
+    )
+    return _scenario(
+        request.backend, model, request.job, layout, world_size=request.world_size,
+        ranks_per_node=request.ranks_per_node, torch_device=request.device, preset=request.preset,
+        device=device,
+    )  # fmt: skip
+
+
+def _scenario(
+    label: str,
+    model: PlannedModel,
+    job: Job,
+    layout: BatchLayout,
+    *,
+    world_size: int,
+    ranks_per_node: int,
+    torch_device: str,
+    preset: str,
+    device: Device | None,
+) -> Scenario | None:
+    entry, options = registry.parse(label)
     if entry.strategy is None:
         return None
-    per_node = cell.world_size // cell.nodes
     shards = None
     if entry.strategy.facts.has_replicas:
         world = World(
-            rank=0, world_size=cell.world_size, local_rank=0, ranks_per_node=per_node, device=torch_device
+            rank=0, world_size=world_size, local_rank=0, ranks_per_node=ranks_per_node, device=torch_device
         )
         shards = shard_size(world, getattr(options, "shard_size", None))
     return Scenario(
         model=model,
-        job=cell.job,
-        label=cell.backend,
+        job=job,
+        label=label,
         strategy=entry.strategy,
         options=options.model_dump(mode="json"),
-        world_size=cell.world_size,
-        ranks_per_node=per_node,
+        world_size=world_size,
+        ranks_per_node=ranks_per_node,
         shard_size=shards,
         preset=preset,  # type: ignore[arg-type]
-        micro_batch_size=cell.layout.micro_batch_size,
-        accumulation_steps=cell.layout.accumulation_steps,
+        micro_batch_size=layout.micro_batch_size,
+        accumulation_steps=layout.accumulation_steps,
         torch_device=torch_device,
         transport="nccl" if torch_device == "cuda" else "gloo",
         device=device,

@@ -97,6 +97,9 @@ class Site(BaseModel):
     )
     gpus_per_node: int = Field(0, ge=0, description="GPUs of a node, one rank each; 0: ranks on the CPU")
     gpu_type: Word | None = Field(None, description="type of the GPUs as Slurm names it: a100, v100")
+    gpu: Word | None = Field(
+        None, description="the GPU as `harness estimate --gpu` names it, for predictions of memory: A100-64"
+    )
     cpus_per_rank: PositiveInt = Field(1, description="CPU cores of a rank")
     memory_per_node: Annotated[Word, AfterValidator(_memory)] | None = Field(
         None, description="--mem, such as 120G; 0: all of the node"
@@ -156,8 +159,9 @@ class Site(BaseModel):
                 f"notice_seconds is {self.notice_seconds}, which is not below the time limit "
                 f"{self.time_limit}; lower it or give more time"
             )
-        if self.gpu_type is not None and self.gpus_per_node == 0:
-            raise ValueError("gpu_type needs gpus_per_node")
+        for key in ("gpu_type", "gpu"):
+            if getattr(self, key) is not None and self.gpus_per_node == 0:
+                raise ValueError(f"{key} needs gpus_per_node")
         return self
 
     @property
