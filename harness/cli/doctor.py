@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from harness.doctor.known import traps_of
 from harness.errors import HarnessError
 from harness.launch.local import resolve_device
 from harness.provenance import gpu_count, package_versions
+from harness.scratch import scratch_folder
 
 RANKS = 2
 NEEDED = ("torch", "transformers")
@@ -63,7 +63,7 @@ def examine(backends: Sequence[str], *, as_json: bool) -> int:
     installed = package_versions(tuple(needed))
     coverage = cover([canonical_label(name) for name in with_new_options(backends)], size, installed)
     known = traps_of(versions)
-    with tempfile.TemporaryDirectory(prefix="harness-doctor-") as folder:
+    with scratch_folder("doctor") as folder:
         check = self_check(Path(folder), device, size, coverage, lambda text: echo(text, err=True))
     if as_json:
         facts = {"versions": versions, "device": device, "ranks": size}

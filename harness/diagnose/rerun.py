@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from harness.run_directory.assemble import assemble
 from harness.run_directory.events import ExaminedEvent
 from harness.run_directory.request import RunRequest, rank_file
 from harness.run_directory.tail import Tail
+from harness.scratch import scratch_folder
 from harness.spec import Experiment, MeasureSection, RuntimeSection
 from harness.store import Store
 
@@ -72,7 +72,7 @@ def rerun(record: Record, steps: Sequence[int], launcher: LocalLauncher, say: Sa
     """
     world = record.world
     run_folder(Path(), record.run_id)  # refuses what is no name of a folder
-    with tempfile.TemporaryDirectory(prefix="harness-diagnose-") as scratch:
+    with scratch_folder("diagnose") as scratch:
         folder = Path(scratch)
         request = RunRequest(
             run_id=record.run_id, created_at=record.created_at, command=record.command,
@@ -140,7 +140,7 @@ def run_references(record: Record, labels: Iterable[str], launcher: LocalLaunche
         return []
     experiment, layout = experiment_of(record), _reference_layout(record)
     done = []
-    with tempfile.TemporaryDirectory(prefix="harness-diagnose-") as scratch:
+    with scratch_folder("diagnose") as scratch:
         store = Store(Path(scratch))
         for label in labels:
             cell = make_cell(experiment, label, 1, layout, 0, launcher.device)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -16,6 +15,7 @@ import psutil
 
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, FabricResult, read_fabric
+from harness.scratch import scratch_folder
 from harness.worker.monitor import die_with
 
 NO_GPU = "--device cuda: PyTorch sees no GPU here; give --device cpu, or make one visible"
@@ -23,7 +23,7 @@ NO_GPU = "--device cuda: PyTorch sees no GPU here; give --device cpu, or make on
 
 def start_ranks(nproc: int, arguments: Sequence[str]) -> FabricResult:
     """Run `harness fabric` with these arguments under torchrun on this machine."""
-    with tempfile.TemporaryDirectory(prefix="harness-fabric-") as scratch:
+    with scratch_folder("fabric") as scratch:
         answer = Path(scratch) / FABRIC_NAME
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}", "-m",

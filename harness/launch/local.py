@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,8 +27,9 @@ from harness.launch.watch import Patience, Watch, ask_where
 from harness.run_directory.events import Event
 from harness.run_directory.outcome import Outcome
 from harness.run_directory.rank_events import has_ended_well
-from harness.run_directory.request import RunRequest, rank_file, rank_log
+from harness.run_directory.request import LOCAL_RENDEZVOUS, RunRequest, rank_file, rank_log
 from harness.run_directory.tail import Tail
+from harness.scratch import scratch_folder
 
 POLL_SECONDS = 0.25
 GRACE_SECONDS = 10.0
@@ -81,7 +81,7 @@ class LocalLauncher:
     def _ask(self, target: Callable[[str, str, Connection], None], argument: str, what: str) -> Any:
         """The answer of another process."""
         ours, theirs = multiprocessing.Pipe(duplex=False)
-        with tempfile.TemporaryDirectory(prefix="harness-check-") as scratch:
+        with scratch_folder("check") as scratch:
             log = Path(scratch) / "log"
             process = self._context.Process(  # type: ignore[attr-defined]
                 target=target, args=(argument, str(log), theirs)
@@ -150,6 +150,7 @@ class LocalLauncher:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": str(request.threads_per_rank),
+            LOCAL_RENDEZVOUS: "1",
         }
         if sys.platform == "linux":
             variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")

@@ -12,6 +12,8 @@ from harness.record.run_id import RunId
 from harness.spec import Job, MeasureSection
 
 REQUEST_NAME = "request.json"
+LOCAL_RENDEZVOUS = "HARNESS_LOCAL_RENDEZVOUS"
+"""Set in ranks that all run on this machine, so that their store listens there only."""
 
 
 class RunRequest(BaseModel):

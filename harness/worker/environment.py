@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from harness.backends.base import World
-from harness.run_directory.request import RunRequest
+from harness.run_directory.request import LOCAL_RENDEZVOUS, RunRequest
 
+LOOPBACK = "127.0.0.1"
 # Parameters of glibc's mallopt(3), and the largest MMAP_THRESHOLD that it takes on 64 bits.
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
@@ -69,12 +72,34 @@ def join_process_group(world: World, timeout_seconds: float) -> str:
     device = torch.device("cuda", world.local_rank) if world.device == "cuda" else None
     dist.init_process_group(
         backend,
+        store=_local_store(world, timeout_seconds) if LOCAL_RENDEZVOUS in os.environ else None,
         rank=world.rank,
         world_size=world.world_size,
         timeout=timedelta(seconds=timeout_seconds),
         device_id=device,
     )
     return backend
+
+
+def _local_store(world: World, timeout_seconds: float) -> Any:
+    """The store of ranks that all run on this machine: torch's own listens on every interface."""
+    port = int(os.environ["MASTER_PORT"])
+    listening = None
+    if world.rank == 0:
+        server = socket.socket()
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((LOOPBACK, port))
+        server.listen(4096)
+        listening = server.detach()
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        LOOPBACK,
+        port,
+        world.world_size,
+        world.rank == 0,
+        timeout=timedelta(seconds=timeout_seconds),
+        wait_for_workers=False,
+        master_listen_fd=listening,
+    )
 
 
 def device_name(world: World) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.errors import HarnessError
 from harness.run_directory.simulation import SimulatedRank, SimulationRequest, read_result, write_requests
+from harness.scratch import scratch_folder
 
 SIMULATOR = "harness.worker.simulation"
 LOOKING_SECONDS = 0.1
@@ -21,7 +21,7 @@ def run_simulations(requests: Sequence[SimulationRequest]) -> Iterator[Simulated
 
     Raises HarnessError if the job itself is refused, or the process ends without answers.
     """
-    with tempfile.TemporaryDirectory(prefix="harness-simulate-") as folder:
+    with scratch_folder("simulate") as folder:
         directory = Path(folder)
         write_requests(directory, list(requests))
         log = directory / "simulation.log"
