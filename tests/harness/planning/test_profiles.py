@@ -15,6 +15,8 @@ from harness.theory.layout import Layout
 from harness.theory.workload import Workload
 from harness.worker.activation_trace import Variant, trace_profile
 
+pytestmark = pytest.mark.long(seconds=12)
+
 SHIPPED: dict[str, Any] = {"attention": None, "device": "cuda"}
 
 
@@ -72,7 +74,7 @@ def test_a_shipped_profile_is_what_tracing_gives(
 
 
 def test_a_block_of_llama_saves_what_counting_by_hand_gives() -> None:
-    """Weights and activations in bf16, bytes per token: h 4096, f 14336, 32 heads, 8 of keys and values of 128.
+    """Weights and activations in bf16, bytes per token: h 4096, f 14336, 32 heads, 8 of keys and values.
 
     Each of two norms: its input in fp32 (4 h), the inverse root (4), the normalised input (2 h), its result,
     which the products after it need (2 h). Attention: queries, keys, values, its result, and the log-sum-exp
