@@ -13,6 +13,10 @@ from harness.theory.layout import Tensor
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
 INTERMEDIATE_KEYS = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner", "d_ff")
 
+UNFUSED_GELU = (19, 27)
+"""Reads and writes per element, forward and backward, of transformers' NewGELUActivation: power, tanh, three
+products with a constant, two sums, one product of two tensors. BLOOM's own GELU has as many."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
@@ -109,11 +113,20 @@ def _traffic(model: PlannedModel, hidden: int, names: list[str]) -> Traffic:
         queries_and_keys = width * (1 + _key_share(config))
         forward, backward = forward + 10 * queries_and_keys, backward + 12 * queries_and_keys
         kernels = [kernels[0] + 10, kernels[1] + 12]
-    forward += (5 if gated else 2) * inner
-    backward += (9 if gated else 3) * inner
+    activation = UNFUSED_GELU if _unfused(model) else (2, 3)
+    forward += (5 if gated else activation[0]) * inner
+    backward += (9 if gated else activation[1]) * inner
     return Traffic(
         forward=forward, backward=backward, forward_kernels=kernels[0], backward_kernels=kernels[1]
     )
+
+
+def _unfused(model: PlannedModel) -> bool:
+    """Whether the MLP's activation is written out in several kernels: GPT-2's and BLOOM's by default."""
+    given = model.config.get("activation_function") or model.config.get("hidden_act")
+    if given is None:
+        return any(name in model.architecture for name in ("GPT2", "Bloom"))
+    return given in ("gelu_new", "gelu_fast", "quick_gelu")
 
 
 def _key_share(config: Mapping[str, Any]) -> float:
