@@ -1,0 +1,1 @@
+"""`harness estimate --report`: one page that evaluates an estimate's formulas as its sliders move."""
