@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 @click.option("--fabric", metavar="NAME", help="Network between nodes, such as NDR400.")
 @click.option("--hardware", type=PATH, metavar="FILE", help="YAML file with GPUs and fabrics of your own.")
 @click.option("--plot", type=PATH, help="Draw it over the number of ranks: FILE.svg or FILE.png.")
+@click.option("--report", type=PATH, help="Write a page with sliders: FILE.html.")
 @calibrate_options
 @click.option("--details", is_flag=True, help="Show every line with its formula and source.")
 @click.option("--list-models", is_flag=True, help="List the catalogue and exit.")
@@ -57,6 +58,7 @@ def estimate(
     fabric: str | None,
     hardware: Path | None,
     plot: Path | None,
+    report: Path | None,
     calibrate: tuple[Path, ...],
     save_calibration: Path | None,
     details: bool,
@@ -74,8 +76,7 @@ def estimate(
     from harness.planning.models import catalogue_lines, job_model, load_model
 
     known = load_hardware(hardware)
-    if plot is not None:
-        _check_picture(plot)
+    _check_files(plot, report)
     if list_models or list_hardware:
         for line in catalogue_lines() if list_models else known.lines():
             click.echo(line)
@@ -92,17 +93,24 @@ def estimate(
         fabric=known.fabric(fabric) if fabric is not None else None,
         constants=calibrated_constants(calibrate, save_calibration, device),
     )
-    _answer(asked, details=details, plot=plot, as_json=as_json)
+    _answer(asked, details=details, as_json=as_json)
+    _write_files(asked, plot, report)
     return 0
 
 
-def _check_picture(plot: Path) -> None:
-    from harness.planning.estimate.picture import picture_format
+def _check_files(plot: Path | None, report: Path | None) -> None:
+    """Refuse a format before anything is computed."""
+    if plot is not None:
+        from harness.planning.estimate.picture import picture_format
 
-    picture_format(plot)
+        picture_format(plot)
+    if report is not None:
+        from harness.planning.page.writer import check_page
+
+        check_page(report)
 
 
-def _answer(asked: Question, *, details: bool, plot: Path | None, as_json: bool) -> None:
+def _answer(asked: Question, *, details: bool, as_json: bool) -> None:
     from harness.planning.estimate import document
     from harness.planning.estimate import estimate as estimated
     from harness.planning.estimate.table import estimate_lines
@@ -110,10 +118,18 @@ def _answer(asked: Question, *, details: bool, plot: Path | None, as_json: bool)
     rows = estimated(asked)
     for line in estimate_lines(asked, rows, details=details):
         click.echo(line, err=as_json)
+    if as_json:
+        click.echo(json.dumps(document(asked, rows), indent=1))
+
+
+def _write_files(asked: Question, plot: Path | None, report: Path | None) -> None:
     if plot is not None:
         from harness.planning.estimate.picture import write_picture
 
         write_picture(asked, plot)
         click.echo(f"picture: {plot}", err=True)
-    if as_json:
-        click.echo(json.dumps(document(asked, rows), indent=1))
+    if report is not None:
+        from harness.planning.page.writer import write_page
+
+        write_page(asked, report)
+        click.echo(f"page: {report}", err=True)

@@ -60,38 +60,67 @@ def overlap_rule(workload: Workload) -> OverlapRule:
             return OverlapRule(gathers_ahead=False, reduces_beside=False, source=source)
 
 
-def exposed_seconds(
-    work: Work, computing: ComputingTime, found: Sequence[Transfer], rule: OverlapRule
-) -> float:
-    """Seconds per step in which a rank communicates and does not compute, if hiding costs nothing."""
+@dataclass(frozen=True, kw_only=True)
+class StepCommunication:
+    """Seconds of a step's communication by what it could hide behind."""
+
+    always: float
+    """What no library overlaps."""
+    forward: float
+    """Weights gathered in the forward pass of the first micro-step."""
+    gathers_each: bool
+    """Whether every micro-step gathers them in its forward pass."""
+    backward: float
+    """Weights gathered in the backward pass of each micro-step."""
+    reduced: float
+    """Gradients reduced in the last micro-step."""
+    reduces_each: bool
+    """Whether every micro-step reduces them."""
+
+
+def step_communication(work: Work, found: Sequence[Transfer]) -> StepCommunication:
+    """Sort the collectives of a step."""
     gathers = [t for t in found if t.collective.op == "all_gather" and t.collective.phase != "step"]
     reductions = [t for t in found if t.collective.op in REDUCTIONS and t.collective.phase == "backward"]
     hideable = {id(t) for t in (*gathers, *reductions)}
-    exposed = sum(t.seconds for t in found if id(t) not in hideable)
     count = work.workload.accumulation_steps
     gathers_each = any(t.collective.term == FURTHER_FORWARD for t in gathers)
     reduces_each = any(t.collective.term == FURTHER_GRADIENTS for t in reductions)
     forward = sum(t.seconds for t in gathers if t.collective.phase == "forward")
     backward = sum(t.seconds for t in gathers if t.collective.phase == "backward")
     reduced = sum(t.seconds for t in reductions)
-    # Where the weights stay gathered between micro-steps, only the first one gathers in its forward pass.
-    first_forward = forward / count if gathers_each else forward
-    each_backward, each_reduced = backward / count, reduced / count if reduces_each else reduced
+    return StepCommunication(
+        always=sum(t.seconds for t in found if id(t) not in hideable),
+        # Where the weights stay gathered between micro-steps, only the first one gathers in its forward pass.
+        forward=forward / count if gathers_each else forward,
+        gathers_each=gathers_each,
+        backward=backward / count,
+        reduced=reduced / count if reduces_each else reduced,
+        reduces_each=reduces_each,
+    )
+
+
+def exposed_seconds(
+    work: Work, computing: ComputingTime, found: Sequence[Transfer], rule: OverlapRule
+) -> float:
+    """Seconds per step in which a rank communicates and does not compute, if hiding costs nothing."""
+    sent = step_communication(work, found)
+    count = work.workload.accumulation_steps
 
     def micro_step(*, first: bool, last: bool) -> float:
         stages = _stages(
             work,
             computing,
-            forward=first_forward if first or gathers_each else 0.0,
-            backward=each_backward,
-            reduced=each_reduced if last or reduces_each else 0.0,
+            forward=sent.forward if first or sent.gathers_each else 0.0,
+            backward=sent.backward,
+            reduced=sent.reduced if last or sent.reduces_each else 0.0,
         )
         return max(0.0, run_time(stages, rule) - computing.micro_step)
 
     if count == 1:
-        return exposed + micro_step(first=True, last=True)
+        return sent.always + micro_step(first=True, last=True)
     ends = micro_step(first=True, last=False) + micro_step(first=False, last=True)
-    return exposed + ends + (count - 2) * (micro_step(first=False, last=False) if count > 2 else 0.0)
+    return sent.always + ends + (count - 2) * (micro_step(first=False, last=False) if count > 2 else 0.0)
 
 
 def run_time(stages: Sequence[Stage], rule: OverlapRule) -> float:
@@ -119,6 +148,12 @@ def run_time(stages: Sequence[Stage], rule: OverlapRule) -> float:
     return max(computed, (max(network, computed) + waiting) if waiting else network)
 
 
+def reduction_shares(work: Work) -> tuple[float, tuple[float, ...], float]:
+    """Shares of the parameters: the root unit's, each block's, and what of the root is reduced early."""
+    root, blocks, behind = work.unit_shares
+    return root, blocks, behind if work.workload.strategy.family in ("ddp", "zero0", "zero12") else 0.0
+
+
 def _stages(
     work: Work, computing: ComputingTime, *, forward: float, backward: float, reduced: float
 ) -> list[Stage]:
@@ -127,8 +162,7 @@ def _stages(
     Buckets of DDP and DeepSpeed hold what is ready: the output projection first, the embedding last. A unit
     of FSDP and ZeRO-3 that holds both is reduced last.
     """
-    root, blocks, behind = work.unit_shares
-    early = behind if work.workload.strategy.family in ("ddp", "zero0", "zero12") else 0.0
+    root, blocks, early = reduction_shares(work)
     count = max(1, len(blocks))
     each = [Stage(compute=computing.block_forward / count, gather=share * forward) for share in blocks]
     found = [Stage(compute=0.0, gather=root * forward), *each, Stage(compute=computing.head_forward)]

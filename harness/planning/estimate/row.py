@@ -140,15 +140,20 @@ def _row(candidate: Candidate) -> EstimateRow:
     )
 
 
-def _memory(scenario: Scenario) -> tuple[MemoryPrediction | None, str | None]:
+def why_memory_unknown(scenario: Scenario) -> str | None:
+    """Why the memory of a step is not predicted; None: it is."""
     architecture = find_architecture(str(scenario.model.config.get("model_type")))
     if architecture is not None and not architecture.causal:
-        return (
-            None,
-            f"{scenario.model.architecture} is no causal language model; its states are counted alone",
-        )
+        return f"{scenario.model.architecture} is no causal language model; its states are counted alone"
     if scenario.strategy.family not in COURSES:
-        return None, f"the course of a step of {scenario.strategy.family} is not modelled"
+        return f"the course of a step of {scenario.strategy.family} is not modelled"
+    return None
+
+
+def _memory(scenario: Scenario) -> tuple[MemoryPrediction | None, str | None]:
+    unknown = why_memory_unknown(scenario)
+    if unknown is not None:
+        return None, unknown
     try:
         return predict_memory(scenario), None
     except HarnessError as error:

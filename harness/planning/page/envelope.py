@@ -33,9 +33,8 @@ class Polynomial:
         self.least = least
 
     def __add__(self, other: Polynomial | int) -> Polynomial:
-        if isinstance(other, int):
-            return Polynomial(tuple((c0 + other, *rest) for c0, *rest in self.least))
-        return Polynomial(tuple(_sum(mine, its) for mine in self.least for its in other.least))
+        least: Candidate = ((other, 0, 0, 0, 0, 0),) if isinstance(other, int) else other.least
+        return Polynomial(tuple(_sum(mine, its) for mine in self.least for its in least))
 
     __radd__ = __add__
 
@@ -59,7 +58,9 @@ class SymbolicLedger(Ledger):
         data = sum(count for holding, count in self.held.items() if holding.kind == "data")
         assert data % self._tokens == 0
         held = (sum(self.held.values()) - data, 0, 0, data // self._tokens, 0, 0)
-        total = sum(activations, start=Polynomial((held,)))
+        total = Polynomial((held,))
+        for size in activations:
+            total += size
         self.candidates.setdefault(self.phase, set()).add(total.least)
 
 
