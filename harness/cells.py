@@ -51,6 +51,8 @@ class Cell:
     key: str
     measure: MeasureSection
     nodes: int = 1
+    memory_limit_bytes: int | None = None
+    """What torch's allocator may serve each rank; None: all that there is."""
 
 
 def plan(
@@ -92,6 +94,7 @@ def plan(
                     nodes=1 if alone else nodes,
                     machine=machine,
                     measure=experiment.measure.losses_alone() if label in noise_runs else None,
+                    limited=not alone,
                 )
                 cells.setdefault(cell.key, cell)
     return sorted(cells.values(), key=lambda cell: cell.repeat)
@@ -108,12 +111,14 @@ def make_cell(
     nodes: int = 1,
     machine: str | None = None,
     measure: MeasureSection | None = None,
+    limited: bool = True,
 ) -> Cell:
     """One cell with its key: equal keys mean equal job, world, measurement, code and versions.
 
-    `measure`: what is measured, if not what the experiment asks for.
+    `measure`: what is measured, if not what the experiment asks for. `limited`: whether its limit of memory
+    holds; not for the reference of a comparison, without which nothing can be judged.
     """
-    measure = measure or experiment.measure
+    limit, measure = experiment.runtime.memory_limit if limited else None, measure or experiment.measure
     layout = _layout_of(label, layout)
     job = with_global_batch(experiment.job(), layout)
     job_id = job.job_id(_content_digests(job))
@@ -134,8 +139,8 @@ def make_cell(
     }
     if nodes > 1:
         parts["nodes"] = nodes
-    if experiment.runtime.memory_limit is not None:
-        parts["memory_limit"] = experiment.runtime.memory_limit
+    if limit is not None:
+        parts["memory_limit"] = limit
     if job.optimizer.implementation != "default":
         parts["optimizer_implementation"] = job.optimizer.implementation
     if entry.is_third_party:
@@ -143,7 +148,7 @@ def make_cell(
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return Cell(
         backend=label, job=job, job_id=job_id, layout=layout, world_size=world_size, repeat=repeat, key=key,
-        measure=measure, nodes=nodes,
+        measure=measure, nodes=nodes, memory_limit_bytes=limit,
     )  # fmt: skip
 
 
@@ -205,16 +210,10 @@ def make_request(
         or max(1, (os.cpu_count() or 1) // ranks_per_node),
         micro_batch_size=cell.layout.micro_batch_size,
         accumulation_steps=cell.layout.accumulation_steps,
-        memory_limit_bytes=_memory_limit(cell, experiment, device),
+        memory_limit_bytes=cell.memory_limit_bytes,
         # Whoever watches the ranks says more than a collective that gives up by itself, so it comes first.
         collective_timeout_seconds=max(600.0, experiment.runtime.phase_timeout_seconds + 30.0),
     )
-
-
-def _memory_limit(cell: Cell, experiment: Experiment, device: str) -> int | None:
-    """The limit of a cell's ranks; on the CPU only where allocations are counted: not in noise runs."""
-    counted = device == "cuda" or cell.measure.probed_steps > 0
-    return experiment.runtime.memory_limit if counted else None
 
 
 def reusable(records: Iterable[Record], wanted: Callable[[str], bool]) -> dict[str, Record]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from harness.spec import Experiment
 from harness.store import Store
 
 if TYPE_CHECKING:
+    from harness.planning.fit.comparison import LargestBatches
     from harness.planning.forecast import Forecast
 
 
@@ -49,6 +50,21 @@ class MissingCells:
         self.files = {id(record): path for path, record in found}
         """The file of each record by the id of the object."""
         self.interrupted = False
+
+    def records(
+        self, cells: Sequence[Cell], known: Mapping[str, Record], batches: LargestBatches | None
+    ) -> list[Record]:
+        """The records of all cells, as far as they ran, the missing ones run now.
+
+        `batches`: a cell that is out of memory runs again with the next smaller micro-batch.
+        """
+        done = dict(known)
+        while True:
+            done |= self.run([cell for cell in cells if cell.key not in done])
+            smaller = batches.after(cells, done) if batches is not None and not self.interrupted else cells
+            if smaller == cells:
+                return [done[cell.key] for cell in cells if cell.key in done]
+            cells = smaller
 
     def run(self, cells: Sequence[Cell]) -> dict[str, Record]:
         """Records by cell."""
@@ -94,6 +110,22 @@ class MissingCells:
         path = self.files[id(record)] = self._store.record_path(record)
         others.is_own(path)
         return record
+
+
+def largest_batches(cells: Sequence[Cell], experiment: Experiment, device: str) -> LargestBatches:
+    """What decides the micro-batches of `compare --batch largest` on this machine.
+
+    Raises HarnessError where ranks have no limit of memory.
+    """
+    from harness.planning.fit.comparison import LargestBatches, require_limit
+    from harness.planning.limits import limits_here
+
+    limits = limits_here(device, experiment.runtime.memory_limit)
+    require_limit(limits)
+    launcher = LocalLauncher(device, modules_to_preload(experiment, [cell.backend for cell in cells]))
+    jobs = {cell.job_id: cell.job for cell in cells}
+    facts = {job_id: launcher.check(job.model_dump_json()) for job_id, job in jobs.items()}
+    return LargestBatches(experiment=experiment, torch_device=device, limits=limits, facts=facts)
 
 
 def forget_refused(store: Store, records: Sequence[Record], cells: Sequence[Cell]) -> None:

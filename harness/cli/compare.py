@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from harness.cells import plan, reusable
+from harness.cells import Cell, plan, reusable
 from harness.cli.arguments import numbers, require_gpus, split_backends
-from harness.cli.cell_runs import MissingCells, open_store
+from harness.cli.cell_runs import MissingCells, largest_batches, open_store
 from harness.cli.options import (
     EXIT_INTERRUPTED,
     EXIT_STRICT,
@@ -42,6 +42,7 @@ from harness.store import Store
 if TYPE_CHECKING:
     from harness.compare.comparison import Comparison
     from harness.compare.rows import Row
+    from harness.planning.fit.comparison import LargestBatches
 
 # What makes tables is imported where it is used: the ranks' imports, which take longer, start before.
 
@@ -58,6 +59,10 @@ if TYPE_CHECKING:
     type=PATH,
     help="Write a report here; the format follows from the extension.",
 )
+@click.option(
+    "--batch", type=click.Choice(["equal", "largest"]), default="equal", show_default=True,
+    help="largest: each backend with the largest micro-batch that fits, at the same global batch.",
+)  # fmt: skip
 @click.option("--fresh", is_flag=True, help="Run every cell, even if it has a record.")
 @click.option("--strict", is_flag=True, help="Exit with 3 if a cell failed or parity failed.")
 @force_option
@@ -72,6 +77,7 @@ def compare(
     assignments: tuple[str, ...],
     runs: Path,
     report: Path | None,
+    batch: str,
     fresh: bool,
     strict: bool,
     force: bool,
@@ -92,14 +98,12 @@ def compare(
     _require_writable(report)
     job = requeued_job()
     found = _takeable_runs(store, fresh, job)
-    known = reusable([record for _, record in found], {cell.key for cell in cells}.__contains__)
-    missing = [cell for cell in cells if cell.key not in known]
-    if len(missing) < len(cells):
-        again = f"job {job} was started again: " if job is not None else ""
-        echo(f"{again}{len(cells) - len(missing)} of {len(cells)} cells have a record", err=True)
+    known = reusable([record for _, record in found], lambda _: True)
+    batches = largest_batches(cells, experiment, device) if batch == "largest" else None
+    cells = _enlarged(cells, batches) if batches is not None else cells
+    _tell_known(cells, known, job)
     runs_made = MissingCells(store, experiment, device, found, fresh=fresh and job is None, force=force)
-    done = known | runs_made.run(missing)
-    records = [done[cell.key] for cell in cells if cell.key in done]
+    records = runs_made.records(cells, known, batches)
     from harness.compare.comparison import Comparison
 
     comparison = Comparison(records)
@@ -108,6 +112,22 @@ def compare(
     if runs_made.interrupted:
         return EXIT_INTERRUPTED
     return EXIT_STRICT if strict and _any_bad(comparison.rows) else 0
+
+
+def _enlarged(cells: Sequence[Cell], batches: LargestBatches) -> list[Cell]:
+    from harness.planning.fit.comparison import cut_lines
+
+    enlarged = batches.enlarged(cells)
+    for line in cut_lines(enlarged):
+        echo(line, err=True)
+    return enlarged
+
+
+def _tell_known(cells: Sequence[Cell], known: Mapping[str, Record], job: str | None) -> None:
+    count = sum(cell.key in known for cell in cells)
+    if count:
+        again = f"job {job} was started again: " if job is not None else ""
+        echo(f"{again}{count} of {len(cells)} cells have a record", err=True)
 
 
 def _require_no_launcher() -> None:

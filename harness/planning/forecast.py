@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from harness.backends import registry
@@ -42,6 +42,8 @@ class Candidate:
     scenario: Callable[[], Scenario | None]
     """None: nothing is known of the strategy. May raise."""
     data_bytes: Callable[[], int] = lambda: 0
+    limited: bool = True
+    """Whether `runtime.memory_limit` holds for it."""
 
     @property
     def named(self) -> NamedCell:
@@ -104,6 +106,7 @@ def of_cells(
                 device=limits.device,
             ),
             data_bytes=lambda cell=cell: data_bytes(facts[cell.job_id], cell.job),  # type: ignore[misc]
+            limited=cell.memory_limit_bytes is not None,
         )
         for cell in cells
     ]  # fmt: skip
@@ -159,7 +162,8 @@ def _predict(run: Candidate, limits: Limits, force: bool, trace: Trace | None) -
         scenario = run.scenario()
         if scenario is None:
             return UNKNOWN_STRATEGY
-        part = predict_run(scenario, limits, data_bytes=run.data_bytes(), trace=trace)
+        own = limits if run.limited else replace(limits, imposed_bytes=None)
+        part = predict_run(scenario, own, data_bytes=run.data_bytes(), trace=trace)
     except HarnessError as error:
         return str(error)
     except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from harness.batch import batch_layout
 from harness.cells import Cell, make_cell, reusable
@@ -16,7 +17,7 @@ from harness.planning.fit.limit import Limit
 from harness.planning.fit.question import trial_experiment
 from harness.planning.fit.search import OutOfTrials
 from harness.planning.fit.trial import FITTING, Trial, trial_of
-from harness.planning.job import planned_model, scenario_of
+from harness.planning.job import data_bytes, planned_model, scenario_of
 from harness.planning.memory import predict_memory
 from harness.planning.model import PlannedModel
 from harness.record import Record
@@ -44,17 +45,23 @@ class Runner:
     _runs: int = 0
 
     @cached_property
+    def _facts(self) -> dict[str, Any]:
+        return self.launcher.check(self._cell(self._trial_experiment(1, None)).job.model_dump_json())
+
+    @cached_property
     def model(self) -> PlannedModel:
         """The model of the job. Raises JobError if no backend could run it."""
-        job = self._cell(self._trial_experiment(1, None)).job
-        return planned_model(self.launcher.check(job.model_dump_json()), job)
+        return planned_model(self._facts, self.experiment.job())
 
     def predicted_bytes(self, micro_batch_size: int, sequence_length: int | None = None) -> int | None:
         """Predicted peak of the allocator; None where nothing is known of the backend's strategy."""
         cell = self._cell(self._trial_experiment(micro_batch_size, sequence_length))
         preset = self.experiment.runtime.preset
         scenario = scenario_of(cell, self.model, self.launcher.device, preset=preset)
-        return None if scenario is None else predict_memory(scenario).peak_bytes
+        if scenario is None:
+            return None
+        data = data_bytes(self._facts, cell.job) if self.launcher.device == "cpu" else 0
+        return predict_memory(scenario).peak_bytes + data
 
     def run(self, micro_batch_size: int, sequence_length: int | None = None) -> Trial:
         """Try one size, or return the trial of it. Raises OutOfTrials, and HarnessError if a run fails."""

@@ -11,6 +11,7 @@ from harness.planning.recommend.question import Question
 from harness.planning.recommend.variants import Variant
 from harness.planning.scenario import Scenario
 from harness.planning.speed import SpeedPrediction, predict_speed
+from harness.planning.verdict import Verdict
 from harness.theory.families import collectives
 from harness.theory.terms import STATE_KINDS
 
@@ -56,13 +57,23 @@ class Configuration:
         return self.variant.label.partition(":")[0]
 
     @property
+    def verdict(self) -> Verdict:
+        """Whether it fits."""
+        return Verdict(needed_bytes=self.needed_bytes, device_bytes=self.memory_bytes)
+
+    @property
     def margin_bytes(self) -> int:
         """What stays free of the device; negative: what is missing."""
-        return self.memory_bytes - self.needed_bytes
+        return self.verdict.margin_bytes
 
     @property
     def fits(self) -> bool:
-        return self.margin_bytes >= 0
+        return self.verdict.fits
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether it fits so closely that the error of a prediction may decide."""
+        return self.verdict.answer == "tight"
 
     def memory_groups(self) -> dict[str, int]:
         """Device bytes of the fullest moment: 'states' that sharding divides, 'activations' that grow with

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.compare.wording import percent
+from harness.errors import HarnessError
 from harness.planning.recommend.predict import (
     Configuration,
     Predictors,
     best_configuration,
 )
 from harness.planning.recommend.question import Question
-from harness.planning.recommend.variants import distinct_backends, variants
+from harness.planning.recommend.variants import Variant, distinct_backends, variants
 from harness.report.formats import gigabytes
 
-TIGHT_SHARE = 0.05
-"""Of the device: a smaller margin is less than predictions of memory are off at worst."""
 SMALL_SHARE = 0.02
 """Of a step: a smaller part explains nothing."""
 
@@ -65,24 +64,19 @@ def rank(question: Question, predictors: Predictors) -> Ranking:
     backends, left_out = distinct_backends()
     if question.samples_per_rank == 0:
         backends = []
-    found = [
-        _best_of_choices(
-            best_configuration(question, variant, predictors, checkpointing=checkpointing)
-            for checkpointing in question.checkpointing
-        )
-        for entry in backends
-        for variant in variants(entry, question.gpus, question.gpus_per_node)
-    ]
+    found: list[Configuration] = []
+    for entry in backends:
+        for variant in variants(entry, question.gpus, question.gpus_per_node):
+            try:
+                found.append(_best_of_choices(question, variant, predictors))
+            except Exception as error:  # one that cannot be predicted must not cost the others
+                reason = str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"
+                left_out[variant.label] = f"no prediction: {reason}"
     fitting = sorted(
         (c for c in found if c.fits), key=lambda c: (-c.tokens_per_second_per_gpu, -c.margin_bytes)
     )
     too_large = sorted((c for c in found if not c.fits), key=lambda c: c.needed_bytes)
     return Ranking(fitting=tuple(fitting), too_large=tuple(too_large), left_out=left_out)
-
-
-def is_tight(configuration: Configuration) -> bool:
-    """Whether the margin is within what predictions of memory are off."""
-    return configuration.fits and configuration.margin_bytes < TIGHT_SHARE * configuration.memory_bytes
 
 
 def why_too_large(configuration: Configuration) -> str:
@@ -144,8 +138,10 @@ def _more_computing(configuration: Configuration, best: Configuration) -> str:
     return f"'{most.name}' takes longer"
 
 
-def _best_of_choices(configurations: Iterable[Configuration]) -> Configuration:
-    """The fastest that fits; if none does, what needs least."""
-    return max(
-        configurations, key=lambda c: (c.fits, c.tokens_per_second_per_gpu if c.fits else -c.needed_bytes)
-    )
+def _best_of_choices(question: Question, variant: Variant, predictors: Predictors) -> Configuration:
+    """With or without checkpointing the fastest that fits; if none does, what needs least."""
+    choices = [
+        best_configuration(question, variant, predictors, checkpointing=checkpointing)
+        for checkpointing in question.checkpointing
+    ]
+    return max(choices, key=lambda c: (c.fits, c.tokens_per_second_per_gpu if c.fits else -c.needed_bytes))

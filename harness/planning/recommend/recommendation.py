@@ -10,8 +10,9 @@ from harness.planning.recommend.commands import Commands, Typed, commands
 from harness.planning.recommend.guide import Advice, advise, guide_line
 from harness.planning.recommend.predict import Configuration, Predictors
 from harness.planning.recommend.question import Question
-from harness.planning.recommend.ranking import Ranking, is_tight, rank
+from harness.planning.recommend.ranking import Ranking, rank
 from harness.planning.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
+from harness.planning.verdict import TIGHT_SHARE
 
 TOP = 3
 CLOSE_SHARE = 0.05
@@ -99,11 +100,11 @@ def _uncertain(ranking: Ranking) -> list[str]:
                 f"speed: {listed(close)} {'is' if len(close) == 1 else 'are'} within "
                 f"{percent(CLOSE_SHARE)} of {fitting[0].label}; only a measurement ranks them"
             )
-    tight = [c.label for c in fitting if is_tight(c)]
+    tight = [c.label for c in fitting if c.is_tight]
     if tight:
         lines.append(
-            f"memory: {listed(tight)} {'leaves' if len(tight) == 1 else 'leave'} less than 5 % of the device "
-            "free; `harness fit` finds out"
+            f"memory: {listed(tight)} {'leaves' if len(tight) == 1 else 'leave'} less than "
+            f"{percent(1 - TIGHT_SHARE)} of the device free; `harness fit` finds out"
         )
     unknown = {c.label: c.unknown for c in ranking.fitting if c.unknown is not None}
     lines += [f"speed of {label}: {reason}" for label, reason in unknown.items()]
@@ -124,7 +125,7 @@ def _as_json(question: Question, configuration: Configuration) -> dict[str, Any]
         "peak_bytes": memory.peak_bytes,
         "device_bytes": configuration.needed_bytes,
         "margin_bytes": configuration.margin_bytes,
-        "tight": is_tight(configuration),
+        "tight": configuration.is_tight,
         "host_bytes_per_node": memory.host_bytes_per_node,
         "decisive_moment": memory.decisive.name,
         "step_seconds": speed.step_seconds if speed else None,

@@ -1,0 +1,113 @@
+"""Micro-batches of a comparison in which every backend takes the largest that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.backends import registry
+from harness.batch import BatchLayout
+from harness.cells import Cell, make_cell
+from harness.errors import HarnessError
+from harness.planning.fit.search import divisors, largest_predicted
+from harness.planning.job import data_bytes, planned_model, scenario_of
+from harness.planning.limits import Limits
+from harness.planning.preflight import predict_run
+from harness.planning.scenario import Scenario
+from harness.record import PredictionPart, Record
+from harness.spec import Experiment
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestBatches:
+    """Cuts the global batch for each backend; what is computed stays the same.
+
+    `facts`: by job id, what the check of the job returned (`worker.check`).
+    """
+
+    experiment: Experiment
+    torch_device: str
+    limits: Limits
+    facts: Mapping[str, Mapping[str, Any]]
+    predict: Callable[[Scenario, Limits, int], PredictionPart] = predict_run
+
+    def enlarged(self, cells: Iterable[Cell]) -> list[Cell]:
+        """Cells with the largest micro-batch that is predicted to fit, the smallest if none is.
+
+        The reference and its repetitions keep theirs, and so do backends of which nothing can be predicted.
+        """
+        return [self._cut(cell, self._largest(cell)) for cell in cells]
+
+    def after(self, cells: Sequence[Cell], done: Mapping[str, Record]) -> list[Cell]:
+        """Cells with the next smaller micro-batch where a run was out of memory."""
+        return [
+            self._smaller(cell) if cell.key in done and done[cell.key].status == "oom" else cell
+            for cell in cells
+        ]
+
+    def _largest(self, cell: Cell) -> int:
+        if _is_reference(cell) or self._fits(cell, cell.layout.micro_batch_size) is None:
+            return cell.layout.micro_batch_size
+        sizes = _sizes(cell)
+        return largest_predicted(sizes, lambda size: bool(self._fits(cell, size))) or sizes[0]
+
+    def _fits(self, cell: Cell, micro_batch_size: int) -> bool | None:
+        """None: nothing can be predicted of this backend."""
+        facts, other = self.facts[cell.job_id], self._cut(cell, micro_batch_size)
+        preset = self.experiment.runtime.preset
+        try:
+            model = planned_model(facts, cell.job)
+            scenario = scenario_of(other, model, self.torch_device, preset=preset, device=self.limits.device)
+            if scenario is None:
+                return None
+            part = self.predict(scenario, self.limits, data_bytes(facts, cell.job))
+        except HarnessError:
+            return None
+        return part.verdict != "does not fit"
+
+    def _smaller(self, cell: Cell) -> Cell:
+        below = [size for size in _sizes(cell) if size < cell.layout.micro_batch_size]
+        return self._cut(cell, below[-1]) if below and not _is_reference(cell) else cell
+
+    def _cut(self, cell: Cell, micro_batch_size: int) -> Cell:
+        if micro_batch_size == cell.layout.micro_batch_size:
+            return cell
+        total = cell.layout.global_batch_size
+        layout = BatchLayout(
+            global_batch_size=total,
+            micro_batch_size=micro_batch_size,
+            accumulation_steps=total // cell.world_size // micro_batch_size,
+        )
+        return make_cell(
+            self.experiment, cell.backend, cell.world_size, layout, cell.repeat, self.torch_device,
+            nodes=cell.nodes, measure=cell.measure,
+        )  # fmt: skip
+
+
+def cut_lines(cells: Iterable[Cell]) -> list[str]:
+    """What was chosen, a line for each backend and world."""
+    chosen = {
+        f"{cell.backend} on {cell.world_size} ranks: micro-batch {cell.layout.micro_batch_size} x "
+        f"{cell.layout.accumulation_steps}"
+        for cell in cells
+        if not _is_reference(cell)
+    }
+    return sorted(chosen)
+
+
+def require_limit(limits: Limits) -> None:
+    """Raise HarnessError where nothing says how much memory a rank may use."""
+    if limits.imposed_bytes is None and limits.device_bytes is None:
+        raise HarnessError(
+            "--batch largest needs a limit of memory for each rank: on the CPU give one with "
+            "--set runtime.memory_limit=2GB"
+        )
+
+
+def _sizes(cell: Cell) -> list[int]:
+    return divisors(cell.layout.global_batch_size // cell.world_size)
+
+
+def _is_reference(cell: Cell) -> bool:
+    return registry.parse(cell.backend)[0].name == registry.REFERENCE
