@@ -94,7 +94,6 @@ def plan(
                     nodes=1 if alone else nodes,
                     machine=machine,
                     measure=experiment.measure.losses_alone() if label in noise_runs else None,
-                    limited=not alone,
                 )
                 cells.setdefault(cell.key, cell)
     return sorted(cells.values(), key=lambda cell: cell.repeat)
@@ -116,7 +115,7 @@ def make_cell(
     """One cell with its key: equal keys mean equal job, world, measurement, code and versions.
 
     `measure`: what is measured, if not what the experiment asks for. `limited`: whether its limit of memory
-    holds; not for the reference of a comparison, without which nothing can be judged.
+    holds; on the CPU it needs a probed step, so never for noise runs.
     """
     limit, measure = experiment.runtime.memory_limit if limited else None, measure or experiment.measure
     layout = _layout_of(label, layout)
@@ -148,8 +147,13 @@ def make_cell(
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return Cell(
         backend=label, job=job, job_id=job_id, layout=layout, world_size=world_size, repeat=repeat, key=key,
-        measure=measure, nodes=nodes, memory_limit_bytes=limit,
+        measure=measure, nodes=nodes, memory_limit_bytes=_in_force(limit, measure, device),
     )  # fmt: skip
+
+
+def _in_force(limit: int | None, measure: MeasureSection, device: str) -> int | None:
+    """A limit of memory; on the CPU only where allocations are counted."""
+    return limit if device == "cuda" or measure.probed_steps else None
 
 
 def noise_labels(layout: BatchLayout, experiment: Experiment) -> list[str]:

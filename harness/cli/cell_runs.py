@@ -125,7 +125,9 @@ def largest_batches(cells: Sequence[Cell], experiment: Experiment, device: str) 
     launcher = LocalLauncher(device, modules_to_preload(experiment, [cell.backend for cell in cells]))
     jobs = {cell.job_id: cell.job for cell in cells}
     facts = {job_id: launcher.check(job.model_dump_json()) for job_id, job in jobs.items()}
-    return LargestBatches(experiment=experiment, torch_device=device, limits=limits, facts=facts)
+    return LargestBatches(
+        experiment=experiment, torch_device=device, limits=limits, facts=facts, trace=launcher.trace
+    )
 
 
 def forget_refused(store: Store, records: Sequence[Record], cells: Sequence[Cell]) -> None:

@@ -125,14 +125,13 @@ def test_a_memory_snapshot_needs_cuda() -> None:
         make_request(cell, wanted, "cpu", [])
 
 
-def test_a_limit_of_memory_makes_other_cells_but_for_the_reference() -> None:
+def test_a_limit_of_memory_makes_another_cell_and_reaches_the_ranks_that_count() -> None:
     free = load_experiment(None, ["training.global_batch_size=8"])
     limited = load_experiment(None, ["training.global_batch_size=8", "runtime.memory_limit=2MB"])
     of_free, of_limited = (plan(experiment, ["ddp"], [2], 1, "cpu") for experiment in (free, limited))
-    shared = {cell.key for cell in of_free} & {cell.key for cell in of_limited}
-    assert shared == {cell.key for cell in of_free if cell.backend.startswith("single")}
+    assert {cell.key for cell in of_free}.isdisjoint(cell.key for cell in of_limited)
     limits = {cell.backend: make_request(cell, limited, "cpu", []).memory_limit_bytes for cell in of_limited}
-    assert limits == {"single": None, "single:micro_batch_size=4,norm=fp32": None, "ddp": 2_000_000}
+    assert limits == {"single": 2_000_000, "single:micro_batch_size=4,norm=fp32": None, "ddp": 2_000_000}
     assert make_request(of_free[0], free, "cpu", []).memory_limit_bytes is None
 
 

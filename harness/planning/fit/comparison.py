@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from harness.backends import registry
 from harness.batch import BatchLayout
@@ -14,9 +14,18 @@ from harness.planning.fit.search import divisors, largest_predicted
 from harness.planning.job import data_bytes, planned_model, scenario_of
 from harness.planning.limits import Limits
 from harness.planning.preflight import predict_run
+from harness.planning.profiles import Trace
 from harness.planning.scenario import Scenario
 from harness.record import PredictionPart, Record
 from harness.spec import Experiment
+
+
+class Predict(Protocol):
+    """As `planning.preflight.predict_run`."""
+
+    def __call__(
+        self, scenario: Scenario, limits: Limits, *, data_bytes: int = 0, trace: Trace | None = None
+    ) -> PredictionPart: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +39,22 @@ class LargestBatches:
     torch_device: str
     limits: Limits
     facts: Mapping[str, Mapping[str, Any]]
-    predict: Callable[[Scenario, Limits, int], PredictionPart] = predict_run
+    predict: Predict = predict_run
+    trace: Trace | None = None
+    """Traces a model that has no profile (`planning.profiles`); None: in a new process."""
 
     def enlarged(self, cells: Iterable[Cell]) -> list[Cell]:
         """Cells with the largest micro-batch that is predicted to fit, the smallest if none is.
 
         The reference and its repetitions keep theirs, and so do backends of which nothing can be predicted.
+        The limit of memory does not hold for the reference, without which nothing could be judged.
         """
-        return [self._cut(cell, self._largest(cell)) for cell in cells]
+        return [
+            self._made(cell, cell.layout, limited=False)
+            if _is_reference(cell)
+            else self._cut(cell, self._largest(cell))
+            for cell in cells
+        ]
 
     def after(self, cells: Sequence[Cell], done: Mapping[str, Record]) -> list[Cell]:
         """Cells with the next smaller micro-batch where a run was out of memory."""
@@ -47,7 +64,7 @@ class LargestBatches:
         ]
 
     def _largest(self, cell: Cell) -> int:
-        if _is_reference(cell) or self._fits(cell, cell.layout.micro_batch_size) is None:
+        if self._fits(cell, cell.layout.micro_batch_size) is None:
             return cell.layout.micro_batch_size
         sizes = _sizes(cell)
         return largest_predicted(sizes, lambda size: bool(self._fits(cell, size))) or sizes[0]
@@ -61,7 +78,8 @@ class LargestBatches:
             scenario = scenario_of(other, model, self.torch_device, preset=preset, device=self.limits.device)
             if scenario is None:
                 return None
-            part = self.predict(scenario, self.limits, data_bytes(facts, cell.job))
+            data = data_bytes(facts, cell.job)
+            part = self.predict(scenario, self.limits, data_bytes=data, trace=self.trace)
         except HarnessError:
             return None
         return part.verdict != "does not fit"
@@ -79,9 +97,12 @@ class LargestBatches:
             micro_batch_size=micro_batch_size,
             accumulation_steps=total // cell.world_size // micro_batch_size,
         )
+        return self._made(cell, layout)
+
+    def _made(self, cell: Cell, layout: BatchLayout, *, limited: bool = True) -> Cell:
         return make_cell(
             self.experiment, cell.backend, cell.world_size, layout, cell.repeat, self.torch_device,
-            nodes=cell.nodes, measure=cell.measure,
+            nodes=cell.nodes, measure=cell.measure, limited=limited,
         )  # fmt: skip
 
 

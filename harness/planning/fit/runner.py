@@ -61,7 +61,7 @@ class Runner:
         if scenario is None:
             return None
         data = data_bytes(self._facts, cell.job) if self.launcher.device == "cpu" else 0
-        return predict_memory(scenario).peak_bytes + data
+        return predict_memory(scenario, self.launcher.trace).peak_bytes + data
 
     def run(self, micro_batch_size: int, sequence_length: int | None = None) -> Trial:
         """Try one size, or return the trial of it. Raises OutOfTrials, and HarnessError if a run fails."""

@@ -18,7 +18,7 @@ SAMPLE_BYTES = {"ddp": 2_000_000, "zero3": 600_000}
 """Of each sample of a micro-batch; nothing else takes memory here."""
 
 
-def predict(scenario: Scenario, limits: Limits, _: int) -> PredictionPart:
+def predict(scenario: Scenario, limits: Limits, **_: Any) -> PredictionPart:
     needed = scenario.micro_batch_size * SAMPLE_BYTES[scenario.label]
     assert limits.imposed_bytes is not None
     return make_prediction(needed, verdict="fits" if needed <= limits.imposed_bytes else "does not fit")
@@ -51,6 +51,12 @@ def test_each_backend_gets_the_largest_micro_batch_that_divides_and_fits(facts: 
     assert after["single"] == before["single"]
     assert after["planted-wrong-beta2"] == before["planted-wrong-beta2"]
     assert cuts(batches(facts).enlarged(CELLS), repeat=1)["zero3"] == (12, 2)
+
+
+def test_the_reference_is_not_limited(facts: dict[str, Any]) -> None:
+    limits = {cell.backend: cell.memory_limit_bytes for cell in batches(facts).enlarged(CELLS)}
+    noise = "single:micro_batch_size=24,norm=fp32"
+    assert limits == {"single": None, noise: None, "ddp": 10**7, "zero3": 10**7, "planted-wrong-beta2": 10**7}
 
 
 def test_the_job_stays_the_same(facts: dict[str, Any]) -> None:
