@@ -21,6 +21,7 @@ from harness.record import SCHEMA_VERSION, Record
 from harness.record.run_id import run_folder
 from harness.record.schema1 import from_schema_1
 from harness.record_files import RECORD_NAME, RecordFiles, pack_records, place_of_runs
+from harness.safe_text import redacted
 
 # A quote within text is escaped, so that this is a key.
 _SCHEMA_VERSION = re.compile(rb'"schema_version"\s*:\s*(\d+)')
@@ -83,9 +84,9 @@ def try_writing(path: Path) -> None:
 
 
 def write_record(directory: Path, record: Record) -> Path:
-    """Write the record so that a reader sees all of it or nothing."""
+    """Write the record, without secrets, so that a reader sees all of it or nothing."""
     path = directory / RECORD_NAME
-    write_atomically(path, record.model_dump_json(indent=1) + "\n")
+    write_atomically(path, redacted(record.model_dump_json(indent=1)) + "\n")
     return path
 
 
