@@ -55,7 +55,7 @@ class PositionWriter:
 
     def __init__(self, run_directory: Path, rank: int) -> None:
         self._step: int | None = None
-        self.position = Position(phase="start", step=None)
+        self._phase = "start"
         self._file: int | None = None
         try:
             self._file = os.open(rank_state(run_directory, rank), os.O_WRONLY | os.O_CREAT, 0o666)
@@ -63,13 +63,18 @@ class PositionWriter:
             return
         self.enter("start")
 
+    @property
+    def position(self) -> Position:
+        """Where this rank is."""
+        return Position(phase=self._phase, step=self._step)
+
     def begin_step(self, step: int | None) -> None:
         """What follows belongs to this training step; None: to none."""
         self._step = step
 
     def enter(self, phase: str) -> None:
         """A phase begins."""
-        self.position = Position(phase=phase, step=self._step)
+        self._phase = phase
         if self._file is None:
             return
         step = "-" if self._step is None else self._step
