@@ -82,7 +82,8 @@ def _answer(asked: Question, rows: Sequence[EstimateRow]) -> str:
     fitting = [row for row, verdict in judged if verdict is not None and verdict.fits]
     if not fitting:
         return "nothing fits" if judged else "memory is not predicted"
-    text = f"{', '.join(row.label for row in fitting)} fit"
+    every = len(fitting) == len(rows) > 1
+    text = "all fit" if every else f"{', '.join(row.label for row in fitting)} fit"
     timed = [row for row in fitting if row.speed is not None]
     if timed:
         best = max(timed, key=lambda row: row.speed.tokens_per_second_per_gpu if row.speed else 0.0)
