@@ -89,6 +89,24 @@ def test_the_page_s_script_gives_the_command_s_figures(settings: str, tmp_path: 
                 assert one["verdict"] == row.verdict.answer
 
 
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_sliders_and_boxes_change_what_a_reader_sees(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(page(exported("plain")))
+    program = Path(__file__).with_name("document.js")
+    done = subprocess.run(["node", str(program), str(file)], capture_output=True, text=True, check=True)
+    first, second, hidden = json.loads(done.stdout)
+    assert first["at"] == ["16", "1", "512"]
+    assert first["answer"].startswith("ddp, zero2, zero3, fsdp, fsdp-hybrid, fsdp1 fit; fastest: ")
+    assert second["at"] == ["1", "1", "512"]
+    of_ddp, alone = answers("plain", 1, 1, 512)[0], second["rows"][0]
+    assert of_ddp.memory is not None
+    assert alone[:2] == [" ddp", f"{of_ddp.memory.peak_bytes / 1e9:.1f}"]
+    assert second["rows"][4][1].startswith("unsupported: hybrid sharding needs at least 2 replicas")
+    assert first["charts"] == second["charts"] == hidden["charts"] == 3
+    assert hidden["lines"] == second["lines"] - 3
+
+
 def test_the_page_needs_no_other_file() -> None:
     text = page(exported("plain"))
     assert "<script src" not in text
