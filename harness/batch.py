@@ -112,5 +112,5 @@ def _mismatch(training: TrainingSection, world_size: int, missing: str | None = 
     problem = f"leaves no whole {missing}" if missing else "do not multiply to the global batch"
     return (
         f"{given} on {world_size} ranks {problem}: training.global_batch_size must equal ranks x "
-        "micro_batch_size x accumulation_steps; change one of them or --nproc"
+        "micro_batch_size x accumulation_steps; change one of them or the number of ranks"
     )

@@ -183,7 +183,10 @@ def _find(kind: str, given: str, entries: Mapping[str, Any], others: Any) -> str
 
 def _closest(given: str, names: Iterable[str]) -> str:
     known = {name.lower(): name for name in names}
-    close = suggestion(given.lower(), list(known), most=3)
+    begun = [name for name in known if _plain(given) and _plain(name).startswith(_plain(given))]
+    # Of 'A100' the kinds of it are meant, not the A10, which is spelled more like it.
+    close = f"Did you mean {' or '.join(map(repr, begun[:4]))}?" if begun else ""
+    close = close or suggestion(given.lower(), list(known), most=3)
     for lower, name in known.items():
         close = close.replace(f"'{lower}'", f"'{name}'")
     listed = f"Known: {', '.join(known.values())}; add yours with --hardware FILE"

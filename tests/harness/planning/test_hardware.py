@@ -65,6 +65,8 @@ def test_unknown_names_show_the_closest(hardware: Hardware) -> None:
         HarnessError, match=r"GPU 'A100-60' is unknown\. Did you mean 'A100-6?.*--hardware FILE"
     ):
         hardware.device("A100-60")
+    with pytest.raises(HarnessError, match=r"Did you mean 'A100-40' or 'A100-64' or 'A100-80' or"):
+        hardware.device("a100")
     with pytest.raises(HarnessError, match=r"fabric 'NDR40' is unknown\. Did you mean 'NDR400'"):
         hardware.fabric("NDR40")
 
