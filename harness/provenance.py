@@ -141,7 +141,10 @@ def gpu_memory_bytes() -> int | None:
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     if shutil.which(command[0]) is None:
         return None
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
     sizes = [int(line) for line in done.stdout.split() if line.isdigit()]
     return min(sizes) * 2**20 if sizes else None
 

@@ -58,7 +58,8 @@ def control_group_headroom(root: Path = CONTROL_GROUPS, membership: Path = OWN_G
         return None  # not Linux
     found: list[int] = []
     for line in lines:
-        _, controllers, path = line.split(":", 2)
+        _, _, named = line.partition(":")
+        controllers, _, path = named.partition(":")
         if controllers == "":
             names, top = ("memory.max", "memory.current"), root
         elif "memory" in controllers.split(","):

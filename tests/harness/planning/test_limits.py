@@ -42,6 +42,7 @@ def test_without_a_limit_there_is_no_headroom_to_name(tmp_path: Path) -> None:
     group(root, "job", memory__max="max", memory__current="400")
     assert control_group_headroom(root, membership(tmp_path, "0::/job")) is None
     assert control_group_headroom(root, tmp_path / "none") is None
+    assert control_group_headroom(root, membership(tmp_path, "", "garbled")) is None
 
 
 def test_the_host_has_no_more_left_than_it_has() -> None:
