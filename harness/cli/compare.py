@@ -104,11 +104,7 @@ def compare(
     _tell_known(cells, known, job)
     runs_made = MissingCells(store, experiment, device, found, fresh=fresh and job is None, force=force)
     records = runs_made.records(cells, known, batches)
-    from harness.compare.comparison import Comparison
-
-    comparison = Comparison(records)
-    _write_report([(runs_made.files[id(record)], record) for record in records], report)
-    _present(comparison, report, as_json)
+    comparison = _show([(runs_made.files[id(record)], record) for record in records], report, as_json)
     if runs_made.interrupted:
         return EXIT_INTERRUPTED
     return EXIT_STRICT if strict and _any_bad(comparison.rows) else 0
@@ -167,19 +163,49 @@ def _takeable_runs(store: Store, fresh: bool, requeued: str | None) -> list[tupl
     return [run for run in found if id(run[1]) in of_job]
 
 
-def _present(comparison: Comparison, report: Path | None, as_json: bool) -> None:
-    from harness.report.tables import main_table
-    from harness.report.terminal import finding_lines, where_to_read
+def _show(runs: Sequence[tuple[Path, Record]], report: Path | None, as_json: bool) -> Comparison:
+    """Write the report and print the table; a record of which nothing can be shown is passed over by name."""
+    try:
+        return _present(runs, report, as_json)
+    except (HarnessError, OSError):
+        raise
+    except Exception:
+        from harness.report.odd_runs import without_odd_runs
+        from harness.report.report import prepare_report
 
-    table = "\n".join([main_table(comparison), *finding_lines(comparison)])
+        def trial(some: Sequence[tuple[Path, Record]]) -> object:
+            return _texts(some), prepare_report(some, report) if report is not None else None
+
+        sound, odd = without_odd_runs(runs, trial)
+        warn_skipped(odd)
+        return _present(sound, report, as_json)
+
+
+def _present(runs: Sequence[tuple[Path, Record]], report: Path | None, as_json: bool) -> Comparison:
+    from harness.report.terminal import where_to_read
+
+    comparison, table, document = _texts(runs)
+    _write_report(runs, report)
     # With --json a person reads the table, a program the document.
     echo(table, err=as_json)
     if as_json:
-        echo(json.dumps(comparison.as_json(), indent=1))
+        echo(document)
     for line in where_to_read(comparison):
         echo(line, err=True)
     if report is not None:
         echo(f"report: {report}", err=True)
+    return comparison
+
+
+def _texts(runs: Sequence[tuple[Path, Record]]) -> tuple[Comparison, str, str]:
+    """The comparison, its table and its document."""
+    from harness.compare.comparison import Comparison
+    from harness.report.tables import main_table
+    from harness.report.terminal import finding_lines
+
+    comparison = Comparison(record for _, record in runs)
+    table = "\n".join([main_table(comparison), *finding_lines(comparison)])
+    return comparison, table, json.dumps(comparison.as_json(), indent=1)
 
 
 def _any_bad(rows: Sequence[Row]) -> bool:

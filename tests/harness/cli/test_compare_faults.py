@@ -1,6 +1,7 @@
 """A comparison survives its cells, its user and itself: ranks here are small processes without torch."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,11 +18,17 @@ pytestmark = pytest.mark.long(seconds=12)
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def start(folder: Path, kind: str, *arguments: str) -> subprocess.Popen[str]:
+def start(folder: Path, kind: str, *arguments: str, limit: int | None = None) -> subprocess.Popen[str]:
+    """`limit`: no file becomes larger, as on a full disk."""
+
+    def fill() -> None:
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
     return subprocess.Popen(
         [sys.executable, "-m", "tests.fake_compare", kind, "--runs", str(folder / "runs"), *arguments],
         cwd=folder, env=environment(PYTHONPATH=str(ROOT), PYTHONFAULTHANDLER=""), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=fill,
     )  # fmt: skip
 
 
@@ -45,6 +52,19 @@ def test_cell_that_cannot_be_started_is_a_record_and_the_others_run(tmp_path: Pa
     )
     assert {record.status for record in found if record not in failed} == {"ok"}
     assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_full_disk_names_the_run_and_keeps_older_records(tmp_path: Path) -> None:
+    compare(tmp_path, "sound")
+    before = {path: path.read_bytes() for path in (tmp_path / "runs").glob("*/record.json")}
+    process = start(tmp_path, "sound", "--fresh", limit=1000)
+    err = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    line = err.splitlines()[-1]
+    assert line.startswith("harness: run '")
+    assert line.endswith("cannot be written: File too large")
+    assert {path: path.read_bytes() for path in before} == before
+    assert not list((tmp_path / "runs").glob("*/.*"))
 
 
 def test_signal_during_the_last_cell_is_no_success(tmp_path: Path) -> None:
