@@ -65,6 +65,8 @@ def largest_predicted(sizes: Sequence[int], fits: Callable[[int], bool]) -> int 
     """
     if fits(sizes[-1]):
         return sizes[-1]
+    if not fits(sizes[0]):
+        return None
     index = bisect_left(range(len(sizes)), True, key=lambda position: not fits(sizes[position]))
     return sizes[index - 1] if index else None
 

@@ -91,6 +91,8 @@ def why_too_large(configuration: Configuration) -> str:
         ", checkpointing" if configuration.checkpointing else ""
     )
     part = f"; largest part {largest} {gigabytes(kinds[largest])} GB" if largest else ""
+    if configuration.accumulation_steps == 1 and configuration.micro_batch_size > 1:
+        part += "; a smaller micro-batch needs more, since gradients that accumulate are not sharded"
     return (
         f"does not fit: {gigabytes(configuration.needed_bytes)} GB of "
         f"{gigabytes(configuration.memory_bytes)} ({gigabytes(-configuration.margin_bytes)} GB too much) "
@@ -140,8 +142,9 @@ def _more_computing(configuration: Configuration, best: Configuration) -> str:
 
 def _best_of_choices(question: Question, variant: Variant, predictors: Predictors) -> Configuration:
     """With or without checkpointing the fastest that fits; if none does, what needs least."""
-    choices = [
-        best_configuration(question, variant, predictors, checkpointing=checkpointing)
-        for checkpointing in question.checkpointing
-    ]
+    choices: list[Configuration] = []
+    for checkpointing in question.checkpointing:
+        choices.append(best_configuration(question, variant, predictors, checkpointing=checkpointing))
+        if choices[-1].fits and choices[-1].accumulation_steps == 1:
+            break  # recomputation would make no larger micro-batch fit
     return max(choices, key=lambda c: (c.fits, c.tokens_per_second_per_gpu if c.fits else -c.needed_bytes))

@@ -12,7 +12,7 @@ from harness.planning.recommend.question import Question
 from harness.report.formats import gigabytes
 
 Tool = Literal[
-    "more GPUs", "fewer GPUs", "larger batch", "tensor", "pipeline", "context", "expert",
+    "more GPUs", "fewer GPUs", "larger batch", "smaller batch", "tensor", "pipeline", "context", "expert",
 ]  # fmt: skip
 MOST_GPUS = 16_384
 MOST_CONTEXT = 64
@@ -30,6 +30,10 @@ class Remedy:
 
 def memory_remedies(question: Question, smallest: Configuration, predictors: Predictors) -> Iterator[Remedy]:
     """Ways to make the configuration fit that needs least; each is predicted where a prediction can tell."""
+    if _fits_without_accumulation(question, smallest, predictors):
+        tokens = question.gpus * question.sequence_length
+        reason = f"{smallest.label} fits at {tokens:,} tokens: one sample a GPU, no gradients accumulate"
+        yield Remedy(tool="smaller batch", degree=None, reason=reason)
     gpus = _enough_gpus(question, smallest, predictors)
     if gpus is not None:
         yield Remedy(
@@ -50,6 +54,14 @@ def power_of_two(value: float) -> int:
     while power < value:
         power *= 2
     return power
+
+
+def _fits_without_accumulation(question: Question, smallest: Configuration, predictors: Predictors) -> bool:
+    """Whether one sample a GPU and step fits: gradients that accumulate may not be sharded."""
+    tokens = question.gpus * question.sequence_length
+    return question.samples_per_rank > 1 and _fits(
+        replace(question, tokens_asked=tokens), smallest, predictors
+    )
 
 
 def _enough_gpus(question: Question, smallest: Configuration, predictors: Predictors) -> int | None:

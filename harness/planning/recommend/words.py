@@ -22,6 +22,7 @@ MEGABYTE = 10**6
 """Less on the host is counters, not states."""
 TOOLS = {
     "more GPUs": "{} GPUs", "fewer GPUs": "{} GPUs at most", "larger batch": "more tokens per step",
+    "smaller batch": "fewer tokens per step",
     "tensor": "tensor parallelism over {}", "pipeline": "{} pipeline stages",
     "context": "context parallelism over {}", "expert": "expert parallelism",
 }  # fmt: skip

@@ -1,11 +1,14 @@
 from typing import Any
 
+from harness.planning.memory import MemoryPrediction, Moment
 from harness.planning.recommend.guide import Advice, advise, guide_line
+from harness.planning.recommend.predict import Predictors
 from harness.planning.recommend.question import Question
 from harness.planning.recommend.ranking import rank
 from harness.planning.recommend.remedies import power_of_two
+from harness.planning.scenario import Scenario
 
-from .invented import predictors, question
+from .invented import predictors, question, speed, term
 
 
 def advice(asked: Question, **changes: Any) -> Advice | None:
@@ -47,6 +50,21 @@ def test_a_sample_that_is_too_long_needs_context_parallelism() -> None:
     assert remedies(longer)["context"] == 8
     # 40 MB and 2 of states, of 10.
     assert remedies(longer)["tensor"] == 8
+
+
+def test_gradients_that_accumulate_need_fewer_tokens() -> None:
+    def accumulating(scenario: Scenario) -> MemoryPrediction:
+        kept = 20_000_000 if scenario.accumulation_steps > 1 else 3_000_000 * scenario.micro_batch_size
+        terms = (term("gradients", kept),)
+        return MemoryPrediction(moments=(Moment(name="forward/backward", terms=terms),))
+
+    given = Predictors(memory=accumulating, speed=speed())
+    asked = question()
+    found = rank(asked, given)
+    helped = advise(asked, found.fitting, found.too_large, given)
+    assert remedies(helped)["smaller batch"] is None
+    assert "fits at 800 tokens: one sample a GPU" in helped.remedies[0].reason  # type: ignore[union-attr]
+    assert "a smaller micro-batch needs more" in found.losers(())[0].reason
 
 
 def test_what_a_node_cannot_divide_needs_pipeline_stages() -> None:
