@@ -8,8 +8,9 @@ from typing import Any, overload
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import _runtime_utils
+from torch.distributed.fsdp import _flat_param, _runtime_utils
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 FEW = 64
@@ -20,7 +21,7 @@ class Chunks(Sequence[Tensor]):
     """What `torch.chunk` gives; with `padded` empty ones follow, up to the number asked for."""
 
     def __init__(self, tensor: Tensor, count: int, dim: int = 0, *, padded: bool = False) -> None:
-        self._tensor = tensor
+        self.whole = tensor
         self._dim = dim
         self._step = max(1, -(-tensor.size(dim) // count))
         self._filled = max(1, -(-tensor.size(dim) // self._step))
@@ -40,28 +41,38 @@ class Chunks(Sequence[Tensor]):
             raise IndexError(index)
         position = index % self._count
         if position >= self._filled:
-            return self._tensor.new_empty(0)
+            return self.whole.new_empty(0)
         begin = position * self._step
-        length = min(self._step, self._tensor.size(self._dim) - begin)
-        return self._tensor.narrow(self._dim, begin, length)
+        length = min(self._step, self.whole.size(self._dim) - begin)
+        return self.whole.narrow(self._dim, begin, length)
 
 
 @contextmanager
 def cut_when_asked_for() -> Iterator[None]:
     """FSDP 1 and 2 cut a parameter into a piece per rank to take one; thousands take minutes."""
     original: Callable[..., Any] = torch.Tensor.chunk
+    gather: Callable[..., Any] = dist.all_gather
 
     def chunk(tensor: Tensor, chunks: int, dim: int = 0) -> Sequence[Tensor]:
         return original(tensor, chunks, dim) if chunks <= FEW else Chunks(tensor, chunks, dim)
+
+    def all_gather(tensors: Sequence[Tensor], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensors, Chunks):
+            return dist.all_gather_into_tensor(tensors.whole, tensor, *args, **kwargs)
+        return gather(tensors, tensor, *args, **kwargs)
 
     def with_empty(tensor: Tensor, num_chunks: int, dim: int) -> Sequence[Tensor]:
         return Chunks(tensor, num_chunks, dim, padded=True)
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch.Tensor, "chunk", chunk))
+        stack.enter_context(patch.object(torch, "chunk", chunk))
         stack.enter_context(patch.object(_fsdp_param, "_chunk_with_empty", with_empty))
         # `_get_reduce_scatter_tensors` makes a list of the pieces, and looks at the first.
         stack.enter_context(patch.object(_runtime_utils, "list", _ListOf, create=True))
+        # On the CPU `_all_gather_flat_param` gathers into a list of all pieces of one tensor.
+        stack.enter_context(patch.object(_flat_param, "list", _ListOf, create=True))
+        stack.enter_context(patch.object(dist, "all_gather", all_gather))
         yield
 
 
