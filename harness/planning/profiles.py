@@ -126,10 +126,14 @@ def variant_key(variant: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=1)
 def _shipped() -> dict[str, dict[str, Any]]:
-    """Profiles by configuration and variant; `benchmarks/activation_profiles.py` writes the file."""
-    if not SHIPPED.exists():
-        return {}
-    document: dict[str, dict[str, Any]] = json.loads(lzma.decompress(SHIPPED.read_bytes()))
+    """Profiles by configuration and variant; `benchmarks/activation_profiles.py` writes the files.
+
+    Of a configuration that stands in several files, the variants of all of them.
+    """
+    document: dict[str, dict[str, Any]] = {}
+    for file in sorted(SHIPPED.parent.glob("activations*.json.xz")):
+        for key, variants in json.loads(lzma.decompress(file.read_bytes())).items():
+            document[key] = document.get(key, {}) | variants
     return document
 
 
