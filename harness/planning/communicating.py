@@ -126,8 +126,9 @@ def _calls(collective: Collective, workload: Workload) -> int:
     if family == "ddp":
         return bucket_count(workload)
     if workload.strategy.zero_stage and collective.op != "all_gather":
-        bucket = zero.bucket_elements(workload) * DTYPE_BYTES[collective.dtype]
-        return max(1, math.ceil(collective.payload_bytes / bucket))
+        gradients = workload.layout.parameter_count * DTYPE_BYTES[collective.dtype]
+        passes = max(1, round(collective.payload_bytes / gradients))
+        return zero.buckets_filled(workload) * passes
     return max(1, len(workload.layout.units()))
 
 

@@ -61,6 +61,21 @@ def bucket_calls(workload: Workload) -> int | None:
     return 1 if workload.layout.parameter_count <= bucket_elements(workload) else None
 
 
+def buckets_filled(workload: Workload) -> int:
+    """Buckets that the gradients of one backward pass fill, taken from the last parameter to the first.
+
+    A bucket is reduced when the next gradient would not fit into it; no gradient is split, so one that is
+    larger than a bucket is reduced alone (DeepSpeed 0.19.8, stage3.py
+    `reduce_independent_p_g_buckets_and_remove_grads`, and its namesake of stages 1 and 2).
+    """
+    limit, filled, buckets = bucket_elements(workload), 0, 1
+    for parameter in reversed(workload.layout.parameters):
+        if filled and filled + parameter.numel > limit:
+            buckets, filled = buckets + 1, 0
+        filled += parameter.numel
+    return buckets
+
+
 def with_checkpoint(workload: Workload, volume: Volume) -> Volume:
     """`_checkpoint_tag_validation` (DeepSpeed 0.19.8, engine.py) compares digests of the tag by their
     largest and smallest bytes. Each rank writes the partitions it holds; nothing is gathered."""
