@@ -10,7 +10,7 @@ from statistics import mean, median
 from benchmarks.published.mapping import Mapped, map_row
 from benchmarks.published.rows import Row
 from harness.errors import HarnessError
-from harness.planning.memory import predict_memory
+from harness.planning.memory import MemoryPrediction, predict_memory
 from harness.planning.speed import predict_speed
 from harness.planning.verdict import Verdict
 
@@ -80,15 +80,23 @@ def judge(row: Row) -> Judged:
     except HarnessError as error:
         return _with(found, memory_reason=str(error).splitlines()[0])
     assert mapped.scenario.device is not None
-    verdict = Verdict(
-        needed_bytes=memory.device_bytes,
-        device_bytes=mapped.scenario.device.memory_bytes,
-    )
+    peak, overhead = memory.peak_bytes, memory.device_bytes - memory.peak_bytes
+    if mapped.own_state_bytes is not None:
+        peak = round(mapped.own_state_bytes) + _activation_bytes(memory)
+    verdict = Verdict(needed_bytes=peak + overhead, device_bytes=mapped.scenario.device.memory_bytes)
     return _with(
         found,
-        memory_bytes=memory.device_bytes if row.statistic == "device" else memory.peak_bytes,
-        device_bytes=memory.device_bytes,
+        memory_bytes=peak + overhead if row.statistic == "device" else peak,
+        device_bytes=peak + overhead,
         fits=verdict.fits,
+    )
+
+
+def _activation_bytes(memory: MemoryPrediction) -> int:
+    """Activations and data at the moment of the passes at which they are most."""
+    return max(
+        sum(term.bytes for term in moment.terms if term.kind in ("activations", "data"))
+        for moment in memory.moments
     )
 
 

@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 
 from benchmarks.published.rows import Row
 from harness.backends.registry import BUILT_IN
+from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
 from harness.planning.constants import TimeConstants, default_constants
 from harness.planning.device import Fabric
@@ -23,11 +24,14 @@ from harness.spec import Job
 
 STRATEGIES = {"fsdp2": "fsdp", "fsdp2-grad-op": "fsdp-grad-op", "fsdp2-hybrid": "fsdp-hybrid"}
 """Names of the published runs -> ours, where they differ."""
-OWN_IMPLEMENTATIONS = {
-    "nanotron": "nanotron's own data parallelism: 20 bytes per parameter, ours 16",
-    "colossal": "Colossal-AI's own ZeRO",
-}
+OWN_IMPLEMENTATIONS = {"colossal": "Colossal-AI's own ZeRO"}
 """A word in a row's source -> why memory is that of other code. Its speed is still of interest."""
+STATED_STATES = "20 bytes per parameter"
+"""In the precision of nanotron's runs: weights and gradients in bf16 and gradients in fp32 on every rank, 8
+bytes, masters and moments, 12 bytes, divided by ZeRO-1."""
+OWN_STATES = (
+    "states as the source states them, activations of our job under DeepSpeed, which casts weights as it does"
+)
 OTHER_LOSS = {
     "santacoder": "transformers 4 computed GPTBigCode's loss in bf16, our job widens the logits to fp32",
 }
@@ -64,8 +68,19 @@ class Mapped:
     assumptions: tuple[str, ...] = ()
 
     @property
+    def own_state_bytes(self) -> float | None:
+        """Model states where the source says what its own code holds; None: those of our strategy."""
+        if self.scenario is None or STATED_STATES not in self.row.precision:
+            return None
+        pieces = self.scenario.world_size if self.scenario.strategy.stage == 1 else 1
+        return (8 + 12 / pieces) * self.scenario.model.parameters
+
+    @property
     def memory_scenario(self) -> Scenario | None:
         """The scenario whose memory is that of the run."""
+        if self.scenario is not None and self.own_state_bytes is not None:
+            label = "zero1" if self.scenario.strategy.stage == 1 else "zero0"
+            return replace(self.scenario, label=label, strategy=_strategy(label))
         if self.scenario is None or self.row.source not in REDUCED_EVERY_MICRO_STEP:
             return self.scenario
         return replace(self.scenario, accumulation_steps=1)
@@ -118,8 +133,7 @@ def _backend(row: Row) -> str:
 def _scenario(row: Row, hardware: Hardware) -> Mapped:
     assumptions: list[str] = []
     backend = _backend(row)
-    entry = BUILT_IN[backend]
-    assert entry.strategy is not None
+    strategy = _strategy(backend)
     per_node = int(row.gpus_per_node or min(GPUS_PER_NODE, row.gpus))
     sequence, micro_batch = int(row.seq_len), int(row.micro_batch)
     model = _model(row.model, sequence)
@@ -143,6 +157,8 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
     fabric = None
     if row.gpus > per_node:
         fabric = _fabric(row, hardware, device.name, per_node, assumptions)
+    if STATED_STATES in row.precision:
+        assumptions.append(OWN_STATES)
     if row.source in REDUCED_EVERY_MICRO_STEP:
         assumptions.append(REDUCED_EVERY_MICRO_STEP[row.source])
     if not row.grad_accum:
@@ -151,11 +167,11 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
         model=model,
         job=job,
         label=backend,
-        strategy=entry.strategy,
+        strategy=strategy,
         options=_options(row, backend),
         world_size=row.gpus,
         ranks_per_node=min(per_node, row.gpus),
-        shard_size=min(per_node, row.gpus) if entry.strategy.facts.has_replicas else None,
+        shard_size=min(per_node, row.gpus) if strategy.facts.has_replicas else None,
         preset="library-defaults",
         micro_batch_size=micro_batch,
         accumulation_steps=int(row.grad_accum or 1),
@@ -172,6 +188,12 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
         memory_not_covered=next(own, None),
         assumptions=tuple(assumptions),
     )
+
+
+def _strategy(backend: str) -> StrategyKind:
+    strategy = BUILT_IN[backend].strategy
+    assert strategy is not None
+    return strategy
 
 
 def _options(row: Row, backend: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ settings. `published_runs.csv` holds the figures with repository, commit, path a
   'device' figure is compared with peak, context and NCCL's buffers together.
 - Rows of tier A say everything that decides memory and speed, those of tier B lack one of the two or link a
   setting, and those of tier C leave something open, so that only order and ratios count.
-- Speed of runs by other code (nanotron, FMS, llm-foundry) is predicted as that of our job at the same
+- Runs by other code (nanotron, FMS, llm-foundry) are predicted as if our job ran the same
   settings. Their kernels and data loaders are their own.
 """
 SOURCES_TITLE = "## By source"

@@ -147,3 +147,16 @@ def test_every_published_row_is_mapped_or_has_a_reason() -> None:
     mapped = [map_row(row) for row in rows]
     assert all((m.scenario is None) == bool(m.not_covered) for m in mapped)
     assert sum(m.scenario is not None for m in mapped) > 100
+
+
+def test_states_that_a_source_states_replace_those_of_our_strategy() -> None:
+    changes = {
+        "model": "nanotron llama 1B", "params": "1342177280", "seq_len": "4096", "activation_ckpt": "none",
+        "precision": "bf16 weights and compute, fp32 masters (20 bytes per parameter)", "gpu": "H100-80GB",
+    }  # fmt: skip
+    replicated, sharded = (map_row(replace(ROW, strategy=name, **changes)) for name in ("ddp", "zero1"))
+    assert replicated.own_state_bytes == 20 * 1_342_244_864
+    assert sharded.own_state_bytes == (8 + 12 / 8) * 1_342_244_864
+    assert replicated.memory_scenario is not None
+    assert replicated.memory_scenario.label == "zero0"
+    assert map_row(ROW).own_state_bytes is None
