@@ -12,15 +12,13 @@ from tqdm import tqdm
 
 from benchmarks.published.judge import judge
 from benchmarks.published.page import render, scatter
-from benchmarks.published.rows import read_rows, write_rows
+from benchmarks.published.rows import read_rows
 from harness.errors import HarnessError
 from harness.report.drawing import draw
 
-DATA = "published_runs.csv"
-
 
 def main(data: Path, folder: Path) -> None:
-    """Judge every row; leave the page, its pictures and its data in the folder."""
+    """Judge every row; leave the page and its pictures in the folder."""
     rows = read_rows(data)
     judged = [judge(row) for row in tqdm(rows, unit="row")]
     folder.mkdir(parents=True, exist_ok=True)
@@ -30,8 +28,7 @@ def main(data: Path, folder: Path) -> None:
         if picture is not None:
             (folder / f"predicted.{source}.svg").write_bytes(draw(picture, ("svg",))["svg"])
             drawn.append(source)
-    write_rows(rows, folder / DATA)
-    text = render(judged, data=f"{folder}/{DATA}", folder=str(folder), pictures=drawn)
+    text = render(judged, data=str(data), folder=str(folder), pictures=drawn)
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 

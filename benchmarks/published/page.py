@@ -18,8 +18,9 @@ INTRODUCTION = """\
 # Predictions for published runs
 
 Training runs that others measured on GPUs and published, and what `harness estimate` predicts for the same
-settings. `published_runs.csv` holds the figures with repository, commit, path and line.
-`python -m benchmarks.published {data} {folder}` writes this page again.
+settings. `{data}` holds the figures with repository, commit, path and line.
+`python -m benchmarks.published {data} {folder}`
+writes this page again.
 
 - Predictions come from the closed forms, the traced activations and the time model of this commit, with
   published constants of the hardware (`harness/planning/constants.py`). Two of these, the shares of the

@@ -101,11 +101,3 @@ def read_rows(path: Path) -> list[Row]:
             return [Row(**{c: (line.get(c) or "").strip() for c in COLUMNS}) for line in reader]
     except OSError as error:
         raise HarnessError(f"published runs {path} cannot be read: {error.strerror}") from error
-
-
-def write_rows(rows: list[Row], path: Path) -> None:
-    """Write the runs with the columns that a prediction needs."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({c: getattr(row, c) for c in COLUMNS} for row in rows)

@@ -10,10 +10,10 @@ import pytest
 from benchmarks.published.judge import Judged, order, summarize
 from benchmarks.published.mapping import map_row
 from benchmarks.published.page import render
-from benchmarks.published.rows import COLUMNS, Row, read_rows, write_rows
+from benchmarks.published.rows import COLUMNS, Row, read_rows
 from harness.errors import HarnessError
 
-DATA = Path(__file__).parents[2] / "reports" / "predictions" / "published" / "published_runs.csv"
+DATA = Path(__file__).parents[2] / "benchmarks" / "published" / "published_runs.csv"
 ROW = Row(
     **(
         dict.fromkeys(COLUMNS, "")
@@ -127,9 +127,10 @@ def test_the_page_names_rows_and_reasons() -> None:
     assert "![somebody](predicted.somebody.svg)" in text
 
 
-def test_a_file_survives_reading_and_writing(tmp_path: Path) -> None:
+def test_a_file_is_read_by_its_columns(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
-    write_rows([ROW], path)
+    values = {"more": "ignored"} | {name: getattr(ROW, name) for name in reversed(COLUMNS)}
+    path.write_text("\n".join(",".join(f'"{text}"' for text in line) for line in (values, values.values())))
     assert read_rows(path) == [ROW]
 
 
