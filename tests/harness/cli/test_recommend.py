@@ -8,22 +8,14 @@ import pytest
 
 from .command_line import harness, refused
 
-pytestmark = pytest.mark.long(seconds=15)
-
-TINY = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-}  # fmt: skip
-MACHINE = ["--gpus", "4", "--gpu", "H100-80", "--tokens-per-step", "4096"]
+MACHINE = ["--gpus", "4", "--gpu", "H100-80", "--tokens-per-step", "16k"]
 PLAIN = ["--set", "training.precision=fp32", "--set", "training.activation_checkpointing=false"]
 
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("recommend")
-    (folder / "tiny.json").write_text(json.dumps(TINY))
-    done = harness("recommend", "--model", "tiny.json", *MACHINE, *PLAIN, "--json", cwd=folder)
+    done = harness("recommend", "--model", "gpt2", *MACHINE, *PLAIN, "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "Why not the others" in done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -33,14 +25,17 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_model_that_fits_many_times_over_is_not_sharded(document: dict[str, Any]) -> None:
     assert document["data_parallel_is_right"] or document["advice"]["case"] == "communication-bound"
     assert len(document["best"]) == 3
-    assert document["remarks"] == ["data.sequence_length=128, since none is given"]
+    assert document["remarks"] == [
+        "data.sequence_length=1024, since none is given",
+        "12,288 tokens per step instead of 16,000: 12 samples of 1,024, a multiple of 4 GPUs",
+    ]
     assert {row["backend"] for row in document["fitting"]} >= {"ddp", "zero1", "zero3", "fsdp"}
 
 
 def test_commands_name_the_model_by_its_configuration(document: dict[str, Any]) -> None:
     (line, *_) = document["commands"]["compare"]
-    assert '"hidden_size": 64' in line
-    assert "training.global_batch_size=32" in line
+    assert '"n_embd": 768' in line
+    assert "training.global_batch_size=12" in line
 
 
 @pytest.mark.parametrize(
