@@ -34,6 +34,8 @@ OWN_STATES = (
 )
 OTHER_LOSS = {
     "santacoder": "transformers 4 computed GPTBigCode's loss in bf16, our job widens the logits to fp32",
+    "mpt-": "llm-foundry's loss is by default flash-attn's kernel (fused_crossentropy), which takes "
+    "bf16 logits; our job holds them and their gradient in fp32",
 }
 """A word in a model's name -> what its code did otherwise than ours."""
 OLD_ATTENTION_SHARE = 0.33

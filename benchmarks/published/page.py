@@ -59,13 +59,15 @@ def render(judged: Sequence[Judged], *, data: str, folder: str, pictures: Iterab
 
 def _summary(judged: Sequence[Judged]) -> str:
     fresh = [j for j in judged if not j.used_for_constants]
+    same_loss = [j for j in fresh if j.mapped.other_code is None]
     complete = [j for j in fresh if j.row.tier == FULLY_SPECIFIED]
-    same_loss = [j for j in complete if j.mapped.other_code is None]
+    complete_same = [j for j in complete if j.mapped.other_code is None]
     lines: list[tuple[str, Sequence[Judged]]] = [
         ("all rows", judged),
         ("rows that no constant was estimated from", fresh),
-        ("of these, fully specified (tier A)", complete),
-        ("of these, computed as our job computes", same_loss),
+        ("of these, loss computed as in our job", same_loss),
+        ("fully specified (tier A), no constant from it", complete),
+        ("of these, loss computed as in our job", complete_same),
     ]
     table = [[name, *_figures(summarize(rows))] for name, rows in lines]
     heads = [
@@ -99,7 +101,20 @@ def _misses(covered: Sequence[Judged]) -> str:
             if error is not None and abs(error) > most:
                 known = one.mapped.other_code if what == "memory" else KNOWN_SPEED.get(one.row.id)
                 lines.append(f"- {one.row.id}, {what} {error:+.0%}" + (f": {known}" if known else ""))
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + _wrong_fits(covered)
+
+
+def _wrong_fits(covered: Sequence[Judged]) -> str:
+    """Runs that fitted and were predicted not to, or the other way round."""
+    wrong = [one for one in covered if one.fits is not None and one.row.fitted not in (None, one.fits)]
+    if not wrong:
+        return "\nEvery answer about what fits is right.\n"
+    reasons = dict.fromkeys(one.mapped.other_code for one in wrong if one.mapped.other_code)
+    named = ", ".join(one.row.id for one in wrong)
+    over = [one.device_bytes / one.mapped.scenario.device.memory_bytes for one in wrong
+            if one.device_bytes and one.mapped.scenario and one.mapped.scenario.device]  # fmt: skip
+    lines = f"\nWrong about what fits, {min(over):.0%} to {max(over):.0%} of the device predicted: {named}."
+    return lines + "".join(f" {reason[0].upper()}{reason[1:]}." for reason in reasons) + "\n"
 
 
 KNOWN_SPEED = {
