@@ -39,7 +39,7 @@ def recommendation_lines(answer: Recommendation) -> Iterator[str]:
         yield table(question, shown, len(answer.best))
         yield "GPU-hours and kWh: per billion tokens; kWh at the power limit of the boards"
     else:
-        yield "no configuration fits"
+        yield "no configuration fits" if answer.ranking.too_large else "no configuration can be ranked"
     losers = answer.ranking.losers(answer.best)
     if losers:
         yield ""

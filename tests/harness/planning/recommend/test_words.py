@@ -39,6 +39,12 @@ def test_nothing_that_fits_is_said_with_what_would_help() -> None:
     assert not any(line.startswith("Measure") for line in lines)
 
 
+def test_without_samples_for_all_gpus_nothing_is_ranked() -> None:
+    lines = list(recommendation_lines(recommend(question(tokens=700), Typed(), predictors())))
+    assert "no configuration can be ranked" in lines
+    assert "Data parallelism alone is the wrong tool: too few samples" in lines
+
+
 def test_the_document_has_all_that_is_said() -> None:
     answer = recommend(question(), Typed(), predictors())
     document = json.loads(json.dumps(answer.as_json()))
