@@ -8,9 +8,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import util
 from pathlib import Path
 
 PREFIX = "harness-"
+LONGEST_PLACE = 40
+"""Characters of the folder for temporary files: the path of a socket has at most 107 bytes."""
 _NAME = re.compile(rf"{PREFIX}[a-z]+-(\d+)-\w+")
 
 
@@ -43,3 +46,23 @@ def _lives(process: int) -> bool:
     except OSError:
         return True
     return True
+
+
+def name_multiprocessing_folder() -> None:
+    """Have multiprocessing keep its sockets in such a folder too: its own name does not tell whose it is."""
+    place = tempfile.gettempdir()
+    if len(place) > LONGEST_PLACE:
+        return
+    _remove_abandoned(Path(place))
+    before = tempfile.tempdir
+    folder = tempfile.mkdtemp(prefix=f"{PREFIX}sockets-{os.getpid()}-")
+    tempfile.tempdir = folder
+    try:
+        chosen = util.get_temp_dir()
+    finally:
+        tempfile.tempdir = before
+    if Path(chosen).parent == Path(folder):
+        # After multiprocessing itself, which removes its own with priority -100.
+        util.Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=-200)
+    else:  # it had one already
+        os.rmdir(folder)

@@ -29,7 +29,7 @@ from harness.run_directory.outcome import Outcome
 from harness.run_directory.rank_events import has_ended_well
 from harness.run_directory.request import LOCAL_RENDEZVOUS, RunRequest, rank_file, rank_log
 from harness.run_directory.tail import Tail
-from harness.scratch import scratch_folder
+from harness.scratch import name_multiprocessing_folder, scratch_folder
 
 POLL_SECONDS = 0.25
 GRACE_SECONDS = 10.0
@@ -60,6 +60,7 @@ class LocalLauncher:
             os.environ["HARNESS_PRELOAD"] = ",".join(preload)
             self._context = multiprocessing.get_context("forkserver")
             self._context.set_forkserver_preload(["harness.worker.preload"])
+            name_multiprocessing_folder()
             with _interrupts_held():
                 forkserver.ensure_running()  # it imports while this process goes on
         else:

@@ -27,3 +27,20 @@ def test_folder_of_a_killed_process_is_removed_by_the_next(
         assert not left.exists()
         assert folder.is_dir()
     assert sorted(tmp_path.iterdir()) == sorted([mine, others])
+
+
+@pytest.mark.parametrize(("ending", "left"), [("", 0), ("os.kill(os.getpid(), 9)", 1)])
+def test_sockets_of_multiprocessing_are_removed_too(ending: str, left: int) -> None:
+    """Pytest's folders are too long for sockets, so this looks into the usual place."""
+    code = (
+        "import os\nfrom multiprocessing import util\n"
+        "from harness.scratch import name_multiprocessing_folder\n"
+        f"name_multiprocessing_folder()\nprint(util.get_temp_dir(), flush=True)\n{ending}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    folder = Path(done.stdout.strip()).parent
+    assert folder.name.startswith("harness-sockets-")
+    assert folder.exists() == bool(left)
+    with scratch_folder("check"):
+        assert not folder.exists()
