@@ -6,6 +6,7 @@ import hashlib
 import json
 import lzma
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from harness.theory.workload import Workload
 SHIPPED = Path(__file__).with_name("data") / "activations.json.xz"
 TRACER = "harness.worker.activation_trace"
 TRACING_SECONDS = 300
+ERROR_LINE = re.compile(r"[A-Za-z_.]+(Error|Exception)\b: ")
 Trace = Callable[[str], str]
 """Takes a request and returns a profile, as `worker.activation_trace.profile_text` does; by default in a new
 process, which has to import torch first."""
@@ -165,9 +167,15 @@ def _trace(request: str) -> str:
     except subprocess.TimeoutExpired as error:
         raise HarnessError(f"tracing the model's activations took over {TRACING_SECONDS} s") from error
     if ran.returncode:
-        lines = [line for line in ran.stderr.splitlines() if line.strip()] or ["no message"]
-        raise HarnessError(f"the model's activations cannot be traced: {lines[-1].strip()}")
+        raise HarnessError(f"the model's activations cannot be traced: {_error_line(ran.stderr)}")
     return ran.stdout
+
+
+def _error_line(text: str) -> str:
+    """The line that names the error, whose message may have further lines; else the last one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
+    named = [line for line in lines if ERROR_LINE.match(line)]
+    return (named or lines)[-1]
 
 
 def _versions() -> str:
