@@ -94,8 +94,18 @@ class Fsdp2Course(Course):
         self._reduce(unit)
 
     def gradient_ready(self, parameter: Tensor) -> None:
-        if self.micro_step == 0 or self._reduce_bytes != self.workload.compute_bytes:
+        if self._keeps_fresh:
             self.ledger.add(GRADIENTS, parameter.numel * self.gradient_bytes)
+
+    @property
+    def _keeps_fresh(self) -> bool:
+        """Whether a gradient is a tensor of its own: later micro-steps add to it where the dtype is the same."""
+        return self.micro_step == 0 or self._reduce_bytes != self.workload.compute_bytes
+
+    def _drop_fresh(self, unit: Unit) -> None:
+        """The root's gradients stay while blocks give back theirs."""
+        if self._keeps_fresh:
+            self.ledger.drop(GRADIENTS, unit.elements * self.gradient_bytes)
 
     def after_backward_of_model(self) -> None:
         if self.root:
@@ -182,7 +192,7 @@ class Fsdp2Course(Course):
             self.ledger.drop(REDUCED_LOW)
 
     def _drop_gradients(self, unit: Unit) -> None:
-        self.ledger.drop(GRADIENTS)
+        self._drop_fresh(unit)
         if self.workload.accumulation_steps > 1:
             self.ledger.drop(ACCUMULATED, unit.elements * self._reduce_bytes)
 
@@ -191,4 +201,4 @@ class Fsdp2Course(Course):
         if self.micro_step == 0:
             self.ledger.add(ACCUMULATED, unit.elements * self._reduce_bytes)
             self.ledger.look()
-        self.ledger.drop(GRADIENTS)
+        self._drop_fresh(unit)
