@@ -48,7 +48,7 @@ class MemoryCase:
 
 
 def memory_cases() -> list[MemoryCase]:
-    """The list, in a fixed order: every backend twice in the first and in the second part, once in the third."""
+    """The list, in a fixed order: each backend twice in the first and second part, once in the third."""
     source, third = random.Random(SEED), random.Random(THIRD_SEED)
     halves = [
         _draw(source, backend, part) for backend in BACKENDS for part in (1, 2) for _ in range(DRAWS_PER_HALF)

@@ -88,14 +88,14 @@ def main(runs: str, output: str) -> None:
 
 
 def outcomes(records: Iterable[Record]) -> Iterator[Outcome]:
-    """Of every record that is one of the configurations."""
-    cases = {
-        _key(case.backend, case.world_size, case.geometry, case.settings): case for case in memory_cases()
-    }
+    """Of every record that is one of the configurations; one that was drawn twice counts once."""
+    cases: dict[tuple[object, ...], MemoryCase] = {}
+    for case in memory_cases():
+        cases.setdefault(_key(case.backend, case.world_size, case.geometry, case.settings), case)
     for record in records:
-        case = cases.get(_key_of(record))
-        if case is not None:
-            yield outcome(case, record)
+        case_or_none = cases.pop(_key_of(record), None)
+        if case_or_none is not None:
+            yield outcome(case_or_none, record)
 
 
 def outcome(case: MemoryCase, record: Record) -> Outcome:
