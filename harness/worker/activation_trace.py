@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch.autograd import graph
 
 from harness.backends.blocks import transformer_blocks
 from harness.backends.precision import cast_parameters
@@ -119,7 +120,11 @@ class _Tracer:
             self._backward = True
             self._events.note("mark", f"backward {len(self._blocks) + 1}")
             scaled = loss * 1.5
-            scaled.backward()
+            # `backward` itself would turn function modes off, and recomputation needs CudaAutocast.
+            graph._engine_run_backward(
+                (scaled,), (torch.ones_like(scaled),), False, False, (),
+                allow_unreachable=True, accumulate_grad=True,
+            )  # fmt: skip
             del scaled
             self._events.note("mark", "end")
             self._events.stop_watching()
