@@ -99,7 +99,7 @@ class Fsdp2Course(Course):
 
     @property
     def _keeps_fresh(self) -> bool:
-        """Whether a gradient is a tensor of its own: later micro-steps add to it where the dtype is the same."""
+        """Whether a gradient is a tensor of its own; later micro-steps add to it where dtypes agree."""
         return self.micro_step == 0 or self._reduce_bytes != self.workload.compute_bytes
 
     def _drop_fresh(self, unit: Unit) -> None:
