@@ -47,8 +47,8 @@ its mean error was 0.47 % and its worst 12.4 %, with the tokens of the micro-bat
 measurement. It showed two defects. Accelerate's DDP on one rank with the library's defaults (12.4 %): on
 the CPU it wraps one rank too, which neither the closed form of its states nor the prediction knew. FSDP2
 (up to 3.4 %): the root's gradients were dropped with those of the first block. Both were corrected, and
-the tokens got a term. Part 3 was drawn and run after that; nothing was changed since. Of its 19 the first 14 were
-run, but for `zero0`, whose run failed; one equals a configuration of part 1 or 2.
+the tokens got a term. Part 3 was drawn and run after that; nothing was changed since. Of
+its 19 the first 15 were run; `zero0` failed, since its code was changed meanwhile, and `fsdp1` equals an earlier configuration.
 
 Error: predicted minus measured, over measured. Peak: of the complete step; update: within the optimizer's
 step alone.
