@@ -48,7 +48,8 @@ measurement. It showed two defects. Accelerate's DDP on one rank with the librar
 the CPU it wraps one rank too, which neither the closed form of its states nor the prediction knew. FSDP2
 (up to 3.4 %): the root's gradients were dropped with those of the first block. Both were corrected, and
 the tokens got a term. Part 3 was drawn and run after that; nothing was changed since. Of
-its 19 the first 15 were run; `zero0` failed, since its code was changed meanwhile, and `fsdp1` equals an earlier configuration.
+its 19 the first 15 were run; `zero0` failed, since its code was changed meanwhile, and
+`fsdp1` equals an earlier configuration.
 
 Error: predicted minus measured, over measured. Peak: of the complete step; update: within the optimizer's
 step alone.
