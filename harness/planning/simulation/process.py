@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -31,6 +33,7 @@ def run_simulations(requests: Sequence[SimulationRequest]) -> Iterator[Simulated
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,  # with the forks that simulate, which must end with it
             )
         try:
             for index in range(len(requests)):
@@ -42,7 +45,7 @@ def run_simulations(requests: Sequence[SimulationRequest]) -> Iterator[Simulated
                 yield result
         finally:
             if process.poll() is None:
-                process.terminate()
+                os.killpg(process.pid, signal.SIGTERM)
             process.wait()
 
 
