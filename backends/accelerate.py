@@ -51,7 +51,7 @@ class AccelerateEngineMixin:
         self.optimizer.step()
 
     def close(self) -> None:
-        forgetmake_accelerator()
+        forget_accelerator()
 
 
 class AccelerateDdpEngine(AccelerateEngineMixin, DdpEngine):
@@ -80,7 +80,7 @@ class AccelerateZeroEngine(ZeroEngine):
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
         unset_hf_deepspeed_config()
-        forgetmake_accelerator()
+        forget_accelerator()
 
 
 class AccelerateDdpBackend(Backend):
@@ -187,7 +187,7 @@ class AccelerateZeroBackend(Backend):
         return AccelerateZeroEngine(accelerator, engine, context, handed_over, self.stage, count)
 
 
-def forgetmake_accelerator() -> None:
+def forget_accelerator() -> None:
     """Drop Accelerate's process-wide state, so that another engine may be built in this process."""
     from accelerate.state import AcceleratorState
 
