@@ -10,6 +10,7 @@ import click
 
 from harness.cli.arguments import numbers, split_backends
 from harness.cli.calibration import calibrate_options, calibrated_constants
+from harness.cli.hardware import named_fabric
 from harness.cli.options import (
     PATH,
     backends_option,
@@ -24,6 +25,7 @@ from harness.config import load_experiment
 
 if TYPE_CHECKING:
     from harness.planning.estimate import Question
+    from harness.planning.hardware import Hardware
 
 
 @click.command()
@@ -71,30 +73,39 @@ def estimate(
 
     Sizes come from the model's configuration: no weights and no network are needed.
     """
+    from harness.planning.defaults import with_training_defaults
     from harness.planning.estimate import question
     from harness.planning.hardware import load_hardware
-    from harness.planning.models import catalogue_lines, job_model, load_model
+    from harness.planning.models import job_model, load_model
 
     known = load_hardware(hardware)
     _check_files(plot, report)
     if list_models or list_hardware:
-        for line in catalogue_lines() if list_models else known.lines():
-            click.echo(line)
-        return 0
+        return _list(known, models=list_models)
     experiment = load_experiment(config, assignments, notice)
-    device = known.device(gpu) if gpu is not None else None
+    device = None if gpu is None else known.device(gpu)
+    planned = load_model(model) if model is not None else job_model(experiment.job())
+    experiment, remarks = with_training_defaults(planned, experiment, device)
     asked = question(
-        load_model(model) if model is not None else job_model(experiment.job()),
+        planned,
         experiment,
         backends=with_new_options(split_backends(backends)) if backends is not None else ["all"],
         world_sizes=numbers(world_size, "--world-size", "ranks"),
         ranks_per_node=gpus_per_node,
         device=device,
-        fabric=known.fabric(fabric) if fabric is not None else None,
+        fabric=named_fabric(known, fabric),
         constants=calibrated_constants(calibrate, save_calibration, device),
+        remarks=remarks,
     )
     _answer(asked, details=details, as_json=as_json)
     _write_files(asked, plot, report)
+    return 0
+
+
+def _list(known: Hardware, *, models: bool) -> int:
+    from harness.planning.models import catalogue_lines
+
+    click.echo("\n".join(catalogue_lines() if models else known.lines()))
     return 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from harness.cli.calibration import calibrate_options, calibrated_constants
+from harness.cli.hardware import named_fabric
 from harness.cli.options import PATH, common, config_option, json_option, notice, set_option
 from harness.cli.output import echo
 from harness.config import load_experiment
@@ -70,7 +71,7 @@ def recommend(
         gpus=gpus,
         gpus_per_node=gpus_per_node,
         device=device,
-        fabric=known.fabric(fabric) if fabric is not None else None,
+        fabric=named_fabric(known, fabric),
         tokens=tokens,
     )
     typed = Typed(config=config, assignments=assignments, model_settings=model_settings(model))

@@ -33,6 +33,7 @@ def document(asked: Question, rows: Sequence[EstimateRow]) -> dict[str, Any]:
         if device is None
         else {"name": device.name, "memory_bytes": device.memory_bytes, "source": device.source},
         "fabric": None if fabric is None else {"name": fabric.name, "source": fabric.source},
+        "remarks": list(asked.remarks),
         "rows": [_row(row) for row in rows],
     }
 

@@ -34,6 +34,8 @@ class Question:
     constants: TimeConstants | None = None
     """Of a calibration; None: published ones."""
     torch_device: str = "cuda"
+    remarks: tuple[str, ...] = ()
+    """What was chosen because nothing was given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +58,16 @@ def question(
     device: Device | None = None,
     fabric: Fabric | None = None,
     constants: TimeConstants | None = None,
+    remarks: Sequence[str] = (),
 ) -> Question:
     """Check what is asked. `backends`: names with their options, or 'all' for every built-in one.
 
-    Without any size of a batch, the micro-batch is 1. Raises HarnessError for an unknown or third party's
-    backend, ranks that do not fill their nodes, a batch that does not divide, or too long a sequence.
+    Without any size of a batch, the micro-batch is 1. `remarks`: what was chosen before. Raises HarnessError
+    for an unknown or third party's backend, ranks that do not fill their nodes, a batch that does not divide,
+    or too long a sequence.
     """
-    experiment = _with_batch(experiment)
+    asked, experiment = experiment, _with_batch(experiment)
+    by_default = () if experiment is asked else ("training.micro_batch_size=1, since no batch is given",)
     _check_sequence(model, experiment)
     for size in world_sizes:
         if size > ranks_per_node and size % ranks_per_node:
@@ -82,6 +87,7 @@ def question(
         fabric=fabric,
         constants=constants,
         torch_device="cpu" if experiment.runtime.device == "cpu" else "cuda",
+        remarks=(*remarks, *by_default),
     )
 
 

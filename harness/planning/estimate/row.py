@@ -115,8 +115,18 @@ class EstimateRow:
 
 
 def estimate(asked: Question) -> list[EstimateRow]:
-    """Every row of a question. A row that cannot be predicted says why."""
-    return [_row(candidate) for candidate in candidates(asked)]
+    """Every row of a question. A row that cannot be predicted says why.
+
+    Raises HarnessError if no strategy can run the job on any of the numbers of ranks.
+    """
+    rows = list(candidates(asked))
+    if all(row.scenario is None for row in rows):
+        first, more = rows[0], len(rows) - 1
+        raise HarnessError(
+            f"{first.label} cannot run on {first.world_size} ranks: {first.unsupported}"
+            + (f"; nor can any of the {more} others that were asked for" if more else "")
+        )
+    return [_row(candidate) for candidate in rows]
 
 
 def _row(candidate: Candidate) -> EstimateRow:

@@ -11,6 +11,7 @@ from tabulate import tabulate
 from harness.planning.estimate.document import formulae
 from harness.planning.estimate.question import Question
 from harness.planning.estimate.row import EstimateRow
+from harness.planning.estimate.twins import twins_line, without_twins
 from harness.report.formats import NOT_AVAILABLE
 
 MEMORY = (
@@ -21,9 +22,12 @@ MEMORY = (
 """Column -> kinds of terms at the decisive moment."""
 MOMENTS = {"forward/backward": "f/b", "gradient reduction": "red", "optimizer step": "upd"}
 LEGEND = (
-    "at: the moment that decides, forward/backward, gradient reduction or update; gath.: weights of other "
-    "ranks; mast.: fp32 masters; temp.: temporaries, model buffers and data; fits counts context and NCCL too"
+    "columns are those of the moment that decides (at: forward/backward, gradient reduction or update); "
+    "-: nothing of the kind then, or less than the last digit; gath.: weights of other ranks; mast.: fp32 "
+    "masters; temp.: temporaries, model buffers and data"
 )
+OUTSIDE = "left: the GPU's memory less the peak and {} outside of the allocator (CUDA context, NCCL)"
+ABSENT = "-"
 STEP_LEGEND = (
     "nodes: of what a rank sends, to other nodes; exposed: seconds of communication that nothing hides; "
     "tok/s: per GPU; h and kWh: for 1e9 tokens on all GPUs, at their power limit"
@@ -60,17 +64,19 @@ def _header(asked: Question) -> list[str]:
         f"{asked.model.name}: {asked.model.parameters:,} parameters ({asked.model.source})",
         f"sequence {experiment.data.sequence_length}, {training.precision}, {clipping}, {checkpointing}, "
         f"{experiment.runtime.preset}; " + ", ".join([*where, f"{asked.ranks_per_node} GPUs per node"]),
+        *([f"note: {'; '.join(asked.remarks)}"] if asked.remarks else []),
     ]
 
 
 def _of_size(asked: Question, world_size: int, rows: Sequence[EstimateRow]) -> list[str]:
-    known = [row for row in rows if row.scenario is not None]
+    known, twins = without_twins([row for row in rows if row.scenario is not None])
     cut = next((row.scenario for row in known if row.scenario), None)
     batch = f", micro-batch {cut.micro_batch_size} x {cut.accumulation_steps} accumulated" if cut else ""
     lines = _wrapped(f"{world_size} ranks{batch}: {_answer(asked, known)}")
     if known:
         lines += ["", *_memory_table(asked, known), "", *_step_table(asked, known)]
     notes = [f"{row.label}: unsupported: {row.unsupported}" for row in rows if row.unsupported]
+    notes = [twins_line(twins), *notes] if twins else notes
     return lines + [part for note in (*notes, *_reasons(known)) for part in _wrapped(note)]
 
 
@@ -82,14 +88,21 @@ def _answer(asked: Question, rows: Sequence[EstimateRow]) -> str:
     fitting = [row for row, verdict in judged if verdict is not None and verdict.fits]
     if not fitting:
         return "nothing fits" if judged else "memory is not predicted"
-    every = len(fitting) == len(rows) > 1
-    text = "all fit" if every else f"{', '.join(row.label for row in fitting)} fit"
+    text = f"{_names(fitting, rows)} fit"
     timed = [row for row in fitting if row.speed is not None]
     if timed:
         best = max(timed, key=lambda row: row.speed.tokens_per_second_per_gpu if row.speed else 0.0)
         assert best.speed is not None
-        text += f"; fastest {best.label}, {best.speed.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
+        text += f"; fastest {best.label}, {_figure(best.speed.tokens_per_second_per_gpu)} tokens/s per GPU"
     return text
+
+
+def _names(fitting: Sequence[EstimateRow], rows: Sequence[EstimateRow]) -> str:
+    """The shorter of those that fit and 'all but' the others."""
+    others = [row.label for row in rows if row not in fitting]
+    if len(rows) > 1 and len(others) < len(fitting) and all(row.memory is not None for row in rows):
+        return f"all but {', '.join(others)}" if others else "all"
+    return ", ".join(row.label for row in fitting)
 
 
 def _memory_table(asked: Question, rows: Sequence[EstimateRow]) -> list[str]:
@@ -110,9 +123,17 @@ def _memory_table(asked: Question, rows: Sequence[EstimateRow]) -> list[str]:
     host = [row for row in rows if row.memory is not None and row.memory.host_bytes_per_node > GIGA]
     return [
         *_tabulated(table, headers),
-        *_wrapped(LEGEND),
+        *_wrapped("; ".join([LEGEND, *_outside(rows)] if judged else [LEGEND])),
         *(f"{row.label}: {_host(row) / GIGA:,.0f} GB of host memory per node" for row in host),
     ]
+
+
+def _outside(rows: Sequence[EstimateRow]) -> list[str]:
+    """What peak and left do not count, of the rows together."""
+    memories = [row.memory for row in rows if row.memory is not None]
+    found = sorted({memory.device_bytes - memory.peak_bytes for memory in memories})
+    ends = dict.fromkeys(f"{count / GIGA:.2f}" for count in (found[:1] + found[-1:]))
+    return [OUTSIDE.format(f"{' to '.join(ends)} GB")] if found else []
 
 
 def _host(row: EstimateRow) -> int:
@@ -123,12 +144,12 @@ def _memory_cells(row: EstimateRow, unit: float) -> list[str]:
     if row.memory is None:
         kinds = ("weights", "gathered", "gradients", "masters", "optimizer")
         return [
-            *(_size(row.state_bytes(kind), unit) for kind in kinds), *[NOT_AVAILABLE] * 5
+            *(_kind(row.state_bytes(kind), unit) for kind in kinds), *[NOT_AVAILABLE] * 5
         ]  # fmt: skip
     terms = [term for term in row.memory.decisive.terms if not term.host]
     sums = [sum(term.bytes for term in terms if term.kind in kinds) for _, kinds in MEMORY]
     return [
-        *(_size(value, unit) for value in sums),
+        *(_kind(value, unit) for value in sums),
         _size(row.memory.peak_bytes, unit),
         MOMENTS[row.memory.decisive.name],
     ]
@@ -162,7 +183,7 @@ def _speed_cells(row: EstimateRow) -> list[str]:
     energy = row.kilowatt_hours_per_billion_tokens
     return [
         *(_figure(value) for value in seconds),
-        f"{speed.tokens_per_second_per_gpu:,.0f}",
+        _figure(speed.tokens_per_second_per_gpu),
         NOT_AVAILABLE if share is None else f"{100 * share:.1f}",
         _figure(row.hours_per_billion_tokens),
         NOT_AVAILABLE if energy is None else f"{energy:,.0f}",
@@ -204,6 +225,12 @@ def _tabulated(table: list[list[str]], headers: list[str], *, left: bool = False
 
 def _wrapped(line: str) -> list[str]:
     return wrap(line, WIDTH, break_on_hyphens=False, break_long_words=False) or [line]
+
+
+def _kind(count: int | None, unit: float) -> str:
+    """Bytes of a kind of memory; what would read as zero is absent."""
+    text = _size(count, unit)
+    return ABSENT if text in ("0", "0.00") else text
 
 
 def _size(count: float | None, unit: float) -> str:

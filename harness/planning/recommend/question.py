@@ -6,12 +6,11 @@ import re
 from dataclasses import dataclass
 
 from harness.errors import HarnessError
+from harness.planning.defaults import with_training_defaults
 from harness.planning.device import Device, Fabric
 from harness.planning.model import PlannedModel
 from harness.spec import Experiment, Job
 
-LONGEST_DEFAULT_SEQUENCE = 4096
-"""Of a question that names none: the model's context, but no more than this."""
 _COUNT = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\d+)?)\s*([kKmM]?)")
 
 
@@ -84,8 +83,10 @@ def ask(
     if gpus > per_node and fabric is None:
         raise HarnessError(f"{gpus // per_node} nodes need the network between them; give it with --fabric")
     _require_open(experiment)
-    remarks: list[str] = []
-    job = _with_defaults(model, experiment, device, remarks)
+    chosen = experiment.training.model_fields_set
+    experiment, defaults = with_training_defaults(model, experiment, device)
+    _check_sequence(model, experiment)
+    remarks, job = [*defaults], experiment.job()
     sequence = job.data.sequence_length
     if tokens < sequence:
         raise HarnessError(
@@ -99,7 +100,6 @@ def ask(
             f"{sequence:,}, a multiple of {gpus} GPUs"
         )
     training = job.training.model_copy(update={"global_batch_size": max(samples, gpus)})
-    chosen = experiment.training.model_fields_set
     return Question(
         model=model,
         job=job.model_copy(update={"training": training}),
@@ -125,23 +125,10 @@ def _require_open(experiment: Experiment) -> None:
             )
 
 
-def _with_defaults(model: PlannedModel, experiment: Experiment, device: Device, remarks: list[str]) -> Job:
-    """The job with the precision and sequence of ordinary training where it names none."""
-    job = experiment.job()
-    if "precision" not in experiment.training.model_fields_set:
-        precision = "bf16-mixed" if "bfloat16" in device.peak_flops else "fp16-mixed"
-        job = job.model_copy(update={"training": job.training.model_copy(update={"precision": precision})})
-        remarks.append(f"training.precision={precision}, since none is given")
-    context = model.config.get("max_position_embeddings")
-    if "sequence_length" not in experiment.data.model_fields_set:
-        length = (
-            min(context, LONGEST_DEFAULT_SEQUENCE) if isinstance(context, int) else LONGEST_DEFAULT_SEQUENCE
-        )
-        job = job.model_copy(update={"data": job.data.model_copy(update={"sequence_length": length})})
-        remarks.append(f"data.sequence_length={length}, since none is given")
-    elif isinstance(context, int) and job.data.sequence_length > context:
+def _check_sequence(model: PlannedModel, experiment: Experiment) -> None:
+    context, length = model.config.get("max_position_embeddings"), experiment.data.sequence_length
+    if isinstance(context, int) and length > context:
         raise HarnessError(
-            f"data.sequence_length {job.data.sequence_length} is longer than the context of {model.name}, "
-            f"{context} positions; shorten it"
+            f"data.sequence_length {length} is longer than the context of {model.name}, {context} positions; "
+            "shorten it"
         )
-    return job

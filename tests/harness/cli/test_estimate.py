@@ -68,6 +68,10 @@ def test_the_job_decides_the_model_where_none_is_named() -> None:
         (("--fabric", "NDR-4000", "--gpu", "H200"), "fabric 'NDR-4000' is unknown. Did you mean 'NDR400'"),
         (("--backends", "zero5"), "backend 'zero5' is unknown"),
         (("--hardware", "none.yaml"), "hardware file none.yaml cannot be read"),
+        (
+            ("--model", "gpt2", "--backends", "fsdp-hybrid:shard_size=3"),
+            "fsdp-hybrid:shard_size=3 cannot run on 8 ranks: shard_size 3 does not divide the world size 8",
+        ),
         (("--set", "model.name=none/such"), "model 'none/such' is neither in the catalogue"),
     ],
 )
@@ -84,6 +88,24 @@ def test_a_configuration_without_a_needed_value_is_one_line(tmp_path: Path) -> N
     code, _, errors = run("--model", str(tmp_path))
     assert code == 1
     assert "lacks 'vocab_size', which a llama needs" in errors
+
+
+def test_with_a_gpu_the_defaults_are_those_of_recommend() -> None:
+    _, text, _ = run("--model", "bloom-560m", "--backends", "ddp", "--gpu", "A100-80")
+    assert "sequence 4096, bf16-mixed" in text
+    assert "note: training.precision=bf16-mixed, since none is given; data.sequence_length=4096" in text
+    _, plain, _ = run("--model", "bloom-560m", "--backends", "ddp")
+    assert "sequence 128, fp32" in plain
+
+
+def test_a_network_by_another_name_is_named() -> None:
+    _, _, errors = run("--model", "bloom-560m", "--backends", "ddp", "--gpu", "A100-80", "--fabric", "NDR")
+    assert errors == (
+        "fabric 'NDR' is taken as NDR400, 50 GB/s per GPU; --list-hardware of estimate lists others\n"
+    )
+    assert (
+        run("--model", "bloom-560m", "--backends", "ddp", "--gpu", "A100-80", "--fabric", "ndr400")[2] == ""
+    )
 
 
 def test_lists_of_models_and_hardware() -> None:

@@ -1,0 +1,33 @@
+"""Precision and sequence of ordinary training, for questions about GPUs that name none."""
+
+from __future__ import annotations
+
+from harness.planning.device import Device
+from harness.planning.model import PlannedModel
+from harness.spec import Experiment
+
+LONGEST_DEFAULT_SEQUENCE = 4096
+"""Of a question that names none: the model's context, but no more than this."""
+
+
+def with_training_defaults(
+    model: PlannedModel, experiment: Experiment, device: Device | None
+) -> tuple[Experiment, tuple[str, ...]]:
+    """The experiment with the precision and sequence of ordinary training where it names none, and a remark
+    on each; unchanged without a device."""
+    if device is None:
+        return experiment, ()
+    remarks = []
+    training, data = experiment.training, experiment.data
+    if "precision" not in training.model_fields_set:
+        precision = "bf16-mixed" if "bfloat16" in device.peak_flops else "fp16-mixed"
+        training = training.model_copy(update={"precision": precision})
+        remarks.append(f"training.precision={precision}, since none is given")
+    if "sequence_length" not in data.model_fields_set:
+        context = model.config.get("max_position_embeddings")
+        length = (
+            min(context, LONGEST_DEFAULT_SEQUENCE) if isinstance(context, int) else LONGEST_DEFAULT_SEQUENCE
+        )
+        data = data.model_copy(update={"sequence_length": length})
+        remarks.append(f"data.sequence_length={length}, since none is given")
+    return experiment.model_copy(update={"training": training, "data": data}), tuple(remarks)
