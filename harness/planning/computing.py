@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.planning.attention import (
+    EAGER_FORMULA,
+    EAGER_SOURCE,
+    FUSED_FORMULA,
+    AttentionTime,
+    attention_kernel,
+    eager_attention,
+    fused_attention,
+)
 from harness.planning.constants import TimeConstants
 from harness.planning.device import Device
-from harness.planning.geometry import Decoder, Matrix
+from harness.planning.geometry import Matrix
 from harness.planning.time_term import TimeTerm
 from harness.planning.updating import device_terms, host_terms
 from harness.planning.work import Work
 
-CAUSAL_TILE = 128
-"""Rows and columns that a fused attention kernel takes at once: it skips whole tiles above the diagonal."""
-ATTENTION_BACKWARD = 2.5
-"""Products in the backward pass of fused attention over those in the forward pass: five to two."""
 MANY_TOKENS = 2**16
 """At which the slope of an affine function is read."""
 LOSS_BYTES = 44
@@ -69,10 +74,12 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
     products = _products(model.matrices, tokens, rates, constants)
     # torch.utils.checkpoint stops once the last saved tensor is there: the input of a block's last product.
     again = recomputed * (products - _products(model.last, tokens, rates, constants))
-    attention = _attention(model, tokens, scenario.job.data.sequence_length, rates, constants)
+    attention = _attention(work, rates, constants)
+    length = scenario.job.data.sequence_length
+    attended, returned = attention.forward(tokens, length), attention.backward(tokens, length)
     elementwise = tokens * model.layers * rates.width / rates.bytes
-    forward = products + attention + elementwise * model.traffic.forward
-    backward = 2 * products + ATTENTION_BACKWARD * attention + elementwise * model.traffic.backward
+    forward = products + attended + elementwise * model.traffic.forward
+    backward = 2 * products + returned + elementwise * model.traffic.backward
     launch = constants.dispatch_seconds * constants.host_factor
     forward = max(forward, model.layers * model.traffic.forward_kernels * launch)
     backward = max(backward, model.layers * model.traffic.backward_kernels * launch)
@@ -86,10 +93,11 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
         _term("matrix products", steps * (3 * products + again + 3 * head),
               "3 passes, and recomputation, of 2 T in out / R + bytes / M + k per weight",
               constants.matrix_source),
-        _term("attention", steps * (1 + recomputed + ATTENTION_BACKWARD) * attention,
-              "causal share of 4 T s a L, forward 1, backward 2.5", constants.attention_source),
+        _term("attention", steps * ((1 + recomputed) * attended + returned),
+              *((FUSED_FORMULA, constants.attention_source) if attention.fused
+                else (EAGER_FORMULA, EAGER_SOURCE))),
         _term("elementwise kernels", steps * (forward + backward - (3 * products + again)
-              - (1 + recomputed + ATTENTION_BACKWARD) * attention),
+              - (1 + recomputed) * attended - returned),
               "reads and writes of norms, residuals, activations / M", "kernels of transformers 5, counted"),
         _term("logits and loss", steps * loss, f"{LOSS_BYTES} T V / M", "harness.worker.model, counted"),
         _term("gradients and casts", steps * kept, "bytes of weights cast and gradients added / M",
@@ -133,14 +141,17 @@ def _products(matrices: tuple[Matrix, ...], tokens: int, rates: Rates, constants
     return sum(m.count * _product(tokens, m.columns, m.rows, rates, constants) for m in matrices)
 
 
-def _attention(
-    model: Decoder, tokens: int, sequence_length: int, rates: Rates, constants: TimeConstants
-) -> float:
-    """Seconds of the forward pass over all layers: 4 T s a L, of which a causal kernel does half."""
-    causal = min(1.0, (1 + CAUSAL_TILE / sequence_length) / 2)
-    reached = sequence_length / (sequence_length + constants.attention_half_length)
-    flops = 4 * tokens * sequence_length * model.attention_width * model.layers
-    return causal * flops / (rates.attention_flops * reached)
+def _attention(work: Work, rates: Rates, constants: TimeConstants) -> AttentionTime:
+    model = work.decoder
+    if attention_kernel(work.scenario.model, work.scenario.job.model) == "eager":
+        return eager_attention(
+            width=model.attention_width, heads=model.heads, layers=model.layers, flops=rates.flops,
+            bytes_per_second=rates.bytes, element_bytes=rates.width,
+        )  # fmt: skip
+    return fused_attention(
+        width=model.attention_width, layers=model.layers, flops=rates.attention_flops,
+        half_length=constants.attention_half_length,
+    )  # fmt: skip
 
 
 def _gradients_and_casts(work: Work, rates: Rates) -> float:
@@ -160,7 +171,8 @@ class ComputingCoefficients:
     """What `computing_time` makes of micro-batch and sequence, with T their product and s the sequence.
 
     Affine in T: products, the last of each block, the output projection. Attention: `attention` T (s + h)
-    times the causal share. Per token: elementwise kernels and the loss. Least: launching all kernels.
+    times the causal share, or `eager_*` T s. Per token: elementwise kernels and the loss. Least: launching
+    all kernels.
     """
 
     products: tuple[float, float]
@@ -168,6 +180,8 @@ class ComputingCoefficients:
     head: tuple[float, float]
     attention: float
     attention_half_length: float
+    eager_forward: float
+    eager_backward: float
     forward: float
     backward: float
     least_forward: float
@@ -181,6 +195,7 @@ class ComputingCoefficients:
 def computing_coefficients(work: Work, device: Device, constants: TimeConstants) -> ComputingCoefficients:
     """The same formulas with micro-batch and sequence left open."""
     model, rates = work.decoder, _rates(work, device, constants)
+    attention = _attention(work, rates, constants)
     launch = constants.dispatch_seconds * constants.host_factor
     elementwise = model.layers * rates.width / rates.bytes
     head = (Matrix(rows=model.head_rows, columns=model.hidden, count=1),) if model.head_rows else ()
@@ -194,8 +209,10 @@ def computing_coefficients(work: Work, device: Device, constants: TimeConstants)
         products=affine(model.matrices),
         last=affine(model.last),
         head=affine(head),
-        attention=4 * model.attention_width * model.layers / rates.attention_flops,
-        attention_half_length=constants.attention_half_length,
+        attention=attention.fused,
+        attention_half_length=attention.half_length,
+        eager_forward=attention.eager_forward,
+        eager_backward=attention.eager_backward,
         forward=elementwise * model.traffic.forward,
         backward=elementwise * model.traffic.backward,
         least_forward=model.layers * model.traffic.forward_kernels * launch,

@@ -11,6 +11,7 @@ from harness.planning.model import PlannedModel
 from harness.theory.layout import Tensor
 
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
+HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 INTERMEDIATE_KEYS = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner", "d_ff")
 
 UNFUSED_GELU = (19, 27)
@@ -44,6 +45,8 @@ class Decoder:
     hidden: int
     layers: int
     attention_width: int
+    heads: int
+    """Of attention."""
     head_rows: int
     """Vocabulary of the output projection."""
     matrices: tuple[Matrix, ...]
@@ -65,6 +68,7 @@ def decoder(model: PlannedModel) -> Decoder:
         hidden=hidden,
         layers=model.layers,
         attention_width=model.attention_width,
+        heads=_first(model.config, HEAD_KEYS) or 1,
         head_rows=max(0, round(others / hidden)),
         matrices=_matrices(every),
         last=_matrices(Counter(shapes[-1] for shapes in by_block)),

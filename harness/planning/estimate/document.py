@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from harness.planning.attention import attention_kernel
 from harness.planning.estimate.question import Question
 from harness.planning.estimate.row import EstimateRow
 from harness.planning.memory import MemoryPrediction
@@ -26,6 +27,7 @@ def document(asked: Question, rows: Sequence[EstimateRow]) -> dict[str, Any]:
             "activation_checkpointing": experiment.training.activation_checkpointing,
             "gradient_clipping": experiment.training.gradient_clipping,
             "optimizer_implementation": experiment.optimizer.implementation,
+            "attention": attention_kernel(asked.model, experiment.model),
             "preset": experiment.runtime.preset,
         },
         "ranks_per_node": asked.ranks_per_node,

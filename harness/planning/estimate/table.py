@@ -8,6 +8,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from harness.planning.attention import attention_kernel
 from harness.planning.estimate.document import formulae
 from harness.planning.estimate.question import Question
 from harness.planning.estimate.row import EstimateRow
@@ -60,9 +61,11 @@ def _header(asked: Question) -> list[str]:
         [] if asked.device is None else [f"{asked.device.name}, {asked.device.memory_bytes / GIGA:.1f} GB"]
     )
     where += [] if asked.fabric is None else [asked.fabric.name]
+    kernel = attention_kernel(asked.model, experiment.model)
     return [
         f"{asked.model.name}: {asked.model.parameters:,} parameters ({asked.model.source})",
         f"sequence {experiment.data.sequence_length}, {training.precision}, {clipping}, {checkpointing}, "
+        f"attention: {kernel}, "
         f"{experiment.runtime.preset}; " + ", ".join([*where, f"{asked.ranks_per_node} GPUs per node"]),
         *([f"note: {'; '.join(asked.remarks)}"] if asked.remarks else []),
     ]

@@ -7,8 +7,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from harness.errors import HarnessError
+from harness.planning.attention import ATTENTION_BACKWARD, CAUSAL_TILE
 from harness.planning.communicating import transfers
-from harness.planning.computing import ATTENTION_BACKWARD, CAUSAL_TILE, computing_coefficients
+from harness.planning.computing import computing_coefficients
 from harness.planning.constants import default_constants
 from harness.planning.device import Device
 from harness.planning.estimate.question import Question, candidates

@@ -17,9 +17,9 @@ function computing(data, row, b, s) {
   const products = affine(c.products);
   const again = c.recomputed * (products - affine(c.last));
   const causal = Math.min(1, (1 + data.causal_tile / s) / 2);
-  const attention = c.attention * t * causal * (s + c.attention_half_length);
-  let forward = products + attention + c.forward * t;
-  let backward = 2 * products + data.attention_backward * attention + c.backward * t;
+  const fused = c.attention * t * causal * (s + c.attention_half_length);
+  let forward = products + fused + c.eager_forward * t * s + c.forward * t;
+  let backward = 2 * products + data.attention_backward * fused + c.eager_backward * t * s + c.backward * t;
   forward = Math.max(forward, c.least_forward);
   backward = Math.max(backward, c.least_backward);
   backward += again + c.recomputed * (forward - products);

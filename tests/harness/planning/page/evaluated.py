@@ -57,9 +57,10 @@ def _computing(data: Row, c: Row, b: int, s: int) -> Row:
     products, head, loss = affine("products"), affine("head"), c["loss"] * tokens
     again = c["recomputed"] * (products - affine("last"))
     causal = min(1.0, (1 + data["causal_tile"] / s) / 2)
-    attention = c["attention"] * tokens * causal * (s + c["attention_half_length"])
-    forward = max(products + attention + c["forward"] * tokens, c["least_forward"])
-    backward = 2 * products + data["attention_backward"] * attention + c["backward"] * tokens
+    fused = c["attention"] * tokens * causal * (s + c["attention_half_length"])
+    attended, returned = c["eager_forward"] * tokens * s, c["eager_backward"] * tokens * s
+    forward = max(products + fused + attended + c["forward"] * tokens, c["least_forward"])
+    backward = 2 * products + data["attention_backward"] * fused + returned + c["backward"] * tokens
     backward = max(backward, c["least_backward"]) + again + c["recomputed"] * (forward - products)
     return {
         "block_forward": forward, "block_backward": backward + c["kept"], "head_forward": head + loss / 3,
