@@ -14,6 +14,7 @@ from benchmarks.published.rows import Row
 from harness.backends.registry import BUILT_IN
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
+from harness.planning.attention import EAGER_ONLY
 from harness.planning.constants import TimeConstants, default_constants
 from harness.planning.device import Fabric
 from harness.planning.hardware import Hardware, load_hardware
@@ -187,7 +188,7 @@ def _scenario(row: Row, hardware: Hardware) -> Mapped:
         scenario=scenario,
         constants=constants,
         other_code=next((why for word, why in OTHER_LOSS.items() if word in row.model), None),
-        memory_not_covered=next(own, None),
+        memory_not_covered=next(own, None) or _other_attention(scenario),
         assumptions=tuple(assumptions),
     )
 
@@ -226,6 +227,14 @@ def _attention(row: Row) -> str:
     if "flash_attention_2" in text:
         return "flash_attention_2"
     return "sdpa" if "sdpa" in text or "flash" in text else "auto"
+
+
+def _other_attention(scenario: Scenario) -> str | None:
+    """Why memory differs where the run used a fused kernel, and the model's code here has none."""
+    name = scenario.model.architecture
+    if scenario.job.model.attention_kernel is None or name not in EAGER_ONLY:
+        return None
+    return f"fused attention, which transformers' {name} lacks"
 
 
 def _with_old_attention(device: Any) -> TimeConstants:

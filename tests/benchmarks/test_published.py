@@ -39,6 +39,15 @@ def test_a_row_becomes_a_scenario() -> None:
     assert scenario.device.name == "H100-96"
 
 
+def test_memory_of_a_fused_kernel_that_the_model_s_code_lacks_is_not_covered() -> None:
+    bloom = replace(ROW, model="bloom-560m", params="559214592", seq_len="2048")
+    mapped = map_row(bloom)
+    assert mapped.memory_not_covered == "fused attention, which transformers' BloomForCausalLM lacks"
+    assert mapped.scenario is not None
+    assert map_row(replace(bloom, attention="")).memory_not_covered is None
+    assert map_row(ROW).memory_not_covered is None
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
