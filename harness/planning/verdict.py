@@ -8,6 +8,8 @@ from typing import Literal
 Answer = Literal["fits", "tight", "does not fit"]
 TIGHT_SHARE = 0.9
 """Of a device's memory: above it fragmentation and the error of a prediction may decide."""
+BARELY_SHARE = 0.98
+"""Of a device's memory: above it the next allocation of another size may fail."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,11 @@ class Verdict:
     def fits(self) -> bool:
         """Whether it fits at all, if only tightly."""
         return self.margin_bytes >= 0
+
+    @property
+    def barely_fits(self) -> bool:
+        """Whether it fits with so little left that it is no recommendation."""
+        return self.fits and self.needed_bytes > BARELY_SHARE * self.device_bytes
 
     @property
     def text(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.planning.fit.search import divisors, largest_predicted
@@ -123,7 +123,29 @@ def best_configuration(
     checkpointing: bool,
     with_speed: bool = True,
 ) -> Configuration:
-    """The fastest split of the global batch that fits; the smallest, if none does.
+    """The fastest split of the global batch that fits; the smallest, if none does."""
+    return fastest(
+        near_largest(question, variant, predictors, checkpointing=checkpointing, with_speed=with_speed)
+    )
+
+
+def fastest(configurations: Sequence[Configuration]) -> Configuration:
+    """The fastest that fits; if none does, what needs least."""
+    fitting = [configuration for configuration in configurations if configuration.fits]
+    if not fitting:
+        return smallest_need(configurations)
+    return max(fitting, key=lambda c: c.tokens_per_second_per_gpu)
+
+
+def near_largest(
+    question: Question,
+    variant: Variant,
+    predictors: Predictors,
+    *,
+    checkpointing: bool,
+    with_speed: bool = True,
+) -> list[Configuration]:
+    """Splits of the global batch that fit, from the largest micro-batch down; if none does, what needs least.
 
     The largest micro-batch by halving, since memory grows with it; then the speed of it and of the next
     smaller ones that fit. `with_speed` False: the largest.
@@ -139,15 +161,12 @@ def best_configuration(
 
     largest = largest_predicted(sizes, lambda size: predicted(size).fits)
     if largest is None:
-        return smallest_need(predicted(size) for size in (sizes[0], sizes[-1]))
+        return [smallest_need(predicted(size) for size in (sizes[0], sizes[-1]))]
     if not with_speed:
-        return predicted(largest)
+        return [predicted(largest)]
     last = sizes.index(largest)
     near = [predicted(size) for size in reversed(sizes[max(0, last + 1 - SPEEDS) : last + 1])]
-    return max(
-        (_with_speed(question, configuration, predictors) for configuration in near if configuration.fits),
-        key=lambda configuration: configuration.tokens_per_second_per_gpu,
-    )
+    return [_with_speed(question, configuration, predictors) for configuration in near if configuration.fits]
 
 
 def smallest_need(configurations: Iterable[Configuration]) -> Configuration:

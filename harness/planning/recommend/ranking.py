@@ -10,7 +10,8 @@ from harness.errors import HarnessError
 from harness.planning.recommend.predict import (
     Configuration,
     Predictors,
-    best_configuration,
+    fastest,
+    near_largest,
 )
 from harness.planning.recommend.question import Question
 from harness.planning.recommend.variants import Variant, distinct_backends, variants
@@ -33,10 +34,13 @@ class Ranking:
     """Every variant's best configuration, the fastest first, then those that do not fit."""
 
     fitting: tuple[Configuration, ...]
+    """Those that barely fit come last."""
     too_large: tuple[Configuration, ...]
     """With the smallest micro-batch, and checkpointing if it may be chosen; nearest to fitting first."""
     left_out: dict[str, str]
     """Backends that were not looked at, and why."""
+    with_room: Configuration | None = None
+    """The fastest that is not tight, whichever micro-batch and checkpointing that takes."""
 
     def best_by_backend(self) -> tuple[Configuration, ...]:
         """The fastest configuration of each backend that fits, the fastest first."""
@@ -65,18 +69,27 @@ def rank(question: Question, predictors: Predictors) -> Ranking:
     if question.samples_per_rank == 0:
         backends = []
     found: list[Configuration] = []
+    with_room: list[Configuration] = []
     for entry in backends:
         for variant in variants(entry, question.gpus, question.gpus_per_node):
             try:
-                found.append(_best_of_choices(question, variant, predictors))
+                choices = _choices(question, variant, predictors)
+                found.append(fastest([c for c in choices if c.fits and not c.verdict.barely_fits] or choices))
+                with_room += [c for c in choices if c.fits and not c.is_tight]
             except Exception as error:  # one that cannot be predicted must not cost the others
                 reason = str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"
                 left_out[variant.label] = f"no prediction: {reason}"
     fitting = sorted(
-        (c for c in found if c.fits), key=lambda c: (-c.tokens_per_second_per_gpu, -c.margin_bytes)
+        (c for c in found if c.fits),
+        key=lambda c: (c.verdict.barely_fits, -c.tokens_per_second_per_gpu, -c.margin_bytes),
     )
     too_large = sorted((c for c in found if not c.fits), key=lambda c: c.needed_bytes)
-    return Ranking(fitting=tuple(fitting), too_large=tuple(too_large), left_out=left_out)
+    return Ranking(
+        fitting=tuple(fitting),
+        too_large=tuple(too_large),
+        left_out=left_out,
+        with_room=max(with_room, key=lambda c: c.tokens_per_second_per_gpu, default=None),
+    )
 
 
 def why_too_large(configuration: Configuration) -> str:
@@ -104,6 +117,9 @@ def why_slower(configuration: Configuration, best: Configuration) -> str:
     """By how much it is slower than the best, and what of the step explains most of that."""
     if configuration.speed is None or best.speed is None:
         return f"no speed predicted: {configuration.unknown or best.unknown or 'unknown'}"
+    if configuration.verdict.barely_fits:
+        free = 1 - configuration.needed_bytes / configuration.memory_bytes
+        return f"barely fits: {percent(free)} of the device is free"
     slower = 1 - configuration.tokens_per_second_per_gpu / best.tokens_per_second_per_gpu
     step = configuration.speed.step_seconds
     exposed = (configuration.speed.exposed_seconds - best.speed.exposed_seconds) / step
@@ -140,11 +156,12 @@ def _more_computing(configuration: Configuration, best: Configuration) -> str:
     return f"'{most.name}' takes longer"
 
 
-def _best_of_choices(question: Question, variant: Variant, predictors: Predictors) -> Configuration:
-    """With or without checkpointing the fastest that fits; if none does, what needs least."""
+def _choices(question: Question, variant: Variant, predictors: Predictors) -> list[Configuration]:
+    """Without checkpointing and with it, those that fit; what needs least where none does."""
     choices: list[Configuration] = []
     for checkpointing in question.checkpointing:
-        choices.append(best_configuration(question, variant, predictors, checkpointing=checkpointing))
-        if choices[-1].fits and choices[-1].accumulation_steps == 1:
+        near = near_largest(question, variant, predictors, checkpointing=checkpointing)
+        choices += near
+        if any(c.fits and not c.is_tight for c in near) and near[0].accumulation_steps == 1:
             break  # recomputation would make no larger micro-batch fit
-    return max(choices, key=lambda c: (c.fits, c.tokens_per_second_per_gpu if c.fits else -c.needed_bytes))
+    return choices

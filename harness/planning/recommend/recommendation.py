@@ -45,6 +45,7 @@ class Recommendation:
             "sequence_length": question.sequence_length,
             "precision": question.job.training.precision,
             "remarks": list(question.remarks),
+            "with_room": _as_json(question, ranking.with_room) if ranking.with_room else None,
             "best": [_as_json(question, c) for c in self.best],
             "fitting": [_as_json(question, c) for c in ranking.fitting],
             "not_chosen": [
@@ -76,7 +77,7 @@ def recommend(question: Question, typed: Typed, predictors: Predictors | None = 
     """Rank what fits, and say what to measure."""
     predictors = predictors or Predictors()
     ranking = rank(question, predictors)
-    best = ranking.best_by_backend()[:TOP]
+    best = _best(ranking)
     return Recommendation(
         question=question,
         ranking=ranking,
@@ -86,6 +87,12 @@ def recommend(question: Question, typed: Typed, predictors: Predictors | None = 
         uncertain=tuple(_uncertain(ranking)),
         commands=commands(question, best, typed),
     )
+
+
+def _best(ranking: Ranking) -> tuple[Configuration, ...]:
+    """The few to measure; what barely fits only where nothing else fits."""
+    fitting = ranking.best_by_backend()
+    return (tuple(c for c in fitting if not c.verdict.barely_fits) or fitting)[:TOP]
 
 
 def _uncertain(ranking: Ranking) -> list[str]:

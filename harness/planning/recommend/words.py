@@ -12,10 +12,11 @@ from harness.planning.recommend.question import Question
 from harness.planning.recommend.recommendation import Recommendation
 from harness.planning.recommend.remedies import Remedy
 from harness.planning.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
+from harness.planning.verdict import TIGHT_SHARE
 from harness.report.formats import NOT_AVAILABLE, gigabytes, number, percent
 
 HEADERS = (
-    "", "backend", "micro-batch", "accumulation", "checkpointing", "GB", "free GB", "host GB/node",
+    "", "backend", "micro-batch", "accumulation", "checkpointing", "GB", "free GB", "fit", "host GB/node",
     "tokens/s/GPU", "MFU", "step s", "exposed", "GPU-hours", "kWh",
 )  # fmt: skip
 MEGABYTE = 10**6
@@ -32,14 +33,13 @@ def recommendation_lines(answer: Recommendation) -> Iterator[str]:
     """All that is said, a line each."""
     question = answer.question
     yield _title(question)
+    yield from _what_to_use(answer)
     yield from (f"note: {remark}" for remark in question.remarks)
-    yield ""
     if answer.best:
+        yield ""
         shown = answer.ranking.best_by_backend()
         yield table(question, shown, len(answer.best))
         yield "GPU-hours and kWh: per billion tokens; kWh at the power limit of the boards"
-    else:
-        yield "no configuration fits" if answer.ranking.too_large else "no configuration can be ranked"
     losers = answer.ranking.losers(answer.best)
     if losers:
         yield ""
@@ -53,6 +53,36 @@ def recommendation_lines(answer: Recommendation) -> Iterator[str]:
         yield "Uncertain"
         yield from (f"- {line}" for line in answer.uncertain)
     yield from _next_steps(answer)
+
+
+def _what_to_use(answer: Recommendation) -> Iterator[str]:
+    """The answer in a sentence; a second one where it is tight."""
+    if not answer.best:
+        yield "no configuration fits" if answer.ranking.too_large else "no configuration can be ranked"
+        return
+    best, with_room = answer.best[0], answer.ranking.with_room
+    yield f"Use {_in_words(best)}"
+    if best.is_tight:
+        share = percent(1 - TIGHT_SHARE)
+        yield (
+            f"Tight: less than {share} is free. Nothing that fits leaves more"
+            if with_room is None
+            else f"Tight: less than {share} is free. Safe alternative: {_in_words(with_room)}"
+        )
+
+
+def _in_words(configuration: Configuration) -> str:
+    checkpointing = ", with checkpointing" if configuration.checkpointing else ""
+    rate = (
+        f"{configuration.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
+        if configuration.speed
+        else "no speed predicted"
+    )
+    return (
+        f"{configuration.label}, micro-batch {configuration.micro_batch_size}, accumulation "
+        f"{configuration.accumulation_steps}{checkpointing}: {rate}, {gigabytes(configuration.needed_bytes)} "
+        f"of {gigabytes(configuration.memory_bytes)} GB"
+    )
 
 
 def table(question: Question, configurations: Sequence[Configuration], best: int) -> str:
@@ -73,6 +103,7 @@ def _row(question: Question, configuration: Configuration) -> list[str]:
         "yes" if configuration.checkpointing else "no",
         gigabytes(configuration.needed_bytes),
         gigabytes(configuration.margin_bytes),
+        configuration.verdict.answer,
         gigabytes(memory.host_bytes_per_node if memory.host_bytes_per_node >= MEGABYTE else 0),
     ]
     if speed is None:

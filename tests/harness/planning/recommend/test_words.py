@@ -57,3 +57,30 @@ def test_the_document_has_all_that_is_said() -> None:
     assert abs(best["gpu_hours_per_billion_tokens"] / hours - 1) < 1e-9
     assert abs(best["kilowatt_hours_per_billion_tokens"] / (hours * 0.1) - 1) < 1e-9
     assert {row["backend"] for row in document["not_chosen"]} >= {"ddp", "fsdp"}
+
+
+def test_the_answer_is_one_sentence_after_the_title() -> None:
+    lines = list(recommendation_lines(recommend(question(), Typed(), predictors())))
+    # 1 s x 1.025 + 0.2 s / 2 for 400 tokens; 5.5 MB of states and 0.4 MB of activations.
+    assert lines[1] == "Use zero1, micro-batch 4, accumulation 1: 356 tokens/s per GPU, 0.0059 of 0.01 GB"
+    assert not lines[2].startswith("Tight")
+
+
+def test_what_is_tight_names_the_fastest_that_is_not() -> None:
+    # 2 MB of states on 8 ranks and 7.6 MB of activations: 4 % of the device is free.
+    answer = recommend(question(), Typed(), predictors(per_token=19_000, communication=0.0))
+    lines = "\n".join(recommendation_lines(answer)).splitlines()
+    assert answer.best[0].is_tight
+    assert answer.ranking.with_room is not None
+    assert not answer.ranking.with_room.is_tight
+    assert lines[2].startswith(
+        f"Tight: less than 10 % is free. Safe alternative: {answer.ranking.with_room.label}"
+    )
+    assert any(line.split()[:2] == ["1", answer.best[0].label] and "tight" in line.split() for line in lines)
+
+
+def test_what_barely_fits_is_not_among_the_best() -> None:
+    # 2 MB of states on 8 ranks and 7.92 MB of activations without checkpointing: 0.8 % is free.
+    answer = recommend(question(), Typed(), predictors(per_token=19_800, communication=0.0))
+    assert answer.best
+    assert not any(c.verdict.barely_fits for c in answer.best)
