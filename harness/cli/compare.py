@@ -17,9 +17,9 @@ from harness.cli.options import (
     EXIT_STRICT,
     PATH,
     backends_option,
-    common,
     config_option,
     json_option,
+    measuring,
     notice,
     repeats_option,
     runs_option,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 @force_option
 @trace_option
 @json_option
-@common
+@measuring
 def compare(
     config: Path | None,
     backends: str | None,

@@ -14,9 +14,9 @@ from harness.cells import Cell, canonical_label
 from harness.cli.arguments import command_line, default_ranks, require_gpus
 from harness.cli.options import (
     PATH,
-    common,
     config_option,
     json_option,
+    measuring,
     notice,
     runs_option,
     set_option,
@@ -53,7 +53,7 @@ from harness.store import Store
 @set_option
 @runs_option
 @json_option
-@common
+@measuring
 def fit(
     backend: str,
     config: Path | None,

@@ -23,6 +23,15 @@ PATH = click.Path(path_type=Path)
 
 def common(command: Callable[..., int]) -> Callable[..., None]:
     """Turn errors that a user can act on into one line and exit code 1."""
+    return _guarded(command, "interrupted")
+
+
+def measuring(command: Callable[..., int]) -> Callable[..., None]:
+    """The same for a command that records each run as it ends."""
+    return _guarded(command, "interrupted; what was measured so far is kept")
+
+
+def _guarded(command: Callable[..., int], interrupted: str) -> Callable[..., None]:
 
     @wraps(command)
     def guarded(debug: bool, **arguments: Any) -> None:
@@ -31,7 +40,7 @@ def common(command: Callable[..., int]) -> Callable[..., None]:
         try:
             code = command(**arguments)
         except KeyboardInterrupt:
-            echo("interrupted; what was measured so far is kept", err=True)
+            echo(interrupted, err=True)
             code = EXIT_INTERRUPTED
         except Exception as error:
             if debug:

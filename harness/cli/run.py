@@ -15,9 +15,9 @@ from harness.cells import canonical_label, make_cell, make_request
 from harness.cli.arguments import command_line, default_ranks, require_gpus
 from harness.cli.cell_runs import open_store
 from harness.cli.options import (
-    common,
     config_option,
     json_option,
+    measuring,
     notice,
     port_option,
     runs_option,
@@ -57,7 +57,7 @@ from harness.store import Store
 @force_option
 @trace_option
 @json_option
-@common
+@measuring
 def run(
     backend: str,
     config: Path | None,

@@ -43,6 +43,10 @@ class Found:
     """The smallest size that ran out of memory; None: no size did."""
     complete: bool
     """False: the search ended for want of runs."""
+    tried: int
+    """Sizes that ran."""
+    timed: int
+    """Of these, with a speed."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -117,6 +121,8 @@ def _find(
         tied=tuple(tied_with(best, ran)) if best else (),
         too_large=_too_large(ran, size_of),
         complete=complete,
+        tried=len(ran),
+        timed=sum(trial.tokens_per_second is not None for trial in ran),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.compare.wording import ranks
 from harness.errors import HarnessError
 from harness.planning.fit.search import divisors
 from harness.spec import Experiment
@@ -44,7 +45,7 @@ def micro_batches(experiment: Experiment, world_size: int) -> Sizes:
             sizes=range(1, LARGEST_MICRO_BATCH + 1),
             bound=f"no larger micro-batch than {LARGEST_MICRO_BATCH} is tried",
             remark="the job gives no training.global_batch_size, so the global batch grows with the "
-            f"micro-batch ({world_size} ranks x micro-batch x {times})",
+            f"micro-batch ({ranks(world_size)} x micro-batch x {times})",
         )
     if training.accumulation_steps is not None:
         raise HarnessError(

@@ -18,11 +18,14 @@ HEADERS = (
     "retries",
 )  # fmt: skip
 
+LEAST_ERROR = 1e-4
+"""Smaller errors of a prediction are only said to be smaller."""
+
 
 def answer_lines(found: Found, limit: Limit) -> list[str]:
     """The largest, the fastest, how good the prediction was, and what limits the answer."""
     lines = [_largest(found, limit)]
-    if found.fastest is not None:
+    if found.fastest is not None and found.timed > 1:
         lines.append(_fastest(found, found.fastest))
     lines.append(_predicted(found))
     if not found.complete:
@@ -66,7 +69,7 @@ def error_line(trials: Sequence[Trial]) -> str | None:
     if not errors:
         return None
     return (
-        f"error of the predicted peaks: mean {percent(mean(errors))}, worst {percent(max(errors))} "
+        f"error of the predicted peaks: mean {_small(mean(errors))}, worst {_small(max(errors))} "
         f"({counted(len(errors), 'run')})"
     )
 
@@ -85,6 +88,10 @@ def _largest(found: Found, limit: Limit) -> str:
     if peak is not None:
         share = percent(peak / limit.limit_bytes)
         used = f": peak {megabytes(peak)} MB of {megabytes(limit.limit_bytes)} MB ({share})"
+    above = [larger for larger in found.sizes.sizes if larger > size][:1]
+    if not found.complete and above and above[0] != found.too_large:
+        text = f"largest {found.what}: at least {size} (ended after {counted(found.tried, 'run')}){used}"
+        return text if found.too_large is None else f"{text}; {found.too_large} runs out of memory"
     return f"largest {found.what}: {size}{used}; {_next(found, size)}"
 
 
@@ -119,6 +126,10 @@ def _predicted(found: Found) -> str:
 def size_of(found: Found, trial: Trial) -> int:
     """The size of a trial that the search was about."""
     return trial.micro_batch_size if found.what == "micro-batch" else trial.sequence_length
+
+
+def _small(error: float) -> str:
+    return percent(error) if error >= LEAST_ERROR else f"below {percent(LEAST_ERROR)}"
 
 
 def _signed(error: float | None) -> str:

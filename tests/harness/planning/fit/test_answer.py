@@ -116,3 +116,10 @@ def test_the_answer_comes_in_words() -> None:
     assert error_line(runner.trials) == "error of the predicted peaks: mean 20 %, worst 20 % (4 runs)"
     assert "+20.0 %" in trial_table(runner.trials)
     assert error_line([trial(1, status="oom", peak_bytes=None)]) is None
+
+
+def test_a_search_that_ran_out_of_runs_says_at_least_and_ranks_nothing() -> None:
+    runner = machine(FIXED + 100 * 128, most_runs=1)
+    lines = answer_lines(find_micro_batch(runner, EVERY, None), runner.limit)
+    assert lines[0].startswith("largest micro-batch: at least 100 (ended after 1 run): peak ")
+    assert not any(line.startswith("fastest") for line in lines)
