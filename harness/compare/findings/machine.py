@@ -59,7 +59,8 @@ def _shared(row: Row) -> Finding | None:
 def _busy(row: Row, left: int) -> Finding | None:
     load = row.record.environment.load_average
     cores = row.record.environment.cores
-    if load is None or not cores or load <= cores + left:
+    never_ran = row.record.status == "unsupported"
+    if never_ran or load is None or not cores or load <= cores + left:
         return None
     return Finding(
         id="busy-machine",

@@ -53,3 +53,10 @@ def test_as_many_threads_as_cores_take_no_turns_nor_do_ranks_on_gpus() -> None:
 def test_cells_one_after_the_other_are_no_other_work() -> None:
     for load in (None, 0.0, 2.0, 8.5, 10.0):
         assert "busy-machine" not in {f.id for f in rows(load).findings}
+
+
+def test_a_cell_that_never_ran_met_no_load() -> None:
+    busy = make_record(environment=ENVIRONMENT | {"load_average": 30.0})
+    refused = busy.model_copy(update={"status": "unsupported"})
+    assert "busy-machine" in {f.id for f in Comparison([busy]).findings}
+    assert "busy-machine" not in {f.id for f in Comparison([refused]).findings}
