@@ -79,7 +79,7 @@ class MissingCells:
         foreseen = foresee(cells, facts, self._experiment, launcher, force=self._force)
         show(foreseen)
         forget_refused(self._store, self._found, cells)
-        others = OthersRecords(self._store.root)
+        others = OthersRecords(self._store.root, self.files.values())
         for number, cell in enumerate(cells, start=1):
             name = f"[{number}/{len(cells)}] {cell.backend} on {cell.world_size} ranks"
             with claimed(self._store.root, cell.key, lambda name=name: _wait_for(name)):  # type: ignore[misc]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -46,11 +46,12 @@ def claimed(runs: Path, cell: str, on_wait: Callable[[], None]) -> Iterator[None
 
 
 class OthersRecords:
-    """Records that appear in a folder while a comparison runs: those of another one."""
+    """Records that appear in a folder after a comparison has read it: those of another one."""
 
-    def __init__(self, runs: Path) -> None:
+    def __init__(self, runs: Path, read: Iterable[Path]) -> None:
+        """`read`: the files of the records that the comparison knows."""
         self._runs = runs
-        self._known = set(self._files())
+        self._known = set(read)
         self.found: dict[str, tuple[Path, Record]] = {}
         """By cell."""
 

@@ -8,6 +8,7 @@ from harness.record import (
     ErrorPart,
     EvaluationPart,
     OverlapPart,
+    PredictionPart,
     RankPart,
     Record,
     WaitPart,
@@ -78,6 +79,10 @@ def hostile_records(name: str) -> list[Record]:
     sound = make_record(
         label="zero2", run_id="sixth", job=job, environment=environment,
         backend=part.model_copy(update={"label": f"zero2:{name}", "name": "zero2", "effective": own}),
+        prediction=PredictionPart(
+            peak_bytes=2_000_000, moment=name, kinds={name: 2_000_000}, device_bytes=2_000_000, host_bytes=0,
+            made_by=name,
+        ),
     )  # fmt: skip
     return [reference, failed, one_node, two_nodes, other, sound]
 
