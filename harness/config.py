@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from harness.backends.explain import choices, explain
 from harness.backends.values import InvalidYaml, parse_value
 from harness.errors import HarnessError
-from harness.plain_files import MOST_CONFIGURATION_BYTES, read_plain
+from harness.plain_files import read_settings
 from harness.renamed import Notify, rename_assigned, rename_settings, require_one_name
 from harness.spec import Experiment
 
@@ -44,13 +44,7 @@ def load_experiment(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = read_plain(path, MOST_CONFIGURATION_BYTES).decode("utf-8")
-    except OSError as error:
-        raise HarnessError(f"configuration {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise HarnessError(f"configuration {path} is not UTF-8 text") from error
-    document = _parse(text, f"configuration {path}")
+    document = _parse(read_settings(path, "configuration"), f"configuration {path}")
     if document is None:
         return {}
     if not isinstance(document, dict):

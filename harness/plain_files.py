@@ -24,6 +24,16 @@ def read_plain(path: Path, most_bytes: int) -> bytes:
         return file.read(most_bytes)
 
 
+def read_settings(path: Path, what: str) -> str:
+    """The text of a file of settings; `what` names its kind. Raises HarnessError."""
+    try:
+        return read_plain(path, MOST_CONFIGURATION_BYTES).decode("utf-8")
+    except OSError as error:
+        raise HarnessError(f"{what} {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise HarnessError(f"{what} {path} is not UTF-8 text") from error
+
+
 def require_plain_input(path: Path, what: str) -> None:
     """Raise HarnessError for a pipe or device, which would be read for ever."""
     if path.exists() and not (path.is_file() or path.is_dir()):

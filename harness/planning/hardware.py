@@ -6,15 +6,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, PositiveFloat, ValidationError, model_validator
+from pydantic import Field, PositiveFloat, model_validator
 from tabulate import tabulate
 
-from harness.backends.explain import explain, suggestion
-from harness.backends.values import InvalidYaml, TypedValues, parse_value
+from harness.backends.explain import suggestion
+from harness.backends.values import TypedValues
 from harness.errors import HarnessError
 from harness.planning.catalogue import read_file
 from harness.planning.device import Device, Fabric
 from harness.theory.device_peaks import find_peak
+from harness.yaml_files import read_yaml_file
 
 USER_FILE = Path(".config", "harness", "hardware.yaml")
 """In the home directory; read where it exists."""
@@ -153,20 +154,7 @@ def load_hardware(file: Path | None = None) -> Hardware:
 
 
 def _read(path: Path) -> HardwareFile:
-    try:
-        document = parse_value(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise HarnessError(f"hardware file {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise HarnessError(f"hardware file {path} is not UTF-8 text") from error
-    except InvalidYaml as error:
-        raise HarnessError(f"hardware file {path} {error}") from error
-    if not isinstance(document, dict):
-        raise HarnessError(f"hardware file {path} must be a mapping with 'devices' or 'fabrics'")
-    try:
-        return HardwareFile.model_validate(document)
-    except ValidationError as error:
-        raise HarnessError(f"hardware file {path}: {explain(error, HardwareFile)}") from error
+    return read_yaml_file(path, "hardware file", HardwareFile, "a mapping with 'devices' or 'fabrics'")
 
 
 def _find(kind: str, given: str, entries: Mapping[str, Any], others: Any) -> str:

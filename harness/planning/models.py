@@ -12,6 +12,7 @@ from tabulate import tabulate
 from harness.backends.explain import suggestion
 from harness.backends.values import InvalidYaml, parse_value
 from harness.errors import HarnessError
+from harness.plain_files import read_settings
 from harness.planning.architectures import Architecture, find_architecture, mixture_of_experts
 from harness.planning.architectures.llama import head_size
 from harness.planning.architectures.tensors import Tensors
@@ -155,13 +156,9 @@ def _spellings(name: str, entry: Mapping[str, Any]) -> list[str]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    text = read_settings(path, "--model")
     try:
-        text = path.read_text(encoding="utf-8")
         document = json.loads(text) if path.suffix == ".json" else parse_value(text)
-    except OSError as error:
-        raise HarnessError(f"--model {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise HarnessError(f"--model {path} is not UTF-8 text") from error
     except json.JSONDecodeError as error:
         raise HarnessError(f"--model {path} is not valid JSON, line {error.lineno}: {error.msg}") from error
     except InvalidYaml as error:

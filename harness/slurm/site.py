@@ -17,9 +17,9 @@ from pydantic import (
 )
 
 from harness.backends.explain import choices, explain
-from harness.backends.values import InvalidYaml, parse_value
 from harness.errors import HarnessError
 from harness.fabric.gate import parse_rate
+from harness.yaml_files import read_yaml_file
 
 TIME = re.compile(r"(?:([0-9]+)-)?([0-9]+)(?::([0-5]?[0-9]))?(?::([0-5]?[0-9]))?")
 MEMORY = re.compile(r"[0-9]+[KMGT]?", re.IGNORECASE)
@@ -177,20 +177,7 @@ class Site(BaseModel):
 
 def load_site(path: Path) -> Site:
     """Read a site file. Raises HarnessError naming the key, what was given and what is allowed."""
-    try:
-        document = parse_value(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise HarnessError(f"site file {path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise HarnessError(f"site file {path} is not UTF-8 text") from error
-    except InvalidYaml as error:
-        raise HarnessError(f"site file {path} {error}") from error
-    if not isinstance(document, dict):
-        raise HarnessError(f"site file {path} must be a mapping of {choices('', Site.model_fields)}")
-    try:
-        return Site.model_validate(document)
-    except ValidationError as error:
-        raise HarnessError(f"site file {path}: {explain(error, Site)}") from error
+    return read_yaml_file(path, "site file", Site, f"a mapping of {choices('', Site.model_fields)}")
 
 
 def with_time_limit(site: Site, time_limit: str) -> Site:
