@@ -11,6 +11,7 @@ from pathlib import Path
 
 from harness.record import Record
 from harness.record_files import ARCHIVE_NAME
+from harness.report.manifest import read_manifest
 from harness.report.report import write_report
 from harness.report.verify import verify
 from harness.store import read_runs
@@ -42,7 +43,9 @@ def render_again(folder: Path) -> list[str]:
         problems += unreadable
         for report in (archive.with_name(name) for name in REPORTS):
             if report.exists():
-                result = verify(write_report(runs, report, folders=[archive]))
+                question = read_manifest(report.read_text(encoding="utf-8"), report)[0].question
+                written = write_report(runs, report, question=question, folders=[archive])
+                result = verify(written)
                 problems += [f"{report.parent}: {problem}" for problem in result.problems]
                 print(f"{report}: {result.summary}", flush=True)
     return problems

@@ -206,6 +206,7 @@ def make_request(
         cell=cell.key,
         repeat=cell.repeat,
         measure=cell.measure,
+        question=experiment.compare.question,
         preset=experiment.runtime.preset,
         device=device,
         world_size=cell.world_size,

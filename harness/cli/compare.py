@@ -37,6 +37,7 @@ from harness.launch.external import started_as_rank
 from harness.launch.local import resolve_device
 from harness.launch.requeued import made_in_job, requeued_job
 from harness.record import Record
+from harness.spec import Question
 from harness.store import Store
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ def compare(
     _tell_known(cells, known, job)
     runs_made = MissingCells(store, experiment, device, found, fresh=fresh and job is None, force=force)
     records = runs_made.records(cells, known, batches)
-    comparison = _show([(runs_made.files[id(record)], record) for record in records], report, as_json)
+    runs_shown = [(runs_made.files[id(record)], record) for record in records]
+    comparison = _show(runs_shown, report, experiment.compare.question, as_json)
     if runs_made.interrupted:
         return EXIT_INTERRUPTED
     return EXIT_STRICT if strict and _any_bad(comparison.rows) else 0
@@ -141,11 +143,11 @@ def _require_writable(report: Path | None) -> None:
         require_writable(report)
 
 
-def _write_report(runs: Sequence[tuple[Path, Record]], report: Path | None) -> None:
+def _write_report(runs: Sequence[tuple[Path, Record]], report: Path | None, question: Question) -> None:
     if report is not None:
         from harness.report.report import write_report
 
-        write_report(runs, report)
+        write_report(runs, report, question=question)
 
 
 def _takeable_runs(store: Store, fresh: bool, requeued: str | None) -> list[tuple[Path, Record]]:
@@ -163,10 +165,12 @@ def _takeable_runs(store: Store, fresh: bool, requeued: str | None) -> list[tupl
     return [run for run in found if id(run[1]) in of_job]
 
 
-def _show(runs: Sequence[tuple[Path, Record]], report: Path | None, as_json: bool) -> Comparison:
+def _show(
+    runs: Sequence[tuple[Path, Record]], report: Path | None, question: Question, as_json: bool
+) -> Comparison:
     """Write the report and print the table; a record of which nothing can be shown is passed over by name."""
     try:
-        return _present(runs, report, as_json)
+        return _present(runs, report, question, as_json)
     except (HarnessError, OSError):
         raise
     except Exception:
@@ -178,14 +182,16 @@ def _show(runs: Sequence[tuple[Path, Record]], report: Path | None, as_json: boo
 
         sound, odd = without_odd_runs(runs, trial)
         warn_skipped(odd)
-        return _present(sound, report, as_json)
+        return _present(sound, report, question, as_json)
 
 
-def _present(runs: Sequence[tuple[Path, Record]], report: Path | None, as_json: bool) -> Comparison:
+def _present(
+    runs: Sequence[tuple[Path, Record]], report: Path | None, question: Question, as_json: bool
+) -> Comparison:
     from harness.report.terminal import where_to_read
 
     comparison, table, document = _texts(runs)
-    _write_report(runs, report)
+    _write_report(runs, report, question)
     # With --json a person reads the table, a program the document.
     echo(table, err=as_json)
     if as_json:

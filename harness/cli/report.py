@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -19,6 +19,7 @@ from harness.report.destination import require_writable
 from harness.report.manifest import Format
 from harness.report.odd_runs import without_odd_runs
 from harness.report.report import Run, format_of, prepare_report, write_report
+from harness.spec import Question
 from harness.store import archive_runs, read_runs, without_collection
 
 
@@ -30,6 +31,11 @@ from harness.store import archive_runs, read_runs, without_collection
     "form",
     type=click.Choice(["md", "html", "csv", "json", "latex"]),
     help="Format; default: follows from the extension.",
+)
+@click.option(
+    "--question",
+    type=click.Choice(get_args(Question)),
+    help="What the report answers; default: compare.question of the records.",
 )
 @click.option("--baseline", is_flag=True, help="Compare two RUNS: the same job before and after a change.")
 @click.option(
@@ -44,19 +50,33 @@ from harness.store import archive_runs, read_runs, without_collection
 )
 @common
 def report(
-    runs: tuple[Path, ...], output: Path, form: Any, baseline: bool, fail_on: str | None, archive: bool
+    runs: tuple[Path, ...],
+    output: Path,
+    form: Any,
+    question: Any,
+    baseline: bool,
+    fail_on: str | None,
+    archive: bool,
 ) -> int:
     """Write a report of records: files, run folders, folders of runs, or archives (runs.tar.xz)."""
     if baseline and archive:
         raise HarnessError("--archive packs one set of runs; with --baseline give two archives as RUNS")
+    if baseline and question:
+        raise HarnessError("--question is of one set of runs; with --baseline the question is what changed")
     if baseline:
         return report_baseline(runs, output, form=form, fail_on=fail_on)
-    return report_runs(runs, output, form=form, fail_on=fail_on, archive=archive)
+    return report_runs(runs, output, form=form, question=question, fail_on=fail_on, archive=archive)
 
 
 @without_collection()
 def report_runs(
-    runs: Sequence[Path], output: Path, *, form: Format | None, fail_on: str | None, archive: bool
+    runs: Sequence[Path],
+    output: Path,
+    *,
+    form: Format | None,
+    question: Question | None,
+    fail_on: str | None,
+    archive: bool,
 ) -> int:
     """`harness report`."""
     if fail_on is not None:
@@ -69,12 +89,12 @@ def report_runs(
         folders = [output.parent / ARCHIVE_NAME]
         found = archive_runs(found, folders[0])
     try:
-        write_report(found, output, form=form, folders=folders)
+        write_report(found, output, form=form, question=question, folders=folders)
     except (HarnessError, OSError):
         raise
     except Exception:
         found = _showable(found, output, form)
-        write_report(found, output, form=form)
+        write_report(found, output, form=form, question=question)
     echo(f"{output}: {len(found)} records", err=True)
     return 0
 

@@ -19,6 +19,7 @@ from harness.record.ranks import RankPart
 from harness.record.settings import RecordedJob, RecordedMeasure
 from harness.record.steps import EvaluationPart, StepPart, WindowsPart
 from harness.record.world import WorldPart
+from harness.spec import Question
 from harness.theory.terms import OwnForms
 
 SCHEMA_VERSION: Literal[2] = 2
@@ -109,6 +110,8 @@ class Record(Part):
     repeat: int
     measure: RecordedMeasure | None = None
     """The settings of measurement; None in records from before they were kept."""
+    question: Question | None = None
+    """What its comparison was made to answer; None in records from before it was kept."""
     backend: BackendPart
     world: WorldPart
     environment: EnvironmentPart

@@ -99,10 +99,35 @@ class Paragraph:
 
 
 @dataclass(frozen=True)
+class Line:
+    """A sentence and where its evidence is."""
+
+    text: str
+    name: str = ""
+    """Emphasised in front of the text."""
+    details: str = ""
+    """Key of the section of the details that shows the evidence; empty: none."""
+
+
+def _line(item: str | tuple[str, str] | Line) -> Line:
+    match item:
+        case Line():
+            return item
+        case str():
+            return Line(item)
+        case name, text:
+            return Line(text, name)
+
+
+@dataclass(frozen=True)
 class Items:
     """A list of lines; a pair is a name, which is emphasised, and its text."""
 
-    items: Sequence[str | tuple[str, str]]
+    items: Sequence[str | tuple[str, str] | Line]
+
+    def lines(self) -> list[Line]:
+        """Every item as a line."""
+        return [_line(item) for item in self.items]
 
 
 @dataclass(frozen=True)
@@ -157,7 +182,7 @@ class Picture:
     height_inches: float = 4.5
 
 
-Block: TypeAlias = Paragraph | Items | Heading | Table | Picture | Code | Folded
+Block: TypeAlias = Paragraph | Line | Items | Heading | Table | Picture | Code | Folded
 
 
 @dataclass(frozen=True)
@@ -171,14 +196,21 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """The whole report."""
+    """A report: what it says first, and the details that its lines refer to."""
 
     title: str
     sections: Sequence[Section]
+    details: Document | None = None
+
+    def section_titles(self) -> dict[str, str]:
+        """Title of every section by its key, those of the details included."""
+        own = {section.key: section.title for section in self.sections}
+        return own | (self.details.section_titles() if self.details else {})
 
     def pictures(self) -> list[Picture]:
-        """Every picture, folded ones too, in order."""
-        return [block for block in self.blocks() if isinstance(block, Picture)]
+        """Every picture once, folded ones too, in order."""
+        found = {block.key: block for block in self.blocks() if isinstance(block, Picture)}
+        return list(found.values())
 
     def tables(self) -> list[Table]:
         """Every table, folded ones too, in order."""
@@ -186,7 +218,8 @@ class Document:
 
     def blocks(self) -> list[Block]:
         """Every block that is not itself a fold, in order."""
-        return [block for section in self.sections for block in _unfolded(section.blocks)]
+        own = [block for section in self.sections for block in _unfolded(section.blocks)]
+        return own + (self.details.blocks() if self.details else [])
 
 
 def _unfolded(blocks: Sequence[Block]) -> list[Block]:

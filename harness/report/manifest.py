@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from harness.errors import HarnessError
 from harness.record import Record
 from harness.record_files import RecordFiles
+from harness.spec import Question
 
 Format = Literal["md", "html", "csv", "json", "latex"]
 Kind = Literal["comparison", "baseline"]
@@ -45,6 +46,8 @@ class Manifest(BaseModel):
     """Of the report's file, from which those of its pictures are made."""
     format: Format
     kind: Kind = "comparison"
+    question: Question = "all"
+    """What the report answers."""
     harness: str
     matplotlib: str
     """Other versions draw other bytes."""
@@ -74,12 +77,14 @@ def make_manifest(
     output: Path,
     *,
     form: Format,
+    question: Question | None = None,
     baseline: Sequence[tuple[Path, Record]] = (),
     folders: Sequence[Path] = (),
 ) -> Manifest:
     """Describe a report of `runs`, in their order, that will be written to `output`.
 
-    `folders`: those whose every record was asked for. Other records next to these are named as left out.
+    `question` None: that of the records. `folders`: those whose every record was asked for. Other records
+    next to these are named as left out.
     """
     folder = output.parent
     files = RecordFiles()
@@ -100,12 +105,19 @@ def make_manifest(
         name=output.name,
         format=form,
         kind="baseline" if baseline else "comparison",
+        question=question or question_of([record for _, record in runs]),
         harness=version("sharding-harness"),
         matplotlib=version("matplotlib"),
         records=entries,
         folders=sorted(set(map(relative, folders))),
         left_out=[path for path in neighbours(entries, folder, files) if path not in listed],
     )
+
+
+def question_of(records: Sequence[Record]) -> Question:
+    """What all the records were made to answer; 'all' where they differ or do not say."""
+    asked = {record.question for record in records}
+    return (asked.pop() if len(asked) == 1 else None) or "all"
 
 
 def neighbours(entries: Sequence[RecordEntry], folder: Path, files: RecordFiles) -> list[str]:

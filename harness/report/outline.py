@@ -1,4 +1,4 @@
-"""What the report holds, in its order. A new section is a function of a comparison and a line here."""
+"""What the details hold, in their order. A new section is a function of a comparison and a line here."""
 
 from __future__ import annotations
 
@@ -31,12 +31,10 @@ from harness.report.sections.scaling import scaling_section
 from harness.report.sections.settings import settings_section
 from harness.report.sections.states import states_section
 from harness.report.sections.time import time_section
-from harness.report.sections.verdict import verdict_section
 from harness.report.sections.volume import volume_section
 
-TITLE = "Comparison of data-parallel sharding strategies"
+TITLE = "Details of the comparison"
 SECTIONS: tuple[Callable[[Comparison], Section | None], ...] = (
-    verdict_section,
     job_section,
     machine_section,
     measurement_section,
@@ -63,7 +61,6 @@ SECTIONS: tuple[Callable[[Comparison], Section | None], ...] = (
 )
 
 OF_EVERY_RUN = {
-    verdict_section,
     job_section,
     not_comparable_section,
     scaling_section,
@@ -88,8 +85,8 @@ LONGEST_OPEN_TABLE = 30
 """Lines of a table that stands open; the results always do."""
 
 
-def comparison_document(comparison: Comparison, *last: Section) -> Document:
-    """The report of a comparison; `last` follows what is computed from it alone."""
+def details_document(comparison: Comparison, *last: Section) -> Document:
+    """Everything about a comparison; `last` follows what is computed from it alone."""
     sections = [
         _illustrated(section, comparison.comparable)
         for make in SECTIONS

@@ -13,13 +13,15 @@ from harness.record import Record
 from harness.report.document import Document
 from harness.report.drawing import draw
 from harness.report.manifest import Format, Manifest, digest, make_manifest, read_manifest
-from harness.report.outline import comparison_document
+from harness.report.outline import details_document
 from harness.report.sections.records import records_section
+from harness.report.short.outline import short_document
 from harness.report.writers.csv import render_csv
 from harness.report.writers.html import data_address, render_html
 from harness.report.writers.json import render_json
 from harness.report.writers.latex import render_latex
-from harness.report.writers.markdown import render_markdown
+from harness.report.writers.markdown import render_details, render_markdown
+from harness.spec import Question
 
 Run = tuple[Path, Record]
 Images = Mapping[str, Mapping[str, bytes]]
@@ -47,14 +49,18 @@ def write_report(
     output: Path,
     *,
     form: Format | None = None,
+    question: Question | None = None,
     baseline: Sequence[Run] = (),
     folders: Sequence[Path] = (),
 ) -> Path:
     """Write the report and the files that belong to it; return the report's path.
 
-    `form` None: it follows from the extension. `folders`: those whose every record was asked for.
+    `form` None: it follows from the extension. `question` None: that of the records. `folders`: those whose
+    every record was asked for.
     """
-    manifest, rendered = prepare_report(runs, output, form=form, baseline=baseline, folders=folders)
+    manifest, rendered = prepare_report(
+        runs, output, form=form, question=question, baseline=baseline, folders=folders
+    )
     output.parent.mkdir(parents=True, exist_ok=True)
     stale = _earlier_pictures(output, manifest)
     try:
@@ -73,12 +79,13 @@ def prepare_report(
     output: Path,
     *,
     form: Format | None = None,
+    question: Question | None = None,
     baseline: Sequence[Run] = (),
     folders: Sequence[Path] = (),
 ) -> tuple[Manifest, Rendered]:
     """All that `write_report` writes, without writing it."""
     form = form or format_of(output)
-    manifest = make_manifest(runs, output, form=form, baseline=baseline, folders=folders)
+    manifest = make_manifest(runs, output, form=form, question=question, baseline=baseline, folders=folders)
     records = {entry.path: r for entry, (_, r) in zip(manifest.records, (*baseline, *runs), strict=True)}
     document = make_document(manifest, records)
     images = draw_all(document, form)
@@ -128,7 +135,9 @@ def make_document(manifest: Manifest, records: Mapping[str, Record]) -> Document
 
         before = [records[entry.path] for entry in manifest.records if entry.before]
         return before_after(Comparison(before), Comparison(after), last)
-    return comparison_document(Comparison(after), last)
+    comparison = Comparison(after)
+    details = details_document(comparison, last)
+    return short_document(comparison, manifest.question, details)
 
 
 def draw_all(document: Document, form: Format) -> dict[str, dict[str, bytes]]:
@@ -144,6 +153,11 @@ def picture_names(images: Images, output: Path) -> dict[tuple[str, str], str]:
     }
 
 
+def details_name(output: Path) -> str:
+    """File name of the details of a markdown report."""
+    return f"{output.stem}.details{output.suffix}"
+
+
 def render(document: Document, manifest: Manifest, images: Images, output: Path) -> Rendered:
     """The bytes of the report and of the files next to it."""
     names = picture_names(images, output)
@@ -151,7 +165,12 @@ def render(document: Document, manifest: Manifest, images: Images, output: Path)
     match manifest.format:
         case "md":
             shown = {key: names[key, "svg"] for key in images}
-            return Rendered(text=render_markdown(document, shown, manifest.line()), files=pictures)
+            details = details_name(output)
+            text = render_markdown(document, shown, manifest.line(), details)
+            if document.details is None:
+                return Rendered(text=text, files=pictures)
+            beside = render_details(document.details, shown, output.name).encode()
+            return Rendered(text=text, files={**pictures, details: beside})
         case "html":
             shown = {key: data_address(of["svg"]) for key, of in images.items()}
             return Rendered(text=render_html(document, shown, manifest.line()), files={})

@@ -16,7 +16,15 @@ from harness.report.document import Document
 from harness.report.line_differences import line_differences
 from harness.report.manifest import Manifest, digest, read_manifest
 from harness.report.outline import PICTURE_KEYS
-from harness.report.report import IMAGE_FORMATS, Images, draw_all, make_document, picture_names, render
+from harness.report.report import (
+    IMAGE_FORMATS,
+    Images,
+    details_name,
+    draw_all,
+    make_document,
+    picture_names,
+    render,
+)
 from harness.report.same_picture import same_picture
 from harness.report.verification import Problem, Verification
 from harness.report.verify_records import check_records
@@ -33,6 +41,8 @@ def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
     """
     if report.is_dir():
         raise HarnessError(f"'{report}' is a folder; give the report in it, such as {report / 'report.md'}")
+    if (owner := _owner_of_details(report)) is not None:
+        raise HarnessError(f"'{report}' is checked with the report it belongs to; verify {owner}")
     result = Verification()
     text = _read_text(report)
     if "\r\n" in text and report.suffix.lower() != ".csv":
@@ -98,7 +108,7 @@ def _compare(
         if not path.is_file():
             report_problem("is missing next to the report")
         elif file not in pictures:
-            _compare_text(file, _read_text(path), expected.decode(), True, result)
+            _compare_text(file, _read_text(path), expected.decode(), redraw, result)
         elif redraw:
             if not same_picture(file, path.read_bytes(), expected):
                 report_problem("is not the picture that the records give")
@@ -135,6 +145,13 @@ def _report_other_drawing(
         return
     advice = f"install matplotlib=={manifest.matplotlib}, or accept their digests with --pictures-by-digest"
     result.problems.append(Problem(name, line, f"{how}, so they cannot be drawn again; {advice}"))
+
+
+def _owner_of_details(report: Path) -> Path | None:
+    """The report whose details the file is; None where it is none."""
+    stem, mark, suffix = report.name.rpartition(".details.")
+    owner = report.with_name(f"{stem}.{suffix}")
+    return owner if mark and details_name(owner) == report.name and owner.is_file() else None
 
 
 def _find_manifest(report: Path, text: str) -> tuple[Manifest, int]:

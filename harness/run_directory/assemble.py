@@ -75,6 +75,7 @@ def _record(
         cell=request.cell,
         repeat=request.repeat,
         measure=request.measure,
+        question=request.question,
         backend=_backend(request, setup),
         world=_world(request, setup),
         environment=run_environment(run_directory).model_copy(update={"broken_event_lines": broken}),

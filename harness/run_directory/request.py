@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from harness.atomic_write import write_atomically
 from harness.record import PredictionPart
 from harness.record.run_id import RunId
-from harness.spec import Job, MeasureSection
+from harness.spec import Job, MeasureSection, Question
 
 REQUEST_NAME = "request.json"
 LOCAL_RENDEZVOUS = "HARNESS_LOCAL_RENDEZVOUS"
@@ -39,6 +39,8 @@ class RunRequest(BaseModel):
     threads_per_rank: int
     micro_batch_size: int
     accumulation_steps: int
+    question: Question | None = None
+    """What the comparison that asked for the run is made to answer."""
     memory_limit_bytes: int | None = None
     """What torch's allocator may serve each rank; None: all that there is."""
     prediction: PredictionPart | None = None

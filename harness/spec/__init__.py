@@ -6,6 +6,7 @@ from harness.spec.experiment import (
     CompareSection,
     Experiment,
     MeasureSection,
+    Question,
     RuntimeSection,
 )
 from harness.spec.job import (

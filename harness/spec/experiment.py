@@ -16,6 +16,10 @@ LEAST_TIMED_STEPS = 8
 """A shorter run times every step that carries no probe, and has no cooldown."""
 
 
+Question = Literal["speed", "memory", "parity", "scaling", "all"]
+"""What a comparison is made to answer; its report answers nothing else."""
+
+
 class MeasureSection(Section):
     """Which steps of a run are measured how."""
 
@@ -122,6 +126,11 @@ class RuntimeSection(Section):
 class CompareSection(Section):
     """The matrix that `compare` runs."""
 
+    question: Question = Field(
+        "all",
+        description="what the report answers: speed, memory, parity, scaling, or all; it states no figures "
+        "of speed unless they were asked for",
+    )
     backends: list[str] = Field(
         list(IN_DEFAULT_COMPARISON),
         min_length=1,

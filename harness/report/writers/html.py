@@ -17,6 +17,7 @@ from harness.report.document import (
     Folded,
     Heading,
     Items,
+    Line,
     Paragraph,
     Picture,
     Table,
@@ -36,12 +37,13 @@ DATA_ADDRESS = re.compile(r"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)")
 
 def render_html(document: Document, pictures: Mapping[str, str], manifest: str) -> str:
     """The document; `pictures` holds the data address of each picture by its key."""
-    links = [f'<a href="#{_text(part.key)}">{_text(part.title)}</a>' for part in document.sections]
-    body = [f"<h1>{_text(document.title)}</h1>", f"<nav>{' '.join(links)}</nav>"]
-    for section in document.sections:
-        body.append(f'<section id="{_text(section.key)}"><h2>{_text(section.title)}</h2>')
-        body += [_block(block, pictures) for block in section.blocks]
-        body.append("</section>")
+    titles = document.section_titles()
+    body = [f"<h1>{_text(document.title)}</h1>", *_sections(document, pictures, titles)]
+    if document.details is not None:
+        details = document.details
+        links = [f'<a href="#{_text(part.key)}">{_text(part.title)}</a>' for part in details.sections]
+        body += [f"<h1>{_text(details.title)}</h1>", f"<nav>{' '.join(links)}</nav>"]
+        body += _sections(details, pictures, titles)
     style = (HERE / "report.css").read_text(encoding="utf-8")
     script = (HERE / "report.js").read_text(encoding="utf-8")
     head = (
@@ -60,14 +62,27 @@ def data_address(image: bytes) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(image).decode('ascii')}"
 
 
-def _block(block: Block, pictures: Mapping[str, str]) -> str:
+def _sections(document: Document, pictures: Mapping[str, str], titles: Mapping[str, str]) -> list[str]:
+    body = []
+    for section in document.sections:
+        body.append(f'<section id="{_text(section.key)}"><h2>{_text(section.title)}</h2>')
+        body += [_block(block, pictures, titles) for block in section.blocks]
+        body.append("</section>")
+    return body
+
+
+def _block(block: Block, pictures: Mapping[str, str], titles: Mapping[str, str]) -> str:
     match block:
         case Paragraph():
             return f"<p>{_text(block.text)}</p>"
+        case Line():
+            return f"<p>{_line(block, titles)}</p>"
         case Heading():
             return f"<h3>{_text(block.text)}</h3>"
         case Items():
-            return "<ul>\n" + "\n".join(f"<li>{_item(item)}</li>" for item in block.items) + "\n</ul>"
+            return (
+                "<ul>\n" + "\n".join(f"<li>{_line(line, titles)}</li>" for line in block.lines()) + "\n</ul>"
+            )
         case Table():
             return _table(block.for_people())
         case Picture():
@@ -79,14 +94,15 @@ def _block(block: Block, pictures: Mapping[str, str]) -> str:
         case Code():
             return f"<pre><code>{html.escape(_printable_lines(block.text))}</code></pre>"
         case Folded():
-            inside = "\n".join(_block(part, pictures) for part in block.blocks)
+            inside = "\n".join(_block(part, pictures, titles) for part in block.blocks)
             return f"<details><summary>{_text(block.title)}</summary>\n{inside}\n</details>"
 
 
-def _item(item: str | tuple[str, str]) -> str:
-    if isinstance(item, str):
-        return _text(item)
-    return f"<strong>{_text(item[0])}</strong>: {_text(item[1])}"
+def _line(line: Line, titles: Mapping[str, str]) -> str:
+    text = f"<strong>{_text(line.name)}</strong>: {_text(line.text)}" if line.name else _text(line.text)
+    if not line.details:
+        return text
+    return f'{text} <a href="#{_text(line.details)}">{_text(titles[line.details])}</a>'
 
 
 def _table(table: Table) -> str:

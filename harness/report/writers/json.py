@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
-from harness.report.document import Block, Code, Document, Folded, Heading, Items, Paragraph, Picture, Table
+from harness.report.document import (
+    Block,
+    Code,
+    Document,
+    Folded,
+    Heading,
+    Items,
+    Line,
+    Paragraph,
+    Picture,
+    Table,
+)
 
 
 def render_json(document: Document, manifest: str) -> str:
     """One JSON document; numbers are bytes, seconds and ratios, as the keys of the columns say."""
-    content = {
-        "title": document.title,
-        "sections": [
-            {"key": section.key, "title": section.title, "blocks": [_block(b) for b in section.blocks]}
-            for section in document.sections
-        ],
-    }
+    content = _content(document)
+    if document.details is not None:
+        content["details"] = _content(document.details)
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     end = "\n}"
     name, _, values = manifest.partition(": ")
@@ -24,14 +32,30 @@ def render_json(document: Document, manifest: str) -> str:
     return f'{text.removesuffix(end)},\n "{name}": {values}{end}\n'
 
 
+def _content(document: Document) -> dict[str, Any]:
+    return {
+        "title": document.title,
+        "sections": [
+            {"key": section.key, "title": section.title, "blocks": [_block(b) for b in section.blocks]}
+            for section in document.sections
+        ],
+    }
+
+
+def _item(item: str | tuple[str, str] | Line) -> Any:
+    return asdict(item) if isinstance(item, Line) else item
+
+
 def _block(block: Block) -> dict[str, Any]:
     match block:
         case Paragraph():
             return {"kind": "paragraph", "text": block.text}
+        case Line():
+            return {"kind": "line", **asdict(block)}
         case Heading():
             return {"kind": "heading", "text": block.text}
         case Items():
-            return {"kind": "items", "items": [list(i) if isinstance(i, tuple) else i for i in block.items]}
+            return {"kind": "items", "items": [_item(item) for item in block.items]}
         case Table():
             keys = [column.key for column in block.columns]
             return {

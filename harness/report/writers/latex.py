@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import ceil
 
-from harness.report.document import Block, Code, Document, Folded, Heading, Items, Paragraph, Picture, Table
+from harness.report.document import (
+    Block,
+    Code,
+    Document,
+    Folded,
+    Heading,
+    Items,
+    Line,
+    Paragraph,
+    Picture,
+    Table,
+)
 from harness.report.formats import one_line, shortened
 
 PREAMBLE = r"""% For lualatex or xelatex.
@@ -34,11 +45,19 @@ _SPECIAL = {
 def render_latex(document: Document, pictures: Mapping[str, str], manifest: str) -> str:
     """The document; `pictures` holds the file name of each picture by its key."""
     parts = [f"\\title{{{latex_text(document.title)}}}\n\\author{{}}\\date{{}}\n\\maketitle"]
+    parts += _sections(document, pictures)
+    if document.details is not None:
+        parts += ["\\clearpage\n\\appendix", *_sections(document.details, pictures)]
+    body = "\n\n".join(parts)
+    return f"% {manifest}\n{PREAMBLE}\\begin{{document}}\n\n{body}\n\n\\end{{document}}\n"
+
+
+def _sections(document: Document, pictures: Mapping[str, str]) -> list[str]:
+    parts = []
     for section in document.sections:
         parts.append(f"\\section{{{latex_text(section.title)}}}")
         parts += [_block(block, pictures) for block in section.blocks]
-    body = "\n\n".join(parts)
-    return f"% {manifest}\n{PREAMBLE}\\begin{{document}}\n\n{body}\n\n\\end{{document}}\n"
+    return parts
 
 
 def latex_text(text: str) -> str:
@@ -50,10 +69,12 @@ def _block(block: Block, pictures: Mapping[str, str]) -> str:
     match block:
         case Paragraph():
             return latex_text(block.text)
+        case Line():
+            return _line(block)
         case Heading():
             return f"\\subsection{{{latex_text(block.text)}}}"
         case Items():
-            lines = "\n".join(f"\\item {_item(item)}" for item in block.items)
+            lines = "\n".join(f"\\item {_line(line)}" for line in block.lines())
             return f"\\begin{{itemize}}\n{lines}\n\\end{{itemize}}"
         case Table():
             return _table(block.for_people())
@@ -68,10 +89,9 @@ def _block(block: Block, pictures: Mapping[str, str]) -> str:
             return f"\\subsection{{{latex_text(shortened(block.title, LONGEST_LINE))}}}\n\n{inside}"
 
 
-def _item(item: str | tuple[str, str]) -> str:
-    if isinstance(item, str):
-        return latex_text(item)
-    return f"\\textbf{{{latex_text(item[0])}}}: {latex_text(item[1])}"
+def _line(line: Line) -> str:
+    text = latex_text(line.text)
+    return f"\\textbf{{{latex_text(line.name)}}}: {text}" if line.name else text
 
 
 def _table(table: Table) -> str:

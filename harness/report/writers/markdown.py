@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from urllib.parse import quote
 
 from harness.report.document import (
@@ -14,6 +15,7 @@ from harness.report.document import (
     Folded,
     Heading,
     Items,
+    Line,
     Paragraph,
     Picture,
     Table,
@@ -23,14 +25,38 @@ from harness.report.formats import markdown_text, one_line
 _BEGINS_A_BLOCK = re.compile(r"^(\d*)([-+=.)])(?=\s|$|-|=)")
 
 
-def render_markdown(document: Document, pictures: Mapping[str, str], manifest: str) -> str:
-    """The document; `pictures` holds the file name of each picture by its key."""
+def render_markdown(document: Document, pictures: Mapping[str, str], manifest: str, details: str) -> str:
+    """The document without its details, which are in the file of that name.
+
+    `pictures` holds the file name of each picture by its key.
+    """
+    parts = _parts(document, _Names(pictures, details, document.section_titles()))
+    return "\n\n".join([*parts, f"<!-- {manifest} -->"]) + "\n"
+
+
+def render_details(document: Document, pictures: Mapping[str, str], report: str) -> str:
+    """The details by themselves, for a file next to the report of that name."""
+    link = f"Details of [{markdown_text(report)}]({quote(report)}), which holds the list of records."
+    title, *parts = _parts(document, _Names(pictures, "", document.section_titles()), anchors=True)
+    return "\n\n".join([title, link, *parts]) + "\n"
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What a block needs from outside: files of the pictures by key, file of the details, its sections."""
+
+    pictures: Mapping[str, str]
+    details: str
+    titles: Mapping[str, str]
+
+
+def _parts(document: Document, names: _Names, *, anchors: bool = False) -> list[str]:
     parts = [f"# {markdown_text(document.title)}"]
     for section in document.sections:
-        parts.append(f"## {markdown_text(section.title)}")
-        parts += [_block(block, pictures) for block in section.blocks]
-    parts.append(f"<!-- {manifest} -->")
-    return "\n\n".join(parts) + "\n"
+        anchor = f'<a id="{section.key}"></a>\n\n' if anchors else ""
+        parts.append(f"{anchor}## {markdown_text(section.title)}")
+        parts += [_block(block, names) for block in section.blocks]
+    return parts
 
 
 def code_block(language: str, text: str) -> str:
@@ -42,32 +68,34 @@ def code_block(language: str, text: str) -> str:
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
-def _block(block: Block, pictures: Mapping[str, str]) -> str:
+def _block(block: Block, names: _Names) -> str:
     match block:
         case Paragraph():
             return _line(block.text)
+        case Line():
+            return _with_link(block, names)
         case Heading():
             return f"### {markdown_text(block.text)}"
         case Items():
-            return "\n".join(f"- {_item(item)}" for item in block.items)
+            return "\n".join(f"- {_with_link(line, names)}" for line in block.lines())
         case Table():
             return _table(block.for_people())
         case Picture():
             caption = markdown_text(block.caption)
-            return f"![{caption}]({quote(pictures[block.key])})\n\n{caption}"
+            return f"![{caption}]({quote(names.pictures[block.key])})\n\n{caption}"
         case Code():
             return code_block(block.language, block.text)
         case Folded():
-            inside = "\n\n".join(_block(part, pictures) for part in block.blocks)
+            inside = "\n\n".join(_block(part, names) for part in block.blocks)
             title = html.escape(one_line(block.title))
             return f"<details><summary>{title}</summary>\n\n{inside}\n\n</details>"
 
 
-def _item(item: str | tuple[str, str]) -> str:
-    if isinstance(item, str):
-        return _line(item)
-    name, text = item
-    return f"**{markdown_text(name)}**: {markdown_text(text)}"
+def _with_link(line: Line, names: _Names) -> str:
+    text = f"**{markdown_text(line.name)}**: {markdown_text(line.text)}" if line.name else _line(line.text)
+    if not line.details:
+        return text
+    return f"{text} [{markdown_text(names.titles[line.details])}]({quote(names.details)}#{line.details})"
 
 
 def _line(text: str) -> str:

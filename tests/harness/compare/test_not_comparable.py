@@ -4,7 +4,7 @@ from harness.compare.comparison import Comparison
 from harness.compare.scaling import strong_scaling, weak_scaling
 from harness.record import Record
 from harness.report.before_after import before_after
-from harness.report.outline import comparison_document
+from harness.report.outline import details_document
 from harness.report.tables import main_table, not_comparable_table
 from harness.report.writers.markdown import render_markdown
 from tests.records import make_record, make_steps, make_weights
@@ -50,7 +50,7 @@ def test_the_document_names_each_field_with_both_values() -> None:
 
 
 def test_the_report_sets_it_apart_from_verdict_tables_and_pictures() -> None:
-    document = comparison_document(Comparison([make_record(), make_record(label="ddp"), odd()]))
+    document = details_document(Comparison([make_record(), make_record(label="ddp"), odd()]))
     text = render_markdown(document, {picture.key: picture.key for picture in document.pictures()}, "")
     verdict = text.partition("## Verdict")[2].partition("##")[0]
     assert "ddp is fastest" not in verdict or "zero1" not in verdict.partition("is fastest")[0]

@@ -7,7 +7,7 @@ import pytest
 
 from harness.compare.comparison import Comparison
 from harness.report.document import Document
-from harness.report.outline import comparison_document
+from harness.report.outline import details_document
 from harness.report.writers.csv import MANIFEST, render_csv
 from harness.report.writers.html import render_html
 from harness.report.writers.latex import render_latex
@@ -34,7 +34,7 @@ def tables(document: Document, form: str) -> list[str]:
 
 @pytest.mark.parametrize("form", ["csv", "html", "tex"])
 def test_tables_are_the_golden_ones(form: str, update_golden: bool) -> None:
-    document = comparison_document(Comparison(fixed_records()))
+    document = details_document(Comparison(fixed_records()))
     found = tables(document, form)
     assert len(found) == len(document.tables())
     golden = GOLDEN / f"tables.{form}"

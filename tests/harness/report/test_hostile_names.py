@@ -16,7 +16,7 @@ from harness.record import EnvironmentPart
 from harness.report.before_after import before_after
 from harness.report.document import Document
 from harness.report.drawing import draw
-from harness.report.outline import SECTIONS, comparison_document
+from harness.report.outline import SECTIONS, details_document
 from harness.report.report import write_report
 from harness.report.verify import verify
 from harness.report.writers.csv import render_csv
@@ -36,7 +36,7 @@ KINDS = ("comparison", "baseline")
 def document(name: str, kind: str) -> Document:
     comparison = Comparison(hostile_records(name))
     if kind == "comparison":
-        return comparison_document(comparison)
+        return details_document(comparison)
     kept = [record for record in hostile_records(name) if record.run_id != "third"]
     environment = EnvironmentPart.model_validate(ENVIRONMENT)
     changed = [record.model_copy(update={"environment": environment}) for record in kept]

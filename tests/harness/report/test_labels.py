@@ -6,7 +6,7 @@ import pytest
 
 from harness.compare.comparison import Comparison
 from harness.record_files import ARCHIVE_NAME
-from harness.report.outline import comparison_document
+from harness.report.outline import details_document
 from harness.store import read_runs
 
 REPORTS = Path(__file__).parents[3] / "reports"
@@ -22,7 +22,7 @@ def test_every_table_calls_a_cell_by_its_whole_name(rows: Comparison) -> None:
     cells = {(group.label, group.world_size) for group in rows.groups}
     assert {("ddp (1 node x 4)", 4), ("ddp (2 nodes x 2)", 4), ("ddp", 2)} <= cells
     told = {}
-    for table in comparison_document(rows).tables():
+    for table in details_document(rows).tables():
         keys = [column.key for column in table.columns]
         if {"backend", "world_size"} <= set(keys):
             places = keys.index("backend"), keys.index("world_size")

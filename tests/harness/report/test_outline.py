@@ -1,14 +1,12 @@
 from harness.compare.comparison import Comparison
 from harness.report.document import Document, Folded, Table
-from harness.report.outline import LONGEST_OPEN_TABLE, comparison_document
+from harness.report.outline import LONGEST_OPEN_TABLE, details_document
 from harness.report.writers.html import render_html
 from tests.records import make_record
 
 
 def document(cells: int) -> Document:
-    return comparison_document(
-        Comparison([make_record(label=f"ddp:cell={number}") for number in range(cells)])
-    )
+    return details_document(Comparison([make_record(label=f"ddp:cell={number}") for number in range(cells)]))
 
 
 def open_tables(of: Document) -> set[str]:

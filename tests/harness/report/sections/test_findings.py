@@ -1,7 +1,7 @@
 from harness.compare.comparison import Comparison
 from harness.compare.findings.groups import ROLES, role_of
 from harness.report.document import Folded, Items, Table
-from harness.report.outline import comparison_document
+from harness.report.outline import details_document
 from harness.report.sections.findings import MOST_OF_A_KIND, findings_section, flat
 from harness.report.writers.markdown import render_markdown
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
@@ -36,7 +36,7 @@ def test_causes_are_told_before_divergence_and_each_is_explained_in_the_report()
     steps = make_steps(norms=[norm * 2 for norm in NORMS])
     other = make_record(label="zero1", steps=steps, final_weights=make_weights("c" * 64))
     comparison = Comparison([make_record(), other])
-    document = comparison_document(comparison)
+    document = details_document(comparison)
     text = render_markdown(document, {picture.key: picture.key for picture in document.pictures()}, "")
     section = text.partition("\n## Findings")[2].partition("\n## ")[0]
     assert section.index("**gradient-scale**") < section.index("**diverged**")
