@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from pydantic import Field
+
 from harness.backends.values import TypedValues
 
 if TYPE_CHECKING:
@@ -29,7 +31,14 @@ class Unsupported(Exception):
 
 
 class BackendOptions(TypedValues):
-    """Options typed after the colon of a backend's name; unknown keys are refused."""
+    """Options typed after the colon of a backend's name; unknown keys are refused.
+
+    A backend does not read `preset`: the harness hands it the preset in force in `SetupContext`.
+    """
+
+    preset: Preset | None = Field(
+        None, description="overrides runtime.preset for this row: like-for-like or library-defaults"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

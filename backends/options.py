@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
-from harness.backends.base import BackendOptions
+from harness.backends.base import BackendOptions, Preset
 
 
 class NoOptions(BackendOptions):
-    """This backend has no options."""
+    """This backend has no options of its own."""
 
 
 class SingleOptions(BackendOptions):
@@ -30,6 +30,13 @@ class SingleOptions(BackendOptions):
         description="fp32: the gradient norm added in fp32 by tensor, as torch.nn.utils.clip_grad_norm_ "
         "does, instead of in fp64",
     )
+
+    @field_validator("preset")
+    @classmethod
+    def _no_preset(cls, value: Preset | None) -> Preset | None:
+        if value is not None:
+            raise ValueError("no preset changes the reference; remove it")
+        return value
 
 
 class ShardedOptions(BackendOptions):

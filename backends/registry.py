@@ -6,11 +6,11 @@ Third parties register a `Backend` subclass under the entry-point group 'harness
 from __future__ import annotations
 
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from harness.backends.base import Backend, BackendOptions
+from harness.backends.base import Backend, BackendOptions, Preset
 from harness.backends.built_in import ENTRIES
 from harness.backends.entry import ENTRY_POINT_GROUP, Entry, UnknownBackend
 from harness.backends.explain import choices, explain
@@ -19,15 +19,28 @@ from harness.backends.values import InvalidYaml, parse_value
 
 __all__ = [
     "BUILT_IN", "ENTRY_POINT_GROUP", "IN_DEFAULT_COMPARISON", "PLANTED", "REFERENCE", "Entry",
-    "UnknownBackend", "canonical_label", "claimed_strategy", "create", "entries", "parse", "strategy_of",
+    "UnknownBackend", "canonical_label", "claimed_strategy", "create", "entries", "parse", "preset_of",
+    "strategy_of",
 ]  # fmt: skip
 
 REFERENCE = "single"
+PRESETS: tuple[Preset, ...] = get_args(Preset)
 
 
 BUILT_IN = {entry.name: entry for entry in ENTRIES}
 """The built-in backends by name, in the order in which they are listed."""
-IN_DEFAULT_COMPARISON = tuple(entry.name for entry in ENTRIES if entry.in_default_comparison)
+ALSO_UNDER_LIBRARY_DEFAULTS = ("zero3", "fsdp")
+"""Which the default comparison runs once more, to show what like-for-like costs or gives them."""
+IN_DEFAULT_COMPARISON = tuple(
+    label
+    for entry in ENTRIES
+    if entry.in_default_comparison
+    for label in (
+        entry.name,
+        *([f"{entry.name}:preset=library-defaults"] if entry.name in ALSO_UNDER_LIBRARY_DEFAULTS else []),
+    )
+)
+"""Labels, in the order of the backends."""
 
 PLANTED = {
     name: Entry(
@@ -69,7 +82,7 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
 
     Raises UnknownBackend, naming the alternatives and the closest one.
     """
-    name, _, given = label.strip().partition(":")
+    name, _, text = label.strip().partition(":")
     known = dict(BUILT_IN)
     if name in PLANTED:
         known = PLANTED
@@ -77,12 +90,25 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
         known = entries()  # reads the metadata of every installed distribution: some milliseconds
     if name not in known:
         raise UnknownBackend(f"backend '{name}' is unknown. Available: {choices(name, known)}")
-    entry = known[name]
+    entry, values = known[name], _values(name, text)
+    if values.get("preset") not in (None, *PRESETS):
+        given = str(values["preset"])
+        raise UnknownBackend(f"preset '{given}' is unknown. Available: {choices(given, PRESETS)}")
+    options_class = entry.options_class()
+    try:
+        return entry, options_class.model_validate(values)
+    except ValidationError as error:
+        place = f"option '{{}}' of backend '{name}'"
+        raise UnknownBackend(explain(error, options_class, place)) from error
+
+
+def _values(name: str, given: str) -> dict[str, Any]:
+    """Options as typed: 'offload=cpu,reduce_bucket_size=1000' to their values."""
     values: dict[str, Any] = {}
     for item in filter(None, given.split(",")):
         key, _, value = item.partition("=")
         if key.strip() in values:
-            raise UnknownBackend(f"option '{key}' of backend '{name}' is given twice: '{label}'")
+            raise UnknownBackend(f"option '{key}' of backend '{name}' is given twice: '{name}:{given}'")
         if not value.strip():
             raise UnknownBackend(f"option '{key}' of backend '{name}' has no value; write {key}=VALUE")
         try:
@@ -91,12 +117,7 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
             raise UnknownBackend(
                 f"option '{key}' of backend '{name}' was given {value!r}, which is no YAML value"
             ) from error
-    options_class = entry.options_class()
-    try:
-        return entry, options_class.model_validate(values)
-    except ValidationError as error:
-        place = f"option '{{}}' of backend '{name}'"
-        raise UnknownBackend(explain(error, options_class, place)) from error
+    return values
 
 
 def create(label: str) -> Backend:
@@ -113,6 +134,11 @@ def canonical_label(label: str) -> str:
     given = options.model_dump(exclude_unset=True, exclude_none=True)
     text = ",".join(f"{key}={given[key]}" for key in sorted(given))
     return f"{entry.name}:{text}" if text else entry.name
+
+
+def preset_of(label: str, default: Preset) -> Preset:
+    """The preset that a label names, else `default`: that of the experiment."""
+    return parse(label)[1].preset or default
 
 
 def strategy_of(name: str) -> StrategyKind | None:

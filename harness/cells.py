@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.backends import registry
+from harness.backends.base import Preset
 from harness.backends.options import SingleOptions
 from harness.batch import (
     BatchLayout,
@@ -50,6 +51,8 @@ class Cell:
     repeat: int
     key: str
     measure: MeasureSection
+    preset: Preset
+    """The one that its label names, else the experiment's."""
     nodes: int = 1
     memory_limit_bytes: int | None = None
     """What torch's allocator may serve each rank; None: all that there is."""
@@ -122,6 +125,7 @@ def make_cell(
     job = with_global_batch(experiment.job(), layout)
     job_id = job.job_id(_content_digests(job))
     entry, _ = registry.parse(label)
+    preset = registry.preset_of(label, experiment.runtime.preset)
     parts = {
         "job_id": job_id,
         "backend": label,
@@ -129,7 +133,7 @@ def make_cell(
         "layout": [layout.micro_batch_size, layout.accumulation_steps],
         "repeat": repeat,
         "measure": measure.model_dump(),
-        "preset": experiment.runtime.preset,
+        "preset": preset,
         "threads": experiment.runtime.threads_per_rank,
         "device": device,
         "code": code_fingerprint(),
@@ -147,7 +151,8 @@ def make_cell(
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return Cell(
         backend=label, job=job, job_id=job_id, layout=layout, world_size=world_size, repeat=repeat, key=key,
-        measure=measure, nodes=nodes, memory_limit_bytes=_in_force(limit, measure, device),
+        measure=measure, preset=preset, nodes=nodes,
+        memory_limit_bytes=_in_force(limit, measure, device),
     )  # fmt: skip
 
 
@@ -207,7 +212,7 @@ def make_request(
         repeat=cell.repeat,
         measure=cell.measure,
         question=experiment.compare.question,
-        preset=experiment.runtime.preset,
+        preset=cell.preset,
         device=device,
         world_size=cell.world_size,
         ranks_per_node=ranks_per_node,

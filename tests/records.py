@@ -182,7 +182,7 @@ def make_record(**changes: Any) -> Record:
         "world": WorldPart(
             nodes=1, ranks_per_node=world_size, world_size=world_size, device="cpu", collectives="gloo",
             threads_per_rank=1, micro_batch_size=8 // world_size, accumulation_steps=1,
-            preset="like-for-like",
+            preset=_options(label).get("preset", "like-for-like"),
         ),
         "environment": ENVIRONMENT,
         "initial_weights": make_weights(),

@@ -12,6 +12,9 @@ from harness.cli.options import common, json_option
 from harness.cli.output import echo
 from harness.provenance import package_versions
 
+PRESET = "preset"
+"""The option of all backends."""
+
 
 @click.command()
 @json_option
@@ -45,10 +48,11 @@ def backends(as_json: bool) -> int:
         (
             d["name"],
             d["summary"],
-            ", ".join(d["options"]) or "-",
+            ", ".join(name for name in d["options"] if name != PRESET) or "-",
             ", ".join(f"{n} {v or 'missing'}" for n, v in d["versions"].items()),
         )
         for d in documents
     ]
     echo(tabulate(lines, headers=("backend", "what it is", "options", "versions")))
+    echo(f"\nEvery backend but {registry.REFERENCE} also takes {PRESET}: NAME:{PRESET}=library-defaults.")
     return 0

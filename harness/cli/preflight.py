@@ -38,7 +38,7 @@ def foresee(
 
     runtime = experiment.runtime
     limits = limits_here(launcher.device, runtime.memory_limit)
-    candidates = of_cells(cells, facts, launcher.device, runtime.preset, limits)
+    candidates = of_cells(cells, facts, launcher.device, limits)
     return forecast(candidates, limits, force=force, trace=launcher.trace)
 
 

@@ -16,10 +16,12 @@ def facts(record: Record) -> Facts:
     world, environment = record.world, record.environment
     gpus = environment.gpus or ["no GPU"]
     measure = record.measure.model_dump() if record.measure else {}
+    # A preset that the label names was asked for row by row: it is compared, and not a condition of the runs.
+    preset = {} if record.backend.own_preset else {"preset": world.preset}
     return {
         "job": f"job {record.job_id}",
         "nodes": f"{counted(world.nodes, 'node')} x {world.ranks_per_node}",
-        "preset": world.preset,
+        **preset,
         "device": f"{world.device} over {world.collectives}",
         "threads": counted(world.threads_per_rank, "thread"),
         "micro-batch": f"micro-batch {world.micro_batch_size}",

@@ -89,7 +89,6 @@ def of_cells(
     cells: Iterable[Cell],
     facts: Mapping[str, Mapping[str, Any]],
     torch_device: str,
-    preset: str,
     limits: Limits,
 ) -> list[Candidate]:
     """Cells of this machine. `facts`: by job id, what the check of the job returned (`worker.check`)."""
@@ -102,7 +101,7 @@ def of_cells(
             torch_device=torch_device,
             alike=(cell.job_id, cell.backend, cell.world_size, cell.nodes, cell.layout),
             scenario=lambda cell=cell: scenario_of(  # type: ignore[misc]
-                cell, planned_model(facts[cell.job_id], cell.job), torch_device, preset=preset,
+                cell, planned_model(facts[cell.job_id], cell.job), torch_device,
                 device=limits.device,
             ),
             data_bytes=lambda cell=cell: data_bytes(facts[cell.job_id], cell.job),  # type: ignore[misc]

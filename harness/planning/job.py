@@ -49,12 +49,13 @@ def data_bytes(facts: Mapping[str, Any], job: Job) -> int:
 
 
 def scenario_of(
-    cell: Cell, model: PlannedModel, torch_device: str, *, preset: str, device: Device | None = None
+    cell: Cell, model: PlannedModel, torch_device: str, *, device: Device | None = None
 ) -> Scenario | None:
     """The scenario of a cell on nodes of equal size; None for a third party's backend."""
     return _scenario(
         cell.backend, model, cell.job, cell.layout, world_size=cell.world_size,
-        ranks_per_node=cell.world_size // cell.nodes, torch_device=torch_device, preset=preset, device=device,
+        ranks_per_node=cell.world_size // cell.nodes, torch_device=torch_device, preset=cell.preset,
+        device=device,
     )  # fmt: skip
 
 

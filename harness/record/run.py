@@ -77,6 +77,11 @@ class BackendPart(Part):
     """Closed forms that a third party's backend brought, in place of those of a family."""
 
     @property
+    def own_preset(self) -> str | None:
+        """The preset that the label names for this row; None: it ran under the experiment's."""
+        return self.options.get("preset")
+
+    @property
     def shard_size(self) -> int | None:
         """Ranks of a shard group as the backend says; None: it does not."""
         return self.effective.details.get("shard_size") if self.effective else None

@@ -12,6 +12,7 @@ from harness.backends.registry import (
     create,
     entries,
     parse,
+    preset_of,
     strategy_of,
 )
 from tests.plugins import register
@@ -68,6 +69,25 @@ def test_built_in_backends_come_in_their_order() -> None:
     assert list(entries())[: len(BUILT_IN)] == BUILT_IN
 
 
+@pytest.mark.parametrize("name", ["ddp", "zero3", "fsdp-hybrid", "accelerate-fsdp1", "mine"])
+def test_every_backend_takes_a_preset(name: str, plugin: Path) -> None:
+    label = f"{name}:preset=library-defaults"
+    assert canonical_label(label) == label
+    assert preset_of(label, "like-for-like") == "library-defaults"
+    assert preset_of(name, "like-for-like") == "like-for-like"
+
+
+def test_the_reference_takes_no_preset() -> None:
+    given = "option 'preset' of backend 'single' was given 'library-defaults'"
+    assert refused("single:preset=library-defaults") == f"{given}: no preset changes the reference; remove it"
+
+
+def test_an_unknown_preset_is_refused_with_those_that_exist() -> None:
+    message = refused("zero3:preset=defaults")
+    assert message.startswith("preset 'defaults' is unknown. Available: like-for-like, library-defaults.")
+    assert message.endswith("Did you mean 'library-defaults'?")
+
+
 @pytest.mark.parametrize(
     ("given", "meant"),
     [("zerro3", "zero3"), ("fdsp", "fsdp"), ("DDP", None), ("accelerat-ddp", "accelerate-ddp")],
@@ -90,8 +110,8 @@ def test_unknown_option_is_refused_with_suggestion() -> None:
     assert "Did you mean 'offload'?" in message
 
 
-def test_backend_without_options_says_so() -> None:
-    assert "Allowed: none" in refused("ddp:offload=cpu")
+def test_backend_without_options_of_its_own_says_so() -> None:
+    assert refused("ddp:offload=cpu").endswith("Allowed: preset")
 
 
 @pytest.mark.parametrize("label", ["zero3:offload", "zero3:offload=", "zero3:offload= "])
@@ -156,7 +176,7 @@ def test_third_party_backend_is_found_and_built(plugin: Path) -> None:
     assert list(entries())[len(BUILT_IN) :] == ["mine", "not-one"]
     backend = create("mine:size=5")
     assert type(backend).__name__ == "Mine"
-    assert backend.options.model_dump() == {"size": 5, "mode": "a"}
+    assert backend.options.model_dump(exclude={"preset"}) == {"size": 5, "mode": "a"}
 
 
 def test_version_of_a_third_party_belongs_to_its_cells(plugin: Path) -> None:

@@ -83,6 +83,32 @@ def test_measuring_otherwise_is_another_cell_of_the_same_job(assignment: str) ->
     assert not {c.key for c in before if c.measure.timed} & {c.key for c in after}
 
 
+def test_a_preset_after_the_backend_holds_for_that_cell_alone() -> None:
+    wanted = load_experiment(None, [WITHOUT_NOISE_RUNS])
+    labels = ["zero3", "zero3:preset=library-defaults"]
+    cells = {cell.backend: cell for cell in plan(wanted, labels, [2], 1, "cpu")}
+    assert {label: cell.preset for label, cell in cells.items()} == {
+        "single": "like-for-like", "zero3": "like-for-like",
+        "zero3:preset=library-defaults": "library-defaults",
+    }  # fmt: skip
+    assert len({cell.job_id for cell in cells.values()}) == 1
+    asked = [make_request(cells[label], wanted, "cpu", []).preset for label in labels]
+    assert asked == ["like-for-like", "library-defaults"]
+
+
+def test_a_preset_after_the_backend_overrides_that_of_the_experiment() -> None:
+    wanted = load_experiment(None, ["runtime.preset=library-defaults"])
+    cells = plan(wanted, ["fsdp", "fsdp:preset=like-for-like"], [2], 1, "cpu")
+    presets = {cell.backend: cell.preset for cell in cells}
+    assert (presets["fsdp"], presets["fsdp:preset=like-for-like"]) == ("library-defaults", "like-for-like")
+
+
+def test_the_default_comparison_runs_zero3_and_fsdp_under_the_libraries_defaults_too() -> None:
+    backends = load_experiment(None).compare.backends
+    assert len(backends) == 13
+    assert {"zero3:preset=library-defaults", "fsdp:preset=library-defaults"} < set(backends)
+
+
 def test_a_longer_timeout_is_the_same_cell() -> None:
     before = plan(load_experiment(None), ["ddp"], [2], 1, "cpu")
     after = plan(load_experiment(None, ["runtime.timeout_seconds=9"]), ["ddp"], [2], 1, "cpu")

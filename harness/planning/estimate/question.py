@@ -120,7 +120,7 @@ def _candidate(asked: Question, label: str, world_size: int) -> Candidate:
         world_size=world_size,
         ranks_per_node=per_node,
         shard_size=shard_size(world, requested) if entry.strategy.facts.has_replicas else None,
-        preset=asked.experiment.runtime.preset,
+        preset=options.preset or asked.experiment.runtime.preset,
         micro_batch_size=layout.micro_batch_size,
         accumulation_steps=layout.accumulation_steps,
         torch_device=asked.torch_device,

@@ -72,10 +72,9 @@ class LargestBatches:
     def _fits(self, cell: Cell, micro_batch_size: int) -> bool | None:
         """None: nothing can be predicted of this backend."""
         facts, other = self.facts[cell.job_id], self._cut(cell, micro_batch_size)
-        preset = self.experiment.runtime.preset
         try:
             model = planned_model(facts, cell.job)
-            scenario = scenario_of(other, model, self.torch_device, preset=preset, device=self.limits.device)
+            scenario = scenario_of(other, model, self.torch_device, device=self.limits.device)
             if scenario is None:
                 return None
             data = data_bytes(facts, cell.job)

@@ -56,8 +56,7 @@ class Runner:
     def predicted_bytes(self, micro_batch_size: int, sequence_length: int | None = None) -> int | None:
         """Predicted peak of the allocator; None where nothing is known of the backend's strategy."""
         cell = self._cell(self._trial_experiment(micro_batch_size, sequence_length))
-        preset = self.experiment.runtime.preset
-        scenario = scenario_of(cell, self.model, self.launcher.device, preset=preset)
+        scenario = scenario_of(cell, self.model, self.launcher.device)
         if scenario is None:
             return None
         data = data_bytes(self._facts, cell.job) if self.launcher.device == "cpu" else 0

@@ -107,9 +107,8 @@ def _scenario(asked: Simulated, result: SimulatedRank) -> Scenario | None:
         "layout": result.layout.model_dump(),
         "configuration": result.configuration,
     }
-    run = asked.request.run
     model = planned_model(facts, asked.cell.job)
-    scenario = scenario_of(asked.cell, model, "cpu", preset=run.preset)
+    scenario = scenario_of(asked.cell, model, "cpu")
     return replace(scenario, transport=RING) if scenario else None
 
 

@@ -25,7 +25,6 @@ def machine_section(comparison: Comparison) -> Section:
             ("packages", ", ".join(f"{name} {v}" for name, v in sorted(e.packages.items()))),
             ("harness code", e.code + commit_words(e)),
             ("device", f"{world.device}, collectives over {world.collectives}"),
-            ("preset", world.preset),
         ]
         facts += _network(e)
         seen.setdefault(tuple(facts), []).append(row.record)

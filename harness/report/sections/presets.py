@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import get_args
+
 from harness.backends import registry
+from harness.backends.base import Preset
 from harness.backends.presets import preset_changes
 from harness.compare.comparison import Comparison
 from harness.compare.repeats import Repeats
+from harness.compare.wording import listed
+from harness.record import Record
 from harness.report.document import Column, Paragraph, Section, Table
+
+LIKE_FOR_LIKE, LIBRARY_DEFAULTS = get_args(Preset)
 
 COLUMNS = (
     Column("setting", "setting", align="left"),
@@ -19,10 +27,8 @@ COLUMNS = (
 
 def presets_section(comparison: Comparison) -> Section | None:
     """The changes, each once with its backends; None without a run that was set up."""
-    presets = list(
-        dict.fromkeys(row.record.world.preset for row in comparison.rows if row.record.backend.effective)
-    )
-    if not presets:
+    ran = [row.record for row in comparison.rows if row.record.backend.effective]
+    if not ran:
         return None
     backends: dict[tuple[str, ...], list[str]] = {}
     for group in comparison.groups:
@@ -30,13 +36,26 @@ def presets_section(comparison: Comparison) -> Section | None:
             changed = backends.setdefault(change, [])
             if group.backend not in changed:
                 changed.append(group.backend)
-    text = f"Preset: {', '.join(presets)}."
+    text = _in_force(ran)
+    if any(record.world.preset == LIBRARY_DEFAULTS for record in ran):
+        text += f" {LIBRARY_DEFAULTS} keeps a library's settings, except those that change the mathematics."
     if not backends:
-        text += " It keeps each library's own settings, except those that change the mathematics."
         return Section("preset", "Preset", [Paragraph(text)])
     lines = [[*change, "; ".join(changed)] for change, changed in backends.items()]
     table = Table(key="preset_changes", columns=COLUMNS, rows=lines)
-    return Section("preset", "Preset", [Paragraph(text + " What it changed:"), table])
+    return Section("preset", "Preset", [Paragraph(f"{text} What {LIKE_FOR_LIKE} changed:"), table])
+
+
+def _in_force(ran: Sequence[Record]) -> str:
+    """'Preset: like-for-like; library-defaults for zero3:preset=library-defaults.'"""
+    common = dict.fromkeys(r.world.preset for r in ran if r.backend.own_preset is None)
+    own: dict[str, dict[str, None]] = {}
+    for record in ran:
+        if record.backend.own_preset is not None:
+            own.setdefault(record.world.preset, {})[record.backend.label] = None
+    parts = [", ".join(common)] if common else []
+    parts += [f"{preset} for {listed(list(labels))}" for preset, labels in own.items()]
+    return f"Preset: {'; '.join(parts)}."
 
 
 def _changes(group: Repeats) -> list[tuple[str, ...]]:

@@ -63,7 +63,8 @@ def _configurations(comparison: Comparison) -> dict[str, dict[str, Any]]:
     """
     others = {row.record.job_id for row in comparison.rows if row.record.backend.name != REFERENCE}
     found: list[tuple[dict[str, Any], list[Row]]] = []
-    for row in comparison.rows:
+    # A row that names its own preset belongs to the file of those that do not.
+    for row in sorted(comparison.rows, key=lambda row: row.record.backend.own_preset is not None):
         record = row.record
         if record.backend.name == REFERENCE and record.job_id in others:
             continue
@@ -76,7 +77,7 @@ def _configurations(comparison: Comparison) -> dict[str, dict[str, Any]]:
         if record.measure:
             settings["measure"] = record.measure.model_dump(mode="json")
         settings["runtime"] = {"preset": world.preset, "device": world.device}
-        known = next((of_settings for other, of_settings in found if other == settings), None)
+        known = next((alike for other, alike in found if _holds(other, settings, record)), None)
         if known is None:
             found.append((settings, known := []))
         known.append(row)
@@ -84,6 +85,13 @@ def _configurations(comparison: Comparison) -> dict[str, dict[str, Any]]:
         f"Configuration{f' {number} of {len(found)}' if len(found) > 1 else ''}": _with_cells(settings, alike)
         for number, (settings, alike) in enumerate(found, 1)
     }
+
+
+def _holds(file: dict[str, Any], settings: dict[str, Any], record: Record) -> bool:
+    """Whether a file that holds some cells can hold the one of this record too."""
+    if record.backend.own_preset is not None:
+        settings = {**settings, "runtime": {**settings["runtime"], "preset": file["runtime"]["preset"]}}
+    return file == settings
 
 
 def _with_cells(settings: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
