@@ -94,9 +94,11 @@ class Effective:
     parameter_dtype: str
     """Dtype of the weights that forward and backward compute with, outside autocast."""
     autocast_dtype: str | None
+    """Dtype that autocast computes in; None: no autocast."""
     master_dtype: str
     """Dtype of the weights that the optimizer updates."""
     gradient_dtype: str | None
+    """Dtype of the gradients before they are reduced; None: not known."""
     reduce_dtype: str | None
     """Dtype in which gradients cross the wire; None: nothing crosses."""
     optimizer: str
@@ -104,11 +106,15 @@ class Effective:
     optimizer_groups: list[dict[str, Any]]
     """Constants of each parameter group, as the live optimizer holds them."""
     gradient_clipping: float | None
+    """Largest global L2 norm of the gradient; None: no clipping."""
     accumulation_steps: int
+    """Micro-steps per optimizer step, as the library counts them."""
     gradient_synchronisation: str
     """'last micro-step' or 'every micro-step'."""
     loss_scale: float | None
+    """Loss scale at the start; None: no scaling."""
     offload: list[str]
+    """Kinds of model states that lie in host memory."""
     parameter_count: int
     """Parameters of the whole model; a tied tensor counts once."""
     requested_strategy: str | None = None

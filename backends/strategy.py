@@ -64,6 +64,7 @@ class StrategyKind:
     family: str
     """Whose closed forms hold: the name of a module in `harness/theory`, such as 'fsdp2'."""
     sharding: Sharding = "none"
+    """What is cut over ranks."""
     zero_stage: int | None = None
     """The stage asked of DeepSpeed; None: another library."""
     route: Route = "native"

@@ -16,13 +16,21 @@ class CommunicationPart(Part):
     """
 
     rank: int
+    """Global rank."""
     phase: str
+    """Phase of the run: 'setup', 'digest', 'forward', 'backward', 'step', 'evaluation' or 'checkpoint'."""
     op: str
+    """Operation, such as 'all_reduce'."""
     dtype: str
+    """Dtype of the tensors; 'none': a call without a tensor."""
     group: str
+    """Name of the process group."""
     group_ranks: list[int]
+    """Global ranks of the group."""
     group_size: int
+    """Number of its ranks."""
     calls: int
+    """Number of calls."""
     payload_bytes: int
     """Size of the whole tensors that these calls work on."""
     largest_bytes: int | None = None

@@ -9,6 +9,7 @@ class RankStatePart(Part):
     """Where one rank of a run was when the run had to be ended."""
 
     rank: int
+    """Global rank."""
     step: int | None = None
     """None: it was not in a training step."""
     phase: str | None = None
@@ -25,7 +26,9 @@ class ErrorPart(Part):
     """Why a run has no result, or not a whole one."""
 
     kind: str
+    """Exception, or how the run ended: 'Exit', 'Stuck', 'Timeout', 'Interrupted', 'LauncherLost' ..."""
     message: str
+    """What happened, in one line."""
     rank: int | None = None
     """The rank at fault; None: not one rank, or not known."""
     exit_code: int | None = None
@@ -35,5 +38,6 @@ class ErrorPart(Part):
     phase: str | None = None
     """What this rank was doing: 'forward', 'setup', 'evaluation' ..."""
     log_tail: str = ""
+    """End of the log of the rank at fault, 32 KB at most."""
     ranks: list[RankStatePart] = []
     """Of a run that had to be ended: where each rank was."""

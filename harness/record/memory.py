@@ -15,7 +15,9 @@ class MemoryPart(Part):
     """Memory of one rank at one moment of a probed step."""
 
     step: int
+    """Number of the probed step."""
     moment: Moment
+    """When it was read."""
     allocated_bytes: int | None
     """What torch's allocator serves now."""
     peak_bytes: int | None

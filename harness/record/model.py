@@ -11,8 +11,11 @@ class TensorPart(Part):
     """A tensor of the model: a parameter or a buffer."""
 
     name: str
+    """Its name in the model."""
     shape: list[int]
+    """Sizes of its dimensions."""
     dtype: str
+    """Its dtype, such as 'float32'."""
 
 
 class LayoutPart(Part):
@@ -23,6 +26,7 @@ class LayoutPart(Part):
     decaying: list[str]
     """Names of the parameters that decay: the optimizer has one group of them and one of the rest."""
     buffers: list[TensorPart]
+    """Buffers of the model."""
     blocks: list[str]
     """Names of the transformer blocks, each of which is wrapped as one unit."""
     tied: dict[str, str] = {}
@@ -35,6 +39,7 @@ class GeometryPart(Part):
     multiplying_parameters: int
     """Parameters that every token is multiplied with."""
     layers: int
+    """Number of transformer blocks."""
     attention_width: int
     """Heads times their dimension."""
 
@@ -43,11 +48,15 @@ class ModelPart(Part):
     """What was really built."""
 
     architecture: str
+    """Class of the model, such as 'LlamaForCausalLM'."""
     attention: str | None
     """The attention kernel."""
     parameters: int
+    """Number of parameters; a tied tensor counts once."""
     tied_parameters: int
+    """Names that tied parameters have beyond their first."""
     activation_checkpointing: bool
+    """Whether blocks recompute their activations."""
     geometry: GeometryPart | None = None
     """None where the closed forms do not hold."""
     config: dict[str, Any]
@@ -58,10 +67,15 @@ class DataPart(Part):
     """Sizes of the data."""
 
     samples: int
+    """Samples altogether."""
     training_samples: int
+    """Samples that training draws from."""
     evaluation_samples: int
+    """Samples held out."""
     target_tokens: int
+    """Tokens whose prediction counts in the loss, over all samples."""
     vocabulary_size: int
+    """Tokens that the tokenizer knows."""
 
 
 class WeightsPart(Part):
@@ -70,7 +84,9 @@ class WeightsPart(Part):
     digest: str
     """SHA-256 over the sorted (name, SHA-256 of the fp32 bytes)."""
     l2_norm: float | None
+    """L2 norm of all weights; None: not finite."""
     parameter_count: int
+    """Number of weights; a tied tensor counts once."""
     sketch: dict[str, list[float]] | None = None
     """Of each parameter its L2 norm and projections on fixed sign vectors: see `worker/sketch.py`.
     None: not taken, or some weight is not finite."""
@@ -84,18 +100,27 @@ class ObservedPart(Part):
     optimizer_used: bool = False
     """Whether the optimizer that the job built is among those that train."""
     optimizer_steps: int | None = None
+    """Updates that the optimizers made."""
     optimizer_groups: list[dict[str, Any]] = []
     """Constants of each group of the optimizers that train, whoever built them, and the names of its
     parameters where they can be known."""
     master_dtypes: list[str] = []
     """Of the tensors that the optimizer updates."""
     optimizer_state_dtypes: list[str] = []
+    """Of the moments that the optimizer keeps."""
     tied_parameters: int | None = None
+    """Names that tied parameters have beyond their first, in the live model."""
     frozen_parameters: list[str] = []
+    """Parameters that need no gradient."""
     attention: str | None = None
+    """The attention kernel of the live model."""
     activation_checkpointing: bool | None = None
+    """Whether blocks recompute their activations."""
     compiled: bool | None = None
+    """Whether a module is compiled by torch.compile."""
     dropout: float | None = None
     """The largest probability in the live model."""
     tf32: bool | None = None
+    """Whether matrix products on CUDA may use TF32."""
     deterministic: bool | None = None
+    """Whether torch was told to use deterministic kernels."""

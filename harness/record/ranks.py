@@ -12,7 +12,9 @@ class WaitPart(Part):
     name: str
     """The collective that was waited for."""
     phase: str
+    """Phase of the step."""
     seconds: float
+    """Length of the stretch."""
 
 
 class OverlapPart(Part):
@@ -22,7 +24,9 @@ class OverlapPart(Part):
     """
 
     step: int
+    """Number of the step."""
     seconds: float
+    """Length of the step."""
     compute_seconds: float
     """Computing, whether or not communication runs beside it."""
     communication_seconds: float
@@ -39,11 +43,15 @@ class RankPart(Part):
     """What one rank measured."""
 
     rank: int
+    """Global rank."""
     host: str
+    """Host name of its machine."""
     device_name: str
+    """Name of its GPU or processor."""
     setup_seconds: float
     """From the start of the rank to its first step."""
     step_seconds: list[float]
+    """Duration of each step."""
     data_seconds: list[float]
     """The part of each step spent on fetching the batch."""
     phase_seconds: dict[str, list[float]] = {}
@@ -51,7 +59,9 @@ class RankPart(Part):
     sample_hashes: list[str]
     """Per step, the hash sum over this rank's samples."""
     samples: list[int]
+    """Per step, samples of this rank."""
     target_tokens: list[int] = []
+    """Per step, tokens whose prediction counts in the loss."""
     loss_sums: list[float | None] = []
     """Per step, the loss summed over this rank's target tokens, as the backend returned it."""
     gradient_norms: list[float | None] = []
@@ -67,11 +77,15 @@ class RankPart(Part):
     """Probed steps: payload of reductions in backward passes that were not the last of their step; None:
     nothing was counted, or every step has one."""
     initial_digest: str | None = None
+    """Digest of the weights before the first step, as this rank gathered them; None: not taken."""
     final_digest: str | None = None
+    """The same after the last step."""
     probe_loss: float | None = None
     """Loss of one batch, equal on all ranks, after training: where it differs, so do the weights."""
     memory: list[MemoryPart]
+    """Memory at each moment of the probed steps."""
     overlap: list[OverlapPart] = []
+    """How each traced step divides."""
     probe_seconds: dict[str, float] = {}
     """What each probe cost by its own clock, seconds per step in which it ran."""
     timed_probes: list[str] = []

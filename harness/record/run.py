@@ -48,6 +48,7 @@ class ArtifactPart(Part):
     """A file or folder next to the record."""
 
     kind: ArtifactKind
+    """What it is."""
     path: str
     """Relative to the record's folder."""
     rank: int | None = None
@@ -66,11 +67,16 @@ class BackendPart(Part):
     """Which backend, and what it really ran."""
 
     label: str
+    """Name with the options given: 'zero3:offload=cpu'."""
     name: str
+    """Name in the registry."""
     options: dict[str, Any] = {}
+    """Options with their values, as they were given."""
     effective: Annotated[Effective | None, BeforeValidator(with_details)] = None
     native_config: dict[str, Any] | None = None
+    """The configuration that the library was handed, where it takes one."""
     versions: dict[str, str] = {}
+    """Versions of the backend's libraries."""
     claim: StrategyKind | None = None
     """The strategy that a third party's backend claims to be; None: a built-in one, or nothing claimed."""
     own_forms: OwnForms | None = None
@@ -100,19 +106,27 @@ class Record(Part):
     """One run, self-contained."""
 
     schema_version: Literal[2] = SCHEMA_VERSION
+    """Version of this schema."""
     run_id: str
+    """Name of the run's folder."""
     created_at: str
+    """Start of the run, UTC, ISO 8601."""
     status: Status
+    """How the run ended."""
     error: ErrorPart | None = None
+    """Why there is no result, or only a part; None: nothing failed."""
     reasons: list[str] = []
     """Why the backend is unsupported here."""
     command: list[str]
     """The command line that asked for this run."""
     job: RecordedJob
+    """Settings that decide the mathematics, every default written out."""
     job_id: str
+    """Hash of what is trained; only runs with equal ids are compared."""
     cell: str
     """Key of job, backend, world, repeat, measurement and code: equal cells need not run again."""
     repeat: int
+    """Number of the repetition within its cell, from 0."""
     measure: RecordedMeasure | None = None
     """The settings of measurement; None in records from before they were kept."""
     question: Question | None = None
@@ -124,15 +138,22 @@ class Record(Part):
     model: ModelPart | None = None
     data: DataPart | None = None
     initial_weights: WeightsPart | None = None
+    """Master weights before the first step."""
     final_weights: WeightsPart | None = None
+    """Master weights after the last step."""
     observed: ObservedPart | None = None
     steps: list[StepPart] = []
+    """Every optimizer step, over all ranks."""
     ranks: list[RankPart] = []
+    """What each rank measured."""
     comm: list[CommunicationPart] = []
+    """Collectives of each rank."""
     eval: list[EvaluationPart] = []
+    """Evaluations, over all ranks."""
     windows: WindowsPart | None = None
     prediction: PredictionPart | None = None
     """None in records from before runs were predicted, and where no prediction could be made."""
     skipped_steps: int = 0
     """Updates that a loss scaler skipped."""
     artifacts: Annotated[list[ArtifactPart], BeforeValidator(as_artifacts)] = []
+    """Files and folders next to the record."""

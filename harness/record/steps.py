@@ -18,7 +18,9 @@ class StepPart:
     """One optimizer step over all ranks."""
 
     step: int
+    """Number of the optimizer step, from 0."""
     window: Window
+    """What the step is for: see the settings of `measure`."""
     loss: float | None
     """Mean cross entropy per target token of the global batch, in nats; None: not finite."""
     gradient_norm: float | None
@@ -36,6 +38,7 @@ class StepPart:
     target_tokens: int
     """Tokens whose prediction counts in the loss, over all ranks."""
     samples: int
+    """Samples of the global batch."""
     seconds: float
     """The slowest rank's."""
     sample_hashes: str
@@ -48,7 +51,9 @@ class EvaluationPart(Part):
     step: int
     """Number of optimizer steps taken before."""
     loss: float | None
+    """Mean cross entropy per target token, in nats; None: not finite."""
     target_tokens: int
+    """Tokens whose prediction counts in the loss."""
     samples: int | None = None
     """Over all ranks; None in records from before evaluations were timed."""
     seconds: float | None = None
@@ -59,8 +64,12 @@ class WindowsPart(Part):
     """How many steps each window holds."""
 
     warmup: int
+    """First steps, in no statistic."""
     probed: int
+    """Steps whose memory and communication are recorded, not timed."""
     timed: int
+    """Steps behind every figure of speed."""
     traced: int = 0
+    """Steps under torch's profiler, not timed."""
     cooldown: int = 0
     """After probed and traced steps, in no statistic: the probes' side effects make them longer."""

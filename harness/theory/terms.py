@@ -33,8 +33,11 @@ class Term:
     """A part of one kind, with the reason why it is there."""
 
     kind: str
+    """Kind of memory, such as 'weights'."""
     name: str
+    """What it is, in a few words."""
     bytes: int
+    """Its size on the rank."""
     host: bool = False
     """Lies in host memory also when the run computes on another device."""
     extra: bool = False
@@ -72,6 +75,7 @@ class ModelStates:
     """What one rank holds between its backward pass and its update, from the second step on."""
 
     terms: tuple[Term, ...]
+    """Parts of the model states."""
 
     def kinds(self, *, host: bool | None = None) -> dict[str, int]:
         """Bytes by kind; `host` True or False: only what lies there or on the device."""
@@ -97,8 +101,11 @@ class Collective:
     """Calls of one kind that have one cause."""
 
     phase: str
+    """Phase of the run."""
     op: str
+    """Operation, such as 'all_reduce'."""
     dtype: str
+    """Dtype of the tensors."""
     term: str
     """The cause, in a few words."""
     payload_bytes: int
@@ -107,6 +114,7 @@ class Collective:
     """None: how many depends on the order in which gradients become ready. 0: a part of calls that are
     counted under another term, such as their padding."""
     role: Role = "world"
+    """What the group is for: all ranks, one copy of the weights, or the same shard."""
 
     def sent_bytes(self, workload: Workload) -> float:
         """Ring bytes that a rank sends."""
@@ -118,9 +126,11 @@ class Underived:
     """Collectives of a phase whose payload does not follow from the job."""
 
     phase: str
+    """Phase of the run."""
     dtypes: tuple[str, ...]
     """Empty: whatever the dtype."""
     reason: str
+    """Why there is no closed form."""
 
     def covers(self, phase: str, dtype: str) -> bool:
         return phase == self.phase and (not self.dtypes or dtype in self.dtypes)
@@ -131,11 +141,13 @@ class Volume:
     """What a run is expected to communicate, or why that is not known."""
 
     collectives: tuple[Collective, ...] = ()
+    """Calls with their cause."""
     remarks: tuple[tuple[str, str], ...] = ()
     """(term, why this implementation moves less under it than the textbook, or by another collective)."""
     unknown: str | None = None
     """Why the steps and evaluations could not be derived; None: they were."""
     underived: tuple[Underived, ...] = ()
+    """Phases without a closed form."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +157,7 @@ class OwnForms:
     states: tuple[ModelStates, ...]
     """By rank."""
     volume: Volume
+    """Collectives expected of the run."""
     steps: tuple[int, ...]
     """The probed steps that the volume sums up."""
 

@@ -1,0 +1,51 @@
+"""The reference of the Python modules that other programs may import; mkdocstrings reads them."""
+
+from __future__ import annotations
+
+TITLE = "Python API"
+TOPICS = {
+    "Backends": ("harness.backends.base", "harness.backends.registry", "harness.backends.strategy"),
+    "Settings and records": ("harness.config", "harness.store", "harness.record_files"),
+    "Comparisons": (
+        "harness.compare.comparison",
+        "harness.compare.rows",
+        "harness.compare.metrics",
+        "harness.compare.findings.finding",
+    ),
+    "Reports": ("harness.report.report", "harness.report.verify"),
+    "Closed forms": ("harness.theory.workload", "harness.theory.terms", "harness.theory.families"),
+    "Predictions": (
+        "harness.planning.models",
+        "harness.planning.estimate.question",
+        "harness.planning.estimate.row",
+        "harness.planning.memory",
+        "harness.planning.speed",
+    ),
+}
+"""Modules by topic."""
+HEAD = """\
+# Python API
+
+Generated from the docstrings. The command line is the interface that stays; these modules are what it is made
+of, and what a backend or an analysis of your own imports. To compare records:
+
+```python
+from pathlib import Path
+
+from harness.compare.comparison import Comparison
+from harness.store import read_runs
+
+runs, problems = read_runs([Path("reports/default/runs.tar.xz")])
+comparison = Comparison(record for _, record in runs)
+for row in comparison.rows:
+    print(row.label, row.record.world.world_size, row.figures["peak_bytes"])
+```
+"""
+
+
+def api_page() -> str:
+    """The page in Markdown: a directive of mkdocstrings for each module."""
+    parts = [HEAD]
+    for topic, modules in TOPICS.items():
+        parts += [f"## {topic}", *(f"### `{module}`\n\n::: {module}" for module in modules)]
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,64 @@
+"""The reference of settings, from the models that read configuration files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from docs.hooks.annotations import bounds, in_words, unit
+from docs.hooks.tables import code, table
+from harness.spec import Experiment
+
+TITLE = "Settings"
+HEAD = """\
+# Settings
+
+Generated from `harness/spec`. A configuration file has these sections; every setting is optional, and unknown
+ones are refused. `--set section.key=value` overrides a file; the value is YAML, such as
+`--set training.gradient_clipping=null`. The sections from `model` to `evaluation` are the job: a change there
+makes another job, whose losses are not compared.
+"""
+
+
+def settings() -> Iterator[tuple[str, FieldInfo]]:
+    """Every setting as `section.key`, with its field."""
+    for section, field in Experiment.model_fields.items():
+        for key, setting in _section(field).model_fields.items():
+            yield f"{section}.{key}", setting
+
+
+def settings_page() -> str:
+    """The page in Markdown: one table a section."""
+    parts = [HEAD]
+    for section, field in Experiment.model_fields.items():
+        model = _section(field)
+        rows = [_row(f"{section}.{key}", setting) for key, setting in model.model_fields.items()]
+        head = ["setting", "type", "default", "unit", "meaning"]
+        parts += [f"## {section}", model.__doc__ or "", table(head, rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(field: FieldInfo) -> type[BaseModel]:
+    assert isinstance(field.annotation, type)
+    assert issubclass(field.annotation, BaseModel)
+    return field.annotation
+
+
+def _row(name: str, setting: FieldInfo) -> list[str]:
+    return [
+        code(name),
+        " ".join(part for part in (in_words(setting.annotation), bounds(setting.metadata)) if part),
+        code(value(setting.get_default(call_default_factory=True))),
+        unit(name),
+        setting.description or "",
+    ]
+
+
+def value(default: Any) -> str:
+    """A default as YAML writes it."""
+    if default is None or isinstance(default, bool):
+        return {None: "null", True: "true", False: "false"}[default]
+    return f"[{', '.join(map(str, default))}]" if isinstance(default, list) else str(default)

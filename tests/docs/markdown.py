@@ -1,0 +1,66 @@
+"""Markdown files of the repository as GitHub reads them: headings, links and blocks of code."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("benchmarks", "configs", "docs", "reports", "slurm")
+FILES = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
+NAMES = [path.relative_to(ROOT).as_posix() for path in FILES]
+PARSER = MarkdownIt("commonmark", {"html": True}).enable("table")
+
+
+@cache
+def tokens(path: Path) -> list[Token]:
+    """Block tokens of a file."""
+    return PARSER.parse(path.read_text(encoding="utf-8"))
+
+
+def links(path: Path) -> Iterator[str]:
+    """Targets of the links and pictures of a file."""
+    for block in tokens(path):
+        for token in block.children or ():
+            target = token.attrGet("href") if token.type == "link_open" else token.attrGet("src")
+            if target is not None:
+                yield str(target)
+
+
+@cache
+def anchors(path: Path) -> frozenset[str]:
+    """Anchors of a file: those that GitHub makes of its headings, and explicit ones."""
+    found: set[str] = set()
+    seen: Counter[str] = Counter()
+    blocks = tokens(path)
+    for opening, text in pairwise(blocks):
+        if opening.type == "heading_open":
+            shown = "".join(child.content for child in text.children or ())
+            name = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+            found.add(f"{name}-{seen[name]}" if seen[name] else name)
+            seen[name] += 1
+        found |= set(re.findall(r'(?:id|name)="([^"]+)"', opening.content))
+    return frozenset(found)
+
+
+def shell_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Line number and text of every command in a file's blocks of shell code; continued lines are joined."""
+    for block in tokens(path):
+        if block.type != "fence" or block.info.split()[:1] not in (["sh"], ["bash"]):
+            continue
+        assert block.map
+        number, waiting = block.map[0] + 2, ""
+        for offset, line in enumerate(block.content.splitlines()):
+            if not waiting:
+                number = block.map[0] + 2 + offset
+            if line.rstrip().endswith("\\"):
+                waiting += line.rstrip()[:-1] + " "
+                continue
+            if (waiting + line).strip():
+                yield number, (waiting + line).strip()
+            waiting = ""
