@@ -9,7 +9,8 @@ from typing import Any, Self
 from harness.compare.findings.catalogue import find_all
 from harness.compare.findings.finding import Finding
 from harness.compare.noise import Noise
-from harness.compare.repeats import repeat_spreads
+from harness.compare.ranking import Ranking
+from harness.compare.repeats import Place, rankings, repeat_spreads
 from harness.compare.rows import Row, make_rows
 from harness.compare.runs import Runs
 from harness.compare.settings_in_force import DifferingSetting, differing_settings
@@ -58,6 +59,16 @@ class Comparison(Runs):
     def noises(self) -> dict[str, Noise]:
         """What counts as rounding, by job; jobs without a reference have none."""
         return {row.record.job_id: row.noise for row in self.rows if row.noise is not None}
+
+    @cached_property
+    def rankings(self) -> dict[Place, Ranking]:
+        """The order of the cells of each place by speed, as far as their runs support one."""
+        return rankings(self.groups)
+
+    @cached_property
+    def occasions(self) -> int:
+        """On how many occasions its timed runs were made."""
+        return len({run.occasion for group in self.groups for run in group.runs if run.step_seconds})
 
     @cached_property
     def findings(self) -> list[Finding]:

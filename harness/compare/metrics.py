@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 from typing import Literal
 
@@ -24,10 +25,13 @@ after, and allowed in --fail-on; 'tracking': exported to experiment trackers; 'v
 on communication; 'parity': values of the finding that a run diverged."""
 SPEED = "tokens_per_second"
 """Key of the metric that backends are compared by."""
+STEP = "step_seconds"
+"""Key of the mean timed step, from which the rates follow."""
 SENT = "sent_bytes_per_step"
 EXPECTED_SENT = "expected_sent_bytes_per_step"
 TEXTBOOK_SENT = "textbook_sent_bytes_per_step"
 TRANSPORT_SENT = "transport_sent_bytes_per_step"
+RATES = ("tokens/s", "samples/s")
 Read = Callable[[Run, Judgement], float | None]
 
 
@@ -55,6 +59,23 @@ class Metric:
     """Key of a metric that changes in the same way; a verdict names that one only."""
     shown: tuple[Place, ...] = ("data", "changes", "tracking")
 
+    def clock(self, values: Sequence[float]) -> list[float]:
+        """The values as they are compared: of rates the seconds per unit, so that one clock ranks all."""
+        return [_inverse(value) for value in values] if self.unit in RATES else list(values)
+
+    def middle(self, values: Sequence[float]) -> float:
+        """The median by that clock: of an even number of rates not the mean of the two in the middle."""
+        return rate_median(values) if self.unit in RATES else median(values)
+
+
+def rate_median(rates: Sequence[float]) -> float:
+    """The rate at the median of the seconds per unit."""
+    return _inverse(median(map(_inverse, rates)))
+
+
+def _inverse(value: float) -> float:
+    return 1 / value if value else inf
+
 
 def _of_record(read: Callable[[Record], float | None]) -> Read:
     return lambda run, _: read(run.record)
@@ -67,20 +88,21 @@ def _largest(pool: Callable[[Run], Sequence[float]]) -> Read:
 METRICS = (
     Metric(
         key=SPEED, title="tokens/s", unit="tokens/s", better="higher", name="throughput",
-        read=lambda run, _: run.tokens_per_second, shown=("results", "changes", "tracking"),
+        read=lambda run, _: run.tokens_per_second, aggregate=rate_median,
+        shown=("results", "changes", "tracking"),
     ),
     Metric(
         key="samples_per_second", title="samples/s", unit="samples/s", better="higher",
-        follows=SPEED, read=lambda run, _: run.samples_per_second,
+        follows=SPEED, read=lambda run, _: run.samples_per_second, aggregate=rate_median,
         shown=("changes", "tracking"),
     ),
     Metric(
         key="evaluation_samples_per_second", title="held-out samples/s", unit="samples/s", better="higher",
-        read=_of_record(measures.evaluation_rate), shown=("tracking",),
+        read=_of_record(measures.evaluation_rate), aggregate=rate_median, shown=("tracking",),
     ),
     Metric(
-        key="step_seconds", title="step ms", unit="seconds", read=lambda run, _: run.median_step_seconds,
-        pool=lambda run: run.step_seconds, shown=("results", "changes", "tracking"),
+        key=STEP, title="step ms", unit="seconds", follows=SPEED, read=lambda run, _: run.mean_step_seconds,
+        shown=("results", "changes", "tracking"),
     ),
     Metric(
         key="peak_bytes", title="peak MB/rank", unit="bytes", name="peak memory of a rank",

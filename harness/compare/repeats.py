@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import median
 
 from harness.backends.registry import REFERENCE
 from harness.compare.cell import Cell
 from harness.compare.distance import aligned
-from harness.compare.metrics import METRICS, SPEED, Metric
+from harness.compare.metrics import BY_KEY, METRICS, SPEED, STEP, Metric
+from harness.compare.occasions import Spread, spread
 from harness.compare.parity import Parity
+from harness.compare.ranking import Ranking, ranking
 from harness.compare.rows import Row
 from harness.compare.run import Run
 from harness.compare.speed import shares_cores
@@ -123,10 +124,23 @@ class Repeats:
         """One figure per repeat, those that have none left out."""
         return [value for row in self.rows if (value := row.figures[key]) is not None]
 
+    def clock(self, key: str) -> dict[int, list[float]]:
+        """The figures of the repeats by occasion, of rates the seconds per unit: what is compared."""
+        found: dict[int, list[float]] = {}
+        for row in self.rows:
+            if (value := row.figures[key]) is not None:
+                found.setdefault(row.run.occasion, []).extend(BY_KEY[key].clock([value]))
+        return found
+
+    @cached_property
+    def spread(self) -> Spread:
+        """How far the mean timed steps of the repeats lie apart, within and between occasions."""
+        return spread(self.clock(STEP))
+
     def median(self, key: str) -> float | None:
         """Median over the repeats."""
         values = self.values(key)
-        return median(values) if values else None
+        return BY_KEY[key].middle(values) if values else None
 
 
 def group_repeats(rows: Sequence[Row]) -> list[Repeats]:
@@ -139,15 +153,25 @@ def group_repeats(rows: Sequence[Row]) -> list[Repeats]:
 
 
 def rivals(groups: Sequence[Repeats]) -> dict[Place, list[Repeats]]:
-    """By place, those whose throughputs may be compared: successful and timed.
+    """By place, those whose throughputs may be compared: successful, timed, and not the reference.
 
-    Those that diverged do other work.
+    Those that diverged do other work; the reference is one process on the whole batch.
     """
     found: dict[Place, list[Repeats]] = {}
     for group in groups:
-        if group.succeeded and group.parity != "diverged" and group.values(SPEED):
+        if group.succeeded and group.parity != "diverged" and not group.is_reference and group.values(SPEED):
             found.setdefault(group.place, []).append(group)
     return found
+
+
+def rankings(groups: Sequence[Repeats]) -> dict[Place, Ranking]:
+    """Of each place the order of its rivals by seconds per token, which step times and rates share."""
+    return {place: rank_speeds(compared) for place, compared in rivals(groups).items()}
+
+
+def rank_speeds(groups: Sequence[Repeats]) -> Ranking:
+    """The order of cells of one place by seconds per token."""
+    return ranking({group.label: group.clock(SPEED) for group in groups})
 
 
 def place_to_compare(groups: Sequence[Repeats]) -> Place | None:
@@ -165,19 +189,6 @@ def place_to_compare(groups: Sequence[Repeats]) -> Place | None:
         return size > 1, not shares_cores(group.record), counts[group.place], size
 
     return max(timed, key=worth).place if timed else None
-
-
-def most_rivals(groups: Sequence[Repeats]) -> int:
-    """How many cells are compared at the place that has most."""
-    return max(map(len, rivals(groups).values()), default=0)
-
-
-def fastest(groups: Sequence[Repeats]) -> dict[Place, Repeats]:
-    """Of each place the repeats with the highest median throughput, where any were timed."""
-    return {
-        place: max(compared, key=lambda group: group.median(SPEED) or 0.0)
-        for place, compared in rivals(groups).items()
-    }
 
 
 def job_marks(groups: Sequence[Repeats]) -> dict[str, str]:

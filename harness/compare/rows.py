@@ -12,6 +12,7 @@ from harness.compare.cell import Cell
 from harness.compare.job_equivalence import job_differences
 from harness.compare.metrics import METRICS
 from harness.compare.noise import Noise, is_repetition, is_variant, measure_noise
+from harness.compare.occasions import occasions
 from harness.compare.parity import Judgement, judge
 from harness.compare.run import Run
 from harness.compare.run_conditions import labelled, varying, words
@@ -125,7 +126,10 @@ def make_rows(records: Iterable[Record]) -> list[Row]:
     stand_ins = _stand_ins(records, references)
     listed = [r for r in records if not (is_variant(r) and r.job_id in references)]
     suffixes = dict(zip(map(id, listed), _label_suffixes(listed), strict=True))
-    runs = {id(r): Run(record=r, label=labelled(r.backend.label, suffixes.get(id(r), ""))) for r in records}
+    runs = {
+        id(r): Run(record=r, label=labelled(r.backend.label, suffixes.get(id(r), "")), occasion=occasion)
+        for r, occasion in zip(records, occasions(records), strict=True)
+    }
     rows = []
     for record in listed:
         run, noise = runs[id(record)], noises.get(record.job_id)

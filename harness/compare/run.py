@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 
 from harness.compare import measures
 from harness.compare.cell import Cell
@@ -23,6 +24,8 @@ class Run:
     record: Record
     label: str
     """The backend with its options, and in brackets what distinguishes it from others of its job and size."""
+    occasion: int = 0
+    """Which occasion of its comparison it ran on, counted from 0."""
 
     @classmethod
     def of(cls, record: Record) -> Run:
@@ -48,6 +51,11 @@ class Run:
     def step_seconds(self) -> list[float]:
         """Duration of each timed step, the slowest rank's."""
         return measures.step_seconds(self.record)
+
+    @cached_property
+    def mean_step_seconds(self) -> float | None:
+        """Mean duration of a timed step: the clock of a run, which its rates follow."""
+        return fmean(self.step_seconds) if self.step_seconds else None
 
     @cached_property
     def median_step_seconds(self) -> float | None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import count
-from math import comb
+from functools import lru_cache, reduce
+from itertools import combinations, count
+from math import comb, prod
 from statistics import quantiles
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -30,6 +30,8 @@ SEED = 20260101
 
 Floats: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Significance = Literal["beyond noise", "within noise", "not judged"]
+Stratum: TypeAlias = tuple[Sequence[float], Sequence[float]]
+"""Runs of two cells that were made on one occasion."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,11 @@ def percentile_95(values: Sequence[float]) -> float | None:
 def value_range(values: Sequence[float]) -> Interval | None:
     """The smallest and the largest; None without values."""
     return Interval(min(values), max(values)) if values else None
+
+
+def shown_interval(values: Sequence[float]) -> Interval | None:
+    """The interval of the median, or the range where there are too few runs for one; None without values."""
+    return median_interval(values) or value_range(values)
 
 
 def median_interval(values: Sequence[float]) -> Interval | None:
@@ -81,17 +88,48 @@ def pairs_among(cells: int) -> int:
 
 
 def significance(values: Sequence[float], base: Sequence[float], comparisons: int = 1) -> Significance:
-    """Whether two sets of runs differ by more than chance makes of equal ones.
+    """Whether two sets of runs of one occasion differ by more than chance makes of equal ones."""
+    return stratified_significance([(values, base)], comparisons)
 
-    Permutation test of the difference of means (Fisher, Pitman), exact but for the sample that stands for
-    more than `MOST_DIVISIONS` divisions, two-sided, by Bonferroni over `comparisons`, so that all of them
-    together raise a false alarm in at most 1 - `LEVEL` of cases. Not judged where no figures of so few runs
-    could show a difference.
+
+def stratified_significance(strata: Sequence[Stratum], comparisons: int = 1) -> Significance:
+    """Whether two cells differ by more than chance makes of equal ones, compared within occasions only.
+
+    Permutation test of the difference of means (Fisher, Pitman), with several occasions of the sum of what
+    they differ in each (van Elteren's design). Exact but for the sample that stands for more than
+    `MOST_DIVISIONS` divisions, two-sided, by Bonferroni over `comparisons`, so that all of them together
+    raise a false alarm in at most 1 - `LEVEL` of cases. Not judged where no figures of so few runs could
+    show a difference.
     """
     allowed = (1 - LEVEL) / comparisons
-    if not values or not base or 2 / comb(len(values) + len(base), len(base)) > allowed:
+    paired = [(tuple(values), tuple(base)) for values, base in strata if values and base]
+    if not paired or 2 / prod(comb(len(v) + len(b), len(b)) for v, b in paired) > allowed:
         return "not judged"
-    return "beyond noise" if _chance(tuple(values), tuple(base)) <= allowed else "within noise"
+    chance = _chance(*paired[0]) if len(paired) == 1 else _stratified_chance(tuple(paired))
+    return "beyond noise" if chance <= allowed else "within noise"
+
+
+@lru_cache(maxsize=256)
+def _stratified_chance(strata: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]) -> float:
+    """The share of all divisions within each stratum that lie at least as far apart as the runs do."""
+    pools = [np.array([*values, *base], float) for values, base in strata]
+    pools = [pool - pool.mean() for pool in pools]
+    sizes = [len(values) for values, _ in strata]
+    rounding = 1e-12 * sum(float(np.abs(pool).sum()) for pool in pools)
+    least = abs(sum(float(pool[:size].sum()) for pool, size in zip(pools, sizes, strict=True))) - rounding
+    if prod(comb(len(pool), size) for pool, size in zip(pools, sizes, strict=True)) <= MOST_DIVISIONS:
+        every = (
+            np.array([sum(part) for part in combinations(pool.tolist(), size)])
+            for pool, size in zip(pools, sizes, strict=True)
+        )
+        sums = reduce(lambda left, right: np.add.outer(left, right).ravel(), every)
+        return float(np.mean(np.abs(sums) >= least))
+    generator = np.random.default_rng(SEED)
+    drawn = np.zeros(MOST_DIVISIONS)
+    for pool, size in zip(pools, sizes, strict=True):
+        shuffled = generator.permuted(np.tile(pool, (MOST_DIVISIONS, 1)), axis=1)
+        drawn += shuffled[:, :size].sum(axis=1)
+    return float((1 + np.count_nonzero(np.abs(drawn) >= least)) / (1 + MOST_DIVISIONS))
 
 
 @lru_cache(maxsize=256)

@@ -115,6 +115,8 @@ class EnvironmentPart(Part):
     """Model of the processor."""
     cores: int | None
     """Logical processors of the machine; None: not known."""
+    started_at: str | None = None
+    """When a scheduler began the run, in UTC; None: at `created_at`, or the record is older."""
     load_average: float | None = None
     """Runnable processes over the last minute before the run; None in older records."""
     memory_bytes: int

@@ -7,16 +7,11 @@ from typing import Any
 from tabulate import tabulate
 
 from harness.compare.comparison import Comparison
-from harness.compare.metrics import SPEED, Metric, metrics_in
-from harness.compare.repeats import Repeats, fastest, rivals
+from harness.compare.metrics import SPEED, STEP, Metric, metrics_in
+from harness.compare.ranking import Ranking
+from harness.compare.repeats import Repeats
 from harness.compare.rows import Row, reason
-from harness.compare.statistics import (
-    median_interval,
-    pairs_among,
-    percentile_95,
-    significance,
-    value_range,
-)
+from harness.compare.statistics import median_interval, percentile_95, value_range
 from harness.compare.wording import both
 from harness.report.document import Column, Shown, Table
 from harness.report.figures import figure_column, figure_text
@@ -40,8 +35,11 @@ SPREAD_COLUMNS = (
     Column("tokens_per_second_most", "most", number),
     Column("tokens_per_second_low", "95 % from", number, optional=True),
     Column("tokens_per_second_high", "to", number, optional=True),
+    Column("occasions", "occasions"),
+    Column("spread_within_occasion", "within one", percent),
+    Column("spread_between_occasions", "between them", percent),
     Column("steps", "timed steps"),
-    figure_column("step_seconds"),
+    figure_column(STEP),
     Column("step_seconds_p95", "p95 ms", milliseconds, optional=True),
     Column("step_seconds_smallest", "least ms", milliseconds),
     Column("step_seconds_largest", "most ms", milliseconds),
@@ -57,7 +55,7 @@ NOT_COMPARABLE_COLUMNS = (
 )
 WITHIN_NOISE = "≈"
 NOT_JUDGED = "?"
-MARKS = {"within noise": WITHIN_NOISE, "not judged": NOT_JUDGED, "beyond noise": ""}
+MARKS = {"beyond noise": "", "within noise": WITHIN_NOISE, "not judged": NOT_JUDGED}
 
 
 def main_table(comparison: Comparison, style: str = "simple") -> str:
@@ -98,13 +96,11 @@ def _text(table: Table, style: str) -> str:
 def results_table(comparison: Comparison) -> Table:
     """One line per job, backend and world size."""
     groups = comparison.groups
-    best, compared = fastest(groups), rivals(groups)
     jobs = list(dict.fromkeys(group.record.job_id for group in groups))
     columns = _columns() if len(jobs) < 2 else [Column("job_id", "job", align="left"), *_columns()]
     body = []
     for group in groups:
-        pairs = pairs_among(len(compared.get(group.place, ())))
-        line = _line(group, best.get(group.place), pairs)
+        line = _line(group, comparison.rankings.get(group.place))
         body.append(line if len(jobs) < 2 else [group.record.job_id, *line])
     return Table(key="results", columns=columns, rows=body)
 
@@ -128,8 +124,11 @@ def spread_table(comparison: Comparison) -> Table | None:
                 extent.high if extent else None,
                 interval.low if interval else None,
                 interval.high if interval else None,
+                group.spread.occasions,
+                group.spread.within,
+                group.spread.between,
                 len(seconds),
-                group.figures["step_seconds"],
+                group.figures[STEP],
                 percentile_95(seconds),
                 min(seconds),
                 max(seconds),
@@ -148,11 +147,11 @@ def cell_line(row: Row) -> str:
     values = row.figures
     loss = record.steps[-1].loss if record.steps else None
     parts = [head, f"loss {number(loss)}"]
-    if values["step_seconds"] is None:
+    if values[STEP] is None:
         parts.append("not timed")
     else:
         parts.append(f"{number(values[SPEED])} tokens/s")
-        parts.append(f"step {milliseconds(values['step_seconds'])} ms")
+        parts.append(f"step {milliseconds(values[STEP])} ms")
     if values["peak_bytes"] is not None:
         parts.append(f"peak {megabytes(values['peak_bytes'])} MB")
     return ", ".join(parts)
@@ -165,16 +164,16 @@ def _columns() -> list[Column]:
         title = f"{metric.title} (spread)" if _has_spread(metric) else metric.title
         columns.append(figure_column(metric.key, title, only_values="results" not in metric.shown))
         if metric.key == SPEED:
-            columns.append(Column("of_fastest", "of fastest", percent))
+            columns.append(Column("of_fastest", "of highest", percent))
     return [*columns, Column("parity", "parity", align="left")]
 
 
-def _line(group: Repeats, best: Repeats | None, pairs: int) -> list[Any]:
+def _line(group: Repeats, order: Ranking | None) -> list[Any]:
     line = [*group.cell, group.status]
     for metric in RESULTS:
         line.append(_with_spread(group, metric) if _has_spread(metric) else group.figures[metric.key])
         if metric.key == SPEED:
-            line.append(_of_fastest(group, best, pairs))
+            line.append(_of_highest(group, order))
     return [*line, group.parity]
 
 
@@ -192,13 +191,14 @@ def _with_spread(group: Repeats, metric: Metric) -> Shown | None:
     return Shown(most, f"{figure_text(metric, most)} ({figure_text(metric, most - least)})")
 
 
-def _of_fastest(group: Repeats, best: Repeats | None, pairs: int) -> Shown | float | None:
-    rate = group.median(SPEED)
-    if best is None or rate is None or group.parity == "diverged":
+def _of_highest(group: Repeats, order: Ranking | None) -> Shown | None:
+    """The median throughput relative to the highest of its place; None where it is compared with none."""
+    if order is None or len(order.names) < 2 or group.label not in order.names:
         return None
-    if group is best:
-        return Shown(1.0, percent(1.0))
-    ratio = rate / (best.median(SPEED) or rate)
-    rates, highest = group.values(SPEED), best.values(SPEED)
-    mark = MARKS[significance(rates, highest, pairs)]
-    return Shown(ratio, f"{percent(ratio)} {mark}".rstrip())
+    highest = order.names[0]
+    ratio = order.median(highest) / order.median(group.label)
+    found = [order.judgement(group.label, n) for n in order.names if n != group.label]
+    judged = (
+        max(found, key=list(MARKS).index) if group.label == highest else order.judgement(group.label, highest)
+    )
+    return Shown(ratio, f"{percent(ratio)} {MARKS[judged]}".rstrip())

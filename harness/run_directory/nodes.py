@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -51,7 +52,7 @@ def run_environment(run_directory: Path) -> EnvironmentPart:
 
 def describe_node() -> NodeFile:
     """Environment of this machine, and how its processors, GPUs and networks are laid out."""
-    facts = environment()
+    facts = environment().model_copy(update={"started_at": datetime.now(UTC).isoformat(timespec="seconds")})
     topology = NodePart(
         host=socket.gethostname(),
         cpu=facts.cpu,

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from harness.compare.comparison import Comparison
 from harness.compare.metrics import SPEED
-from harness.compare.repeats import Repeats, place_to_compare
-from harness.compare.wording import listed
+from harness.compare.order_words import unranked_words
+from harness.compare.ranking import Ranking, frontier
+from harness.compare.repeats import Repeats, place_to_compare, rank_speeds
+from harness.compare.wording import listed, ranks
 from harness.report.document import Picture
 from harness.report.drawing import COLOURS, GREY, MARKERS
 from harness.report.figures import axis_label
@@ -38,42 +40,39 @@ def trade_off_picture(comparison: Comparison) -> Picture | None:
     groups = [group for group in known if group.place == place]
     if place is None or len(groups) < 2:
         return None
-    best = pareto([_point(group) for group in groups])
-    names = listed([groups[index].label for index in best], len(best))
+    order = rank_speeds(groups)
+    peaks = {group.label: float(max(group.rank_peaks)) for group in groups}
+    best = frontier(peaks, order)
+    line = [group for name in best for group in groups if group.label == name]
     return Picture(
         key="trade-off",
         caption=(
-            f"Peak memory against throughput on {place[1]} ranks. The line is the Pareto frontier of median "
-            f"throughput and peak, untested against noise: {names}. Numbers are those of the legend, fastest "
-            "first."
+            f"Peak memory against throughput on {ranks(place[1])}, medians. {_frontier_words(best, order)} "
+            "Numbers are those of the legend, by median throughput."
         ),
-        draw=lambda figure: _draw(figure, groups, best),
+        draw=lambda figure: _draw(figure, groups, line),
         height_inches=4.2 + 0.17 * ((len(groups) + 2) // 3),
     )
 
 
-def pareto(points: Sequence[Point]) -> list[int]:
-    """Indices of points (memory, throughput) that none beats in one without losing in the other.
-
-    In rising memory.
-    """
-    order = sorted(range(len(points)), key=lambda index: (points[index][0], -points[index][1]))
-    front: list[int] = []
-    for index in order:
-        if not front or points[index][1] > points[front[-1]][1]:
-            front.append(index)
-    return front
+def _frontier_words(best: Sequence[str], order: Ranking) -> str:
+    if not order.is_judged:
+        return f"No frontier is drawn: {unranked_words(order)}."
+    if len(best) == 1:
+        return f"No cell that needs more memory than {best[0]} is faster beyond noise."
+    return f"The line is the Pareto frontier, each step faster beyond noise: {listed(best, len(best))}."
 
 
 def _point(group: Repeats) -> Point:
     return max(group.rank_peaks) / 1e6, group.median(SPEED) or 0.0
 
 
-def _draw(figure: Figure, groups: Sequence[Repeats], best: Sequence[int]) -> None:
+def _draw(figure: Figure, groups: Sequence[Repeats], best: Sequence[Repeats]) -> None:
     axis = figure.subplots()
     points = [_point(group) for group in groups]
-    line = [points[index] for index in best]
-    axis.step(*zip(*line, strict=True), where="post", color=GREY, linewidth=1, linestyle="--", zorder=1)
+    if len(best) > 1:
+        line = [_point(group) for group in best]
+        axis.step(*zip(*line, strict=True), where="post", color=GREY, linewidth=1, linestyle="--", zorder=1)
     order = sorted(range(len(groups)), key=lambda index: -points[index][1])
     for number, index in enumerate(order, start=1):
         x, y = points[index]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.compare.comparison import Comparison
-from harness.compare.statistics import LEAST_FOR_P95, LEVEL, MOST_DIVISIONS, interval_runs, runs_to_judge
+from harness.compare.statistics import LEAST_FOR_P95, LEVEL, MOST_DIVISIONS, interval_runs
 from harness.report.document import Items, Section
 from harness.report.formats import percent
 
@@ -15,20 +15,21 @@ def reading_section(comparison: Comparison) -> Section:
 
 _LINES = [
     "MB is 1e6 bytes; n/a means not measured.",
-    "samples/s and tokens/s: processed by all ranks in the timed steps, over the summed duration of "
-    "those steps; the median over repeats. A step lasts as long as on its slowest rank. Padding does not "
-    "count.",
-    "step ms: the median over the timed steps of all repeats together; p95 their 95th percentile, "
-    f"n/a below {LEAST_FOR_P95} steps, where it would be the largest. 'Time' shows the median over "
-    "repeats of each run's own median.",
+    "step ms, samples/s and tokens/s come from one clock, the mean timed step of a run: its duration, and "
+    "what all ranks processed in the timed steps over their summed duration. A cell has the figure of the "
+    "run of median step. A step lasts as long as on its slowest rank. Padding does not count.",
+    f"p95: 95th percentile of the timed steps of all repeats together, n/a below {LEAST_FOR_P95} steps, "
+    "where it would be the largest. 'Time' shows medians and percentiles of single steps.",
     f"least and most: of the runs, as measured. From {interval_runs()} runs on, also an interval that holds "
     f"the true median at {percent(LEVEL)}, between order statistics (sign test).",
-    "beyond noise: in a two-sided permutation test of the mean throughput of runs (never of steps), chance "
+    "beyond noise: in a two-sided permutation test of the mean timed steps of runs (never of steps), chance "
     f"alone makes two cells differ this much in at most {percent(1 - LEVEL)} of cases, divided by the number "
-    "of pairs among the cells, since the fastest is chosen after the fact. The test is exact up to "
-    f"{MOST_DIVISIONS:,} divisions of the runs (9 runs of each); beyond, it takes a fixed sample. Two cells "
-    f"need {runs_to_judge()} runs each; with fewer nothing is judged. The test cannot separate cells from "
-    "what changed on the machine between their runs.",
+    "of pairs among the cells, since the fastest is chosen after the fact, and the intervals or ranges of "
+    "the cells do not overlap. The test is exact up to "
+    f"{MOST_DIVISIONS:,} divisions of the runs (9 runs of each); beyond, it takes a fixed sample. Runs of "
+    "several occasions are divided within each, and each must order the cells alike. 'Results' says how "
+    "many runs a difference takes; with fewer nothing is judged, and no order is stated. The test cannot "
+    "separate cells from what changed on the machine between their runs.",
     "peak MB/rank: the largest figure of torch's allocator in the probed steps, of all ranks and all "
     "repeats; in brackets the difference to the smallest of them. No test judges it, since one moment of "
     "one rank decides. CUDA: the caching allocator. CPU: a counting allocator in front of malloc.",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from harness.compare.comparison import Comparison
-from harness.compare.repeats import most_rivals
-from harness.compare.statistics import LEVEL, pairs_among, runs_to_judge
+from harness.compare.occasions import PAUSE_SECONDS
+from harness.compare.order_words import occasions_words, runs_needed_words
+from harness.compare.statistics import LEVEL
 from harness.compare.wording import counted
 from harness.report.document import Block, Folded, Paragraph, Section
 from harness.report.formats import percent
@@ -17,18 +18,23 @@ def results_section(comparison: Comparison) -> Section:
     blocks: list[Block] = [results_table(comparison)]
     spread = spread_table(comparison)
     if spread is not None:
-        groups = comparison.groups
-        runs = max(len(group.rows) for group in groups)
-        cells = most_rivals(groups)
+        runs = max(len(group.rows) for group in comparison.groups)
+        needed = runs_needed_words(comparison.rankings)
         text = (
-            f"of fastest: throughput relative to the fastest of the same job and number of ranks; n/a for "
-            f"a run that diverged, since it did other work. {WITHIN_NOISE}: "
-            f"within the noise of it at {percent(LEVEL)} for all cells together. {NOT_JUDGED}: too few runs "
-            f"to test a difference against noise; with {max(2, cells)} cells to compare each needs "
-            f"{runs_to_judge(pairs_among(cells))} runs."
+            "of highest: median throughput relative to the highest of the same job and number of ranks; n/a "
+            "for the reference, for a cell without another to compare with, and for one that diverged, since "
+            f"it did other work. {WITHIN_NOISE}: tied with it at {percent(LEVEL)} for all cells together. "
+            f"{NOT_JUDGED}: too few runs to test a difference against noise"
+            f"{f', which takes {needed}' if needed else ''}."
+        )
+        occasions = (
+            f"Runs stem from {occasions_words(comparison.occasions)}. A pause of more than "
+            f"{PAUSE_SECONDS / 3600:g} h between two runs, or another host, begins an occasion. within one "
+            "and between them: largest less smallest mean timed step of the runs of an occasion, and of the "
+            "medians of occasions, relative to the median."
         )
         title = f"Repeats and spread: {counted(runs, 'run')} of each cell at most"
-        blocks += [Paragraph(text), Folded(title, [spread])]
+        blocks += [Paragraph(text), Folded(title, [spread, Paragraph(occasions)])]
     picture = trade_off_picture(comparison)
     if picture is not None:
         blocks.append(picture)

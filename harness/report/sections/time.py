@@ -19,7 +19,7 @@ from harness.report.tables import LABELS
 
 TIME_TEXT = (
     "Figures are medians over repeats of the figure of each run; step ms of the results and of the spread is "
-    "the median of the steps of all repeats together, so it may differ. median and p95 (from "
+    "the mean timed step of a run, from which throughput follows, so it may differ. median and p95 (from "
     f"{LEAST_FOR_P95} steps on) cover the timed steps, each as long as on its slowest rank; "
     " rank spread is the slowest rank's median less the fastest's. Data is fetching the "
     "batches; forward, backward and update (clipping included) are medians on the rank where they are "
@@ -68,7 +68,7 @@ def utilisation(value: float | None) -> str:
 
 TIME_COLUMNS = (
     *LABELS,
-    Column("step_seconds", "median of a run ms", milliseconds),
+    Column("median_step_seconds", "median of a run ms", milliseconds),
     Column("p95_step_seconds", "p95 of a run ms", milliseconds, optional=True),
     Column("rank_spread_seconds", "rank spread ms", milliseconds),
     Column("data_seconds", "data ms", milliseconds),

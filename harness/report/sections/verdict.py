@@ -79,7 +79,8 @@ def _clauses(groups: Sequence[Repeats], found: Sequence[Finding] | None) -> list
         same = [g for g in timed if g.parity != "diverged"] or timed
         among = "" if len(same) == len(timed) else " among the cells that did not diverge"
         elsewhere = any(g.world_size == size and g.place != place and g.step_seconds for g in groups)
-        fastest = not_alike(size) if elsewhere and len(same) == 1 else speed(same, size, among)
+        ranked = [g for g in same if not g.is_reference] or same
+        fastest = not_alike(size) if elsewhere and len(same) == 1 else speed(ranked, size, among)
         measured = [
             [fastest, *speed_of_one_process(groups, size)] if fastest else [],
             memory(same),

@@ -5,92 +5,70 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from harness.compare.metrics import EXPECTED_SENT, SENT, SPEED, TRANSPORT_SENT
-from harness.compare.repeats import Repeats
+from harness.compare.order_words import tied_words, unranked_words
+from harness.compare.ranking import Ranking
+from harness.compare.repeats import Repeats, rank_speeds
 from harness.compare.speed import shares_cores
-from harness.compare.statistics import (
-    LEVEL,
-    median_interval,
-    pairs_among,
-    runs_to_judge,
-    significance,
-    value_range,
-)
+from harness.compare.statistics import LEVEL, median_interval, value_range
 from harness.compare.wording import counted, listed, ranks
 from harness.report.formats import megabytes, number, percent
 from harness.theory.transports import EMULATED
 
-ALIKE = 0.99
-"""Throughputs of at least this share of the fastest count as equal."""
 FEW_TIMED_STEPS = 8
 """With fewer per run, speeds are rough."""
 
 
 def speed(groups: Sequence[Repeats], size: int, among: str) -> str:
-    """Which cell is fastest, which slowest, and what the runs can tell; `among` says of which cells."""
-    ordered = sorted(
-        (g for g in groups if g.values(SPEED)), key=lambda g: g.median(SPEED) or 0.0, reverse=True
-    )
-    if not ordered:
+    """The order of the cells by throughput as far as the runs support one; `among` says of which cells."""
+    timed = {group.label: group for group in groups if group.values(SPEED)}
+    order = rank_speeds(list(timed.values()))
+    if not timed:
         return ""
-    best, others = ordered[0], ordered[1:]
+    best = timed[order.names[0]]
     rate = number(best.median(SPEED))
-    if not others:
+    if len(timed) == 1:
         return f"on {ranks(size)} only {best.label}{among} was timed, at {rate} tokens/s"
-    name = f"{best.label}, which diverged," if best.parity == "diverged" else best.label
-    presets = {g.record.world.preset for g in ordered}
+    presets = {group.record.world.preset for group in timed.values()}
     preset = f" under the preset {presets.pop()}" if len(presets) == 1 else ""
-    pairs = pairs_among(len(ordered))
-    fewest = min(len(steps) for group in ordered for steps in group.timed_steps)
-    clauses = [
-        f"on {ranks(size)} {name} is fastest{among} at {rate} tokens/s{_extent(best.values(SPEED))}{preset}, "
-        + _slowest(best, others, pairs),
-        *_significance(best, others, pairs),
-    ]
-    if any(shares_cores(row.record) for group in ordered for row in group.rows):
+    fewest = min(len(steps) for group in timed.values() for steps in group.timed_steps)
+    head = _unordered if len(order.leaders) == len(timed) else _ordered
+    first, *clauses = head(order, timed, among, preset)
+    clauses.insert(0, f"on {ranks(size)} {first}")
+    if any(shares_cores(row.record) for group in timed.values() for row in group.rows):
         clauses.append("ranks share processor cores, so these speeds say little about the strategies")
     if fewest < FEW_TIMED_STEPS:
         clauses.append(f"with only {counted(fewest, 'timed step')} per run, speeds are rough")
     return "; ".join(clauses)
 
 
-def _significance(best: Repeats, others: Sequence[Repeats], pairs: int) -> list[str]:
-    """Which of `others` may be as fast as the best one."""
-    judged = {g.label: significance(g.values(SPEED), best.values(SPEED), pairs) for g in others}
-    close = [label for label, found in judged.items() if found == "within noise"]
-    open_ = [label for label, found in judged.items() if found == "not judged"]
-    clauses = []
-    if close:
-        clauses.append(
-            f"{listed(close)} {'is' if len(close) == 1 else 'are'} statistically tied with the fastest"
-        )
-    if len(open_) == len(others):
-        clauses.append(
-            f"fewer than {runs_to_judge(pairs)} runs of each, so no difference is tested against noise"
-        )
-    elif open_:
-        clauses.append(f"too few runs to judge {listed(open_)}")
-    elif not close:
-        clauses.append("every difference to the fastest is beyond noise")
-    return clauses
+def _ordered(order: Ranking, timed: Mapping[str, Repeats], among: str, preset: str) -> list[str]:
+    """The fastest, those tied with it, and the slowest."""
+    best = timed[order.names[0]]
+    name = f"{best.label}, which diverged," if best.parity == "diverged" else best.label
+    rate, extent = number(best.median(SPEED)), _extent(best.values(SPEED))
+    claim = "is fastest" if len(order.leaders) == 1 else "has the highest median throughput"
+    figure = f"{rate} tokens/s{extent}{preset}"
+    return [f"{name} {claim}{among}: {figure}{_last(order)}", *tied_words(order)]
 
 
-def _slowest(best: Repeats, others: Sequence[Repeats], pairs: int) -> str:
-    """The last of `others`, in falling order, with those next to it that are tied with it."""
-    last = others[-1]
-    distinct = [
-        n for n, g in enumerate(others[:-1], 1) if not _alike(g, last, pairs) or _alike(g, best, pairs)
-    ]
-    level = others[max(distinct, default=0) :]
-    shares = [(g.median(SPEED) or 0) / (best.median(SPEED) or 1) for g in level]
-    if shares[-1] >= ALIKE:
-        return f"all others reach at least {percent(ALIKE)} of that"
-    least, most = percent(shares[-1]), percent(shares[0])
-    extent = least if least == most else f"{least} to {most}"
-    return f"{listed([g.label for g in level])} slowest at {extent} of that"
+def _unordered(order: Ranking, timed: Mapping[str, Repeats], among: str, preset: str) -> list[str]:
+    """The range of the medians, where no cell is shown to be ahead of another."""
+    most, least = (number(timed[order.names[n]].median(SPEED)) for n in (0, -1))
+    medians = f"{most} tokens/s" if most == least else f"{least} to {most} tokens/s"
+    if order.is_judged:
+        return [f"all {len(timed)} cells{among} are statistically tied at medians of {medians}{preset}"]
+    return [f"the medians of the {len(timed)} cells{among} are {medians}{preset}", unranked_words(order)]
 
 
-def _alike(group: Repeats, other: Repeats, pairs: int) -> bool:
-    return significance(group.values(SPEED), other.values(SPEED), pairs) == "within noise"
+def _last(order: Ranking) -> str:
+    """', zero3 slowest at 31 % of that'; empty where the lowest median may be that of the fastest."""
+    name, tied = order.names[-1], order.trailers[:-1]
+    if name in order.leaders:
+        return ""
+    share = percent(order.median(order.names[0]) / order.median(name))
+    if not tied:
+        return f", {name} slowest at {share} of that"
+    return f", {name} lowest at {share} of that, statistically tied with {listed(tied)}"
 
 
 def speed_of_one_process(groups: Sequence[Repeats], size: int) -> list[str]:
@@ -189,8 +167,8 @@ def _range(figures: Mapping[str, float], groups: Sequence[Repeats]) -> list[str]
     if megabytes(least) == megabytes(most):
         return [f"{megabytes(most)} MB{' for each of them' if len(figures) > 1 else ''}"]
     clauses = [f"{megabytes(least)} MB ({who(least)}) to {megabytes(most)} MB ({who(most)})"]
-    timed = [group for group in groups if group.label in figures and group.values(SPEED)]
-    best = max(timed, key=lambda group: group.median(SPEED) or 0.0, default=None)
-    if best is not None:
-        clauses.append(f"the fastest, {best.label}, has {megabytes(figures[best.label])} MB")
+    order = rank_speeds([group for group in groups if group.label in figures and group.values(SPEED)])
+    if len(order.names) > 1 and len(order.leaders) == 1:
+        (best,) = order.leaders
+        clauses.append(f"the fastest, {best}, has {megabytes(figures[best])} MB")
     return clauses

@@ -40,7 +40,8 @@ def with_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     everything = (*METRICS, LONGEST)
     for module in (metrics, repeats, rows):
         monkeypatch.setattr(module, "METRICS", everything)
-    monkeypatch.setattr(figures, "BY_KEY", {metric.key: metric for metric in everything})
+    for module in (figures, repeats):
+        monkeypatch.setattr(module, "BY_KEY", {metric.key: metric for metric in everything})
     monkeypatch.setattr(tables, "RESULTS", metrics_in("results", "data"))
 
 

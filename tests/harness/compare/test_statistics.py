@@ -4,12 +4,14 @@ import pytest
 from harness.compare.statistics import (
     LEVEL,
     Interval,
+    _stratified_chance,
     chances,
     median_interval,
     pairs_among,
     percentile_95,
     runs_to_judge,
     significance,
+    stratified_significance,
     value_range,
 )
 
@@ -98,3 +100,36 @@ def test_percentile_is_interpolated() -> None:
     assert percentile_95([float(value) for value in range(21)]) == pytest.approx(19.0)
     assert percentile_95([float(value) for value in range(19)]) is None
     assert percentile_95([]) is None
+
+
+def test_one_occasion_is_tested_as_runs_of_one_occasion_are() -> None:
+    generator = np.random.default_rng(3)
+    left, right = generator.lognormal(0, 0.1, 5), generator.lognormal(0.1, 0.1, 6)
+    alone = _stratified_chance(((tuple(left), tuple(right)),))
+    assert alone == pytest.approx(float(chances([left], [right])[0]))
+
+
+def test_runs_of_several_occasions_are_exchanged_within_each() -> None:
+    """Three days with a run of each: of eight ways two are as far apart, the one seen and its mirror."""
+    days = [([1.0], [1.1]), ([5.0], [5.1]), ([9.0], [9.1])]
+    assert _stratified_chance(tuple((tuple(a), tuple(b)) for a, b in days)) == 2 / 8
+    assert stratified_significance(days) == "not judged"
+    assert stratified_significance([*days, *days]) == "beyond noise"
+    assert stratified_significance([([1.0], []), ([], [2.0])]) == "not judged"
+
+
+def test_a_sample_of_divisions_stands_for_very_many() -> None:
+    day = tuple(float(n) for n in range(7)), tuple(n + 0.5 for n in range(7))
+    assert 0.3 < _stratified_chance((day, day)) < 0.9
+    apart = tuple(float(n) for n in range(7)), tuple(n + 20.0 for n in range(7))
+    assert _stratified_chance((apart, apart)) < 1e-4
+
+
+@pytest.mark.parametrize("runs", [(4, 4), (1, 1, 1, 1, 1, 1), (2, 3)])
+def test_days_that_differ_raise_no_more_false_alarms(runs: tuple[int, ...]) -> None:
+    generator = np.random.default_rng(5)
+    alarms = 0
+    for _ in range(400):
+        days = [generator.lognormal(day, 0.1, (2, count)).tolist() for day, count in enumerate(runs)]
+        alarms += stratified_significance([(left, right) for left, right in days]) == "beyond noise"
+    assert alarms / 400 <= 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5

@@ -45,7 +45,7 @@ def test_one_digit_in_a_table_is_named_by_its_line(copy: Path, name: str) -> Non
 
 
 def test_verdict_sentence_that_was_changed_is_named(copy: Path) -> None:
-    line = edit(copy / "report.md", "ddp is fastest", "fsdp is fastest")
+    line = edit(copy / "report.md", "ddp has the highest", "fsdp has the highest")
     assert found(verify(copy / "report.md"))[0].startswith(f"report.md, line {line}: reads")
 
 

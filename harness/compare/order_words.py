@@ -1,0 +1,53 @@
+"""What may be said of an order and of the occasions behind it, for every sentence and caption."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from harness.compare.ranking import Ranking
+from harness.compare.repeats import Place
+from harness.compare.wording import counted, listed, ranks
+
+ONE_OCCASION = "one occasion: what changes between days is not in these intervals"
+
+
+def tied_words(order: Ranking) -> list[str]:
+    """Clauses on the cells that none is ahead of, but the one of the least median; empty without any.
+
+    'zero1 is statistically tied with the fastest', 'too few runs to judge fsdp'.
+    """
+    first, *others = order.leaders
+    tied = [name for name in others if order.judgement(first, name) == "within noise"]
+    unjudged = [name for name in others if name not in tied]
+    clauses = []
+    if tied:
+        clauses.append(
+            f"{listed(tied)} {'is' if len(tied) == 1 else 'are'} statistically tied with the fastest"
+        )
+    if unjudged:
+        clauses.append(f"too few runs to judge {listed(unjudged)}")
+    return clauses
+
+
+def unranked_words(order: Ranking) -> str:
+    """Why cells that were not judged are in no order: 'too few runs to rank 5 cells: each needs 6'."""
+    return f"too few runs to rank {counted(len(order.names), 'cell')}: each needs {order.runs_needed}"
+
+
+def runs_needed_words(rankings: Mapping[Place, Ranking]) -> str:
+    """'7 runs of each of the 10 cells on 2 ranks'; one number for each place, empty without any pair."""
+    needed = {
+        (place[1], len(order.names), order.runs_needed): None
+        for place, order in rankings.items()
+        if len(order.names) > 1
+    }
+    return listed(
+        [f"{runs} runs of each of the {cells} cells on {ranks(size)}" for size, cells, runs in needed]
+    )
+
+
+def occasions_words(occasions: int) -> str:
+    """What the occasions of a comparison mean for its intervals."""
+    if occasions < 2:
+        return ONE_OCCASION
+    return f"{occasions} occasions: cells are compared within each, and an order must hold on all of them"
