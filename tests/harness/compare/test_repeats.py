@@ -56,7 +56,7 @@ def test_a_preset_that_the_label_names_is_compared_with_the_others() -> None:
     own = run("zero3:preset=library-defaults", seconds=0.5)
     groups = Comparison([run("ddp"), run("zero3"), own]).groups
     assert [group.label for group in groups] == ["ddp", "zero3", "zero3:preset=library-defaults"]
-    assert [best.label for best in fastest(groups).values()] == ["zero3:preset=library-defaults"]
+    assert [order.names[0] for order in rankings(groups).values()] == ["zero3:preset=library-defaults"]
     assert len({group.place for group in groups}) == 1
 
 
