@@ -13,6 +13,7 @@ from harness.compare.comparison import Comparison
 from harness.compare.metrics import metrics_in
 from harness.compare.statistics import LEVEL, runs_to_judge
 from harness.compare.wording import listed
+from harness.report.cells import report_cells
 from harness.report.document import (
     Block,
     Column,
@@ -66,7 +67,8 @@ def before_after(before: Comparison, after: Comparison, *last: Section) -> Docum
         _reading(),
         *last,
     ]
-    return Document(TITLE, [section for section in sections if section is not None])
+    cells = list(dict.fromkeys([*report_cells(before), *report_cells(after)]))
+    return Document(TITLE, [section for section in sections if section is not None], cells=cells)
 
 
 def _verdict(before: Comparison, after: Comparison, found: Sequence[Change]) -> Section:

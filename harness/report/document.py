@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from harness.report.cells import ReportCell
 from harness.report.formats import NOT_AVAILABLE
 
 if TYPE_CHECKING:
@@ -201,6 +202,8 @@ class Document:
     title: str
     sections: Sequence[Section]
     details: Document | None = None
+    cells: Sequence[ReportCell] = ()
+    """What it is about, for a page that filters."""
 
     def section_titles(self) -> dict[str, str]:
         """Title of every section by its key, those of the details included."""

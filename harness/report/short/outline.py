@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.compare.comparison import Comparison
+from harness.report.cells import report_cells
 from harness.report.document import Document, Section
 from harness.report.short.check import check_section
 from harness.report.short.scope import scope_section
@@ -29,4 +30,4 @@ MOST_PICTURES = 4
 def short_document(comparison: Comparison, question: Question, details: Document) -> Document:
     """The short report that answers `question`, in front of its details."""
     sections = [section for make in SECTIONS if (section := make(comparison, question)) is not None]
-    return Document(title(comparison, question), sections, details)
+    return Document(title(comparison, question), sections, details, report_cells(comparison))

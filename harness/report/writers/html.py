@@ -1,16 +1,13 @@
-"""A document as one HTML file that needs nothing else: styles, pictures and sorting are within it."""
+"""A document as one HTML file that needs nothing else: styles, pictures and scripts are within it."""
 
 from __future__ import annotations
 
 import base64
-import html
 import re
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
 
 from harness.report.document import (
-    Align,
     Block,
     Code,
     Document,
@@ -20,41 +17,40 @@ from harness.report.document import (
     Line,
     Paragraph,
     Picture,
+    Section,
     Table,
 )
-from harness.report.formats import one_line
+from harness.report.writers.page.filters import cells_script, filter_html
+from harness.report.writers.page.table import table_html
+from harness.report.writers.page.text import lines_html, text_html
 
-HERE = Path(__file__).parent
 # Nothing may be fetched, whatever a record holds.
 POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "base-uri 'none'; form-action 'none'"
 )
-LONG_TEXT = 60
-"""Characters of a cell that is given room for several words a line."""
+STYLES = ("report.css", "page/layout.css", "page/print.css")
+SCRIPTS = ("page/navigation.js", "page/sort.js", "page/filter.js")
 DATA_ADDRESS = re.compile(r"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)")
+PLAIN_NAME = re.compile(r"[a-z0-9-]+")
+"""Of an item that a link may lead to, such as a finding."""
 
 
 def render_html(document: Document, pictures: Mapping[str, str], manifest: str) -> str:
     """The document; `pictures` holds the data address of each picture by its key."""
-    titles = document.section_titles()
-    body = [f"<h1>{_text(document.title)}</h1>", *_sections(document, pictures, titles)]
-    if document.details is not None:
-        details = document.details
-        links = [f'<a href="#{_text(part.key)}">{_text(part.title)}</a>' for part in details.sections]
-        body += [f"<h1>{_text(details.title)}</h1>", f"<nav>{' '.join(links)}</nav>"]
-        body += _sections(details, pictures, titles)
-    style = (HERE / "report.css").read_text(encoding="utf-8")
-    script = (HERE / "report.js").read_text(encoding="utf-8")
+    page = _Page(document, pictures)
     head = (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{_text(document.title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{text_html(document.title)}</title>\n<style>\n{_assets(STYLES)}</style>\n</head>\n<body>\n"
     )
-    tail = f"\n</main>\n<script>\n{script}</script>\n<!-- {manifest} -->\n</body>\n</html>\n"
-    return head + "\n".join(body) + tail
+    tail = (
+        f"\n{cells_script(document.cells)}\n<script>\n{_assets(SCRIPTS)}</script>\n"
+        f"<!-- {manifest} -->\n</body>\n</html>\n"
+    )
+    return head + "\n".join(page.body()) + tail
 
 
 def data_address(image: bytes) -> str:
@@ -62,82 +58,130 @@ def data_address(image: bytes) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(image).decode('ascii')}"
 
 
-def _sections(document: Document, pictures: Mapping[str, str], titles: Mapping[str, str]) -> list[str]:
-    body = []
-    for section in document.sections:
-        body.append(f'<section id="{_text(section.key)}"><h2>{_text(section.title)}</h2>')
-        body += [_block(block, pictures, titles) for block in section.blocks]
-        body.append("</section>")
-    return body
+def _assets(names: Sequence[str]) -> str:
+    folder = files(__package__)
+    return "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names)
 
 
-def _block(block: Block, pictures: Mapping[str, str], titles: Mapping[str, str]) -> str:
-    match block:
-        case Paragraph():
-            return f"<p>{_text(block.text)}</p>"
-        case Line():
-            return f"<p>{_line(block, titles)}</p>"
-        case Heading():
-            return f"<h3>{_text(block.text)}</h3>"
-        case Items():
-            return (
-                "<ul>\n" + "\n".join(f"<li>{_line(line, titles)}</li>" for line in block.lines()) + "\n</ul>"
-            )
-        case Table():
-            return _table(block.for_people())
-        case Picture():
-            caption = _text(block.caption)
-            return (
-                f'<figure><img src="{pictures[block.key]}" alt="{caption}">'
-                f"<figcaption>{caption}</figcaption></figure>"
-            )
-        case Code():
-            return f"<pre><code>{html.escape(_printable_lines(block.text))}</code></pre>"
-        case Folded():
-            inside = "\n".join(_block(part, pictures, titles) for part in block.blocks)
-            return f"<details><summary>{_text(block.title)}</summary>\n{inside}\n</details>"
+class _Page:
+    """What stands between the head of a file and its scripts."""
+
+    def __init__(self, document: Document, pictures: Mapping[str, str]) -> None:
+        self._document = document
+        self._pictures = pictures
+        self._titles = document.section_titles()
+        self._shown: set[str] = set()
+        """Keys of the pictures so far; a picture is shown where it comes first."""
+        self._targets = _targets(document.details)
+        self._named: set[str] = set()
+        """Targets so far."""
+
+    def body(self) -> list[str]:
+        """Navigation, the answer on the first screen, the other sections, the details."""
+        document, details = self._document, self._document.details
+        lines = [self._navigation(), "<main>", f"<h1>{text_html(document.title)}</h1>"]
+        lines.append('<p id="filtered" role="status" hidden></p>')
+        if details is None:
+            return [*lines, *map(self._section, document.sections), "</main>"]
+        count = _answer_length(document.sections)
+        picture = self._first_picture()
+        words = map(self._section, document.sections[:count])
+        lines += ['<div class="answer"><div class="words">', *words, "</div>", *picture, "</div>"]
+        lines += ['<div class="more">', *map(self._section, document.sections[count:]), "</div>"]
+        lines += [f'<h1 id="details">{text_html(details.title)}</h1>']
+        return [*lines, *map(self._folded_section, details.sections), "</main>"]
+
+    def _navigation(self) -> str:
+        own, details = self._document.sections, self._document.details
+        links = [_link(part.key, part.title) for part in own]
+        inside = [_link(part.key, part.title) for part in (details.sections if details else ())]
+        unfold = '<button type="button" id="unfold" hidden>Open all</button>'
+        menu = ['<details class="menu"><summary>All sections</summary>', "<div>", unfold, *links, *inside]
+        filters = filter_html(self._document.cells)
+        return "\n".join(
+            ['<nav aria-label="Sections">', *links, *menu, "</div></details>", filters, "</nav>"]
+        )
+
+    def _first_picture(self) -> list[str]:
+        return [self._picture(picture) for picture in self._document.pictures()[:1]]
+
+    def _section(self, section: Section) -> str:
+        blocks = "\n".join(self._block(block) for block in section.blocks)
+        key = text_html(section.key)
+        return f'<section id="{key}"><h2>{text_html(section.title)}</h2>\n{blocks}\n</section>'
+
+    def _folded_section(self, section: Section) -> str:
+        blocks = "\n".join(self._block(block) for block in section.blocks)
+        return (
+            f'<details class="part"><summary><h2>{text_html(section.title)}</h2></summary>\n'
+            f'<section id="{text_html(section.key)}">\n{blocks}\n</section></details>'
+        )
+
+    def _block(self, block: Block) -> str:
+        match block:
+            case Paragraph():
+                return f"<p>{text_html(block.text)}</p>"
+            case Line():
+                return f"<p>{self._line(block)}</p>"
+            case Heading():
+                return f"<h3>{text_html(block.text)}</h3>"
+            case Items():
+                return "<ul>\n" + "\n".join(self._item(line) for line in block.lines()) + "\n</ul>"
+            case Table():
+                return table_html(block, self._document.cells)
+            case Picture() if block.key in self._shown:
+                return f"<p>{_link(f'picture-{block.key}', block.caption)}</p>"
+            case Picture():
+                return self._picture(block)
+            case Code():
+                return f"<pre><code>{lines_html(block.text)}</code></pre>"
+            case Folded():
+                inside = "\n".join(map(self._block, block.blocks))
+                return f"<details><summary>{text_html(block.title)}</summary>\n{inside}\n</details>"
+
+    def _picture(self, picture: Picture) -> str:
+        self._shown.add(picture.key)
+        caption, key = text_html(picture.caption), text_html(picture.key)
+        return (
+            f'<figure id="picture-{key}"><img src="{self._pictures[picture.key]}" alt="{caption}">'
+            f"<figcaption>{caption}</figcaption></figure>"
+        )
+
+    def _item(self, line: Line) -> str:
+        """An item of a list; the first of the details with a name that a line refers to is its target."""
+        target = self._targets.get(line.name)
+        if line.details or target is None or target in self._named:
+            return f"<li>{self._line(line)}</li>"
+        self._named.add(target)
+        return f'<li id="{target}">{self._line(line)}</li>'
+
+    def _line(self, line: Line) -> str:
+        name = f"<strong>{text_html(line.name)}</strong>" if line.name else ""
+        if line.details and line.name in self._targets:
+            name = f'<a href="#{self._targets[line.name]}">{name}</a>'
+        text = f"{name}: {text_html(line.text)}" if name else text_html(line.text)
+        return f"{text} {_link(line.details, self._titles[line.details])}" if line.details else text
 
 
-def _line(line: Line, titles: Mapping[str, str]) -> str:
-    text = f"<strong>{_text(line.name)}</strong>: {_text(line.text)}" if line.name else _text(line.text)
-    if not line.details:
-        return text
-    return f'{text} <a href="#{_text(line.details)}">{_text(titles[line.details])}</a>'
+def _link(key: str, title: str) -> str:
+    return f'<a href="#{text_html(key)}">{text_html(title)}</a>'
 
 
-def _table(table: Table) -> str:
-    head = "".join(
-        f'<th scope="col"{_side(column.align)}><button type="button">{_text(column.title)}</button></th>'
-        for column in table.columns
-    )
-    lines = [f"<tr>{head}</tr>"]
-    aligned = [column.align for column in table.columns]
-    for texts, values in zip(table.texts(), table.values(), strict=True):
-        cells = zip(texts, values, aligned, strict=True)
-        lines.append("<tr>" + "".join(_cell(text, value, side) for text, value, side in cells) + "</tr>")
-    head_row, *rows = lines
-    body = "\n".join(rows)
-    caption = f"<caption>{_text(table.caption)}</caption>" if table.caption else ""
-    return (
-        f'<div class="table"><table>{caption}\n<thead>\n{head_row}\n</thead>\n'
-        f"<tbody>\n{body}\n</tbody>\n</table></div>"
-    )
+def _answer_length(sections: Sequence[Section]) -> int:
+    """How many sections the first screen holds: up to the first with a table."""
+    lengths = [n for n, part in enumerate(sections, 1) if any(isinstance(b, Table) for b in part.blocks)]
+    return lengths[0] if lengths else len(sections)
 
 
-def _cell(text: str, value: Any, side: Align) -> str:
-    number = value if isinstance(value, int | float) and not isinstance(value, bool) else None
-    key = "" if number is None else f' data-value="{number!r}"'
-    shape = ' class="long"' if len(text) > LONG_TEXT else _side(side)
-    return f"<td{shape}{key}>{_text(text)}</td>"
-
-
-def _side(align: Align) -> str:
-    return ' class="number"' if align == "right" else ""
-
-
-def _text(text: str) -> str:
-    return html.escape(one_line(text))
-
-
-def _printable_lines(text: str) -> str:
-    return "\n".join(one_line(line, keep_spaces=True) for line in text.rstrip().split("\n"))
+def _targets(details: Document | None) -> dict[str, str]:
+    """Where the details say most about a name that a line of the short report may begin with."""
+    if details is None:
+        return {}
+    return {
+        line.name: f"{section.key}.{line.name}"
+        for section in reversed(details.sections)
+        for block in section.blocks
+        if isinstance(block, Items)
+        for line in block.lines()
+        if PLAIN_NAME.fullmatch(line.name)
+    }

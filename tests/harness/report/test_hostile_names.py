@@ -76,7 +76,7 @@ class Tags(html.parser.HTMLParser):
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        if tag not in ("meta", "img"):
+        if tag not in ("meta", "img", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:

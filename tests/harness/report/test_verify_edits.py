@@ -52,7 +52,7 @@ def test_rows_in_another_order_are_named(copy: Path) -> None:
             {
                 "<th scope": "<th hidden scope",
                 "display: block": "display: none",
-                "upwards ? left - right": "upwards ? right - left",
+                "upwards ? order : -order": "upwards ? -order : order",
                 'data-value="': 'data-value="9',
                 "default-src 'none'": "default-src *",
                 "</html>": "<p>Approved.</html>",

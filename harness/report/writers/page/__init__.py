@@ -1,0 +1,1 @@
+"""Parts of a report's page: tables that sort, the filter, styles and scripts."""
