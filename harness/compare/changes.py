@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from itertools import chain
 from typing import Any, Literal
 
 from harness.compare.comparison import Comparison
 from harness.compare.metrics import Metric, metrics_in
+from harness.compare.occasions import occasions
+from harness.compare.ranking import difference, significance_on_occasions
 from harness.compare.repeats import Repeats
+from harness.compare.run import Run
 from harness.compare.run_conditions import labelled, varying, words
-from harness.compare.statistics import Interval, significance, value_range
+from harness.compare.statistics import Interval, value_range
 from harness.nested import leaves
 from harness.record import Record
 
@@ -19,7 +22,9 @@ OF_ONE_RUN = ("SLURM_JOB_ID",)
 """Variables that are never the same in two runs."""
 LASTING = {"python", "platform", "cpu", "cores", "memory_bytes", "gpus", "packages", "code"}
 """What stays the same from run to run on one machine."""
-Judgement = Literal["beyond noise", "within noise", "not judged", "equal", "n/a"]
+Judgement = Literal["beyond noise", "within noise", "inconclusive", "not judged", "equal", "n/a"]
+"""'inconclusive': the test finds a difference, but the intervals of both sides overlap, or not every occasion
+that they share orders them alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +105,21 @@ def _name(group: Repeats, names: Sequence[str]) -> tuple[str, int]:
 def changes(before: Comparison, after: Comparison) -> list[Change]:
     """Every measure of every cell that both sides have."""
     both = [pair for pair in pairs(before, after) if pair.before is not None and pair.after is not None]
-    return [_change(pair, metric, len(both)) for pair in both for metric in metrics_in("changes")]
+    numbers = joint_occasions(before, after)
+    return [_change(pair, metric, len(both), numbers) for pair in both for metric in metrics_in("changes")]
+
+
+def joint_occasions(before: Comparison, after: Comparison) -> dict[Run, int]:
+    """The occasion of each run of both sides, in one numbering."""
+    runs = [row.run for side in (before, after) for row in side.rows]
+    return dict(zip(runs, occasions([run.record for run in runs]), strict=True))
+
+
+def shares_occasions(before: Comparison, after: Comparison) -> bool:
+    """Whether runs of both sides were made on one occasion, so that a day is not taken for the change."""
+    numbers = joint_occasions(before, after)
+    left, right = ({numbers[row.run] for row in side.rows} for side in (before, after))
+    return not left.isdisjoint(right)
 
 
 def settings(before: Comparison, after: Comparison) -> list[Setting]:
@@ -118,23 +137,41 @@ def settings(before: Comparison, after: Comparison) -> list[Setting]:
     return shared
 
 
-def _change(pair: Pair, metric: Metric, cells: int) -> Change:
+def _change(pair: Pair, metric: Metric, cells: int, numbers: Mapping[Run, int]) -> Change:
     assert pair.before is not None
     assert pair.after is not None
     left, right = pair.before.values(metric.key), pair.after.values(metric.key)
     before, after = pair.before.median(metric.key), pair.after.median(metric.key)
     return Change(
         backend=pair.backend, world_size=pair.world_size, metric=metric, before=before, after=after,
-        extent=_ratios(right, left), judgement=_judge(metric, left, right, cells),
+        extent=_ratios(right, left), judgement=_judge(pair.before, pair.after, metric, cells, numbers),
     )  # fmt: skip
 
 
-def _judge(metric: Metric, before: Sequence[float], after: Sequence[float], cells: int) -> Judgement:
-    if not before or not after:
+def _judge(
+    before: Repeats, after: Repeats, metric: Metric, cells: int, numbers: Mapping[Run, int]
+) -> Judgement:
+    """Within the occasions that both sides share or, where they share none, as if there was one."""
+    left, right = (_by_occasion(side, metric, numbers) for side in (before, after))
+    if not left or not right:
         return "n/a"
-    if median(before) == median(after):
+    if before.median(metric.key) == after.median(metric.key):
         return "equal"
-    return "beyond noise" if metric.is_count else significance(after, before, cells)
+    if metric.is_count:
+        return "beyond noise"
+    if left.keys().isdisjoint(right):
+        left, right = ({0: list(chain.from_iterable(side.values()))} for side in (left, right))
+    tested = significance_on_occasions(right, left, cells)
+    held = difference(right, left, cells)
+    return "inconclusive" if tested == "beyond noise" and held == "within noise" else held
+
+
+def _by_occasion(side: Repeats, metric: Metric, numbers: Mapping[Run, int]) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for row in side.rows:
+        if (value := row.figures[metric.key]) is not None:
+            found.setdefault(numbers[row.run], []).extend(metric.clock([value]))
+    return found
 
 
 def _ratios(values: Sequence[float], base: Sequence[float]) -> Interval | None:

@@ -14,6 +14,10 @@ from harness.compare.metrics import metrics_in
 from harness.errors import HarnessError
 
 EXAMPLE = "peak_bytes>+5%,tokens_per_second<-3%"
+DOUBTS = {
+    "not judged": "; too few runs to tell it from noise",
+    "inconclusive": "; beyond noise by the test, but the runs of both sides overlap",
+}
 _CONDITION = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
 
 
@@ -73,7 +77,7 @@ def failures(conditions: Sequence[Condition], before: Comparison, after: Compari
                 continue
             where = Cell(change.backend, change.world_size)
             if condition.met_by(change):
-                doubt = "; too few runs to tell it from noise" if change.judgement == "not judged" else ""
+                doubt = DOUBTS.get(change.judgement, "")
                 lines.append(
                     f"{where}: {change.key} changed by {(change.relative or 0) * 100:+.1f} %, from "
                     f"{change.before:g} to {change.after:g} ({condition}){doubt}"

@@ -15,6 +15,8 @@ from statistics import median
 from harness.compare.occasions import ByOccasion
 from harness.compare.statistics import (
     Significance,
+    Stratum,
+    is_testable,
     pairs_among,
     runs_to_judge,
     shown_interval,
@@ -108,15 +110,25 @@ def difference(values: ByOccasion, base: ByOccasion, comparisons: int = 1) -> Si
     shared occasion must order them alike. On a single occasion their intervals must not overlap. An order
     that the medians over all runs contradict is none.
     """
-    shared = sorted(occasion for occasion in values if values[occasion] and base.get(occasion))
-    strata = [(values[occasion], base[occasion]) for occasion in shared]
-    found = stratified_significance(strata, comparisons)
-    if found != "beyond noise":
-        return found
+    strata = _shared(values, base)
+    if not is_testable(strata, comparisons):
+        return "not judged"
     signs = {_sign(median(left) - median(right)) for left, right in strata}
     signs.add(_sign(_overall(values) - _overall(base)))
     overlap = len(strata) == 1 and _overlap(*strata[0])
-    return found if len(signs) == 1 and not overlap else "within noise"
+    if signs not in ({1}, {-1}) or overlap:
+        return "within noise"
+    return stratified_significance(strata, comparisons)
+
+
+def significance_on_occasions(values: ByOccasion, base: ByOccasion, comparisons: int = 1) -> Significance:
+    """What the test alone finds, within the occasions that both have."""
+    return stratified_significance(_shared(values, base), comparisons)
+
+
+def _shared(values: ByOccasion, base: ByOccasion) -> list[Stratum]:
+    both = sorted(occasion for occasion in values if values[occasion] and base.get(occasion))
+    return [(values[occasion], base[occasion]) for occasion in both]
 
 
 def frontier(peaks: Mapping[str, float], order: Ranking) -> list[str]:

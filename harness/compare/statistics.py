@@ -101,12 +101,17 @@ def stratified_significance(strata: Sequence[Stratum], comparisons: int = 1) -> 
     raise a false alarm in at most 1 - `LEVEL` of cases. Not judged where no figures of so few runs could
     show a difference.
     """
-    allowed = (1 - LEVEL) / comparisons
-    paired = [(tuple(values), tuple(base)) for values, base in strata if values and base]
-    if not paired or 2 / prod(comb(len(v) + len(b), len(b)) for v, b in paired) > allowed:
+    if not is_testable(strata, comparisons):
         return "not judged"
+    paired = [(tuple(values), tuple(base)) for values, base in strata if values and base]
     chance = _chance(*paired[0]) if len(paired) == 1 else _stratified_chance(tuple(paired))
-    return "beyond noise" if chance <= allowed else "within noise"
+    return "beyond noise" if chance <= (1 - LEVEL) / comparisons else "within noise"
+
+
+def is_testable(strata: Sequence[Stratum], comparisons: int = 1) -> bool:
+    """Whether any figures of so many runs could show a difference."""
+    divisions = prod(comb(len(values) + len(base), len(base)) for values, base in strata)
+    return 2 / divisions <= (1 - LEVEL) / comparisons
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.compare.cell import Cell
-from harness.compare.changes import Change, changes, pairs, settings
+from harness.compare.changes import Change, changes, pairs, settings, shares_occasions
 from harness.compare.comparison import Comparison
 from harness.compare.metrics import metrics_in
 from harness.compare.statistics import LEVEL, runs_to_judge
@@ -37,6 +37,10 @@ from harness.report.sections.machine import machine_section
 from harness.report.tables import LABELS, not_comparable_table, results_table
 
 TITLE = "Comparison with a baseline"
+OTHER_OCCASIONS = (
+    "No run of one side was made on an occasion of the other: what changed on the machine between them "
+    "counts as a change, too."
+)
 MOST_OPEN = 3
 """Untested figures that the verdict names."""
 COLUMNS = (
@@ -64,7 +68,7 @@ def before_after(before: Comparison, after: Comparison, *last: Section) -> Docum
         _figures(found),
         _statuses(before, after),
         _sides(before, after),
-        _reading(),
+        _reading(_on_both_sides(left, right)),
         *last,
     ]
     cells = list(dict.fromkeys([*report_cells(before), *report_cells(after)]))
@@ -73,8 +77,10 @@ def before_after(before: Comparison, after: Comparison, *last: Section) -> Docum
 
 def _verdict(before: Comparison, after: Comparison, found: Sequence[Change]) -> Section:
     sentences = [_same_job(before, after)]
-    both = [p for p in pairs(before, after) if p.before is not None and p.after is not None]
-    sentences.append(f"{len(both)} cells (backend and number of ranks) are on both sides.")
+    both = _on_both_sides(before, after)
+    if both and not shares_occasions(before, after):
+        sentences.append(OTHER_OCCASIONS)
+    sentences.append(f"{both} cells (backend and number of ranks) are on both sides.")
     sentences += _lost_and_new(before, after)
     moved = [c for c in found if c.judgement == "beyond noise"]
     for metric in metrics_in("changes"):
@@ -91,9 +97,13 @@ def _verdict(before: Comparison, after: Comparison, found: Sequence[Change]) -> 
         ]
         sentences.append(
             f"{len(open_)} of {len(found)} figures differ and are not tested against noise, which takes "
-            f"{runs_to_judge(len(both))} runs on each side; the largest: {listed(largest)}."
+            f"{runs_to_judge(both)} runs on each side; the largest: {listed(largest)}."
         )
     return Section("verdict", "Verdict", [Items(sentences)])
+
+
+def _on_both_sides(before: Comparison, after: Comparison) -> int:
+    return sum(pair.before is not None and pair.after is not None for pair in pairs(before, after))
 
 
 def _moved(change: Change) -> str:
@@ -227,15 +237,16 @@ def _of_side(block: Block, side: str) -> Block:
     return block
 
 
-def _reading() -> Section:
+def _reading(cells: int) -> Section:
+    needed = f", which takes {runs_to_judge(cells)} runs on each side" if cells else ""
     counts = listed([metric.title for metric in metrics_in("changes") if metric.is_count])
     text = (
         "Figures are medians over repeats. change: (after - before) / before; least and most: from any run "
         "of one side to any of the other. beyond noise: in an exact permutation test of the runs "
         f"chance makes such a difference in at most {percent(1 - LEVEL)} of cases, for all cells of one "
         f"measure together. {counts} are counts, where any difference is one. "
-        f"not judged: too few runs to show a difference; one cell needs {runs_to_judge()} runs on each side, "
-        "more cells need more. --fail-on passes only changes within the noise: one that is not judged fails "
-        "if it is beyond the limit."
+        "inconclusive: by this test, but the intervals of both sides overlap or occasions do not agree. "
+        f"not judged: too few runs to show a difference{needed}. --fail-on passes only changes within the "
+        "noise: one that is inconclusive or not judged fails if it is beyond the limit."
     )
     return Section("reading", "How to read the numbers", [Paragraph(text)])

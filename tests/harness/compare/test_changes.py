@@ -1,5 +1,6 @@
-from harness.compare.changes import Change, changes, settings
+from harness.compare.changes import Change, changes, settings, shares_occasions
 from harness.compare.comparison import Comparison
+from harness.compare.fail_on import failures, parse_conditions
 from harness.record import BackendPart, Record
 from tests.records import (
     ENVIRONMENT,
@@ -77,3 +78,32 @@ def test_the_number_of_a_job_is_no_setting_that_differs() -> None:
         for job, algorithm in (("17", "Ring"), ("18", "Tree"))
     ]
     assert [s.field for s in settings(*sides)] == ["environment.variables.NCCL_ALGO"]
+
+
+def test_sides_that_overlap_are_inconclusive_and_still_fail_a_condition() -> None:
+    before = side(*(0.50 + 0.01 * n for n in range(7)))
+    after = side(*(0.55 + 0.01 * n for n in range(7)))
+    assert change(before, after, "step_seconds").judgement == "inconclusive"
+    (line,) = failures(parse_conditions("step_seconds>+5%"), before, after)
+    assert line.endswith("but the runs of both sides overlap")
+
+
+def test_sides_are_compared_within_the_occasions_that_they_share() -> None:
+    """Days differ by more than the change, which holds on each of them."""
+
+    def both_days(first: float, second: float) -> Comparison:
+        days = [
+            row.record.model_copy(update={"created_at": f"2026-01-0{day}T10:00:00+00:00"})
+            for day, seconds in ((1, first), (2, second))
+            for row in side(seconds, seconds + 0.01, seconds + 0.02).rows
+        ]
+        return Comparison(days)
+
+    before, after = both_days(0.5, 0.9), both_days(0.6, 1.0)
+    assert shares_occasions(before, after)
+    assert change(before, after, "step_seconds").judgement == "beyond noise"
+    assert change(before, after, "tokens_per_second").judgement == "beyond noise"
+    apart = Comparison([row.record for row in after.rows if row.run.occasion == 1])
+    earlier = Comparison([row.record for row in before.rows if row.run.occasion == 0])
+    assert not shares_occasions(earlier, apart)
+    assert change(earlier, apart, "step_seconds").judgement == "not judged"

@@ -2,7 +2,7 @@ import math
 from collections.abc import Sequence
 from itertools import combinations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.compare.comparison import Comparison
@@ -95,6 +95,7 @@ FIGURES = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=6)
 CELL = st.dictionaries(st.integers(0, 2), FIGURES, min_size=1)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from("abcde"), CELL, min_size=1))
 def test_no_order_goes_in_a_circle_or_against_the_medians(values: dict[str, dict[int, list[float]]]) -> None:
     order = ranking(values)
@@ -122,6 +123,7 @@ def runs(label: str, timed: Sequence[tuple[float, float]]) -> list[Record]:
     ]  # fmt: skip
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(STEPS, min_size=1, max_size=4), min_size=2, max_size=4))
 def test_rates_and_step_times_rank_no_two_cells_oppositely(cells: list[list[tuple[float, float]]]) -> None:
     records = [record for n, timed in enumerate(cells) for record in runs(f"fsdp:prefetch={n}", timed)]
