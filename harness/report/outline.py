@@ -30,6 +30,7 @@ from harness.report.sections.results import results_section
 from harness.report.sections.scaling import scaling_section
 from harness.report.sections.settings import settings_section
 from harness.report.sections.states import states_section
+from harness.report.sections.surprises import surprises_all_section
 from harness.report.sections.time import time_section
 from harness.report.sections.volume import volume_section
 
@@ -47,6 +48,7 @@ SECTIONS: tuple[Callable[[Comparison], Section | None], ...] = (
     states_section,
     volume_section,
     communication_section,
+    surprises_all_section,
     nodes_section,
     time_section,
     overlap_section,

@@ -27,6 +27,7 @@ FIRST_BUCKET_BYTES = 2**20
 BROADCAST_BUCKET_BYTES = 250 * 2**20
 """`broadcast_bucket_size` of DistributedDataParallel.__init__."""
 REBUILT = "bucket order broadcast"
+BUCKETS_BESIDE_GRADIENTS = "DDP's buckets, beside the gradients"
 
 
 def model_states(workload: Workload) -> ModelStates:
@@ -38,9 +39,7 @@ def model_states(workload: Workload) -> ModelStates:
     terms = replica_terms(workload)
     if wraps(workload) and not workload.like_for_like:
         size = workload.layout.parameter_count * workload.master_bytes
-        terms.append(
-            Term(kind="communication", name="DDP's buckets, beside the gradients", bytes=size, extra=True)
-        )
+        terms.append(Term(kind="communication", name=BUCKETS_BESIDE_GRADIENTS, bytes=size, extra=True))
     return states(terms)
 
 

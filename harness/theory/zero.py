@@ -14,6 +14,8 @@ TAG_DIGEST_BYTES = 20
 """SHA-1."""
 FP32_SURPLUS = "gradients add up in fp32"
 """Beyond the textbook's 2 bytes per gradient."""
+SECOND_FP32_COPY = "second fp32 copy"
+"""Of weights that are fp32 already: DeepSpeed clones them for the optimizer as it does low-precision ones."""
 
 
 def preset_values(workload: Workload) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from harness.theory.terms import (
 from harness.theory.workload import Workload
 from harness.theory.zero import (
     FP32_SURPLUS,
+    SECOND_FP32_COPY,
     broadcast_model,
     bucket_calls,
     gradient_accumulation_bytes,
@@ -56,7 +57,7 @@ def model_states(workload: Workload) -> ModelStates:
     flat = Share(own=count, padding=piece.flat - count, padding_name="alignment of groups to 2 N elements")
     part = Share(own=piece.inside, padding=piece.padding, padding_name=PADDING)
     fp32 = workload.precision == "fp32"
-    masters = ("second fp32 copy" if fp32 else "masters") + " of the partition"
+    masters = (SECOND_FP32_COPY if fp32 else "masters") + " of the partition"
     gradients = _offloaded_gradients if offload else _gradients
     return states(
         [

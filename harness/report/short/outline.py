@@ -10,6 +10,7 @@ from harness.report.document import Document, Section
 from harness.report.short.check import check_section
 from harness.report.short.scope import scope_section
 from harness.report.short.summary import summary_section
+from harness.report.short.surprises import surprises_section
 from harness.report.short.title import title
 from harness.report.short.verdict import verdict_section
 from harness.report.short.warnings import warnings_section
@@ -19,6 +20,7 @@ SECTIONS: tuple[Callable[[Comparison, Question], Section | None], ...] = (
     scope_section,
     verdict_section,
     summary_section,
+    surprises_section,
     warnings_section,
     check_section,
 )

@@ -10,12 +10,14 @@ from harness.theory.terms import ModelStates, Share, Term, states
 from harness.theory.workload import Workload
 from harness.theory.zero import (
     FP32_SURPLUS,
+    SECOND_FP32_COPY,
     bucket_elements,
     gradient_accumulation_bytes,
     preset_values,
     reduce_dtype,
 )
 
+REDUCTION_BUCKET = "persistent reduction bucket"
 SUB_GROUP_ELEMENTS = 1_000_000_000
 """DeepSpeed 0.19.8, `runtime/zero/config.py`, `sub_group_size`, in elements of the rank's pieces."""
 
@@ -39,7 +41,7 @@ def model_states(workload: Workload) -> ModelStates:
     pad = "padding of each parameter to N pieces"
     cut = Share(own=own, padding=pieces - own, padding_name=pad)
     fp32 = workload.precision == "fp32"
-    masters = "second fp32 copy of own pieces" if fp32 else "masters of own pieces"
+    masters = f"{SECOND_FP32_COPY} of own pieces" if fp32 else "masters of own pieces"
     return states(
         [
             *cut.terms("weights", "own pieces", width, host=workload.offload == "cpu"),
@@ -54,7 +56,7 @@ def model_states(workload: Workload) -> ModelStates:
                  bytes=pieces * trained if offload else 0, host=True, extra=True),
             *cut.terms("optimizer", "Adam's moments of own pieces", ADAM_MOMENTS * trained, host=offload),
             step_counters(sub_groups(workload), workload),
-            Term(kind="communication", name="persistent reduction bucket",
+            Term(kind="communication", name=REDUCTION_BUCKET,
                  bytes=bucket_elements(workload) * DTYPE_BYTES[reduce_dtype(workload)], extra=True),
             *buffer_terms(workload),
         ]

@@ -1,0 +1,1 @@
+"""Measured differences from the textbook and from defaults, and defaults that would change results."""
