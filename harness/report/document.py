@@ -107,7 +107,7 @@ class Line:
     name: str = ""
     """Emphasised in front of the text."""
     details: str = ""
-    """Key of the section of the details that shows the evidence; empty: none."""
+    """Key of the section of the details that shows the evidence; a report without it has no link."""
 
 
 def _line(item: str | tuple[str, str] | Line) -> Line:

@@ -38,3 +38,7 @@ def axis_label(key: str) -> str:
     """'throughput (tokens/s)': the name of a metric and the unit in which it is drawn."""
     metric = BY_KEY[key]
     return f"{metric.name} ({_UNITS[metric.unit][0]})"
+
+
+BASE = "ddp"
+"""Ratios are those to this backend on the same ranks."""

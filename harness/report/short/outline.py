@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from harness.compare.comparison import Comparison
+from harness.compare.scaling import strong_scaling, weak_scaling
 from harness.report.cells import report_cells
-from harness.report.document import Document, Section
+from harness.report.document import Block, Document, Folded, Picture, Section
+from harness.report.pictures.loss import loss_picture
+from harness.report.pictures.memory import memory_picture
+from harness.report.pictures.scaling import strong_picture, weak_picture
+from harness.report.pictures.volume import volume_picture
 from harness.report.short.check import check_section
+from harness.report.short.choice import choice_section
 from harness.report.short.scope import scope_section
 from harness.report.short.summary import summary_section
 from harness.report.short.surprises import surprises_section
@@ -20,6 +27,7 @@ SECTIONS: tuple[Callable[[Comparison, Question], Section | None], ...] = (
     scope_section,
     verdict_section,
     summary_section,
+    choice_section,
     surprises_section,
     warnings_section,
     check_section,
@@ -29,7 +37,33 @@ MOST_WORDS = 1200
 MOST_PICTURES = 4
 
 
+PICTURES: dict[Question, tuple[Callable[[Comparison], Picture | None], ...]] = {
+    "all": (memory_picture, volume_picture, loss_picture),
+    "speed": (volume_picture, memory_picture),
+    "memory": (memory_picture,),
+    "parity": (loss_picture,),
+    "scaling": (lambda c: strong_picture(strong_scaling(c)), lambda c: weak_picture(weak_scaling(c))),
+}
+"""At most `MOST_PICTURES` each; they follow the results and are not repeated in the details."""
+
+
 def short_document(comparison: Comparison, question: Question, details: Document) -> Document:
     """The short report that answers `question`, in front of its details."""
     sections = [section for make in SECTIONS if (section := make(comparison, question)) is not None]
-    return Document(title(comparison, question), sections, details, report_cells(comparison))
+    pictures = [p for make in PICTURES[question] if (p := make(comparison.comparable)) is not None]
+    sections = [
+        replace(section, blocks=[*section.blocks, *pictures]) if section.key == "summary" else section
+        for section in sections
+    ]
+    shown = {picture.key for picture in pictures}
+    rest = [replace(section, blocks=_without(section.blocks, shown)) for section in details.sections]
+    return Document(title(comparison, question), sections, replace(details, sections=rest), report_cells(comparison))
+
+
+def _without(blocks: Sequence[Block], keys: Collection[str]) -> list[Block]:
+    """The blocks without the pictures of these keys."""
+    return [
+        replace(block, blocks=_without(block.blocks, keys)) if isinstance(block, Folded) else block
+        for block in blocks
+        if not (isinstance(block, Picture) and block.key in keys)
+    ]

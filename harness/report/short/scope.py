@@ -8,6 +8,7 @@ from harness.report.document import Line, Section
 from harness.report.short.title import job_words, rank_words
 from harness.spec import Question
 
+LIBRARIES = ("torch", "deepspeed")
 ON_CPU = "bytes, states and parity carry over to GPUs, speeds do not"
 
 
@@ -18,7 +19,28 @@ def scope_section(comparison: Comparison, question: Question) -> Section | None:
     worlds = [row.record.world for row in comparison.rows]
     transports = listed(list(dict.fromkeys(world.collectives for world in worlds)))
     precisions = listed(list(dict.fromkeys(row.record.job.training.precision for row in comparison.rows)))
-    text = f"{rank_words(comparison)} over {transports}, {job_words(comparison)}, {precisions}"
+    facts = [f"{rank_words(comparison)} over {transports}", job_words(comparison), precisions]
+    facts += [_versions(comparison), _runs(comparison)]
+    text = ", ".join(fact for fact in facts if fact)
     if any(world.device == "cpu" for world in worlds):
         text += f": {ON_CPU}"
     return Section("scope", "Scope", [Line(f"{text}.", details="machine")])
+
+
+def _versions(comparison: Comparison) -> str:
+    """'torch 2.13.0, deepspeed 0.19.8'; of libraries that all runs had in one version."""
+    found = []
+    for name in LIBRARIES:
+        versions = {row.record.environment.packages.get(name) for row in comparison.rows}
+        if len(versions) == 1 and (version := versions.pop()):
+            found.append(f"{name} {version.partition('+')[0]}")
+    return ", ".join(found)
+
+
+def _runs(comparison: Comparison) -> str:
+    """'7 runs of each cell', '3 to 7 runs of each cell'."""
+    counts = sorted({len(group.rows) for group in comparison.groups})
+    if counts == [1]:
+        return "one run of each cell"
+    least, most = counts[0], counts[-1]
+    return f"{most} runs of each cell" if least == most else f"{least} to {most} runs of each cell"

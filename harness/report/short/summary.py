@@ -2,13 +2,162 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 from harness.compare.comparison import Comparison
-from harness.report.document import Line, Section
-from harness.report.tables import results_table
+from harness.compare.metrics import SENT, SPEED
+from harness.compare.repeats import Repeats
+from harness.compare.wording import ranks
+from harness.report.document import Block, Column, Heading, Line, Section, Shown, Table
+from harness.report.figures import BASE, figure_column
+from harness.report.formats import NOT_AVAILABLE, percent
+from harness.report.short.stage import peak, stage
 from harness.spec import Question
 
+MOST_ROWS = 18
+"""Beyond these only the cells that the verdict compares are shown."""
+TIED, UNTESTED = "≈", "?"
+Read = Callable[[Repeats], float | None]
 
-def summary_section(comparison: Comparison, question: Question) -> Section:
-    """One line per cell."""
-    table = results_table(comparison.comparable)
-    return Section("summary", "Results", [Line(f"{len(table.rows)} cells.", details="results")])
+
+@dataclass(frozen=True)
+class _Figure:
+    """A column of the summary; a ratio is shown next to the figure where there is a base."""
+
+    key: str
+    title: str
+    read: Read
+    show: Callable[[Any], str]
+    is_ratio: bool = False
+    is_time: bool = False
+
+
+def _median(key: str) -> Read:
+    return lambda group: group.median(key)
+
+
+def _figure(key: str, read: Read | None = None) -> _Figure:
+    column = figure_column(key)
+    return _Figure(key, column.title, read or _largest(key), column.show)
+
+
+def _largest(key: str) -> Read:
+    return lambda group: group.figures[key]
+
+
+def _of_base(key: str, title: str, read: Read, *, is_time: bool = False) -> _Figure:
+    return _Figure(f"{key}_of_{BASE}", f"{title} / {BASE}", read, percent, True, is_time)
+
+
+SPEED_RATIO = _of_base(SPEED, "speed", _median(SPEED), is_time=True)
+PEAK_RATIO = _of_base("peak_bytes", "peak", peak)
+STATES_RATIO = _of_base("model_state_bytes", "states", _median("model_state_bytes"))
+SENT_RATIO = _of_base(SENT, "sent", _median(SENT))
+PEAK, STATES, BYTES = _figure("peak_bytes", peak), _figure("model_state_bytes"), _figure(SENT)
+FIGURES: dict[Question, tuple[_Figure, ...]] = {
+    "all": (SPEED_RATIO, PEAK_RATIO, SENT_RATIO, PEAK, STATES, BYTES),
+    "speed": (SPEED_RATIO, SENT_RATIO, _figure(SPEED), _figure("step_seconds"), BYTES, PEAK),
+    "memory": (PEAK_RATIO, STATES_RATIO, PEAK, STATES, _figure("expected_model_state_bytes")),
+    "parity": (
+        _figure("max_loss_difference"), _figure("max_grad_norm_difference"),
+        _figure("final_weights_difference"), _figure("first_divergent_step"),
+    ),
+    "scaling": (SPEED_RATIO, _figure(SPEED), _figure("step_seconds"), SENT_RATIO, BYTES, PEAK),
+}  # fmt: skip
+
+
+def summary_section(comparison: Comparison, question: Question) -> Section | None:
+    """A table for each number of ranks; None without runs."""
+    groups = _shown(comparison)
+    if not groups:
+        return None
+    sizes = list(dict.fromkeys(group.world_size for group in groups))
+    blocks: list[Block] = []
+    for size in sorted(sizes):
+        members = [group for group in groups if group.world_size == size]
+        blocks += [Heading(ranks(size))] if len(sizes) > 1 else []
+        blocks.append(_table(f"summary_{size}", comparison, members, FIGURES[question]))
+    return Section(
+        "summary", "Results", [*blocks, Line(_note(comparison, groups, question), details="results")]
+    )
+
+
+def _shown(comparison: Comparison) -> list[Repeats]:
+    """All cells but the reference, or those on the number of ranks that the verdict compares."""
+    groups = comparison.comparable.groups
+    groups = [group for group in groups if not group.is_reference] or groups
+    if len(groups) <= MOST_ROWS:
+        return list(groups)
+    where = stage(comparison)
+    chosen = [g for g in groups if where is not None and g.world_size == where.size]
+    return (chosen or list(groups))[:MOST_ROWS]
+
+
+def _table(key: str, comparison: Comparison, groups: Sequence[Repeats], wanted: Sequence[_Figure]) -> Table:
+    bases = {group.place: group for group in groups if group.label == BASE and group.succeeded}
+    figures = [f for f in wanted if bases or not f.is_ratio]
+    columns = [
+        Column("backend", "backend", align="left"),
+        *(Column(f.key, f.title, f.show) for f in figures),
+        Column("parity", "parity", align="left"),
+    ]
+    rows = [
+        [group.label, *(_value(comparison, group, f, bases.get(group.place)) for f in figures), _state(group)]
+        for group in groups
+    ]
+    return Table(key=key, columns=columns, rows=rows)
+
+
+def _value(comparison: Comparison, group: Repeats, figure: _Figure, base: Repeats | None) -> Any:
+    value = figure.read(group) if group.succeeded else None
+    if not figure.is_ratio:
+        return value
+    divisor = figure.read(base) if base is not None else None
+    if value is None or not divisor:
+        return None
+    if not figure.is_time:
+        return value / divisor
+    return _speed(comparison, group, base, value / divisor)
+
+
+def _speed(
+    comparison: Comparison, group: Repeats, base: Repeats | None, share: float
+) -> Shown | float | None:
+    """The share with a mark where the runs show no difference to the base; None for other work."""
+    order = comparison.comparable.rankings.get(group.place)
+    if order is None or base is None or not {group.label, base.label} <= set(order.names):
+        return None
+    if group is base:
+        return share
+    judged = order.judgement(group.label, base.label)
+    mark = {"within noise": f" {TIED}", "not judged": f" {UNTESTED}"}.get(judged, "")
+    return Shown(share, f"{percent(share)}{mark}")
+
+
+def _state(group: Repeats) -> str:
+    """Its parity, or how it ended."""
+    return group.parity if group.succeeded else group.status
+
+
+def _note(comparison: Comparison, groups: Sequence[Repeats], question: Question) -> str:
+    """What the marks mean, and how many cells are not shown."""
+    marks = {
+        TIED: f"{TIED}: no difference to {BASE} beyond noise.",
+        UNTESTED: f"{UNTESTED}: too few runs to test.",
+    }
+    shown = [f for f in FIGURES[question] if f.is_time]
+    texts = [
+        value.text
+        for group in groups
+        for figure in shown
+        for base in groups
+        if base.label == BASE and base.place == group.place
+        if isinstance(value := _value(comparison, group, figure, base), Shown)
+    ]
+    found = [text for mark, text in marks.items() if any(mark in value for value in texts)]
+    left = len([group for group in comparison.groups if not group.is_reference]) - len(groups)
+    rest = [f"{left} more rows."] if left > 0 else []
+    ratios = [f"Ratios are to {BASE} on the same ranks; {NOT_AVAILABLE}: not measured."]
+    return " ".join([*ratios, *found, *rest])

@@ -1,13 +1,76 @@
-"""The verdict as lines that refer to their evidence."""
+"""The verdict: three to six sentences that answer the question, each with where its evidence is."""
 
 from __future__ import annotations
 
 from harness.compare.comparison import Comparison
-from harness.report.document import Section
-from harness.report.sections import verdict
+from harness.compare.findings.groups import statements
+from harness.compare.wording import counted, listed
+from harness.report.document import Items, Line, Section
+from harness.report.short.memory_words import memory_sentence
+from harness.report.short.parity_words import endings_sentence, parity_sentence
+from harness.report.short.scaling_words import scaling_sentences
+from harness.report.short.speed_words import speed_sentence
+from harness.report.short.stage import stage
+from harness.report.short.traffic_words import traffic_sentence
+from harness.report.short.words import sentence
 from harness.spec import Question
+
+PARTS: dict[Question, tuple[str, ...]] = {
+    "all": ("parity", "memory", "speed", "traffic"),
+    "speed": ("speed", "parity", "traffic"),
+    "memory": ("memory", "parity"),
+    "parity": ("cause", "parity"),
+    "scaling": ("scaling", "parity"),
+}
+"""What is answered, the answer first."""
+MOST_WARNINGS = 6
 
 
 def verdict_section(comparison: Comparison, question: Question) -> Section:
     """What a reader should take away."""
-    return verdict.verdict_section(comparison)
+    lines = [line for part in PARTS[question] for line in _part(comparison, part)]
+    lines += [Line(endings_sentence(comparison), details="results")]
+    if question != "parity":
+        lines += [Line(_warnings(comparison), details="findings")]
+    return Section("verdict", "Verdict", [Items([line for line in lines if line.text])])
+
+
+def _part(comparison: Comparison, part: str) -> list[Line]:
+    where = stage(comparison)
+    match part:
+        case "parity":
+            return [Line(parity_sentence(comparison), details="levels" if comparison.noises else "results")]
+        case "cause":
+            return [Line(_cause(comparison), details="findings")]
+        case "memory" if where is not None:
+            return [Line(memory_sentence(where), details="results")]
+        case "speed" if where is not None:
+            return [Line(speed_sentence(where), details="results")]
+        case "traffic" if where is not None:
+            sent = traffic_sentence(where)
+            return [Line(sent, details="communication_volume")] if sent else []
+        case "scaling":
+            return [Line(text, details="scaling") for text in scaling_sentences(comparison)]
+    return []
+
+
+def _cause(comparison: Comparison) -> str:
+    """The finding that explains why losses differ, the one of a run that diverged first."""
+    merged = statements(comparison.findings)
+    diverged = {cell for found in merged if found.id == "diverged" for cell in found.cells}
+    causes = [found for found in merged if found.role == "cause"]
+    causes.sort(key=lambda cause: diverged.isdisjoint(cause.cells))
+    if not causes:
+        return "No cause of a difference was found." if diverged else ""
+    return sentence(*(cause.sentence.removesuffix(".") for cause in causes[:1]))
+
+
+def _warnings(comparison: Comparison) -> str:
+    """How many kinds of findings there are, by name."""
+    found = list(dict.fromkeys(statement.id for statement in statements(comparison.findings)))
+    if found:
+        return f"{counted(len(found), 'warning')}: {listed(found, MOST_WARNINGS)}."
+    groups = comparison.groups
+    if any(group.parity != "unjudged" for group in groups if not group.is_reference):
+        return "No warnings."
+    return "No warnings, but no run could be compared with a reference."

@@ -160,7 +160,8 @@ class _Page:
         if line.details and line.name in self._targets:
             name = f'<a href="#{self._targets[line.name]}">{name}</a>'
         text = f"{name}: {text_html(line.text)}" if name else text_html(line.text)
-        return f"{text} {_link(line.details, self._titles[line.details])}" if line.details else text
+        title = self._titles.get(line.details)
+        return text if title is None else f"{text} {_link(line.details, title)}"
 
 
 def _link(key: str, title: str) -> str:

@@ -93,7 +93,7 @@ def _block(block: Block, names: _Names) -> str:
 
 def _with_link(line: Line, names: _Names) -> str:
     text = f"**{markdown_text(line.name)}**: {markdown_text(line.text)}" if line.name else _line(line.text)
-    if not line.details:
+    if line.details not in names.titles:
         return text
     return f"{text} [{markdown_text(names.titles[line.details])}]({quote(names.details)}#{line.details})"
 

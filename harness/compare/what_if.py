@@ -1,0 +1,45 @@
+"""Closed forms of a measured cell on other numbers of ranks or micro-steps: model states and traffic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from harness.record import Record
+from harness.record.workload import of_record
+from harness.theory import families
+from harness.theory.terms import STEP_PHASES
+from harness.theory.workload import Window, Workload
+
+
+def states_on(record: Record, world_size: int) -> int | None:
+    """Bytes of model states of rank 0 if the job ran on so many ranks; None: no closed form.
+
+    Hybrid strategies have none: their shard groups may stay as they are or grow.
+    """
+    workload = _built_in(record)
+    if workload is None or workload.strategy.facts.has_replicas:
+        return None
+    other = replace(workload, world_size=world_size, shard_size=world_size, ranks_per_node=None)
+    return families.model_states(other).model_state_bytes
+
+
+def sent_with(record: Record, accumulation_steps: int) -> float | None:
+    """Ring bytes that rank 0 sends in an ordinary step of so many micro-steps; None: no closed form."""
+    workload = _built_in(record)
+    if workload is None:
+        return None
+    other = replace(workload, accumulation_steps=accumulation_steps, window=Window())
+    volume = families.collectives(other)
+    if volume.unknown or any(part.phase in STEP_PHASES for part in volume.underived):
+        return None
+    return sum(c.sent_bytes(other) for c in volume.collectives if c.phase in STEP_PHASES)
+
+
+def _built_in(record: Record) -> Workload | None:
+    """The workload of a built-in backend; a third party's own forms hold for its run alone."""
+    if record.backend.own_forms is not None or record.backend.effective is None:
+        return None
+    workload = of_record(record)
+    if workload is None or workload.strategy.family not in families.FAMILIES:
+        return None
+    return workload

@@ -1,0 +1,76 @@
+"""The cells that the short report compares: of one job, on one number of ranks, under the same conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from harness.backends.registry import PLANTED
+from harness.compare.comparison import Comparison
+from harness.compare.ranking import Ranking
+from harness.compare.repeats import Place, Repeats, place_to_compare
+from harness.report.figures import BASE
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Cells of one place that succeeded, the reference left out where others ran beside it."""
+
+    comparison: Comparison
+    place: Place
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.place[1]
+
+    @cached_property
+    def groups(self) -> list[Repeats]:
+        """Those that agree with the reference, or cannot be judged; never one that is wrong on purpose."""
+        return [
+            group
+            for group in self.comparison.groups
+            if group.place == self.place
+            and group.succeeded
+            and group.parity != "diverged"
+            and group.record.backend.name not in PLANTED
+        ]
+
+    @cached_property
+    def base(self) -> Repeats | None:
+        """DDP, which the others are related to; None where it did not run."""
+        return next((group for group in self.groups if group.label == BASE), None)
+
+    @property
+    def order(self) -> Ranking | None:
+        """The order by speed, as far as the runs support one."""
+        return self.comparison.rankings.get(self.place)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether speeds say nothing of GPUs."""
+        return any(group.record.world.device == "cpu" for group in self.groups)
+
+    def figures(self, read: Callable[[Repeats], float | None]) -> dict[str, float]:
+        """A figure of each cell that has it, by label, least first."""
+        found = {group.label: value for group in self.groups if (value := read(group)) is not None}
+        return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def stage(comparison: Comparison) -> Stage | None:
+    """Where most backends were compared; None where nothing succeeded."""
+    comparable = comparison.comparable
+    place = place_to_compare(comparable.groups) or _any_place(comparable)
+    return None if place is None else Stage(comparable, place)
+
+
+def peak(group: Repeats) -> float | None:
+    """Largest allocator peak of any rank, in bytes."""
+    return max(group.rank_peaks, default=None)
+
+
+def _any_place(comparison: Comparison) -> Place | None:
+    """The largest number of ranks of runs that were not timed."""
+    succeeded = [group for group in comparison.groups if group.succeeded]
+    return max(succeeded, key=lambda group: group.world_size).place if succeeded else None

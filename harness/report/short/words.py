@@ -1,0 +1,33 @@
+"""How the short report writes figures of several cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from harness.compare.wording import listed
+
+MOST_NAMES = 5
+
+
+def ratio(value: float, base: float) -> str:
+    """'1.5 x', '0.5 x'; '1 x' where both are shown alike."""
+    return f"{value / base:.3g} x"
+
+
+def levels(figures: Mapping[str, float], show: Callable[[float], str]) -> list[tuple[list[str], float]]:
+    """Cells whose figures are written alike together, with the first figure; least first."""
+    found: dict[str, tuple[list[str], float]] = {}
+    for label, value in sorted(figures.items(), key=lambda item: item[1]):
+        found.setdefault(show(value), ([], value))[0].append(label)
+    return list(found.values())
+
+
+def names(labels: list[str]) -> str:
+    """'a, b and c'; beyond `MOST_NAMES` the rest as a number."""
+    return listed(labels, MOST_NAMES)
+
+
+def sentence(*clauses: str) -> str:
+    """Clauses as one sentence."""
+    text = "; ".join(clause for clause in clauses if clause)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
