@@ -76,7 +76,7 @@ def strong_scaling(comparison: Comparison) -> list[list[Point]]:
 
     Where one number of ranks ran in several layouts, each layout has a curve of its own. Runs that are not
     the same job are left out. Where a backend was not run on one rank, the reference on one process of the
-    same job is its base.
+    same job is its base, unless jobs grow with the ranks: then only weak scaling is asked for.
     """
     timed = _timed(comparison.comparable.groups)
     names = _separating(timed)
@@ -89,9 +89,10 @@ def strong_scaling(comparison: Comparison) -> list[list[Point]]:
         else:
             curves.setdefault((job_id, group.backend, conditions), []).append(group)
     found = []
+    grows = bool(weak_scaling(comparison))
     for (job_id, label, conditions), groups in curves.items():
         base = references.get((job_id, conditions))
-        if min(group.world_size for group in groups) > 1 and base is not None:
+        if min(group.world_size for group in groups) > 1 and base is not None and not grows:
             groups = [base, *groups]
         if len({group.world_size for group in groups}) > 1:
             found += _curves(groups, label, conditions)

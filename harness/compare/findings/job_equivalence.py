@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from harness.backends.registry import REFERENCE
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.parity import has_dropout
 from harness.compare.rows import Row
@@ -12,12 +13,15 @@ from harness.compare.runs import Runs
 from harness.compare.wording import both
 from harness.nested import differences, value_at
 
+CUT = {("training", name) for name in ("global_batch_size", "micro_batch_size", "accumulation_steps")}
+"""Settings that weak scaling changes with the number of ranks."""
 KINDS = (
     Kind(
         id="several-jobs",
         title="The table holds runs of different jobs",
         cause="Batch, sequence length, model, data, optimizer or precision were changed between runs, so "
-        "the rows are not comparable with each other. Weak scaling does this on purpose.",
+        "the rows are not comparable with each other. Batches that grow with the ranks (weak scaling) are "
+        "not reported if nothing else differs.",
         confirm="The values list every setting that differs.",
         fix="Compare rows of one job only. For strong scaling fix `training.global_batch_size`.",
     ),
@@ -135,6 +139,8 @@ def _several_jobs(rows: Sequence[Row]) -> list[Finding]:
         return []
     first, *others = jobs.values()
     differing = dict.fromkeys(keys for other in others for keys, _, _ in differences(first, other))
+    if differing.keys() <= CUT and _grows_with_ranks(rows):
+        return []
     values = {".".join(keys): [value_at(job, keys) for job in jobs.values()] for keys in differing}
     named = "; ".join(f"{path}: {' / '.join(map(str, given))}" for path, given in values.items())
     return [
@@ -146,6 +152,12 @@ def _several_jobs(rows: Sequence[Row]) -> list[Finding]:
             values=values,
         )
     ]
+
+
+def _grows_with_ranks(rows: Sequence[Row]) -> bool:
+    """Whether every rank of every run has equally many samples: weak scaling, which is no mistake."""
+    records = [row.record for row in rows if row.record.backend.name != REFERENCE]
+    return len({(r.job.training.global_batch_size or 0) / r.world.world_size for r in records}) == 1
 
 
 def _name(run: Run | None) -> str:

@@ -58,7 +58,7 @@ LIMITS = (
 )
 
 
-def _none(value: Any) -> str:
+def dash(value: Any) -> str:
     """A dash, which is not 'not measured'."""
     return "-" if value is None else str(value)
 
@@ -71,8 +71,8 @@ DISTANCES = (
     figure_column("max_grad_norm_difference", "gradient norm"),
     figure_column("update_difference"),
     figure_column("final_weights_difference"),
-    Column("first_divergent_step", "first step beyond", _none),
-    Column("parity_reason", "why unjudged", _none, align="left"),
+    Column("first_divergent_step", "first step beyond", dash),
+    Column("parity_reason", "why unjudged", dash, align="left"),
 )
 
 

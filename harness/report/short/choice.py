@@ -27,7 +27,7 @@ def choice_section(comparison: Comparison, question: Question) -> Section | None
     if question not in ASKED or where is None or where.size == 1 or len(where.groups) < 2:
         return None
     lines = [
-        _line("Take", _ladder(where), "results"),
+        _line("Take", _ladder(where) if question != "memory" else "", "results"),
         _line("Speed here", _speed(where) if question != "memory" else "", "time"),
         _line("Does it fit", _growth(where), "model_states"),
         _line("Slow links", _links(where) if question != "memory" else "", "communication_volume"),

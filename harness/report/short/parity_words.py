@@ -9,9 +9,10 @@ from harness.compare.cell import name_cells
 from harness.compare.comparison import Comparison
 from harness.compare.repeats import Repeats
 from harness.compare.wording import listed
-from harness.report.formats import scientific
+from harness.report.formats import percent, scientific
 from harness.report.short.words import sentence
 
+NORM = "max_grad_norm_difference"
 MOST_NAMES = 6
 """Of backends in a list."""
 ENDINGS = (
@@ -73,8 +74,13 @@ def _agreement(judged: Sequence[Repeats]) -> list[str]:
 def _divergence(off: Sequence[Repeats]) -> list[str]:
     if not off:
         return []
-    differences = [d for group in off if (d := group.figures["max_loss_difference"]) is not None]
-    extent = f" (losses differ by up to {scientific(max(differences))})" if differences else ""
+    measures = (("loss", "max_loss_difference", scientific), ("gradient norm", NORM, percent))
+    parts = [
+        f"{name} by up to {show(max(found))}"
+        for name, key, show in measures
+        if (found := [value for group in off if (value := group.figures[key]) is not None])
+    ]
+    extent = f" ({', '.join(parts)})" if parts else ""
     cells = name_cells([group.cell for group in off], MOST_NAMES)
     return [f"{cells} {'diverges' if len(off) == 1 else 'diverge'}{extent}"]
 

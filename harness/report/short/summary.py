@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.compare.comparison import Comparison
@@ -13,10 +13,11 @@ from harness.compare.wording import ranks
 from harness.report.document import Block, Column, Heading, Line, Section, Shown, Table
 from harness.report.figures import BASE, figure_column
 from harness.report.formats import NOT_AVAILABLE, percent
+from harness.report.sections.levels import dash
 from harness.report.short.stage import peak, stage
 from harness.spec import Question
 
-MOST_ROWS = 18
+MOST_ROWS = 16
 """Beyond these only the cells that the verdict compares are shown."""
 TIED, UNTESTED = "≈", "?"
 Read = Callable[[Repeats], float | None]
@@ -56,13 +57,14 @@ PEAK_RATIO = _of_base("peak_bytes", "peak", peak)
 STATES_RATIO = _of_base("model_state_bytes", "states", _median("model_state_bytes"))
 SENT_RATIO = _of_base(SENT, "sent", _median(SENT))
 PEAK, STATES, BYTES = _figure("peak_bytes", peak), _figure("model_state_bytes"), _figure(SENT)
+FIRST_BEYOND = replace(_figure("first_divergent_step"), show=dash)
 FIGURES: dict[Question, tuple[_Figure, ...]] = {
     "all": (SPEED_RATIO, PEAK_RATIO, SENT_RATIO, PEAK, STATES, BYTES),
     "speed": (SPEED_RATIO, SENT_RATIO, _figure(SPEED), _figure("step_seconds"), BYTES, PEAK),
     "memory": (PEAK_RATIO, STATES_RATIO, PEAK, STATES, _figure("expected_model_state_bytes")),
     "parity": (
         _figure("max_loss_difference"), _figure("max_grad_norm_difference"),
-        _figure("final_weights_difference"), _figure("first_divergent_step"),
+        _figure("final_weights_difference"), FIRST_BEYOND,
     ),
     "scaling": (SPEED_RATIO, _figure(SPEED), _figure("step_seconds"), SENT_RATIO, BYTES, PEAK),
 }  # fmt: skip
@@ -79,9 +81,8 @@ def summary_section(comparison: Comparison, question: Question) -> Section | Non
         members = [group for group in groups if group.world_size == size]
         blocks += [Heading(ranks(size))] if len(sizes) > 1 else []
         blocks.append(_table(f"summary_{size}", comparison, members, FIGURES[question]))
-    return Section(
-        "summary", "Results", [*blocks, Line(_note(comparison, groups, question), details="results")]
-    )
+    note = _note(comparison, groups, question) or "Every figure of every cell:"
+    return Section("summary", "Results", [*blocks, Line(note, details="results")])
 
 
 def _shown(comparison: Comparison) -> list[Repeats]:
@@ -91,8 +92,8 @@ def _shown(comparison: Comparison) -> list[Repeats]:
     if len(groups) <= MOST_ROWS:
         return list(groups)
     where = stage(comparison)
-    chosen = [g for g in groups if where is not None and g.world_size == where.size]
-    return (chosen or list(groups))[:MOST_ROWS]
+    chosen = where.groups if where is not None else groups
+    return list(chosen[:MOST_ROWS])
 
 
 def _table(key: str, comparison: Comparison, groups: Sequence[Repeats], wanted: Sequence[_Figure]) -> Table:
@@ -159,5 +160,6 @@ def _note(comparison: Comparison, groups: Sequence[Repeats], question: Question)
     found = [text for mark, text in marks.items() if any(mark in value for value in texts)]
     left = len([group for group in comparison.groups if not group.is_reference]) - len(groups)
     rest = [f"{left} more rows."] if left > 0 else []
-    ratios = [f"Ratios are to {BASE} on the same ranks; {NOT_AVAILABLE}: not measured."]
+    related = any(f.is_ratio for f in FIGURES[question]) and any(group.label == BASE for group in groups)
+    ratios = [f"Ratios are to {BASE} on the same ranks; {NOT_AVAILABLE}: not measured."] if related else []
     return " ".join([*ratios, *found, *rest])

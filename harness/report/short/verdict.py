@@ -12,7 +12,6 @@ from harness.report.short.scaling_words import scaling_sentences
 from harness.report.short.speed_words import speed_sentence
 from harness.report.short.stage import stage
 from harness.report.short.traffic_words import traffic_sentence
-from harness.report.short.words import sentence
 from harness.spec import Question
 
 PARTS: dict[Question, tuple[str, ...]] = {
@@ -62,7 +61,7 @@ def _cause(comparison: Comparison) -> str:
     causes.sort(key=lambda cause: diverged.isdisjoint(cause.cells))
     if not causes:
         return "No cause of a difference was found." if diverged else ""
-    return sentence(*(cause.sentence.removesuffix(".") for cause in causes[:1]))
+    return "".join(f"{cause.sentence.removesuffix('.')}." for cause in causes[:1])
 
 
 def _warnings(comparison: Comparison) -> str:
