@@ -57,7 +57,8 @@ def short_document(comparison: Comparison, question: Question, details: Document
     ]
     shown = {picture.key for picture in pictures}
     rest = [replace(section, blocks=_without(section.blocks, shown)) for section in details.sections]
-    return Document(title(comparison, question), sections, replace(details, sections=rest), report_cells(comparison))
+    details = replace(details, sections=rest)
+    return Document(title(comparison, question), sections, details, report_cells(comparison))
 
 
 def _without(blocks: Sequence[Block], keys: Collection[str]) -> list[Block]:
