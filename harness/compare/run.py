@@ -9,6 +9,7 @@ from statistics import fmean
 from harness.compare import measures
 from harness.compare.cell import Cell
 from harness.compare.distance import Series, series
+from harness.compare.disturbance import Disturbance, disturbance
 from harness.compare.steady_state import steady_from
 from harness.compare.timings import Timings, timings
 from harness.record import Record
@@ -86,6 +87,11 @@ class Run:
     def timings(self) -> Timings | None:
         """The seconds of each rank; None without ranks or timed steps."""
         return timings(self.record)
+
+    @cached_property
+    def disturbance(self) -> Disturbance | None:
+        """What else used the processors in the timed steps; None where that was not recorded."""
+        return disturbance(self.record)
 
     def rank_medians(self, part: str) -> list[float]:
         """Per rank, the median timed step or a part of it; empty where that was not timed."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from harness.compare.run import Run
 from harness.compare.statistics import percentile_95
-from harness.compare.timings import DATA, WHOLE
+from harness.compare.timings import WHOLE
 from harness.record import OverlapPart, Record
 from harness.theory.device_peaks import find_peak
 from harness.theory.flops import (
@@ -53,16 +53,6 @@ def rank_spread_seconds(run: Run) -> float | None:
 def median_step(parts: Sequence[OverlapPart]) -> OverlapPart:
     """Of traced steps the one of median duration, of two in the middle the shorter: a whole step adds up."""
     return sorted(parts, key=lambda part: part.seconds)[(len(parts) - 1) // 2]
-
-
-def data_share(run: Run) -> float | None:
-    """Largest over ranks of the share of the median step that goes into fetching batches."""
-    shares = [
-        fetching / step
-        for fetching, step in zip(run.rank_medians(DATA), run.rank_medians(WHOLE), strict=True)
-        if step
-    ]
-    return max(shares, default=None)
 
 
 def geometry(record: Record) -> ModelGeometry | None:

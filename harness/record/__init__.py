@@ -25,7 +25,7 @@ from harness.record.model import (
 )
 from harness.record.part import Part
 from harness.record.prediction import PredictionPart
-from harness.record.ranks import OverlapPart, RankPart, WaitPart
+from harness.record.ranks import OverlapPart, ProcessorPart, RankPart, WaitPart
 from harness.record.run import (
     SCHEMA_VERSION,
     ArtifactKind,

@@ -39,6 +39,23 @@ class OverlapPart(Part):
     """The ten longest, longest first."""
 
 
+class ProcessorPart(Part):
+    """Who used the processors of a rank's machine, from its first timed step to the end of the training."""
+
+    seconds: float
+    """How long that is."""
+    process_seconds: float
+    """Processor time of the rank's process, all threads together."""
+    waiting_seconds: float
+    """Its threads could have run and waited for a processor, all threads together."""
+    machine_busy_seconds: float
+    """All processors of the machine together: running any program."""
+    machine_stolen_seconds: float
+    """The same: taken by the hypervisor while a program could have run."""
+    boot: str | None
+    """Equal for ranks on one machine, whatever containers they run in; None: not told."""
+
+
 class RankPart(Part):
     """What one rank measured."""
 
@@ -98,3 +115,5 @@ class RankPart(Part):
     """CUDA: the same count as of `memory`, at the end of the training."""
     host_peak_bytes: int | None = None
     """The process's largest resident set, libraries included."""
+    processors: ProcessorPart | None = None
+    """None: no step was timed, the system keeps no such accounts, or an older record."""

@@ -227,6 +227,7 @@ def _rank(rank: int, events: RankEvents) -> RankPart | None:
         reserved_bytes=measured.reserved_bytes if measured else None,
         num_alloc_retries=measured.num_alloc_retries if measured else None,
         host_peak_bytes=measured.host_peak_bytes if measured else None,
+        processors=measured.processors if measured else None,
     )
 
 

@@ -18,6 +18,7 @@ from harness.record import (
     ObservedPart,
     OverlapPart,
     Part,
+    ProcessorPart,
     WeightsPart,
     Window,
 )
@@ -142,6 +143,7 @@ class MeasuredEvent(Part):
     reserved_bytes: int | None
     num_alloc_retries: int | None = None
     host_peak_bytes: int | None
+    processors: ProcessorPart | None = None
 
 
 class FinalEvent(Part):

@@ -74,6 +74,7 @@ class Instruments:
             reserved_bytes=self.allocator.reserved_peak_bytes(),
             num_alloc_retries=self.allocator.allocation_retries(),
             host_peak_bytes=host_peak_bytes(),
+            processors=self.probes.processors.end(),
         )
         events.write(measured)
 

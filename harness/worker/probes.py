@@ -18,6 +18,7 @@ from harness.worker.communication import CommunicationCounter
 from harness.worker.memory import AllocatorProbe
 from harness.worker.memory_probe import MemoryProbe
 from harness.worker.observer import Observer
+from harness.worker.processor_account import ProcessorAccount
 from harness.worker.snapshot import Snapshot
 from harness.worker.tracer import Tracer
 
@@ -39,6 +40,8 @@ class Probes:
         self.counter = counter
         self._tracer = tracer
         self._observer = observer
+        self.processors = ProcessorAccount()
+        """Of the timed steps."""
         self.timed_probes: set[str] = set()
         """Probes found at work in a timed step."""
         self._memory: MemoryProbe | None = None
@@ -86,6 +89,7 @@ class Probes:
                 "observer": self._observer.looks_closely,
             }
             self.timed_probes |= {name for name, is_at_work in at_work.items() if is_at_work}
+            self.processors.begin()
 
     def begin_micro_step(self, *, last: bool) -> None:
         """Tell the counter whether this micro-step is the last of its step."""

@@ -1,15 +1,19 @@
-"""Ranks that slow down the others, and steps that wait for data."""
+"""Ranks that slow down the others."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
-from harness.compare import speed
-from harness.compare.findings.finding import Finding, Kind, of_cells
-from harness.compare.rows import Row
+from harness.compare.disturbance import PERSISTENT_RUNS, is_beyond_noise
+from harness.compare.findings.finding import Finding, Kind
+from harness.compare.repeats import Place, Repeats
 from harness.compare.run import Run
 from harness.compare.runs import Runs
-from harness.compare.timings import DATA, Seconds
+from harness.compare.timings import Seconds
 
 LEAST_STEPS = 5
 """With fewer a slow rank cannot be distinguished from a disturbance."""
@@ -19,7 +23,6 @@ LEAST_SHARE_OF_STEP = 0.05
 """A smaller share of the step is not reported."""
 SLOWER = 1.25
 """Its median must also be this many times that of the others: cores of one machine differ by less."""
-LARGE_DATA_SHARE = 0.2
 
 KINDS = (
     Kind(
@@ -29,60 +32,100 @@ KINDS = (
         "shared CPU cores, or a slower link.",
         confirm="The values hold each rank's median. Collectives synchronise the ranks, so step times look "
         "alike: the comparison uses the time up to the end of the forward pass, data loading, and computing "
-        "in traced steps.",
+        "in traced steps. What other programs and a hypervisor took from the rank (`ranks[].processors` of "
+        "the record) is subtracted first. Reported if the same rank is more than 1.25 times slower in every "
+        "repeat of the cell, or in every cell of that many ranks, three runs at least; of fewer runs only if "
+        "it is more than twice as slow, since neighbours on the same core go unnoticed. Not judged in "
+        "records without `processors`: older ones, and systems other than Linux.",
         fix="Check the rank's host and device (clocks, other processes, `runtime.threads_per_rank`); give "
         "every rank samples of equal length.",
-    ),
-    Kind(
-        id="slow-data",
-        title="Fetching batches takes a large share of the step",
-        cause="Batches are made or copied while the device waits.",
-        confirm="The values hold the share of the median step on the rank with the largest share.",
-        fix="Prepare the data before the run, or measure with samples of realistic size; with a tiny "
-        "model the fixed cost of a batch weighs more.",
     ),
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class SlowRank:
+    """How much slower a rank of one run is than the others, without what the machine took from it."""
+
+    rank: int
+    what: str
+    """The part of the step that is compared."""
+    factor: float
+    """Median of the rank over that of the others."""
+    medians: dict[str, float]
+    """Seconds by rank, as measured."""
+
+
 def find(runs: Runs) -> list[Finding]:
-    """At most one finding of each kind per run."""
-    slow_data = [finding for row in runs.rows if (finding := _slow_data(row)) is not None]
-    return [*of_cells(runs, _slow_rank), *slow_data]
+    """One finding per run of a cell of which a rank is slow in all runs."""
+    slow = {run: slow_ranks(run) for group in runs.groups for run in group.runs if run.timings is not None}
+    places: dict[Place, list[Run]] = {}
+    for group in runs.groups:
+        places.setdefault(group.place, []).extend(run for run in group.runs if run in slow)
+    found = []
+    for group in runs.groups:
+        own = [run for run in group.runs if run in slow]
+        shown = _persistent([slow[run] for run in own], [slow[run] for run in places[group.place]])
+        found += [_finding(group, one) for one in shown]
+    return found
 
 
-def _slow_rank(row: Row) -> Finding | None:
-    for what, series in _series(row.run).items():
+def _persistent(of_cell: Sequence[list[SlowRank]], of_place: Sequence[list[SlowRank]]) -> list[SlowRank]:
+    """Of each run of a cell how slow the rank is that is slow in all of them; none if there is none."""
+    for first in of_cell[0] if of_cell else []:
+        if len(own := _same(first, of_cell)) < len(of_cell):
+            continue
+        everywhere = len(of_place) >= PERSISTENT_RUNS and len(_same(first, of_place)) == len(of_place)
+        if everywhere or is_beyond_noise([slow.factor for slow in own]):
+            return own
+    return []
+
+
+def _same(first: SlowRank, runs: Sequence[list[SlowRank]]) -> list[SlowRank]:
+    """The same rank in the same part of the step, of those runs in which it is slow."""
+    return [slow for of_run in runs for slow in of_run if (slow.rank, slow.what) == (first.rank, first.what)]
+
+
+def _finding(group: Repeats, slow: SlowRank) -> Finding:
+    return Finding(
+        id="slow-rank",
+        about=group.cell,
+        text=f"rank {slow.rank} is persistently slower in {slow.what} and makes the others wait",
+        values={"rank": slow.rank, "what": slow.what, "median_seconds": slow.medians},
+    )
+
+
+def slow_ranks(run: Run) -> list[SlowRank]:
+    """The slow rank in each part of the step that has one; none where the machine's share is not known."""
+    found = []
+    for what, series in _series(run).items():
         slowest = persistently_slowest(series)
-        if slowest is not None and _is_large(row.run, series):
-            rank = row.record.ranks[slowest].rank
-            middle = np.median(series, axis=1).tolist()
-            medians = {str(r.rank): m for r, m in zip(row.record.ranks, middle, strict=True)}
-            return Finding(
-                id="slow-rank",
-                about=row.cell,
-                text=f"rank {rank} is persistently slower in {what} and makes the others wait",
-                values={"rank": rank, "what": what, "median_seconds": medians},
+        if slowest is None or run.disturbance is None or run.median_step_seconds is None:
+            continue
+        lost = run.disturbance.lost_by_rank[slowest] / len(run.step_seconds)
+        medians = np.median(series, axis=1)
+        others = float(np.median(np.delete(medians, slowest)))
+        own = float(medians[slowest]) - lost
+        if own > SLOWER * others and own - others > LEAST_SHARE_OF_STEP * run.median_step_seconds:
+            ranks = [rank.rank for rank in run.record.ranks]
+            found.append(
+                SlowRank(
+                    rank=ranks[slowest],
+                    what=what,
+                    factor=own / others if others else math.inf,
+                    medians=dict(zip(map(str, ranks), medians.tolist(), strict=True)),
+                )
             )
-    return None
+    return found
 
 
 def persistently_slowest(series: Seconds) -> int | None:
-    """Index of the rank that is slowest in most steps and by its median; None: there is none."""
+    """Index of the rank that is slowest in most steps; None: there is none."""
     if series.shape[0] < 2 or series.shape[1] < LEAST_STEPS:
         return None
     counts = np.bincount(series.argmax(axis=0))
     rank = int(counts.argmax())
-    if counts[rank] < PERSISTENT_SHARE * series.shape[1]:
-        return None
-    medians = np.median(series, axis=1)
-    return rank if medians[rank] > SLOWER * np.median(np.delete(medians, rank)) else None
-
-
-def _is_large(run: Run, series: Seconds) -> bool:
-    """Whether the difference between the ranks matters in a step."""
-    medians = np.median(series, axis=1)
-    step = run.median_step_seconds
-    return step is not None and bool(medians.max() - medians.min() > LEAST_SHARE_OF_STEP * step)
+    return rank if counts[rank] >= PERSISTENT_SHARE * series.shape[1] else None
 
 
 def _series(run: Run) -> dict[str, Seconds]:
@@ -100,15 +143,3 @@ def _series(run: Run) -> dict[str, Seconds]:
     if len({len(parts) for parts in traced}) == 1 and traced[0]:
         found["computing (traced steps)"] = np.array(traced)
     return found
-
-
-def _slow_data(row: Row) -> Finding | None:
-    share = speed.data_share(row.run)
-    if share is None or share <= LARGE_DATA_SHARE:
-        return None
-    return Finding(
-        id="slow-data",
-        about=row.cell,
-        text=f"fetching batches takes {share:.0%} of the step",
-        values={"data_share": share, "data_seconds": row.run.largest_median(DATA)},
-    )

@@ -13,6 +13,7 @@ from harness.compare.findings import (
     batch_split,
     communication,
     completeness,
+    data_loading,
     divergence,
     impossible,
     instrumentation,
@@ -42,6 +43,7 @@ MODULES: tuple[ModuleType, ...] = (
     machine,
     instrumentation,
     balance,
+    data_loading,
     memory,
     wrap_units,
 )

@@ -10,6 +10,7 @@ from harness.compare.cell import Cell, name_cells
 from harness.compare.findings import (
     balance,
     completeness,
+    data_loading,
     impossible,
     instrumentation,
     machine,
@@ -30,7 +31,17 @@ CONSEQUENCES = ("lost-updates", "gradient-differs", "update-differs", "diverged"
 """From the most specific to the most general."""
 ABOUT_FIGURES = frozenset(
     kind.id
-    for module in (completeness, timing, impossible, warmup, machine, instrumentation, balance, memory)
+    for module in (
+        completeness,
+        timing,
+        impossible,
+        warmup,
+        machine,
+        instrumentation,
+        balance,
+        data_loading,
+        memory,
+    )
     for kind in module.KINDS
 )
 DOCUMENT = "docs/findings.md"

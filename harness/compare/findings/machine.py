@@ -8,19 +8,25 @@ from harness.compare.rows import Row
 from harness.compare.runs import Runs
 from harness.compare.speed import node_threads, shares_cores
 from harness.compare.wording import counted
+from harness.record import Record
+
+LEAST_CORES = 0.2
+"""With so much of its core taken a rank is 1.25 times slower: what counts as a slow rank."""
 
 KINDS = (
     Kind(
         id="busy-machine",
-        title="A run started under a high load average",
-        cause="Other programs, other runs, or processes of an earlier run kept the processors busy in the "
-        "minute before the run started, and may have continued. The harness cannot tell which.",
-        confirm="The values hold the load average of the last minute before the run, the cores, and the "
-        "threads of the largest run of the table, which may have run just before. Threads are those of one "
-        "node: nodes that share one machine's processors (containers, namespaces) count as one node here, so "
-        "an earlier run on all of them may explain the load. Reported only if the load exceeds cores and "
-        "threads combined, so no finding does not mean a quiet machine; the report shows the lowest and the "
-        "highest load.",
+        title="Other work used processors that a run needed",
+        cause="Other programs, other runs, processes of an earlier run, or other guests of the same "
+        "hypervisor kept the processors busy.",
+        confirm="The values hold the cores that anything but the ranks used from the first timed step to the "
+        "end of the training, as Linux counts it (`ranks[].processors` of the record), of nodes the most. "
+        "Reported if that exceeds the cores that the ranks' threads leave free by a fifth of a core, enough "
+        "to make one rank 1.25 times slower. Nodes that share one machine's processors (containers, "
+        "namespaces) count as one node. Records "
+        "without `processors` (older ones, systems other than Linux, runs that timed nothing) are judged by "
+        "the load average of the minute before the run: reported if it exceeds the cores and the threads of "
+        "the largest run of the table combined, since that run may have ended just before.",
         fix="Measure on an otherwise idle machine: under Slurm `exclusive: true` in the site file.",
     ),
     Kind(
@@ -36,7 +42,7 @@ KINDS = (
 
 
 def find(runs: Runs) -> list[Finding]:
-    """One finding per run that started under more load than an earlier run leaves, or had too few cores."""
+    """One finding per run beside which other work used processors, or that had too few cores."""
     left = max((node_threads(row.record) for row in runs.rows), default=0)
     found = [_busy(row, left) for row in runs.rows] + [_shared(row) for row in runs.rows]
     return [finding for finding in found if finding is not None]
@@ -57,15 +63,38 @@ def _shared(row: Row) -> Finding | None:
 
 
 def _busy(row: Row, left: int) -> Finding | None:
-    load = row.record.environment.load_average
-    cores = row.record.environment.cores
-    never_ran = row.record.status == "unsupported"
-    if never_ran or load is None or not cores or load <= cores + left:
+    if row.record.status == "unsupported":
+        return None
+    cores, used = row.record.environment.cores, row.run.disturbance
+    if used is None or not cores:
+        return _started_busy(row, left)
+    threads = _needed_threads(row.record)
+    needed = used.other_cores - max(0, cores - threads)
+    if needed <= LEAST_CORES:
         return None
     return Finding(
         id="busy-machine",
         about=row.cell,
         # Without figures, so that findings of several cells merge into one sentence; the values hold them.
+        text="other programs, or other guests of the host, used processors that the ranks needed during the "
+        "timed steps",
+        values={"other_cores": used.other_cores, "cores": cores, "threads": threads},
+    )
+
+
+def _needed_threads(record: Record) -> int:
+    """Of one node: a rank that computes on a GPU keeps one thread busy with launching."""
+    return node_threads(record) if record.world.device == "cpu" else record.world.ranks_per_node
+
+
+def _started_busy(row: Row, left: int) -> Finding | None:
+    """By the load average: of a run that did not record what others used."""
+    load, cores = row.record.environment.load_average, row.record.environment.cores
+    if load is None or not cores or load <= cores + left:
+        return None
+    return Finding(
+        id="busy-machine",
+        about=row.cell,
         text="the load average at the start exceeded cores and threads of the largest run combined: other "
         "work, or processes of an earlier run",
         values={"load_average": load, "cores": cores, "threads_of_largest_run": left},

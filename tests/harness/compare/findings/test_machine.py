@@ -1,7 +1,11 @@
+from typing import Any
+
 from harness.compare.comparison import Comparison
 from harness.compare.findings.catalogue import kinds
 from harness.compare.findings.groups import role_of, statements
 from tests.records import ENVIRONMENT, make_record
+from tests.timed_records import processors, ranks
+from tests.timed_records import run as timed_run
 
 
 def rows(load: float | None) -> Comparison:
@@ -60,3 +64,28 @@ def test_a_cell_that_never_ran_met_no_load() -> None:
     refused = busy.model_copy(update={"status": "unsupported"})
     assert "busy-machine" in {f.id for f in Comparison([busy]).findings}
     assert "busy-machine" not in {f.id for f in Comparison([refused]).findings}
+
+
+def beside(other_seconds: float, *, cores: int = 2, **changes: Any) -> set[str]:
+    """Findings of two ranks of one thread beside work that used so many processor seconds of four."""
+    used = processors(machine_busy_seconds=8.0 + other_seconds)
+    record = timed_run(
+        ranks=[rank.model_copy(update={"processors": used}) for rank in ranks()],
+        environment=ENVIRONMENT | {"cores": cores} | changes,
+    )
+    return {finding.id for finding in Comparison([record]).findings}
+
+
+def test_work_that_takes_a_fifth_of_a_core_from_the_ranks_is_told() -> None:
+    assert "busy-machine" not in beside(0.7)
+    assert "busy-machine" in beside(0.9)
+
+
+def test_work_on_cores_that_the_ranks_leave_free_is_not_told() -> None:
+    assert "busy-machine" not in beside(3.9, cores=3)
+    assert "busy-machine" in beside(4.9, cores=3)
+
+
+def test_what_others_used_counts_more_than_the_load_before_the_run() -> None:
+    assert "busy-machine" not in beside(0.0, load_average=30.0)
+    assert "busy-machine" in beside(4.0, load_average=0.1)

@@ -1,0 +1,76 @@
+"""What else used a run's machine in its timed steps, and what a finding about time must show beyond it.
+
+A finding about time names a property of a backend, a rank or a machine. What other programs and a hypervisor
+took from one run is none, so it is subtracted first, and what is left must persist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.record import ProcessorPart, Record
+
+PERSISTENT_RUNS = 3
+"""What so many runs show, and all there are, is no chance of one of them."""
+BEYOND_UNSEEN = 2.0
+"""Fewer runs must show more than what nobody counts: a neighbour on the other hardware thread of a core,
+caches, clock rates. Sharing a core's hardware threads at most halves the speed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disturbance:
+    """Processor time that went to others than the ranks, from the first timed step to the end of training."""
+
+    seconds: float
+    """The stretch that was watched."""
+    other_cores: float
+    """Processors that anything but the ranks used, on the machine where most were."""
+    lost_seconds: float
+    """By which it may have made the timed steps longer."""
+    lost_by_rank: Sequence[float]
+    """By which it may have made each rank slower, ranks in the order of the record."""
+
+
+def disturbance(record: Record) -> Disturbance | None:
+    """What the ranks' accounts say; None where a rank has none."""
+    accounts = [rank.processors for rank in record.ranks]
+    known = [account for account in accounts if account is not None]
+    if not known or len(known) < len(accounts):
+        return None
+    machines = _by_machine(known)
+    taken = {boot: _taken_by_others(parts) for boot, parts in machines.items()}
+    # Ranks also wait for each other where they share cores: only what others took is no property of the run.
+    lost = [min(_held_up_seconds(part), taken[part.boot]) for part in known]
+    return Disturbance(
+        seconds=max(part.seconds for part in known),
+        other_cores=max(taken[part.boot] / part.seconds for part in known),
+        lost_seconds=sum(
+            min(sum(map(_held_up_seconds, parts)), taken[boot]) for boot, parts in machines.items()
+        ),
+        lost_by_rank=lost,
+    )
+
+
+def is_beyond_noise(factors: Sequence[float]) -> bool:
+    """Whether runs that all show the same thing, by these factors, show more than noise of their machine."""
+    return bool(factors) and (len(factors) >= PERSISTENT_RUNS or min(factors) > BEYOND_UNSEEN)
+
+
+def _held_up_seconds(part: ProcessorPart) -> float:
+    """At the most: any of what the hypervisor took may have been this rank's."""
+    return part.waiting_seconds + part.machine_stolen_seconds
+
+
+def _taken_by_others(parts: Sequence[ProcessorPart]) -> float:
+    """Processor seconds of one machine that did not go to these ranks."""
+    used = sum(part.machine_busy_seconds + part.machine_stolen_seconds for part in parts) / len(parts)
+    return max(0.0, used - sum(part.process_seconds for part in parts))
+
+
+def _by_machine(accounts: Sequence[ProcessorPart]) -> dict[str | None, list[ProcessorPart]]:
+    """Ranks of one machine together, whatever containers they run in."""
+    found: dict[str | None, list[ProcessorPart]] = {}
+    for account in accounts:
+        found.setdefault(account.boot, []).append(account)
+    return found
