@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.compare.comparison import Comparison
+from harness.compare.disturbance import disturbance
 from harness.compare.wording import listed
 from harness.record import EnvironmentPart, Record
 from harness.report.document import Block, Items, Section
@@ -34,7 +35,8 @@ def machine_section(comparison: Comparison) -> Section:
 
 
 def _time_and_load(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """When the runs began, and the runnable processes of the minute before; runs before leave some too."""
+    """When the runs began, the runnable processes of the minute before (runs before leave some too), and
+    what other work used meanwhile."""
     runs = sorted(records, key=lambda record: record.created_at)
     first, last = (run.created_at[:16].replace("T", " ") for run in (runs[0], runs[-1]))
     facts = [("runs began", f"from {first} to {last} UTC")]
@@ -42,6 +44,9 @@ def _time_and_load(records: Sequence[Record]) -> list[tuple[str, str]]:
     if loads:
         extent = f"{loads[0]:.2f} before the first, {min(loads):.2f} to {max(loads):.2f} before all"
         facts.append(("load before the runs", f"{extent} (average of a minute)"))
+    used = [one.other_cores for run in runs if (one := disturbance(run)) is not None]
+    if used:
+        facts.append(("other work during timed steps", f"{min(used):.2f} to {max(used):.2f} cores"))
     return facts
 
 

@@ -6,6 +6,7 @@ from harness.compare.comparison import Comparison
 from harness.report.document import Folded, Items
 from harness.report.sections.machine import machine_section
 from tests.records import ENVIRONMENT, make_record
+from tests.timed_records import processors, ranks, run
 
 SLURM = {"job": "7_0", "state": "COMPLETED", "attempts": 2, "restarts": 1, "max_resident_bytes": 3_000_000}
 
@@ -22,6 +23,14 @@ def test_the_least_and_the_most_load_of_a_machine_are_shown() -> None:
         "1.50 before the first, 0.25 to 1.50 before all (average of a minute)"
     )
     assert facts["runs began"] == "from 2026-01-02 03:04 to 2026-01-02 03:04 UTC"
+
+
+def test_what_other_work_used_is_shown_where_records_tell_it() -> None:
+    busy = {"processors": processors(machine_busy_seconds=9.0)}
+    used = [rank.model_copy(update=busy) for rank in ranks()]
+    (items,) = machine_section(Comparison([run(), run(repeat=1, run_id="r1", ranks=used)])).blocks
+    assert isinstance(items, Items)
+    assert ("other work during timed steps", "0.00 to 0.25 cores") in items.items
 
 
 def test_what_slurm_knows_is_a_table_of_what_it_knows() -> None:
