@@ -15,7 +15,7 @@ RULES: tuple[Callable[[Repeats], list[Sighting]], ...] = (training.find, traffic
 
 
 def surprises(comparison: Comparison, question: Question = "all") -> list[Surprise]:
-    """Those that bear on the question, largest effect first; only of built-in backends.
+    """Those that bear on the question, costs first and savings last; only of built-in backends.
 
     What a third party's backend does differently is not a library's: it is a finding or its own matter.
     """

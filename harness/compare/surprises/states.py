@@ -18,13 +18,15 @@ from harness.theory.zero3.states import REDUCTION_BUCKET
 
 CLOSE = 1e-3
 """Relative: measured bytes that are as expected."""
+LIMITED_EFFECT = 0.1
+"""Of a bucket that the preset limits to 25 MiB: large beside a small model, nothing beside a large one."""
 CLEARLY_LESS = 0.97
 """Of the textbook's bytes."""
 
 SECOND_COPY = Behaviour(
     id="second-fp32-copy",
     what="{figure} x the textbook's states: an fp32 copy of weights that are fp32 already",
-    advice="Nothing; mixed precision has such a copy under every strategy.",
+    advice="Nothing: mixed precision has it anyway.",
     questions=MEMORY,
     since="DeepSpeed 0.14.5 to 0.19.8, runtime/zero/stage_1_and_2.py and stage3.py clone the partition in "
     "fp32 whatever its dtype",
@@ -32,7 +34,7 @@ SECOND_COPY = Behaviour(
 FP32_GRADIENTS = Behaviour(
     id="gradients-add-up-in-fp32",
     what="{figure} x the textbook's states: gradients take 4 bytes, the textbook counts 2",
-    advice='`data_types: {"grad_accum_dtype": "bf16"}` halves them and adds micro-steps up in bf16.',
+    advice='data_types: {"grad_accum_dtype": "bf16"} halves them and adds micro-steps up in bf16.',
     questions=MEMORY,
     cause="preset",
     since="like-for-like sets grad_accum_dtype to fp32, as DDP and FSDP add up; DeepSpeed's default is the "
@@ -40,15 +42,17 @@ FP32_GRADIENTS = Behaviour(
 )
 BUCKET = Behaviour(
     id="persistent-reduction-bucket",
+    figure_is_ratio=False,
     what="a reduction bucket of {figure} x the textbook's states stays allocated",
-    advice="Set `reduce_bucket_size`: 5e8 elements by default, whatever the model.",
+    advice="Set reduce_bucket_size: 5e8 elements by default, whatever the model.",
     questions=MEMORY,
     since="DeepSpeed 0.19.8, runtime/zero/stage3.py, ipg_buckets",
 )
 GRADIENTS_TWICE = Behaviour(
     id="gradients-twice",
+    figure_is_ratio=False,
     what="a second copy of the gradients, {figure} x the textbook's states, in DDP's buckets",
-    advice="Set `gradient_as_bucket_view=True`.",
+    advice="Set gradient_as_bucket_view=True.",
     questions=MEMORY,
     packages=("torch",),
     since="torch 2.13, csrc/distributed/c10d/reducer.cpp",
@@ -95,7 +99,9 @@ def _extra(group: Repeats, states: RankStates, total: float) -> list[Sighting]:
         is_zero = strategy is not None and strategy.zero_stage is not None
         surplus = term.bytes / total
         figure = surplus if term.name in BY_THEMSELVES else 1 + surplus
-        found.append(Sighting(behaviour=_behaviour(term, is_zero=is_zero), figure=figure, effect=surplus))
+        limited = term.name == REDUCTION_BUCKET and group.record.world.preset == "like-for-like"
+        effect = min(surplus, LIMITED_EFFECT) if limited else surplus
+        found.append(Sighting(behaviour=_behaviour(term, is_zero=is_zero), figure=figure, effect=effect))
     return found
 
 

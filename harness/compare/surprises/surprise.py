@@ -42,6 +42,8 @@ class Behaviour:
     packages: tuple[str, ...] = ("deepspeed",)
     """Whose versions the sentence names."""
     cause: Cause = "library"
+    figure_is_ratio: bool = True
+    """Whether a figure below 1 means that it costs less than the textbook."""
     since: str = ""
     """Versions known to do so, and where their source says it."""
 
@@ -83,6 +85,11 @@ class Surprise:
         return " to ".join([texts[0], texts[-1]] if len(texts) > 1 else texts)
 
     @property
+    def saves(self) -> bool:
+        """Whether it costs less than the textbook."""
+        return bool(self.figures) and self.behaviour.figure_is_ratio and max(self.figures) < 1
+
+    @property
     def origin(self) -> str:
         """'DeepSpeed 0.19.8, not the transport'."""
         match self.behaviour.cause:
@@ -106,7 +113,7 @@ class Surprise:
 
 
 def merged(sightings: Iterable[tuple[Repeats, Sighting]]) -> list[Surprise]:
-    """Sightings of one behaviour under the same versions as one, largest effect first."""
+    """Sightings of one behaviour under the same versions as one: what costs most first, savings last."""
     alike: dict[tuple[Behaviour, str, str], list[tuple[Repeats, Sighting]]] = {}
     for group, sighting in sightings:
         versions = versions_of(group.record, sighting.behaviour.packages)
@@ -123,7 +130,7 @@ def merged(sightings: Iterable[tuple[Repeats, Sighting]]) -> list[Surprise]:
         )
         for (behaviour, versions, transport), seen in alike.items()
     ]
-    return sorted(found, key=lambda surprise: -surprise.effect)
+    return sorted(found, key=lambda surprise: (surprise.saves, -surprise.effect))
 
 
 def _effect(sighting: Sighting) -> float:

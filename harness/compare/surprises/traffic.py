@@ -40,7 +40,7 @@ FEWER_MICRO_STEPS = "Use fewer, larger micro-batches."
 ALL_REDUCED = Behaviour(
     id="gradients-all-reduced",
     what="{figure} x the textbook's bytes: gradients are all-reduced, not reduce-scattered",
-    advice="`use_multi_rank_bucket_allreduce: false` sends the textbook's bytes in more calls.",
+    advice="use_multi_rank_bucket_allreduce: false reaches the textbook, in more calls.",
     questions=TRAFFIC,
     since="DeepSpeed 0.14.5 to 0.19.8, runtime/zero/stage_1_and_2.py, average_tensor, and its default "
     "use_multi_rank_bucket_allreduce=true; 0.12.0 reduced each part to its owner",
@@ -80,15 +80,15 @@ ROOT_KEPT = Behaviour(
 WEIGHTS_KEPT = Behaviour(
     id="weights-stay-gathered",
     what="{figure} x the textbook's bytes: small models stay gathered up to default thresholds",
-    advice="To shard strictly set `stage3_max_live_parameters`, `stage3_max_reuse_distance` and "
-    "`stage3_param_persistence_threshold` to 0.",
+    advice="To shard strictly set stage3_max_live_parameters, stage3_max_reuse_distance and "
+    "stage3_param_persistence_threshold to 0.",
     questions=(*TRAFFIC, *MEMORY),
     since="DeepSpeed 0.19.8, runtime/zero/config.py",
 )
 TIED_TWICE = Behaviour(
     id="tied-weights-gathered-twice",
     what="{figure} x the textbook's bytes: tied weights are gathered at each use",
-    advice="Leave `stage3_max_reuse_distance` above 0.",
+    advice="Leave stage3_max_reuse_distance above 0.",
     questions=TRAFFIC,
     since="DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py",
 )
@@ -110,7 +110,7 @@ BY_TERM: dict[tuple[str, str], Behaviour] = {
 MODULE_BY_MODULE = Behaviour(
     id="gathers-by-module",
     what="{figure} x as many gathers per forward pass as one per block: module by module",
-    advice="Compare `zero3:preset=library-defaults`, which prefetches.",
+    advice="Compare zero3:preset=library-defaults, which prefetches.",
     questions=TRAFFIC,
     since="DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py",
 )

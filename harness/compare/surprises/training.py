@@ -31,15 +31,17 @@ SINCE_CLIPPING = (
 )
 CLIPPED = Behaviour(
     id="clipped-by-default",
+    figure_is_ratio=False,
     what="gradients are clipped at {figure}, unasked: the default of DeepSpeed since 0.19.3",
-    advice="Set `gradient_clipping: 0.0`.",
+    advice="Set gradient_clipping: 0.0.",
     questions=PARITY,
     since=SINCE_CLIPPING,
 )
 CLIPPING_PINNED = Behaviour(
     id="clipping-set-by-harness",
-    what="without `gradient_clipping` DeepSpeed clips at 1.0, since 0.19.3; the harness sets {figure}",
-    advice="Set it in your configuration.",
+    figure_is_ratio=False,
+    what="without gradient_clipping DeepSpeed clips at 1.0, since 0.19.3; the harness sets {figure}",
+    advice="Set it yourself.",
     questions=PARITY,
     since=SINCE_CLIPPING,
 )
@@ -181,4 +183,4 @@ def _setting(record: Record, about: str) -> str:
         strategy, record.job.training.precision, "like-for-like", effective.parameter_count
     )
     found = [change for change in changes if about in change.reason]
-    return f"Set {listed([f'`{c.setting}: {c.value}`' for c in found])}." if found else ""
+    return f"Set {listed([f'{c.setting}: {c.value}' for c in found])}." if found else ""

@@ -44,15 +44,7 @@ def findings_section(comparison: Comparison) -> Section:
     """Every finding, the meaning of its kind, and its figures; or that there is none."""
     found = comparison.findings
     if not found:
-        is_judged = any(
-            row.judgement.parity != "unjudged" and not row.is_reference for row in comparison.rows
-        )
-        text = (
-            "None: every judged run trained the same job as its reference and agrees with it."
-            if is_judged
-            else "None, but no run could be compared with a reference."
-        )
-        return Section("findings", "Findings", [Paragraph(text)])
+        return Section("findings", "Findings", [Paragraph(no_findings(comparison))])
     merged = statements(found)
     blocks: list[Block] = []
     for role, heading in ROLES.items():
@@ -65,6 +57,16 @@ def findings_section(comparison: Comparison) -> Section:
         Folded("Figures behind the findings", [table]),
     ]
     return Section("findings", "Findings", blocks)
+
+
+def no_findings(comparison: Comparison) -> str:
+    """What it means that nothing was found."""
+    is_judged = any(row.judgement.parity != "unjudged" and not row.is_reference for row in comparison.rows)
+    return (
+        "None: every judged run trained the same job as its reference and agrees with it."
+        if is_judged
+        else "None, but no run could be compared with a reference."
+    )
 
 
 def _meanings(merged: Sequence[Statement]) -> Items:

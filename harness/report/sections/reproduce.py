@@ -27,7 +27,7 @@ CONFIGURATION = (
 def reproduce_section(comparison: Comparison) -> Section:
     """Code, commands, each once and without folders of the machine that ran them, and configurations."""
     records = [row.record for row in comparison.rows]
-    commands = list(dict.fromkeys(shlex.join(by_name(record.command)) for record in records))
+    commands = commands_of(comparison)
     files = _configurations(comparison)
     blocks: list[Block] = [
         Paragraph(" ".join([*_commits(records), *_builds(records), WHERE])),
@@ -36,6 +36,11 @@ def reproduce_section(comparison: Comparison) -> Section:
         *(Folded(title, [yaml_code(settings)]) for title, settings in files.items()),
     ]
     return Section("reproduce", "How to reproduce", blocks)
+
+
+def commands_of(comparison: Comparison) -> list[str]:
+    """Each command that asked for runs, without folders of the machine that ran them."""
+    return list(dict.fromkeys(shlex.join(by_name(row.record.command)) for row in comparison.rows))
 
 
 def _commits(records: Sequence[Record]) -> list[str]:

@@ -8,6 +8,7 @@ from harness.compare.surprises.catalogue import surprises
 from harness.report.document import Column, Paragraph, Section, Table
 
 KEY = "surprises_all"
+TITLE = "Differences from textbook and defaults"
 TEXT = (
     "Shown only where measured bytes and states are those of the closed form of the implementation, whose "
     "terms name the cause; anything else is a finding. Figures relate one cause alone to the textbook: the "
@@ -36,4 +37,4 @@ def surprises_all_section(comparison: Comparison) -> Section | None:
     if not rows:
         return None
     table = Table(key="surprises", columns=COLUMNS, rows=rows)
-    return Section(KEY, "Differences from textbook and defaults", [Paragraph(TEXT), table])
+    return Section(KEY, TITLE, [Paragraph(TEXT), table])

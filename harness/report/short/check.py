@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from harness.compare.comparison import Comparison
-from harness.report.document import Line, Section
+from harness.compare.wording import counted
+from harness.report.document import Code, Line, Section
+from harness.report.sections.reproduce import commands_of
 from harness.spec import Question
 
-VERIFY = "harness verify recomputes this file and its details from the records and names what differs:"
+VERIFY = "harness verify FILE  # this report, in any format"
+MOST_WORDS = 30
+"""Of a command that is shown here."""
 
 
 def check_section(comparison: Comparison, question: Question) -> Section:
-    """Two lines, each with the details that hold the commands."""
+    """The first command that made the runs, if it is short, and the one that verifies this report."""
+    first, *others = commands_of(comparison)
+    shown = [first] if len(first.split()) <= MOST_WORDS else []
+    hidden = others if shown else [first, *others]
+    more = f", {counted(len(hidden), 'more command')}" if hidden else ""
     return Section(
         "check",
         "Reproduce and verify",
         [
-            Line("Commands, versions and the complete configuration:", details="reproduce"),
-            Line(VERIFY, details="records"),
+            Code("sh", "\n".join([*shown, VERIFY])),
+            Line(f"To run it again: commit, versions, configuration{more}:", details="reproduce"),
+            Line(
+                "harness verify recomputes every line from the records and names what differs:",
+                details="records",
+            ),
         ],
     )

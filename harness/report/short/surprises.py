@@ -7,12 +7,12 @@ from harness.compare.surprises.catalogue import surprises
 from harness.compare.surprises.surprise import Surprise
 from harness.compare.wording import counted
 from harness.report.document import Items, Line, Section
-from harness.report.sections.surprises import KEY
+from harness.report.sections.surprises import KEY, TITLE
 from harness.report.short.budget import fitting, shortened
 from harness.spec import Question
 
 MOST_LINES = 6
-MOST_WORDS = 190
+MOST_WORDS = 185
 """Of the section, references included."""
 WORDS_OF_LINE = 35
 
@@ -22,7 +22,10 @@ def surprises_section(comparison: Comparison, question: Question) -> Section | N
     found = surprises(comparison.comparable, question)
     if not found:
         return None
-    lines = fitting([_line(surprise) for surprise in found], most_lines=MOST_LINES, most_words=MOST_WORDS)
+    lines = fitting(
+        [_line(surprise) for surprise in found],
+        most_lines=MOST_LINES, most_words=MOST_WORDS, link_words=len(TITLE.split()),
+    )  # fmt: skip
     rest = len(found) - len(lines)
     more = [Line(f"{counted(rest, 'smaller difference')}.", details=KEY)] if rest else []
     return Section("surprises", "What surprises here", [Items([*lines, *more])])
