@@ -37,7 +37,7 @@ def test_causes_are_told_before_divergence_and_each_is_explained_in_the_report()
     other = make_record(label="zero1", steps=steps, final_weights=make_weights("c" * 64))
     comparison = Comparison([make_record(), other])
     document = details_document(comparison)
-    text = render_markdown(document, {picture.key: picture.key for picture in document.pictures()}, "")
+    text = render_markdown(document, {picture.key: picture.key for picture in document.pictures()}, "", "")
     section = text.partition("\n## Findings")[2].partition("\n## ")[0]
     assert section.index("**gradient-scale**") < section.index("**diverged**")
     assert "### Causes" in section
