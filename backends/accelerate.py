@@ -18,9 +18,9 @@ from harness.backends.base import (
     SetupContext,
     Unsupported,
 )
-from harness.backends.blocks import parameter_count
+from harness.backends.blocks import block_classes, parameter_count
 from harness.backends.ddp import DdpEngine
-from harness.backends.options import NoOptions, ZeroOptions
+from harness.backends.options import NoOptions, ZeroOptions, gathers_blocks
 from harness.backends.precision import autocast_dtype, scaler_arguments
 from harness.backends.presets import (
     ACCELERATOR_PRECISION,
@@ -170,7 +170,8 @@ class AccelerateZeroBackend(Backend):
         # draws other initial weights.
         model = build_model()
         count = parameter_count(model)
-        config = zero_config(self.stage, self.zero_options, context, count)
+        blocks = block_classes(model) if gathers_blocks(self.zero_options) else ()
+        config = zero_config(self.stage, self.zero_options, context, count, blocks)
         plugin = DeepSpeedPlugin(hf_ds_config=dict(config), zero3_init_flag=False)
         # With cpu=True Accelerate 1.15 drops the plugin and runs DDP.
         accelerator = make_accelerator(context, cpu=False, deepspeed_plugin=plugin)

@@ -23,6 +23,12 @@ def transformer_blocks(model: nn.Module) -> dict[str, nn.Module]:
     return blocks
 
 
+def block_classes(model: nn.Module) -> list[str]:
+    """Full names of the classes of the transformer blocks, each once."""
+    kinds = dict.fromkeys(type(block) for block in transformer_blocks(model).values())
+    return [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
+
+
 def parameter_count(model: nn.Module) -> int:
     """Number of parameters; a tied tensor counts once. Call it before sharding."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -36,6 +36,7 @@ def _zero(
     )  # fmt: skip
     family, sharding = families[stage]
     strategy = StrategyKind(family=family, sharding=sharding, zero_stage=stage, route=route)
+    options = "Zero3Options" if stage == 3 else "ZeroOptions"
     if route == "accelerate":
         name, target = f"accelerate-zero{stage}", "accelerate:AccelerateZeroBackend"
         summary = f"DeepSpeed ZeRO stage {stage} through Accelerate"
@@ -43,7 +44,7 @@ def _zero(
         name, target = f"zero{stage}", "zero:ZeroBackend"
         summary = f"DeepSpeed ZeRO stage {stage}: {sharded} sharded"
     return _entry(
-        name, target, "ZeroOptions", summary, strategy, default=default, short_check=short_check, stage=stage
+        name, target, options, summary, strategy, default=default, short_check=short_check, stage=stage
     )
 
 

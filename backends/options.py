@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from harness.backends.base import BackendOptions, Preset
 
@@ -118,3 +118,34 @@ class ZeroOptions(BackendOptions):
         description="leaves the clipping key out of DeepSpeed's configuration (for experiments): DeepSpeed "
         "0.19 then clips at 1.0 whatever the job says",
     )
+
+
+class Zero3Options(ZeroOptions):
+    """Stage 3's own settings of when weights are gathered; sizes are in elements.
+
+    What is left out is as the preset has it.
+    """
+
+    stage3_max_live_parameters: NonNegativeInt | None = Field(
+        None, description="weight elements that may be gathered at once; 0: none is gathered ahead"
+    )
+    stage3_prefetch_bucket_size: NonNegativeInt | None = Field(
+        None, description="weight elements gathered ahead, within stage3_max_live_parameters"
+    )
+    stage3_max_reuse_distance: NonNegativeInt | None = Field(
+        None, description="weights stay gathered that are used again within so many elements"
+    )
+    stage3_param_persistence_threshold: NonNegativeInt | None = Field(
+        None, description="parameters up to this size stay gathered"
+    )
+    leaf_module: Literal["blocks"] | None = Field(
+        None, description="blocks: each transformer block is gathered at once, instead of module by module"
+    )
+    memory_efficient_linear: bool | None = Field(
+        None, description="false: torch's own linear layers instead of DeepSpeed's autograd function"
+    )
+
+
+def gathers_blocks(options: ZeroOptions) -> bool:
+    """Whether stage 3 gathers each transformer block at once."""
+    return isinstance(options, Zero3Options) and options.leaf_module == "blocks"

@@ -21,6 +21,8 @@ ZERO3_DEFAULTS = {
     "stage3_max_reuse_distance": 1_000_000_000,
 }
 """The same file: up to these numbers of elements parameters stay gathered."""
+ZERO3_PREFETCH_ELEMENTS = 50_000_000
+"""The same file: `stage3_prefetch_bucket_size`, gathered ahead as each module is fetched."""
 COMMUNICATION_DTYPE = "communication_data_type"
 DATA_TYPES = "data_types"
 ROOT_RESHARD = "reshard_after_forward of the root"

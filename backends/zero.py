@@ -19,8 +19,8 @@ from harness.backends.base import (
     Unsupported,
     World,
 )
-from harness.backends.blocks import parameter_count
-from harness.backends.options import ZeroOptions
+from harness.backends.blocks import block_classes, parameter_count
+from harness.backends.options import ZeroOptions, gathers_blocks
 from harness.backends.zero_config import zero_config
 from harness.backends.zero_engine import ZeroEngine, forget_dummy_step
 
@@ -54,7 +54,8 @@ class ZeroBackend(Backend):
         )
         model = build_model()
         count = parameter_count(model)
-        config = zero_config(self.stage, self.zero_options, context, count)
+        blocks = block_classes(model) if gathers_blocks(self.zero_options) else ()
+        config = zero_config(self.stage, self.zero_options, context, count, blocks)
         optimizer = build_optimizer(model.named_parameters())
         # Stage 0 in low precision takes an optimizer step on zero gradients while it sets up: at
         # learning rate 0 that step moves nothing.

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.backends.base import SetupContext, Unsupported
-from harness.backends.options import ZeroOptions
+from harness.backends.options import Zero3Options, ZeroOptions
 from harness.backends.presets import COMMUNICATION_DTYPE, DATA_TYPES, zero_changes
+
+GIVEN_AS_THEY_ARE = (
+    "stage3_max_live_parameters", "stage3_prefetch_bucket_size", "stage3_max_reuse_distance",
+    "stage3_param_persistence_threshold", "memory_efficient_linear",
+)  # fmt: skip
+"""Options that have DeepSpeed's own name and value."""
 
 
 def zero_config(
-    stage: int, options: ZeroOptions, context: SetupContext, parameter_count: int
+    stage: int,
+    options: ZeroOptions,
+    context: SetupContext,
+    parameter_count: int,
+    block_classes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the JSON configuration for `deepspeed.initialize`, the optimizer being the client's.
 
-    Raises Unsupported for a precision that the stage does not have.
+    `block_classes`: full names of the classes of the model's blocks. Raises Unsupported for a precision that
+    the stage does not have, and for prefetch that could not take place.
     """
     clipping = context.gradient_clipping or 0.0
     if options.gradient_clipping is not None:
@@ -27,7 +39,7 @@ def zero_config(
         "gradient_clipping": clipping,
         "prescale_gradients": False,
         "steps_per_print": 10**9,
-        "zero_optimization": _zero_optimization(stage, options, context, parameter_count),
+        "zero_optimization": _zero_optimization(stage, options, context, parameter_count, block_classes),
     }
     if options.default_clipping:
         del config["gradient_clipping"]
@@ -39,7 +51,11 @@ def zero_config(
 
 
 def _zero_optimization(
-    stage: int, options: ZeroOptions, context: SetupContext, parameter_count: int
+    stage: int,
+    options: ZeroOptions,
+    context: SetupContext,
+    parameter_count: int,
+    block_classes: Sequence[str],
 ) -> dict[str, Any]:
     settings: dict[str, Any] = {"stage": stage}
     if stage == 0:
@@ -54,7 +70,24 @@ def _zero_optimization(
         settings["offload_optimizer"] = {"device": "cpu", "pin_memory": pinned}
     if options.offload == "cpu" and stage == 3:
         settings["offload_param"] = {"device": "cpu", "pin_memory": pinned}
+    if isinstance(options, Zero3Options):
+        settings |= _fetching(options, settings, block_classes)
     return settings
+
+
+def _fetching(
+    options: Zero3Options, settings: Mapping[str, Any], block_classes: Sequence[str]
+) -> dict[str, Any]:
+    """When stage 3 gathers weights, as far as the options say."""
+    given = {name: value for name in GIVEN_AS_THEY_ARE if (value := getattr(options, name)) is not None}
+    live = given.get("stage3_max_live_parameters", settings.get("stage3_max_live_parameters"))
+    if options.stage3_prefetch_bucket_size and live == 0:
+        raise Unsupported(
+            "stage3_prefetch_bucket_size has no effect while stage3_max_live_parameters is 0; set that too"
+        )
+    if options.leaf_module == "blocks":
+        given["leaf_module"] = {"classes": list(block_classes), "names": [], "name_suffixes": []}
+    return given
 
 
 def _precision(stage: int, options: ZeroOptions, context: SetupContext) -> dict[str, Any]:

@@ -123,6 +123,7 @@ class ZeroEngine(Engine):
                 "parameter_persistence_elements": zero.param_persistence_threshold
                 if self.stage == 3
                 else None,
+                **(self._fetching(zero) if self.stage == 3 else {}),
             },
         )
 
@@ -172,9 +173,19 @@ class ZeroEngine(Engine):
             yield "buffers", buffer
 
     def _gathered_modules(self) -> list[str]:
-        """Stage 3 gathers the parameters of each module that owns some."""
-        modules = self.engine.module.named_modules()
-        return [name for name, module in modules if next(module.parameters(recurse=False), None) is not None]
+        """Stage 3 gathers the parameters of each module that owns some; those of a leaf module at once."""
+        from deepspeed.utils import z3_leaf_module
+
+        found: list[str] = []
+        leaves: list[str] = []
+        for name, module in self.engine.module.named_modules():
+            if any(name.startswith(f"{leaf}.") for leaf in leaves):
+                continue
+            if z3_leaf_module(module):
+                leaves.append(name)
+            if z3_leaf_module(module) or next(module.parameters(recurse=False), None) is not None:
+                found.append(name)
+        return found
 
     def _prefetch(self) -> str:
         """What stage 3 gathers ahead: `fetch_sub_module` (DeepSpeed 0.19) stops at the lesser of two limits.
@@ -184,6 +195,14 @@ class ZeroEngine(Engine):
         offload = self.engine.optimizer.parameter_offload
         ahead = min(offload._prefetch_bucket_sz, offload._max_available_parameters_in_numel)
         return f"{ahead} elements" if ahead else "none"
+
+    def _fetching(self, zero: Any) -> dict[str, Any]:
+        """What else decides when stage 3 gathers, and what its own code does."""
+        return {
+            "max_live_elements": zero.max_live_parameters,
+            "max_reuse_elements": zero.max_reuse_distance,
+            "memory_efficient_linear": zero.memory_efficient_linear,
+        }
 
     def _basic_optimizer(self) -> torch.optim.Optimizer:
         return self.engine.basic_optimizer

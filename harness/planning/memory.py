@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from harness.errors import HarnessError
 from harness.planning.overhead import device_overhead
 from harness.planning.profiles import Trace, activation_profile
 from harness.planning.scenario import Scenario
@@ -13,6 +14,7 @@ from harness.theory.activations import ActivationProfile
 from harness.theory.peaks.families import fullest_moments
 from harness.theory.peaks.ledger import Fullest, Phase
 from harness.theory.peaks.walk import TRACED
+from harness.theory.zero3.fetching import own_settings
 
 MomentName = Literal["forward/backward", "gradient reduction", "optimizer step"]
 
@@ -66,9 +68,11 @@ class MemoryPrediction:
 def predict_memory(scenario: Scenario, trace: Trace | None = None) -> MemoryPrediction:
     """Predict for the rank that needs most. `trace`: how to trace a model of which there is no profile yet.
 
-    Raises HarnessError where a model has to be traced and cannot be.
+    Raises HarnessError where a model has to be traced and cannot be, and for settings that no one modelled.
     """
     workload = scenario.workload()
+    if scenario.strategy.zero_stage == 3 and (own := own_settings(workload)):
+        raise HarnessError(f"the course of a step of ZeRO-3 with {', '.join(own)} is not modelled")
     profile = activation_profile(scenario, trace)
     fullest = fullest_moments(workload, profile)
     return MemoryPrediction(

@@ -10,6 +10,7 @@ from harness.planning.computing import ComputingTime
 from harness.planning.work import Work
 from harness.theory.terms import FURTHER_FORWARD, FURTHER_GRADIENTS
 from harness.theory.workload import Workload
+from harness.theory.zero3.fetching import fetching
 
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 
@@ -48,12 +49,13 @@ def overlap_rule(workload: Workload) -> OverlapRule:
             )
             return OverlapRule(gathers_ahead=ahead, reduces_beside=on_gpu, source=source)
         case "zero3":
+            how = fetching(workload)
             source = "DeepSpeed 0.19.8, zero/config.py: overlap_comm is true by default at stage 3" + (
                 "; like for like sets stage3_max_live_parameters to 0: nothing is gathered ahead"
-                if workload.like_for_like
+                if not how.live
                 else ""
             )
-            ahead = on_gpu and not workload.like_for_like
+            ahead = on_gpu and how.live > 0 and how.ahead > 0
             return OverlapRule(gathers_ahead=ahead, reduces_beside=on_gpu, source=source)
         case _:
             source = "DeepSpeed 0.19.8, zero/config.py: overlap_comm is false by default below stage 3"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
+from harness.backends import registry
 from harness.compare.comparison import Comparison
 from harness.compare.volume import volume_differences, volume_of
 from harness.record import BackendPart, CommunicationPart, Record, WindowsPart
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.long(seconds=60)
 DEFECTS = "tests.contract.wrong"
 
 
-def as_record(name: str, case: VolumeCase, ranks: list[Counted]) -> Record:
+def as_record(name: str, case: VolumeCase, ranks: list[Counted], label: str | None = None) -> Record:
     """The record that the harness would write of a case."""
     record = make_record(
         label=name,
@@ -38,7 +40,9 @@ def as_record(name: str, case: VolumeCase, ranks: list[Counted]) -> Record:
             "activation_checkpointing": case.activation_checkpointing,
         },
         layout=ranks[0].layout,
-        backend=BackendPart(label=name, name=name, effective=ranks[0].effective),
+        backend=BackendPart(
+            label=label or name, name=name, options=_options(label or name), effective=ranks[0].effective
+        ),
         comm=[CommunicationPart(rank=rank, **row) for rank, part in enumerate(ranks) for row in part.rows],
         windows=WindowsPart(warmup=case.probed_step, probed=1, timed=0),
     )
@@ -57,12 +61,33 @@ def records(name: str, world_size: int, folder, label: str | None = None) -> lis
     return as_records(name, VOLUME_CASES, per_rank)
 
 
+def _options(label: str) -> dict[str, Any]:
+    return registry.parse(label)[1].model_dump(mode="json") if ":" in label else {}
+
+
 def as_records(name: str, cases: Sequence[VolumeCase], per_rank: list[list[Counted]]) -> list[Record]:
     """A record per case of what each rank counted of it."""
     return [
         as_record(name, case, list(parts))
         for case, parts in zip(cases, zip(*per_rank, strict=True), strict=True)
     ]
+
+
+ZERO3_SETTINGS = (
+    "leaf_module=blocks", "stage3_param_persistence_threshold=1000", "stage3_max_live_parameters=1000000000",
+    "stage3_max_reuse_distance=1000000000", "stage3_max_reuse_distance=1000000000,leaf_module=blocks",
+    "memory_efficient_linear=false",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", ZERO3_SETTINGS)
+def test_payload_of_zero3_with_a_setting_changed_is_as_expected_to_the_byte(settings: str, tmp_path) -> None:
+    label = f"zero3:{settings}"
+    per_rank = on_ranks("volumes", label, 2, tmp_path)
+    for case, parts in zip(VOLUME_CASES, zip(*per_rank, strict=True), strict=True):
+        record = as_record("zero3", case, list(parts), label)
+        assert record.comm
+        assert volume_differences(record) == [], case
 
 
 # FSDP1 refuses one of the cases under NO_SHARD.

@@ -38,9 +38,10 @@ def _prefetch(share: float, record: Record) -> str | None:
     if strategy is None:
         return None
     if strategy.zero_stage == 3:
-        if record.world.preset == "like-for-like":
+        ahead = effective.prefetch if effective else None
+        if ahead == "none" and record.world.preset == "like-for-like":
             return "Prefetch is off: the preset like-for-like sets max_live_parameters to 0."
-        return f"{_judge(share)} (in force: up to {effective.prefetch if effective else None} ahead)."
+        return "Prefetch is off." if ahead == "none" else f"{_judge(share)} (in force: up to {ahead} ahead)."
     if not strategy.of_family.overlaps_on_streams:
         return None
     if record.world.device == "cpu":

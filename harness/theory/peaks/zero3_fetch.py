@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from harness.backends.presets import ZERO3_DEFAULTS
+from harness.backends.presets import ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
 from harness.theory.layout import Tensor, ceil_to, elements
 from harness.theory.peaks.ledger import Holding, Ledger
 from harness.theory.peaks.transports import gathering
@@ -19,8 +19,6 @@ COALESCED = Holding(
     kind="gathered", name="all-gather output of several parameters", formula="compute bytes x parameters",
     source=_SOURCE + "_all_gather_dtype; held until each of its parameters is used",
 )  # fmt: skip
-PREFETCH_ELEMENTS = 50_000_000
-"""`stage3_prefetch_bucket_size` (runtime/zero/config.py): gathered ahead as each module is fetched."""
 
 
 class Fetching(ABC):
@@ -133,7 +131,7 @@ class WithDefaults(Fetching):
         """The first module's own, then what is gathered ahead of all others, in one call."""
         self._hold(self.bytes(fetched))
         ahead = tuple(t for t in self._rest if t not in fetched)
-        size = min(self.bytes(ahead), PREFETCH_ELEMENTS * self.workload.compute_bytes)
+        size = min(self.bytes(ahead), ZERO3_PREFETCH_ELEMENTS * self.workload.compute_bytes)
         if len(ahead) > 1:
             self.ledger.add(COALESCED, size)
         with self.ledger.temporarily(gathering(self.workload, size)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from harness.backends.presets import ZERO3_DEFAULTS
 from harness.theory.layout import Tensor, ceil_to
 from harness.theory.terms import (
     BACKWARD,
@@ -26,13 +25,9 @@ from harness.theory.terms import (
 )
 from harness.theory.workload import Workload
 from harness.theory.zero import broadcast_model, bucket_calls, reduce_dtype, with_checkpoint
+from harness.theory.zero3.fetching import fetching, own_settings
 from harness.theory.zero3.states import sub_groups
 
-PERSISTENCE_ELEMENTS = ZERO3_DEFAULTS["stage3_param_persistence_threshold"]
-REUSE_ELEMENTS = min(
-    ZERO3_DEFAULTS["stage3_max_reuse_distance"], ZERO3_DEFAULTS["stage3_max_live_parameters"]
-)
-"""Like for like all of these are 0."""
 TRACED_FROM_PASS = 2
 """Forward passes until the fetch trace is complete and its agreement among the ranks was checked."""
 TRACE_CHECK = Underived(
@@ -60,9 +55,9 @@ def collectives(workload: Workload) -> Volume:
     if unknown:
         return with_checkpoint(workload, Volume(collectives=tuple(found), unknown=unknown))
     found += over_steps(workload, _step) + _evaluation(workload)
-    remarks = []
-    if not workload.like_for_like:
-        remarks = [(FORWARD, PERSISTENT), (BACKWARD, GATHERED_ONCE)]
+    how = fetching(workload)
+    remarks = [(FORWARD, PERSISTENT)] if how.persistence else []
+    remarks += [(BACKWARD, GATHERED_ONCE)] if how.keeps_for_backward else []
     underived = (TRACE_CHECK,) if _traces(workload) else ()
     volume = Volume(collectives=tuple(found), remarks=tuple(remarks), underived=underived)
     return with_checkpoint(workload, volume)
@@ -79,30 +74,34 @@ def _traces(workload: Workload) -> bool:
 
 
 def _unknown(workload: Workload) -> str | None:
+    how = fetching(workload)
+    gives_back = how.gathers_each_use and not how.persistence
     plain = not (workload.activation_checkpointing or workload.window.evaluation_every)
-    if _traces(workload) and not (workload.like_for_like and plain):
+    if _traces(workload) and not (gives_back and plain):
         return (
             "ZeRO-3 records its trace of modules in the first two forward passes, gathers otherwise than "
             "later meanwhile, and checks it between the ranks; count later steps (measure.warmup_steps)"
         )
-    if workload.like_for_like and workload.activation_checkpointing and workload.recomputed_until is None:
+    if workload.activation_checkpointing and how.blocks:
+        return "what ZeRO-3 gathers to recompute a block that it gathers at once was not looked up"
+    if how.gathers_each_use and workload.activation_checkpointing and workload.recomputed_until is None:
         return (
             "recomputation stops in the module of a block that runs last and leaves its weights gathered for "
             "the backward pass (torch.utils.checkpoint, early stop); which one that is was not looked up for "
             "this architecture (harness/theory/recomputation.py)"
         )
-    if not workload.like_for_like and 2 * workload.layout.parameter_count > REUSE_ELEMENTS:
+    if how.gathers_each_use or how.keeps_for_backward:
+        return None
+    if not own_settings(workload):
         return (
             "above 5e8 parameters what ZeRO-3 keeps gathered under its default reuse distance and fetches "
             "ahead depends on the order of all modules that run, those without parameters too "
             "(PartitionedParameterCoordinator); use runtime.preset=like-for-like"
         )
-    return None
-
-
-def _persistent(workload: Workload, tensor: Tensor) -> bool:
-    """`mark_persistent_parameters` (parameter_offload.py)."""
-    return not workload.like_for_like and tensor.numel <= PERSISTENCE_ELEMENTS
+    return (
+        f"what ZeRO-3 keeps gathered under {', '.join(own_settings(workload))} depends on the order of all "
+        "modules that run, those without parameters too (PartitionedParameterCoordinator)"
+    )
 
 
 def _sizes(workload: Workload, tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
@@ -110,32 +109,31 @@ def _sizes(workload: Workload, tensors: Iterable[Tensor]) -> list[tuple[int, int
     return [(tensor.numel, ceil_to(tensor.numel, workload.world_size)) for tensor in tensors]
 
 
-def _modules(tensors: Iterable[Tensor]) -> int:
-    """Modules that own parameters: each gathers all of its own in one call."""
-    return len({tensor.name.rpartition(".")[0] for tensor in tensors})
+def _units(workload: Workload, tensors: Iterable[Tensor]) -> int:
+    """Modules that gather all of their own parameters in one call, and blocks where these are gathered."""
+    return len(set(map(fetching(workload).unit, tensors)))
 
 
 def _pass(workload: Workload, phase: str, term: str, passes: int, found: list[Collective]) -> None:
     """What one pass gathers, `passes` times."""
     if workload.world_size == 1 or not passes:
         return  # `_no_gather_coalesced`
-    layout, dtype = workload.layout, workload.compute_dtype
-    if workload.like_for_like:
-        every = _sizes(workload, layout.parameters)
-        calls = _modules(layout.parameters)
-        found += gathered(phase, term, every, dtype, calls=calls, passes=passes)
+    layout, dtype, how = workload.layout, workload.compute_dtype, fetching(workload)
+    fetched = [t for t in layout.parameters if not how.is_persistent(t)]
+    if how.gathers_each_use:
+        calls = _units(workload, fetched)
+        if fetched:
+            found += gathered(phase, term, _sizes(workload, fetched), dtype, calls=calls, passes=passes)
         # A tied weight is fetched for every module that uses it, and released after each.
-        tied = [t for first in layout.tied.values() for t in layout.parameters if t.name == first]
+        tied = [t for first in layout.tied.values() for t in fetched if t.name == first]
         found += gathered(phase, TIED_TERM, _sizes(workload, tied), dtype, passes=passes)
         if phase == "backward" and workload.activation_checkpointing:
-            again = _recomputed(workload)
-            found += gathered(
-                phase, RECOMPUTED, _sizes(workload, again), dtype, calls=_modules(again), passes=passes
-            )
+            again = [t for t in _recomputed(workload) if not how.is_persistent(t)]
+            calls = _units(workload, again)
+            found += gathered(phase, RECOMPUTED, _sizes(workload, again), dtype, calls=calls, passes=passes)
         return
     # Everything is used again within the reuse distance, so that forward fetches it and backward finds
     # it. The prefetcher joins what modules need, so the number of calls is not the modules'.
-    fetched = [t for t in layout.parameters if not _persistent(workload, t)]
     if phase != "backward" and fetched:
         found += [
             c if not c.calls else _without_calls(c)
@@ -164,7 +162,7 @@ def _step(workload: Workload, step: int) -> list[Collective]:
     found: list[Collective] = []
     further = workload.accumulation_steps - 1
     # Without a backward pass an evaluation leaves what the reuse distance covers gathered.
-    there_already = workload.window.follows_evaluation(step) and not workload.like_for_like
+    there_already = workload.window.follows_evaluation(step) and fetching(workload).keeps_for_backward
     _pass(workload, "forward", FORWARD, 0 if there_already else 1, found)
     _pass(workload, "forward", FURTHER_FORWARD, further, found)
     _pass(workload, "backward", BACKWARD, 1, found)
@@ -199,7 +197,7 @@ def _norms(workload: Workload) -> list[Collective]:
 
 def _persisting(workload: Workload) -> list[Collective]:
     """`_post_step` (stage3.py) gathers persistent parameters again, one by one, after the update."""
-    kept = [tensor for tensor in workload.layout.parameters if _persistent(workload, tensor)]
+    kept = list(filter(fetching(workload).is_persistent, workload.layout.parameters))
     if workload.world_size == 1:
         return []
     return gathered("step", UPDATED, _sizes(workload, kept), workload.compute_dtype)
@@ -208,7 +206,7 @@ def _persisting(workload: Workload) -> list[Collective]:
 def _evaluation(workload: Workload) -> list[Collective]:
     found: list[Collective] = []
     window = workload.window
-    passes = window.evaluation_passes if workload.like_for_like else window.evaluation_spells
+    passes = window.evaluation_passes if fetching(workload).gathers_each_use else window.evaluation_spells
     _pass(workload, "evaluation", FORWARD, passes, found)
     return found
 

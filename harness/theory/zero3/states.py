@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from harness.backends.presets import ZERO3_DEFAULTS
 from harness.theory.common_states import ADAM_MOMENTS, buffer_terms, step_counters
 from harness.theory.dtypes import DTYPE_BYTES
 from harness.theory.layout import ceil_to
@@ -13,9 +12,9 @@ from harness.theory.zero import (
     SECOND_FP32_COPY,
     bucket_elements,
     gradient_accumulation_bytes,
-    preset_values,
     reduce_dtype,
 )
+from harness.theory.zero3.fetching import fetching
 
 REDUCTION_BUCKET = "persistent reduction bucket"
 SUB_GROUP_ELEMENTS = 1_000_000_000
@@ -70,12 +69,10 @@ def _own(count: int, ranks: int, rank: int) -> int:
 
 def _persistent_elements(workload: Workload) -> int:
     """`parameter_offload.py`, `mark_persistent_parameters`: all up to the threshold, padded to N pieces."""
-    name = "stage3_param_persistence_threshold"
     if workload.world_size == 1:
         return 0  # `NoGatherHandle`: the parameter is a view of its only piece
-    threshold = preset_values(workload).get(name, ZERO3_DEFAULTS[name])
-    counts = (tensor.numel for tensor in workload.layout.parameters)
-    return sum(ceil_to(count, workload.world_size) for count in counts if count <= threshold)
+    kept = filter(fetching(workload).is_persistent, workload.layout.parameters)
+    return sum(ceil_to(tensor.numel, workload.world_size) for tensor in kept)
 
 
 def sub_groups(workload: Workload) -> int:

@@ -6,7 +6,7 @@ from harness.backends.registry import strategy_of
 from harness.theory.terms import Collective
 from harness.theory.workload import Workload
 from tests.built_in import HYBRID
-from tests.geometries import small_workload, volume_of
+from tests.geometries import bloom_workload, small_workload, volume_of
 
 
 def payload(backend: str, workload: Workload, phase: str, op: str, **wanted: str) -> int:
@@ -52,6 +52,42 @@ def test_zero_3_cuts_every_parameter_into_equal_partitions() -> None:
     for phase in ("forward", "backward"):
         assert payload("zero3", workload, phase, "all_gather") == (8 + 4) * 4
     assert payload("zero3", workload, "backward", "reduce_scatter") == (8 + 4) * 4
+
+
+def test_zero_3_gathers_blocks_at_once_where_they_are_its_leaf_modules() -> None:
+    """BLOOM: embedding, its norm and the last norm; six modules in each of 24 blocks."""
+    for options, units in (({}, 3 + 24 * 6), ({"leaf_module": "blocks"}, 3 + 24)):
+        (gathered,) = collectives("zero3", bloom_workload(options=options), "forward", "all_gather")
+        assert gathered.calls == units
+        assert gathered.payload_bytes == 559_214_592 * 4
+
+
+def test_zero_3_gathers_what_persists_after_the_update_alone() -> None:
+    workload = small_workload((6, 1), (20, 1), options={"stage3_param_persistence_threshold": 10})
+    for phase in ("forward", "backward"):
+        assert payload("zero3", workload, phase, "all_gather") == 20 * 4
+    assert payload("zero3", workload, "step", "all_gather") == 6 * 4
+
+
+@pytest.mark.parametrize("name", ["stage3_max_reuse_distance", "stage3_max_live_parameters"])
+def test_zero_3_gathers_once_where_weights_are_kept_or_the_prefetcher_holds_them(name: str) -> None:
+    workload = small_workload((6, 1), (20, 1), options={name: 52})
+    assert payload("zero3", workload, "forward", "all_gather") == 26 * 4
+    assert payload("zero3", workload, "backward", "all_gather") == 0
+
+
+def test_zero_3_has_no_closed_form_where_some_weights_are_kept() -> None:
+    volume = volume_of("zero3", small_workload((6, 1), (20, 1), options={"stage3_max_reuse_distance": 51}))
+    assert volume.unknown is not None
+    assert "stage3_max_reuse_distance" in volume.unknown
+
+
+def test_an_option_overrides_what_the_preset_gathers() -> None:
+    options = {"stage3_max_reuse_distance": 0, "stage3_max_live_parameters": 0}
+    workload = small_workload((6, 1), (20, 1), preset="library-defaults", options=options)
+    assert payload("zero3", workload, "backward", "all_gather") == 0  # both persist
+    larger = small_workload((600_000, 1), (20, 1), preset="library-defaults", options=options)
+    assert payload("zero3", larger, "backward", "all_gather") == 600_000 * 4
 
 
 def test_zero_3_gathers_a_tied_weight_at_each_use() -> None:
