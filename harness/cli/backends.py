@@ -36,7 +36,11 @@ def backends(as_json: bool) -> int:
                 "loads": problem is None,
                 "installed": all(package in versions for package in entry.packages),
                 "versions": {name: versions.get(name) for name in entry.packages},
-                "options": {name: field.description for name, field in options.items()},
+                "options": {
+                    name: field.description
+                    for name, field in options.items()
+                    if (entry.name, name) != (registry.REFERENCE, PRESET)
+                },
             }
         )
     if as_json:
@@ -53,6 +57,7 @@ def backends(as_json: bool) -> int:
         )
         for d in documents
     ]
-    echo(tabulate(lines, headers=("backend", "what it is", "options", "versions")))
+    headers = ("backend", "what it is", "options", "versions")
+    echo(tabulate(lines, headers=headers, maxcolwidths=[None, None, 48, None]))
     echo(f"\nEvery backend but {registry.REFERENCE} also takes {PRESET}: NAME:{PRESET}=library-defaults.")
     return 0

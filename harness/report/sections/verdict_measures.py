@@ -28,7 +28,7 @@ def speed(groups: Sequence[Repeats], size: int, among: str) -> str:
     rate = number(best.median(SPEED))
     if len(timed) == 1:
         return f"on {ranks(size)} only {best.label}{among} was timed, at {rate} tokens/s"
-    presets = {group.record.world.preset for group in timed.values()}
+    presets = {g.record.world.preset for g in timed.values() if g.record.backend.own_preset is None}
     preset = f" under the preset {presets.pop()}" if len(presets) == 1 else ""
     fewest = min(len(steps) for group in timed.values() for steps in group.timed_steps)
     head = _unordered if len(order.leaders) == len(timed) else _ordered
