@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tabulate import tabulate
 
 from benchmarks.published.judge import FULLY_SPECIFIED, Judged, Summary, summarize
 from harness.report.document import Picture
-from harness.report.drawing import COLOURS, GREY, MARKERS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from harness.report.palette import CURVES, GREY
+from harness.report.pictures.curves import SHAPES
 
 INTRODUCTION = """\
 # Predictions for published runs
@@ -199,26 +197,51 @@ def scatter(judged: Sequence[Judged], source: str) -> Picture | None:
     if not panels:
         return None
 
-    def paint(figure: Figure) -> None:
-        for index, (title, unit, scale, points) in enumerate(panels):
-            axes = figure.add_subplot(1, len(panels), index + 1)
-            values = [value / scale for _, *pair in points for value in pair if value]
-            limits = (min(values) / 1.3, max(values) * 1.3)
-            axes.plot(limits, limits, color=GREY, linewidth=0.8)
-            for share in (0.85, 1.15):
-                axes.plot(limits, [share * x for x in limits], color=GREY, linewidth=0.5, linestyle=":")
-            for position, strategy in enumerate(dict.fromkeys(row.strategy for row, *_ in points)):
-                chosen = [
-                    (a / scale, b / scale) for row, a, b in points if row.strategy == strategy and a and b
-                ]
-                axes.scatter(
-                    *zip(*chosen, strict=True), s=14, label=strategy, color=COLOURS[position % len(COLOURS)],
-                    marker=MARKERS[position % len(MARKERS)],
-                )  # fmt: skip
-            axes.set(xscale="log", yscale="log", xlim=limits, ylim=limits, xlabel=f"published, {unit}",
-                     ylabel=f"predicted, {unit}", title=f"{source}: {title}")  # fmt: skip
-            axes.grid(visible=True)
-            axes.legend()
-
     caption = f"Predicted over published figures of {source}; dotted: 15 % off"
-    return Picture(key=source, caption=caption, draw=paint, width_inches=4.2 * len(panels), height_inches=3.6)
+    counts = ", ".join(f"{len(points)} of {title}" for title, _, _, points in panels)
+    return Picture(
+        key=source,
+        caption=caption,
+        alt=f"{caption}: {counts}.",
+        chart=lambda: {"hconcat": [_scatter_panel(source, *panel) for panel in panels], "spacing": 40},
+    )
+
+
+def _scatter_panel(source: str, title: str, unit: str, scale: float, points: Any) -> dict[str, Any]:
+    values = [
+        {"strategy": row.strategy, "published": a / scale, "predicted": b / scale}
+        for row, a, b in points
+        if a and b
+    ]
+    ends = [value for row in values for value in (row["published"], row["predicted"])]
+    low, high = min(ends) / 1.3, max(ends) * 1.3
+
+    def channel(field: str, name: str) -> dict[str, Any]:
+        scale = {"type": "log", "domain": [low, high], "nice": False}
+        axis = {"tickCount": 5, "format": "~g"}
+        return {"field": field, "type": "quantitative", "title": name, "scale": scale, "axis": axis}
+
+    x, y = channel("published", f"published, {unit}"), channel("predicted", f"predicted, {unit}")
+    lines = [
+        {
+            "data": {"values": [{"published": at, "predicted": share * at} for at in (low, high)]},
+            "mark": {"type": "line", "clip": True, "color": GREY, "strokeWidth": width, "strokeDash": dash},
+            "encoding": {"x": x, "y": y},
+        }
+        for share, width, dash in ((1.0, 1.0, [1, 0]), (0.85, 0.8, [2, 3]), (1.15, 0.8, [2, 3]))
+    ]
+    strategies = list(dict.fromkeys(row["strategy"] for row in values))
+    shapes = [SHAPES[index % len(SHAPES)] for index in range(len(strategies))]
+    colours = [CURVES[index % len(CURVES)] for index in range(len(strategies))]
+    named = {"field": "strategy", "type": "nominal", "title": None}
+    dots = {
+        "data": {"values": values},
+        "mark": {"type": "point", "filled": True, "size": 40, "opacity": 0.9},
+        "encoding": {
+            "x": x,
+            "y": y,
+            "color": {**named, "scale": {"domain": strategies, "range": colours}},
+            "shape": {**named, "scale": {"domain": strategies, "range": shapes}},
+        },
+    }
+    return {"title": f"{source}: {title}", "width": 280, "height": 280, "layer": [*lines, dots]}

@@ -19,7 +19,7 @@ from harness.store import without_collection
 @click.option(
     "--pictures-by-digest",
     is_flag=True,
-    help="Accept pictures drawn by another matplotlib if the report lists their digest.",
+    help="Accept pictures drawn by another renderer if the report lists their digest.",
 )
 @json_option
 @common

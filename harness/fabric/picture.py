@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping, Sequence
 from math import log2
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from harness.atomic_write import write_atomically
+from harness.compare.wording import listed
 from harness.errors import HarnessError
 from harness.fabric.result import FabricResult, FabricRow
 from harness.report.document import Picture
-from harness.report.drawing import draw, style
+from harness.report.drawing import draw
+from harness.report.formats import number
+from harness.report.pictures.curves import Panel, plain_look
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+WIDTH, HEIGHT = 460, 240
 
 
 def fabric_picture(result: FabricResult) -> Picture:
@@ -21,35 +25,51 @@ def fabric_picture(result: FabricResult) -> Picture:
     curves = {op: result.of_all(op) for op in dict.fromkeys(row.op for row in result.rows)}
     curves = {op: rows for op, rows in curves.items() if rows and op != "point_to_point"}
     curves |= _pairs(result)
-
-    def paint(figure: Figure) -> None:
-        from matplotlib.ticker import FuncFormatter
-
-        left, right = figure.subplots(1, 2)
-        for index, (name, rows) in enumerate(curves.items()):
-            sizes = [row.size_bytes for row in rows]
-            left.plot(
-                sizes, [row.bus_bandwidth / 1e9 for row in rows], label=name, marker=".", **style(index)
-            )
-            right.plot(sizes, [row.best_seconds * 1e6 for row in rows], marker=".", **style(index))
-        for axis, title in ((left, "bus bandwidth, GB/s"), (right, "time, us")):
-            axis.set_xscale("log", base=2)
-            axis.set_yscale("log")
-            # Pictures do not read mathematics, which logarithmic axes write by themselves.
-            axis.xaxis.set_major_formatter(FuncFormatter(lambda size, _: binary_size(size)))
-            axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-            axis.set_xlabel("bytes, in powers of 1024")
-            axis.set_title(title)
-            axis.grid(True)
-        left.legend()
-
+    fastest = [
+        f"{name} {number(max(row.bus_bandwidth for row in rows) / 1e9)}" for name, rows in curves.items()
+    ]
     return Picture(
         key="fabric",
         caption="Bus bandwidth and time of each operation over the size of the tensor.",
-        draw=paint,
-        width_inches=9.0,
-        height_inches=3.6,
+        alt=f"Highest bus bandwidth in GB/s: {listed(fastest, len(fastest))}.",
+        chart=lambda: _chart(curves),
     )
+
+
+def _chart(curves: Mapping[str, Sequence[FabricRow]]) -> dict[str, Any]:
+    bandwidth = _panel(curves, "bus bandwidth, GB/s", lambda row: row.bus_bandwidth / 1e9)
+    return {"vconcat": [bandwidth, _panel(curves, "time, us", lambda row: row.best_seconds * 1e6)]}
+
+
+def _panel(
+    curves: Mapping[str, Sequence[FabricRow]], title: str, read: Callable[[FabricRow], float]
+) -> dict[str, Any]:
+    points = []
+    for index, (name, rows) in enumerate(curves.items()):
+        for row in rows:
+            label = f"{name} {number(read(row))}" if row is rows[-1] else None
+            look = plain_look(index)
+            points.append(
+                {
+                    "curve": name, "x": row.size_bytes,
+                    "value": read(row), "label": label, **look,
+                }
+            )  # fmt: skip
+    values = [point["value"] for point in points]
+    sizes = sorted({row.size_bytes for rows in curves.values() for row in rows})
+    labels = {size: binary_size(size) for size in sizes}
+    panel = Panel(
+        across="bytes, in powers of 1024", up=title, domain=(min(values) / 1.2, max(values) * 1.2),
+        is_log=True, width=WIDTH, height=HEIGHT, y_axis={"format": "~g"},
+        x_axis={"labelExpr": f"({json.dumps(labels)})[datum.value]"},
+    )  # fmt: skip
+    panel.place_labels(points)
+    return {
+        "data": {"values": points},
+        "width": panel.width,
+        "height": panel.height,
+        "layer": panel.layers(sizes),
+    }
 
 
 def binary_size(size: float) -> str:

@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from io import StringIO
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from harness.report.cells import ReportCell
 from harness.report.formats import NOT_AVAILABLE
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Align = Literal["left", "right"]
 
@@ -176,11 +173,14 @@ class Picture:
 
     key: str
     caption: str
-    """What it shows, for those who see it and for those who do not."""
-    draw: Callable[[Figure], None] = field(repr=False)
-    """Draws on an empty figure; colours and fonts are set by then."""
-    width_inches: float = 8.0
-    height_inches: float = 4.5
+    """What to see in it, and what was left out."""
+    alt: str
+    """What it shows, with its main figures, for those who do not see it."""
+    chart: Callable[[], dict[str, Any]] = field(repr=False)
+    """Its Vega-Lite specification with all data in it, as `harness.report.drawing.complete` takes it.
+
+    Each row of data carries `cell`, `backend`, `ranks`, `nodes` and `precision`, so that a page can filter.
+    """
 
 
 Block: TypeAlias = Paragraph | Line | Items | Heading | Table | Picture | Code | Folded

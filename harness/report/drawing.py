@@ -1,97 +1,93 @@
-"""Pictures to SVG and PNG: one style for all, equal records give equal bytes."""
+"""Pictures to SVG and PNG: a Vega-Lite specification in, one style for all, equal data give equal bytes.
+
+Needs no network and no browser: vl-convert carries Vega, Vega-Lite and the fonts.
+"""
 
 from __future__ import annotations
 
-import io
 import re
-import warnings
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import version
+from typing import Any
 
 from harness.report.document import Picture
+from harness.report.palette import GREY
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-# Okabe and Ito's colours, distinct for colour-blind readers, without black: it vanishes on dark pages.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8A6D00")
-LINE_STYLES = ("-", "--", "-.", ":")
-HATCHES = ("", "////", "....")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-GREY = "#7A7A7A"
-"""Text and axes: above 4:1 in contrast on white and on black, as the background is transparent."""
-SETTINGS = {
-    "svg.hashsalt": "sharding-harness", "svg.fonttype": "none", "text.parse_math": False, "font.size": 9,
-    "text.color": GREY, "axes.labelcolor": GREY, "xtick.color": GREY, "ytick.color": GREY,
-    "axes.edgecolor": GREY, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
-    "axes.titlesize": 9, "axes.titlecolor": GREY, "grid.color": GREY, "grid.alpha": 0.25,
-    "grid.linewidth": 0.5, "legend.frameon": False, "legend.fontsize": 8, "hatch.linewidth": 0.6,
-    "savefig.transparent": True, "font.sans-serif": ["DejaVu Sans"],
+Spec = dict[str, Any]
+RENDERER = "vl-convert-python"
+VEGA_LITE = "5.21"
+"""Version of Vega-Lite that draws, here and in a page that draws again."""
+SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
+# Liberation Sans comes with the renderer and has the widths of Arial, which browsers have.
+FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
+SIZE = 12
+CONFIG: Spec = {
+    "aria": False,
+    "font": FONT,
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": GREY, "titleColor": GREY, "tickColor": GREY, "gridColor": GREY, "domainColor": GREY,
+        "gridOpacity": 0.25, "domain": False, "labelFontSize": SIZE, "titleFontSize": SIZE,
+        "titleFontWeight": "normal", "labelLimit": 280, "titlePadding": 8, "labelFlush": False,
+    },
+    "axisY": {"ticks": False},
+    "text": {"color": GREY, "fontSize": SIZE},
+    "rule": {"color": GREY},
+    "title": {"color": GREY, "fontSize": SIZE, "anchor": "start", "offset": 6},
+    "header": {
+        "labelColor": GREY, "titleColor": GREY, "labelFontSize": SIZE + 1, "labelFontWeight": "bold",
+        "labelLimit": 400,
+    },
+    "legend": {
+        "labelColor": GREY, "titleColor": GREY, "labelFontSize": SIZE, "titleFontSize": SIZE,
+        "titleFontWeight": "normal", "labelLimit": 280, "symbolStrokeWidth": 0,
+    },
 }  # fmt: skip
-# Without these, files would carry the time and the library's version.
-METADATA = {"svg": dict.fromkeys(("Date", "Creator", "Format", "Type")), "png": {"Software": None}}
-PNG_DOTS_PER_INCH = 120
-SVG_DOTS_PER_INCH = 72
-_TAG = re.compile(rb"<[^>]*>")
-_NO_ROTATION = re.compile(rb' transform="rotate\(-0 [^)]*\)"')
-_FRACTION = re.compile(rb"-?\d+\.\d{3,}")
-_HASHED_ID = re.compile(rb'(?<=["#])[a-z][0-9a-f]{10}(?=[")])')
-_INDENTATION = re.compile(rb">\n\s+<")
+"""The style; a page that draws for a dark background overrides its greys."""
+PNG_SCALE = 2.0
+_TAG = re.compile(r"<[^>]*>")
+_FRACTION = re.compile(r"-?\d+\.\d{3,}(?:e-?\d+)?")
+
+
+def renderer() -> str:
+    """Name and version of what draws; another draws other bytes."""
+    return f"{RENDERER} {version(RENDERER)}"
+
+
+def complete(picture: Picture) -> Spec:
+    """The specification of a picture with all that it needs to be drawn anywhere."""
+    return {
+        "$schema": SCHEMA,
+        "description": picture.alt,
+        "background": None,
+        "padding": 8,
+        **picture.chart(),
+        "config": CONFIG,
+    }
 
 
 def draw(picture: Picture, formats: tuple[str, ...] = ("svg", "png")) -> dict[str, bytes]:
     """Draw a picture; returns its bytes by format."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+    import vl_convert  # type: ignore[import-untyped, unused-ignore]
 
-    with mpl.rc_context(SETTINGS), warnings.catch_warnings():  # type: ignore[arg-type]
-        # An SVG holds the text itself; in a PNG a sign that the font lacks is a box.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = Figure(figsize=(picture.width_inches, picture.height_inches), layout="constrained")
-        picture.draw(figure)
-        _lay_out(figure)
-        images = {}
-        for form in formats:
-            target = io.BytesIO()
-            figure.savefig(target, format=form, metadata=METADATA[form], dpi=PNG_DOTS_PER_INCH)
-            images[form] = _compact(target.getvalue()) if form == "svg" else target.getvalue()
-    return images
-
-
-def _lay_out(figure: Figure) -> None:
-    """Give everything its place, as in an SVG: once for all formats, each of which would draw for it."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    FigureCanvasSVG(figure)
-    figure.set_dpi(SVG_DOTS_PER_INCH)
-    ConstrainedLayoutEngine().execute(figure)
-    figure.set_layout_engine(None)
-
-
-def _compact(svg: bytes) -> bytes:
-    """The same picture in a third fewer bytes, without rounding noise.
-
-    Coordinates have 0.01 pt, and matplotlib's ids, hashes of unrounded coordinates, become numbers.
-    """
-    numbers: dict[bytes, bytes] = {}
-
-    def number(found: re.Match[bytes]) -> bytes:
-        return numbers.setdefault(found[0], b"i%d" % (len(numbers) + 1))
-
-    def shorten(tag: re.Match[bytes]) -> bytes:
-        return _HASHED_ID.sub(number, _FRACTION.sub(_hundredths, _NO_ROTATION.sub(b"", tag[0])))
-
-    return _INDENTATION.sub(b">\n<", _TAG.sub(shorten, svg))
-
-
-def _hundredths(number: re.Match[bytes]) -> bytes:
-    rounded = f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
-    return b"0" if rounded == "-0" else rounded.encode()
-
-
-def style(index: int) -> dict[str, Any]:
-    """Colour and line style of the n-th curve."""
-    return {
-        "color": COLOURS[index % len(COLOURS)],
-        "linestyle": LINE_STYLES[index // len(COLOURS) % len(LINE_STYLES)],
+    drawn = vl_convert.vegalite_to_svg(complete(picture), vl_version=VEGA_LITE, allowed_base_urls=[])
+    svg = _rounded(drawn)
+    images = {
+        "svg": lambda: f"{svg}\n".encode(),
+        "png": lambda: vl_convert.svg_to_png(on_page(svg, "white"), scale=PNG_SCALE),
     }
+    return {form: images[form]() for form in formats}
+
+
+def on_page(svg: str, colour: str) -> str:
+    """The picture on a page: vl-convert 1.9 writes half-transparent pixels of a PNG too dark."""
+    return svg.replace(">", f'><rect width="100%" height="100%" fill="{colour}"/>', 1)
+
+
+def _rounded(svg: str) -> str:
+    """The same picture with coordinates of 0.01 pixel, so without rounding noise and in fewer bytes."""
+    return _TAG.sub(lambda tag: _FRACTION.sub(_hundredths, tag[0]), svg)
+
+
+def _hundredths(number: re.Match[str]) -> str:
+    rounded = f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
+    return "0" if rounded == "-0" else rounded

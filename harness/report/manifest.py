@@ -9,13 +9,14 @@ import re
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from harness.errors import HarnessError
 from harness.record import Record
 from harness.record_files import RecordFiles
+from harness.report.drawing import renderer
 from harness.spec import Question
 
 Format = Literal["md", "html", "csv", "json", "latex"]
@@ -49,8 +50,8 @@ class Manifest(BaseModel):
     question: Question = "all"
     """What the report answers."""
     harness: str
-    matplotlib: str
-    """Other versions draw other bytes."""
+    drawing: str
+    """Name and version of what drew the pictures; another draws other bytes."""
     records: list[RecordEntry]
     folders: list[str] = []
     """Folders of which every record is in the report."""
@@ -58,6 +59,15 @@ class Manifest(BaseModel):
     """Records that lay next to those of the report and are not part of it."""
     pictures: dict[str, str] = {}
     """SHA-256 of each picture, by file name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drawn_by_matplotlib(cls, values: Any) -> Any:
+        """Reports that matplotlib drew name it by its version alone."""
+        if isinstance(values, dict) and "matplotlib" in values and "drawing" not in values:
+            values = dict(values)
+            values["drawing"] = f"matplotlib {values.pop('matplotlib')}"
+        return values
 
     def line(self) -> str:
         """The line that a writer hides; nothing in it can end a comment or begin a tag."""
@@ -107,7 +117,7 @@ def make_manifest(
         kind="baseline" if baseline else "comparison",
         question=question or question_of([record for _, record in runs]),
         harness=version("sharding-harness"),
-        matplotlib=version("matplotlib"),
+        drawing=renderer(),
         records=entries,
         folders=sorted(set(map(relative, folders))),
         left_out=[path for path in neighbours(entries, folder, files) if path not in listed],

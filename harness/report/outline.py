@@ -80,7 +80,8 @@ PICTURES: dict[str, tuple[Callable[[Comparison], Picture | None], ...]] = {
 }
 """Pictures that open a section, by its key."""
 PICTURE_KEYS = (
-    "loss", "trade-off", "memory", "communication", "time", "overlap", "strong-scaling", "weak-scaling",
+    "throughput", "loss", "trade-off", "memory", "communication", "time", "overlap", "strong-scaling",
+    "weak-scaling",
 )  # fmt: skip
 """Of every picture that a report may hold."""
 LONGEST_OPEN_TABLE = 30

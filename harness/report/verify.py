@@ -13,6 +13,7 @@ from pathlib import Path
 from harness.compare.wording import counted
 from harness.errors import HarnessError
 from harness.report.document import Document
+from harness.report.drawing import RENDERER, renderer
 from harness.report.line_differences import line_differences
 from harness.report.manifest import Manifest, digest, read_manifest
 from harness.report.outline import PICTURE_KEYS
@@ -35,9 +36,9 @@ from harness.report.writers.html import DATA_ADDRESS
 def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
     """Check a report against the records next to it.
 
-    Pictures that another version of matplotlib drew cannot be drawn again byte by byte. That is a problem
-    of its own, unless `pictures_by_digest` accepts those whose digest the report lists. Raises
-    HarnessError if the file cannot be read or is no report.
+    Pictures that another renderer, or another version of it, drew cannot be drawn again byte by byte.
+    That is a problem of its own, unless `pictures_by_digest` accepts those whose digest the report lists.
+    Raises HarnessError if the file cannot be read or is no report.
     """
     if report.is_dir():
         raise HarnessError(f"'{report}' is a folder; give the report in it, such as {report / 'report.md'}")
@@ -59,7 +60,7 @@ def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
         result.notes.append("tables and pictures were not computed again: records are missing or unreadable")
         return result
     document = make_document(manifest, records)
-    redraw = manifest.matplotlib == version("matplotlib")
+    redraw = manifest.drawing == renderer()
     if not redraw and IMAGE_FORMATS[manifest.format]:
         _report_other_drawing(report.name, manifest, manifest_line, pictures_by_digest, result)
     _compare(report, text, document, manifest, manifest_line, redraw, result)
@@ -139,11 +140,14 @@ def _lists_pictures(
 def _report_other_drawing(
     name: str, manifest: Manifest, line: int, by_digest: bool, result: Verification
 ) -> None:
-    how = f"pictures were drawn by matplotlib {manifest.matplotlib}, here is {version('matplotlib')}"
+    how = f"pictures were drawn by {manifest.drawing}, here is {renderer()}"
     if by_digest:
         result.notes.append(f"{how}: they were checked by their digests only")
         return
-    advice = f"install matplotlib=={manifest.matplotlib}, or accept their digests with --pictures-by-digest"
+    name_and_version = manifest.drawing.partition(" ")
+    same = name_and_version[0] == RENDERER
+    mend = f"install {'=='.join(name_and_version[::2])}" if same else "write the report again"
+    advice = f"{mend}, or accept their digests with --pictures-by-digest"
     result.problems.append(Problem(name, line, f"{how}, so they cannot be drawn again; {advice}"))
 
 

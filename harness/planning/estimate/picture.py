@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.atomic_write import write_atomically
+from harness.backends.registry import strategy_of
+from harness.compare.wording import listed
 from harness.errors import HarnessError
 from harness.planning.estimate.question import Question
 from harness.planning.estimate.row import EstimateRow, estimate
 from harness.report.document import Picture
-from harness.report.drawing import GREY, MARKERS, draw, style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from harness.report.drawing import draw
+from harness.report.formats import number
+from harness.report.palette import LIMIT, look_of
+from harness.report.pictures.curves import Panel
+from harness.report.pictures.labels import LINE
 
 FORMATS = {".svg": "svg", ".png": "png"}
-LEGEND_COLUMNS = 4
+WIDTH, HEIGHT = 460, 240
 LONGEST_NAME = 44
 
 
@@ -63,24 +65,18 @@ def write_picture(asked: Question, path: Path) -> None:
 def estimate_picture(asked: Question, rows: Sequence[EstimateRow]) -> Picture:
     """Memory with the device's limit, and where a device is known, tokens/s and exposed communication."""
     curves = curves_of(rows)
-    timed = any(row.speed is not None for row in rows)
-
-    def paint(figure: Figure) -> None:
-        panels = figure.subplots(1, 3) if timed else [figure.subplots()]
-        _memory(panels[0], asked, curves)
-        if timed:
-            _panel(panels[1], curves, "tokens/s per GPU", _tokens)
-            _panel(panels[2], curves, "exposed communication, % of the step", _exposed)
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=LEGEND_COLUMNS if timed else 2)
-
-    lines = -(-(len(curves) + 1) // (LEGEND_COLUMNS if timed else 2))
+    name = asked.model.name
+    largest = max((row.world_size for curve in curves for row in curve.rows), default=None)
+    needed = [
+        f"{curve.name} {number(value)} GB"
+        for curve in curves
+        if (value := _needed(curve.rows[-1])) is not None and curve.rows[-1].world_size == largest
+    ]
     return Picture(
         key="estimate",
-        caption=f"Predicted memory and speed of {asked.model.name} by strategy over the number of ranks.",
-        draw=paint,
-        width_inches=13.0 if timed else 7.0,
-        height_inches=4.0 + 0.19 * lines,
+        caption=f"Predicted memory and speed of {name} by strategy over the number of ranks.",
+        alt=f"Predicted memory per rank of {name} on {largest} ranks: {listed(needed, len(needed))}.",
+        chart=lambda: _chart(asked, curves, timed=any(row.speed is not None for row in rows)),
     )
 
 
@@ -102,42 +98,66 @@ def _joined(labels: Sequence[str]) -> str:
     return text if len(text) <= LONGEST_NAME else f"{labels[0]} and {len(labels) - 1} equal ones"
 
 
-def _memory(axis: Axes, asked: Question, curves: Sequence[Curve]) -> None:
-    _panel(axis, curves, "GB of memory per rank", _needed)
-    axis.set_yscale("log")
-    if asked.device is not None:
-        limit = asked.device.memory_bytes / 1e9
-        name = f"{asked.device.name}: {limit:.1f} GB"
-        axis.axhline(limit, color=GREY, linewidth=1.8, linestyle=(0, (1, 1)), label=name)
-    _plain(axis.yaxis)
+def _chart(asked: Question, curves: Sequence[Curve], *, timed: bool) -> dict[str, Any]:
+    limit = asked.device.memory_bytes / 1e9 if asked.device is not None else None
+    panels = [_panel(curves, "GB of memory per rank", _needed, limit=limit, is_log=True)]
+    if limit is not None and asked.device is not None:
+        panels[0]["layer"] += _limit(limit, f"{asked.device.name}: {limit:.1f} GB")
+    if timed:
+        panels.append(_panel(curves, "tokens/s per GPU", _tokens))
+        panels.append(_panel(curves, "exposed communication, % of the step", _exposed))
+    return {"vconcat": panels, "spacing": 24}
 
 
 def _panel(
-    axis: Axes, curves: Sequence[Curve], title: str, read: Callable[[EstimateRow], float | None]
-) -> None:
+    curves: Sequence[Curve],
+    title: str,
+    read: Callable[[EstimateRow], float | None],
+    *,
+    limit: float | None = None,
+    is_log: bool = False,
+) -> dict[str, Any]:
+    points = []
     for index, curve in enumerate(curves):
-        points = [(row.world_size, value) for row in curve.rows if (value := read(row)) is not None]
-        if points:
-            across, up = zip(*points, strict=True)
-            axis.plot(
-                across, up, label=curve.name, marker=MARKERS[index % len(MARKERS)], markersize=4,
-                linewidth=1.2, **style(index),
-            )  # fmt: skip
+        known = [(row.world_size, value) for row in curve.rows if (value := read(row)) is not None]
+        look = look_of(strategy_of(curve.rows[0].label.partition(":")[0])).fields()
+        for place, (size, value) in enumerate(known, start=1):
+            label = f"{curve.name} {number(value)}" if place == len(known) else None
+            points.append({"curve": index, "x": size, "value": value, "label": label, **look})
+    values = [point["value"] for point in points] + ([limit] if limit is not None else [])
+    low = min(values) / 1.15 if is_log else 0.0
+    panel = Panel(
+        across="ranks", up=title, domain=(low, max(values) * 1.15 or 1.0), is_log=is_log,
+        width=WIDTH, height=max(HEIGHT, int(LINE * len(curves))), x_axis={"format": ",d"},
+        y_axis={"format": "~g"},
+    )  # fmt: skip
+    panel.place_labels(points)
     sizes = sorted({row.world_size for curve in curves for row in curve.rows})
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(sizes, labels=[f"{size:,}" for size in sizes], rotation=45 if len(sizes) > 7 else 0)
-    axis.minorticks_off()
-    axis.set_xlabel("ranks")
-    axis.set_title(title)
-    axis.grid(True)
+    return {
+        "data": {"values": points},
+        "width": panel.width,
+        "height": panel.height,
+        "layer": panel.layers(sizes),
+    }
 
 
-def _plain(axis: Any) -> None:
-    """Pictures do not read mathematics, which logarithmic axes write by themselves."""
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
-    axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+def _limit(limit: float, name: str) -> list[dict[str, Any]]:
+    """The memory of the device: a line with its name."""
+    at = {"y": {"datum": limit}}
+    return [
+        {"mark": {"type": "rule", "color": LIMIT, "strokeWidth": 2, "strokeDash": [6, 3]}, "encoding": at},
+        {
+            "mark": {
+                "type": "text",
+                "color": LIMIT,
+                "align": "left",
+                "baseline": "bottom",
+                "dx": 4,
+                "dy": -2,
+            },
+            "encoding": {**at, "x": {"value": 0}, "text": {"value": name}},
+        },
+    ]
 
 
 def _needed(row: EstimateRow) -> float | None:

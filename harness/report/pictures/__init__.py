@@ -1,1 +1,1 @@
-"""Pictures of the report: one module each, a function of rows that draws on a figure."""
+"""Pictures of the report: one module each, a function of rows that gives a Vega-Lite specification."""

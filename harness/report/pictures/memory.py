@@ -1,75 +1,107 @@
-"""Memory of a rank after the forward and the backward pass, by kind, with its peak and what is expected."""
+"""Peak memory of a rank: model states by kind against all else, with what is expected and the limit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.compare import measures
 from harness.compare.comparison import Comparison
 from harness.compare.repeats import Repeats
+from harness.compare.states import largest, rank_states
 from harness.report.document import Picture
-from harness.report.drawing import GREY
-from harness.report.pictures.bars import caption, drawable, label_bars, legend_below, present, stacked
+from harness.report.formats import number
+from harness.report.palette import KINDS, LIMIT
+from harness.report.pictures.bars import bar_chart, quantity, stack, text_after, tick
+from harness.report.pictures.cells import Row, caption, cell_row, drawable, told
+from harness.theory.terms import STATE_KINDS
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-KINDS = (
-    "weights", "gradients", "masters", "optimizer", "gathered", "activations", "communication", "buffers",
-    "data", "other",
-)  # fmt: skip
-"""Model states first: the first four of a bar after the backward pass end where the expected ones do."""
-FULLEST, STATES = "after_forward", "after_backward"
-HEIGHT = 0.36
-INCHES_PER_CELL = 0.4
+REST = "activations"
+LABELS = {**{kind: kind for kind in STATE_KINDS}, REST: "activations and buffers, up to the peak"}
+FARTHEST_LIMIT = 4.0
+"""Times the largest peak; a limit beyond it is told, since its line would make the bars short."""
+TITLE = "peak memory of a rank, MB"
 
 
 def memory_picture(comparison: Comparison) -> Picture | None:
-    """None where no kinds were measured."""
-    known = [group for group in comparison.groups if _kinds(group, FULLEST) or _kinds(group, STATES)]
+    """None where no peak was measured."""
+    known = [group for group in comparison.groups if group.rank_peaks]
     drawn = drawable(known)
     if not drawn:
         return None
+    cells = [_Cell(group) for group in drawn]
+    limit = min((cell.limit for cell in cells if cell.limit is not None), default=None)
+    near = limit is not None and limit <= FARTHEST_LIMIT * max(cell.peak for cell in cells)
+    rows = [row for cell in cells for row in cell.rows(drawn, near)]
+    ends = [row for row in rows if row["kind"] == LABELS[REST]]
     text = (
-        "Live bytes by kind on the rank that holds most: upper bar after the forward pass, with all "
-        "activations; lower bar after the backward pass: weights, gradients, masters and optimizer should "
-        "end at the diamond, the model states expected in closed form. Lines: the largest peak within a step."
+        "Peak memory of the rank that needs most. Coloured: model states after the backward pass; grey: all "
+        "else that the peak holds."
     )
+    if any(row["expected"] is not None for row in ends):
+        text += " Upright strokes: model states expected in closed form."
+    if limit is not None:
+        text += f" Device limit: {number(limit)} MB."
     return Picture(
         key="memory",
         caption=caption(text, drawn, known),
-        draw=lambda figure: _draw(figure, drawn),
-        height_inches=1.5 + INCHES_PER_CELL * len(drawn),
+        alt=f"Stacked bars of {TITLE}, peak and model states. {told(ends)}.",
+        chart=lambda: _chart(rows, near),
     )
 
 
-def _draw(figure: Figure, groups: Sequence[Repeats]) -> None:
-    axis = figure.subplots()
-    upper, lower = ([_kinds(group, moment) for group in groups] for moment in (FULLEST, STATES))
-    names = present(KINDS, [*upper, *lower])
-    low = [place + HEIGHT / 2 for place in range(len(groups))]
-    stacked(axis, [place - HEIGHT / 2 for place in range(len(groups))], upper, names, height=HEIGHT)
-    stacked(axis, low, lower, names, height=HEIGHT, legend=False)
-    peaks = [(max(g.rank_peaks) / 1e6, place) for place, g in enumerate(groups) if g.rank_peaks]
-    expected = [
-        (value / 1e6, place)
-        for place, group in zip(low, groups, strict=True)
-        if (value := group.median("expected_model_state_bytes")) is not None
-    ]
-    peak: dict[str, Any] = {"marker": "|", "color": GREY, "s": 260}
-    diamond: dict[str, Any] = {"marker": "D", "facecolors": "white", "edgecolors": "black", "s": 18}
-    for points, name, style in (
-        (peaks, "peak", peak), (expected, "expected model states", diamond),
-    ):  # fmt: skip
-        if points:
-            across, places = zip(*points, strict=True)
-            axis.scatter(across, places, label=name, zorder=3, linewidths=1.5, **style)
-    label_bars(axis, groups, "memory of a rank (MB)")
-    legend_below(figure)
+class _Cell:
+    """Figures of one bar, in MB."""
+
+    def __init__(self, group: Repeats) -> None:
+        record = group.record
+        kinds = measures.kinds_at(record, "after_backward")
+        self.group = group
+        self.states = {kind: kinds[kind] / 1e6 for kind in STATE_KINDS if kinds.get(kind)}
+        self.peak = max(group.rank_peaks) / 1e6
+        self.expected = _expected(group)
+        limit = record.world.memory_limit_bytes or (
+            record.prediction.device_limit_bytes if record.prediction else None
+        )
+        self.limit = None if limit is None else limit / 1e6
+
+    def rows(self, groups: Sequence[Repeats], near: bool) -> list[Row]:
+        """One for each kind; the last, which is always there, holds what belongs to the cell."""
+        held = sum(self.states.values())
+        parts = {**self.states, REST: max(0.0, self.peak - held)}
+        of_cell = {
+            "peak": self.peak,
+            "expected": self.expected,
+            "limit": self.limit if near else None,
+            "text": f"{number(self.peak)} MB" + (f", states {number(held)}" if self.states else ""),
+        }
+        return [
+            cell_row(
+                self.group, groups, kind=LABELS[kind], megabytes=size, order=list(KINDS).index(kind),
+                **(of_cell if kind == REST else dict.fromkeys(of_cell)),
+            )
+            for kind, size in parts.items()
+        ]  # fmt: skip
 
 
-def _kinds(group: Repeats, moment: str) -> dict[str, float]:
-    """MB by kind at a moment of the last probed step, those that are nowhere left out."""
-    kinds = measures.kinds_at(group.record, moment)
-    return {kind: kinds[kind] / 1e6 for kind in KINDS if kinds.get(kind)}
+def _expected(group: Repeats) -> float | None:
+    """Closed form of the model states on the device, of the rank that holds most."""
+    states = largest(rank_states(group.record))
+    if states is None or states.expected is None:
+        return None
+    kinds = states.expected.kinds(host=False)
+    return sum(kinds.get(kind, 0) for kind in STATE_KINDS) / 1e6
+
+
+def _chart(rows: Sequence[Row], limited: bool) -> dict[str, Any]:
+    used = {row["kind"] for row in rows}
+    colours = {LABELS[kind]: colour for kind, colour in KINDS.items() if LABELS[kind] in used}
+    layers = [stack("megabytes", TITLE, "kind", colours), tick("expected"), text_after("peak")]
+    if limited:
+        layers.append(
+            {
+                "mark": {"type": "rule", "strokeWidth": 2, "strokeDash": [6, 3], "color": LIMIT},
+                "encoding": {"x": {**quantity("limit"), "aggregate": "min"}, "y": None},
+            }
+        )
+    return bar_chart(rows, layers)

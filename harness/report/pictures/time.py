@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from statistics import median
-from typing import TYPE_CHECKING
 
 from harness.compare import speed
 from harness.compare.comparison import Comparison
@@ -12,61 +11,73 @@ from harness.compare.repeats import Repeats
 from harness.compare.timings import DATA
 from harness.record import RankPart
 from harness.report.document import Picture
-from harness.report.pictures.bars import (
-    caption,
-    drawable,
-    height_inches,
-    label_bars,
-    legend_below,
-    present,
-    stacked,
-)
+from harness.report.formats import number, percent
+from harness.report.palette import ACTIVITIES, EXPOSED, PHASES
+from harness.report.pictures.bars import bar_chart, stack, text_after
+from harness.report.pictures.cells import Row, caption, cell_row, drawable, told
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Parts = Mapping[str, float]
 PARTS = {DATA: "data", "forward": "forward", "backward": "backward", "step": "clipping and update"}
-ACTIVITIES = ("computing", "exposed communication", "idle")
+Parts = Mapping[str, float]
 PartsOf = Callable[[Repeats], Parts]
+TITLE = "time of a step, ms"
 
 
 def phases_picture(comparison: Comparison) -> Picture | None:
     """Timed steps by phase; None where no phase was timed."""
     text = (
-        "Time of a timed step by phase, medians, each on the rank where it is largest; waiting for other "
-        "ranks is part of the phase in which it happens."
+        "Time of a timed step by phase: medians, each on the rank where it is largest. Waiting for other "
+        "ranks counts in the phase in which it happens."
     )
-    return _picture("time", text, comparison, lambda rank: rank.phase_seconds, _phases)
+    return _picture("time", text, comparison, lambda rank: rank.phase_seconds, _phases, PHASES, "forward")
 
 
 def overlap_picture(comparison: Comparison) -> Picture | None:
     """Traced steps by computing and communicating; None where none was traced."""
     text = (
-        "Time of a traced step by what a rank does: computing, exposed communication (nothing computes "
-        "at the same time) and idle (neither). Each bar: the traced step of median duration, of all ranks "
-        "and repeats. Tracing makes a step longer."
+        "Time of the traced step of median duration, of all ranks and runs. Exposed: communication during "
+        "which nothing computes. Tracing makes a step longer."
     )
-    return _picture("overlap", text, comparison, lambda rank: rank.overlap, _overlap)
+    return _picture("overlap", text, comparison, lambda rank: rank.overlap, _overlap, ACTIVITIES, EXPOSED)
 
 
 def _picture(
-    key: str, text: str, comparison: Comparison, has: Callable[[RankPart], object], parts_of: PartsOf
+    key: str,
+    text: str,
+    comparison: Comparison,
+    has: Callable[[RankPart], object],
+    parts_of: PartsOf,
+    colours: Mapping[str, str],
+    telling: str,
 ) -> Picture | None:
     known = [g for g in comparison.groups if g.step_seconds and any(has(r) for r in g.record.ranks)]
     drawn = drawable(known)
     if not drawn:
         return None
-    cut = [parts_of(group) for group in drawn]
-
-    def draw(figure: Figure) -> None:
-        axis = figure.subplots()
-        stacked(axis, range(len(drawn)), cut, present((*PARTS.values(), *ACTIVITIES), cut))
-        label_bars(axis, drawn, "time of a step (ms)")
-        legend_below(figure)
-
+    rows: list[Row] = []
+    for group in drawn:
+        parts = parts_of(group)
+        total = sum(parts.values())
+        for index, (name, time) in enumerate(parts.items()):
+            # What belongs to the cell stands in the row of its first part.
+            told_part = f"{number(total)} ms, {percent(parts.get(telling, 0.0) / total)} {telling}"
+            of_cell = {"total": total, "text": f"{number(total)} ms", "told": told_part}
+            rows.append(
+                cell_row(
+                    group,
+                    drawn,
+                    part=name,
+                    milliseconds=time,
+                    order=list(colours).index(name),
+                    **(of_cell if index == 0 else dict.fromkeys(of_cell)),
+                )
+            )
+    firsts = [row for row in rows if row["total"] is not None]
+    layers = [stack("milliseconds", TITLE, "part", colours), text_after("total")]
     return Picture(
-        key=key, caption=caption(text, drawn, known), draw=draw, height_inches=height_inches(len(drawn))
+        key=key,
+        caption=caption(text, drawn, known),
+        alt=f"Stacked bars of {TITLE}. {told(firsts, 'told')}.",
+        chart=lambda: bar_chart(rows, layers),
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 from harness.compare.comparison import Comparison
 from harness.compare.metrics import SPEED
@@ -12,18 +14,16 @@ from harness.compare.ranking import Ranking, frontier
 from harness.compare.repeats import Repeats, place_to_compare, rank_speeds
 from harness.compare.wording import listed, ranks
 from harness.report.document import Picture
-from harness.report.drawing import COLOURS, GREY, MARKERS
-from harness.report.figures import axis_label
-from harness.report.formats import shortened
-from harness.report.pictures.bars import LONGEST_LABEL
+from harness.report.formats import number
+from harness.report.palette import GREY
+from harness.report.pictures.bars import as_given
+from harness.report.pictures.cells import MOST_NAMED, Row, cell_row
+from harness.report.pictures.labels import LINE, along, beside
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+BASE = "ddp"
+WIDTH, HEIGHT = 600, 360
+MARGIN = 0.08
 Point = tuple[float, float]
-AXIS_POINTS = (430.0, 240.0)
-"""About what the extent of the points is on paper, where a letter of a label is 4 by 7 points."""
-SHIFTS = ((5, 4), (5, -10), (-14, 4), (-14, -10), (5, 14), (5, -20), (-14, 14), (-14, -20))
 
 
 def trade_off_picture(comparison: Comparison) -> Picture | None:
@@ -43,15 +43,19 @@ def trade_off_picture(comparison: Comparison) -> Picture | None:
     order = rank_speeds(groups)
     peaks = {group.label: float(max(group.rank_peaks)) for group in groups}
     best = frontier(peaks, order)
-    line = [group for name in best for group in groups if group.label == name]
+    base = next((_point(group) for group in groups if group.backend == BASE), None)
+    rows = [_row(group, groups, base, best) for group in groups]
+    unit = f", % of {BASE}" if base else ""
+    titles = (f"peak memory of a rank{unit or ', MB'}", f"throughput{unit or ', tokens/s'}")
+    where = ranks(place[1])
     return Picture(
         key="trade-off",
         caption=(
-            f"Peak memory against throughput on {ranks(place[1])}, medians. {_frontier_words(best, order)} "
-            "Numbers are those of the legend, by median throughput."
+            f"Throughput against peak memory on {where}, medians: up and left is better. "
+            f"{_frontier_words(best, order)}"
         ),
-        draw=lambda figure: _draw(figure, groups, line),
-        height_inches=4.2 + 0.17 * ((len(groups) + 2) // 3),
+        alt=f"Scatter of {titles[1]} over {titles[0]} on {where}. {_told(rows)}.",
+        chart=lambda: _chart(rows, titles, from_zero=base is None),
     )
 
 
@@ -60,71 +64,113 @@ def _frontier_words(best: Sequence[str], order: Ranking) -> str:
         return f"No frontier is drawn: {unranked_words(order)}."
     if len(best) == 1:
         return f"No cell that needs more memory than {best[0]} is faster beyond noise."
-    return f"The line is the Pareto frontier, each step faster beyond noise: {listed(best, len(best))}."
+    return f"Dashed: Pareto frontier, each step faster beyond noise: {listed(best, len(best))}."
 
 
 def _point(group: Repeats) -> Point:
     return max(group.rank_peaks) / 1e6, group.median(SPEED) or 0.0
 
 
-def _draw(figure: Figure, groups: Sequence[Repeats], best: Sequence[Repeats]) -> None:
-    axis = figure.subplots()
-    points = [_point(group) for group in groups]
-    if len(best) > 1:
-        line = [_point(group) for group in best]
-        axis.step(*zip(*line, strict=True), where="post", color=GREY, linewidth=1, linestyle="--", zorder=1)
-    order = sorted(range(len(groups)), key=lambda index: -points[index][1])
-    for number, index in enumerate(order, start=1):
-        x, y = points[index]
-        axis.scatter(
-            [x], [y], color=COLOURS[(number - 1) % len(COLOURS)], zorder=2,
-            marker=MARKERS[(number - 1) // len(COLOURS) % len(MARKERS)], s=42,
-            label=f"{number} {shortened(groups[index].label, LONGEST_LABEL)}",
-        )  # fmt: skip
-    spans = axis_spans(points)
-    labels = [(place, ", ".join(map(str, of))) for place, of in _together(points, order, spans).items()]
-    scaled = [((x / spans[0] * AXIS_POINTS[0], y / spans[1] * AXIS_POINTS[1]), t) for (x, y), t in labels]
-    for ((x, y), text), shift in zip(labels, label_shifts(scaled), strict=True):
-        axis.annotate(text, (x, y), xytext=shift, textcoords="offset points", fontsize=7)
-    axis.set_xlabel(axis_label("peak_bytes"))
-    axis.set_ylabel(axis_label(SPEED))
-    axis.set_ylim(0, 1.08 * max(rate for _, rate in points))
-    axis.margins(x=0.08)
-    axis.grid()
-    figure.legend(loc="outside lower center", ncols=3)
+def _row(group: Repeats, groups: Sequence[Repeats], base: Point | None, best: Sequence[str]) -> Row:
+    memory, rate = _point(group)
+    return cell_row(
+        group, groups, megabytes=memory, tokens_per_second=rate, on_frontier=group.label in best,
+        memory=100 * memory / base[0] if base else memory, rate=100 * rate / base[1] if base else rate,
+    )  # fmt: skip
 
 
-def axis_spans(points: Sequence[Point]) -> Point:
-    """Extent in both directions, never zero."""
-    across, up = zip(*points, strict=True)
-    return (max(across) - min(across)) or 1.0, max(up) or 1.0
+def _told(rows: Sequence[Row]) -> str:
+    figures = [
+        f"{row['name']} {number(row['megabytes'])} MB, {number(row['tokens_per_second'])} tokens/s"
+        for row in sorted(rows, key=lambda row: -row["rate"])
+    ]
+    return "; ".join(figures[:MOST_NAMED]) + ("; ..." if len(figures) > MOST_NAMED else "")
 
 
-def label_shifts(labels: Sequence[tuple[Point, str]]) -> list[Point]:
-    """Offset of each label from its point: the first shift at which it covers no other."""
-    taken: list[tuple[Point, int]] = []
-    shifts: list[Point] = []
+@dataclass(frozen=True, kw_only=True)
+class _Panel:
+    """Both axes of the picture, and where a pixel of the panel lies on them."""
 
-    def free(x: float, y: float, letters: int) -> bool:
-        return all(
-            x + 4 * letters <= left or left + 4 * others <= x or abs(y - low) >= 8
-            for (left, low), others in taken
+    across: Point
+    up: Point
+
+    def pixel(self, x: float, y: float) -> Point:
+        right = (x - self.across[0]) / (self.across[1] - self.across[0])
+        return WIDTH * right, HEIGHT * (1 - y / self.up[1])
+
+    def x(self, pixel: float) -> float:
+        return self.across[0] + pixel / WIDTH * (self.across[1] - self.across[0])
+
+    def y(self, pixel: float) -> float:
+        return self.up[1] * (1 - pixel / HEIGHT)
+
+    def channels(self, x: str, y: str, titles: tuple[str, str]) -> dict[str, Any]:
+        fields = zip("xy", (x, y), titles, (self.across, self.up), strict=True)
+        return {
+            channel: {
+                "field": field,
+                "type": "quantitative",
+                "title": title,
+                "scale": {"domain": list(domain), "nice": False, "zero": False},
+            }
+            for channel, field, title, domain in fields
+        }
+
+
+def _panel(rows: Sequence[Row], *, from_zero: bool) -> _Panel:
+    memories = [row["memory"] for row in rows]
+    margin = MARGIN * ((max(memories) - min(memories)) or max(memories) or 1.0)
+    low = 0.0 if from_zero else min(memories) - margin
+    return _Panel(across=(low, max(memories) + margin), up=(0.0, (1 + MARGIN) * max(r["rate"] for r in rows)))
+
+
+def _named(rows: Sequence[Row], panel: _Panel) -> list[Row]:
+    """The rows with the place of their name, and of the end of a line that leads to it."""
+    pixels = [panel.pixel(row["memory"], row["rate"]) for row in rows]
+    front = sorted(pixel for row, pixel in zip(rows, pixels, strict=True) if row["on_frontier"])
+    steps = [corner for (x0, y0), (x1, y1) in pairwise(front) for corner in ((x0, y0), (x1, y0), (x1, y1))]
+    boxes = beside(pixels, [row["name"] for row in rows], WIDTH, HEIGHT, along(steps))
+    placed = []
+    for row, box, (x, y) in zip(rows, boxes, pixels, strict=True):
+        edge = min(max(x, box.left), box.left + box.width)
+        led = abs(box.middle - y) > 1
+        placed.append(
+            row
+            | {
+                "label_x": panel.x(box.left + box.width / 2),
+                "label_y": panel.y(box.middle),
+                "leader_x": panel.x(edge if led else x),
+                "leader_y": panel.y(box.middle + (LINE / 2 if box.middle < y else -LINE / 2) if led else y),
+            }
         )
-
-    for (x, y), text in labels:
-        dx, dy = next(((dx, dy) for dx, dy in SHIFTS if free(x + dx, y + dy, len(text))), SHIFTS[0])
-        taken.append(((x + dx, y + dy), len(text)))
-        shifts.append((dx, dy))
-    return shifts
+    return placed
 
 
-def _together(points: Sequence[Point], order: Sequence[int], spans: Point) -> dict[Point, list[int]]:
-    """Numbers by the place where they are written: points that nearly coincide share one label."""
-    found: dict[Point, list[int]] = {}
-    for number, index in enumerate(order, start=1):
-        x, y = points[index]
-        near = next(
-            (p for p in found if abs(p[0] - x) < 0.03 * spans[0] and abs(p[1] - y) < 0.045 * spans[1]), (x, y)
-        )
-        found.setdefault(near, []).append(number)
-    return found
+def _chart(rows: Sequence[Row], titles: tuple[str, str], *, from_zero: bool) -> dict[str, Any]:
+    panel = _panel(rows, from_zero=from_zero)
+    leader = {"x2": {"field": "leader_x"}, "y2": {"field": "leader_y"}}
+    look = {"fill": as_given("colour"), "stroke": as_given("colour"), "fillOpacity": as_given("opacity")}
+    return {
+        "data": {"values": _named(rows, panel)},
+        "width": WIDTH,
+        "height": HEIGHT,
+        "layer": [
+            {
+                "transform": [{"filter": "datum.on_frontier"}],
+                "mark": {"type": "line", "interpolate": "step-after", "strokeDash": [5, 4], "color": GREY},
+                "encoding": panel.channels("memory", "rate", titles) | {"order": {"field": "memory"}},
+            },
+            {
+                "mark": {"type": "rule", "strokeWidth": 0.8},
+                "encoding": panel.channels("memory", "rate", titles) | leader,
+            },
+            {
+                "mark": {"type": "point", "size": 110, "strokeWidth": 1.6, "opacity": 1},
+                "encoding": panel.channels("memory", "rate", titles) | look | {"shape": as_given("shape")},
+            },
+            {
+                "mark": {"type": "text", "align": "center", "baseline": "middle", "fontWeight": "bold"},
+                "encoding": panel.channels("label_x", "label_y", titles) | {"text": {"field": "name"}},
+            },
+        ],
+    }

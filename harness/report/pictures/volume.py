@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from harness.compare.comparison import Comparison
-from harness.compare.metrics import BY_KEY, EXPECTED_SENT, SENT, TEXTBOOK_SENT
+from harness.compare.metrics import EXPECTED_SENT, SENT, TEXTBOOK_SENT
 from harness.compare.repeats import Repeats
 from harness.report.document import Picture
-from harness.report.drawing import COLOURS
-from harness.report.figures import axis_label
-from harness.report.pictures.bars import caption, drawable, height_inches, label_bars, legend_below
+from harness.report.formats import number, short
+from harness.report.palette import LIMIT
+from harness.report.pictures.bars import bar, bar_chart, text_after, tick
+from harness.report.pictures.cells import Row, caption, cell_row, drawable, told
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+NEGLIGIBLE = 0.005
+"""Relative difference below which two volumes are written as equal."""
 
 
 def volume_picture(comparison: Comparison) -> Picture | None:
@@ -23,42 +23,46 @@ def volume_picture(comparison: Comparison) -> Picture | None:
     drawn = drawable(known)
     if not drawn:
         return None
-    text = (
-        "Bytes that a rank sends per step (ring algorithm). Bars: measured. Diamonds: expected of this "
-        "implementation. Lines: the textbook's closed form."
-    )
+    rows = [_row(group, drawn) for group in drawn]
+    title = "sent by a rank per step, MB (ring algorithm)"
+    layers = [bar("megabytes", title), tick("textbook"), tick("unexpected", colour=LIMIT), text_after("end")]
     return Picture(
         key="communication",
-        caption=caption(text, drawn, known),
-        draw=lambda figure: _draw(figure, drawn),
-        height_inches=height_inches(len(drawn)),
+        caption=caption(f"Bytes that a rank sends per step. {_ticks(rows)}", drawn, known),
+        alt=f"Bars: {title}. {told(rows)}.",
+        chart=lambda: bar_chart(rows, layers),
     )
 
 
-def _draw(figure: Figure, groups: Sequence[Repeats]) -> None:
-    axis = figure.subplots()
-    measured = [(group.median(SENT) or 0.0) / 1e6 for group in groups]
-    axis.barh(range(len(groups)), measured, height=0.72, color=COLOURS[4], label="measured")
-    for key, marker, colour, size in (
-        (EXPECTED_SENT, "D", COLOURS[5], 22),
-        (TEXTBOOK_SENT, "|", COLOURS[0], 200),
-    ):
-        points = [
-            (value / 1e6, place)
-            for place, group in enumerate(groups)
-            if (value := group.median(key)) is not None
-        ]
-        if points:
-            across, places = zip(*points, strict=True)
-            axis.scatter(
-                across,
-                places,
-                marker=marker,
-                color=colour,
-                s=size,
-                label=BY_KEY[key].title,
-                zorder=3,
-                linewidths=2,
-            )
-    label_bars(axis, groups, axis_label(SENT))
-    legend_below(figure)
+def _row(group: Repeats, groups: Sequence[Repeats]) -> Row:
+    sent = group.median(SENT) or 0.0
+    textbook, expected = group.median(TEXTBOOK_SENT), group.median(EXPECTED_SENT)
+    text = f"{number(sent / 1e6)} MB"
+    if textbook and not _equal(sent, textbook):
+        text += f" = {short(round(sent / textbook, 2))} x textbook"
+    unexpected = expected is not None and not _equal(sent, expected)
+    if expected is not None and unexpected:
+        text += f", {number(expected / 1e6)} expected"
+    known = [value for value in (sent, textbook, expected) if value is not None]
+    return cell_row(
+        group, groups, megabytes=sent / 1e6, text=text, end=max(known) / 1e6,
+        textbook=None if textbook is None else textbook / 1e6,
+        expected=None if expected is None else expected / 1e6,
+        unexpected=expected / 1e6 if expected is not None and unexpected else None,
+    )  # fmt: skip
+
+
+def _ticks(rows: Sequence[Row]) -> str:
+    text = "Upright strokes: the textbook's closed form."
+    judged = [row for row in rows if row["expected"] is not None]
+    if any(row["unexpected"] is not None for row in rows):
+        return f"{text} Red: what this implementation is expected to send, where it sent something else."
+    if not judged:
+        return text
+    if len(judged) < len(rows):
+        return f"{text} {len(judged)} of {len(rows)} cells have an expected volume, and sent it."
+    return f"{text} Every cell sent what its implementation is expected to send."
+
+
+def _equal(value: float, other: float) -> bool:
+    return abs(value - other) <= NEGLIGIBLE * abs(other)

@@ -29,7 +29,7 @@ def records_section(manifest: Manifest) -> Section:
     where = f" A record named by its run alone is {' or '.join(f'{f}/RUN/{RECORD_NAME}' for f in short)}."
     blocks: list[Block] = [
         Paragraph(
-            f"Written by sharding-harness {manifest.harness}, pictures by matplotlib {manifest.matplotlib}. "
+            f"Written by sharding-harness {manifest.harness}, pictures by {manifest.drawing}. "
             "harness verify recomputes this file from these records and names every line that differs. Paths "
             "are relative to the folder of this file; its manifest, which harness verify reads, "
             "holds them and the digests in full. Digests show that these are the records it was computed "

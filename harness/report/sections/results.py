@@ -9,6 +9,7 @@ from harness.compare.statistics import LEVEL
 from harness.compare.wording import counted
 from harness.report.document import Block, Folded, Paragraph, Section
 from harness.report.formats import percent
+from harness.report.pictures.throughput import throughput_picture
 from harness.report.pictures.trade_off import trade_off_picture
 from harness.report.tables import NOT_JUDGED, WITHIN_NOISE, results_table, spread_table
 
@@ -35,7 +36,6 @@ def results_section(comparison: Comparison) -> Section:
         )
         title = f"Repeats and spread: {counted(runs, 'run')} of each cell at most"
         blocks += [Paragraph(text), Folded(title, [spread, Paragraph(occasions)])]
-    picture = trade_off_picture(comparison)
-    if picture is not None:
-        blocks.append(picture)
+    pictures = (throughput_picture(comparison), trade_off_picture(comparison))
+    blocks += [picture for picture in pictures if picture is not None]
     return Section("results", "Results", blocks)

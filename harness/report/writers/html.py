@@ -143,7 +143,7 @@ class _Page:
         self._shown.add(picture.key)
         caption, key = text_html(picture.caption), text_html(picture.key)
         return (
-            f'<figure id="picture-{key}"><img src="{self._pictures[picture.key]}" alt="{caption}">'
+            f'<figure id="picture-{key}"><img src="{self._pictures[picture.key]}" alt="{text_html(picture.alt)}">'
             f"<figcaption>{caption}</figcaption></figure>"
         )
 

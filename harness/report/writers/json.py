@@ -66,7 +66,7 @@ def _block(block: Block) -> dict[str, Any]:
                 "rows": [dict(zip(keys, row, strict=True)) for row in block.values()],
             }
         case Picture():
-            return {"kind": "picture", "key": block.key, "caption": block.caption}
+            return {"kind": "picture", "key": block.key, "caption": block.caption, "alt": block.alt}
         case Code():
             return {"kind": "code", "language": block.language, "text": block.text}
         case Folded():

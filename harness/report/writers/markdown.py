@@ -81,8 +81,8 @@ def _block(block: Block, names: _Names) -> str:
         case Table():
             return _table(block.for_people())
         case Picture():
-            caption = markdown_text(block.caption)
-            return f"![{caption}]({quote(names.pictures[block.key])})\n\n{caption}"
+            shown = f"![{markdown_text(block.alt)}]({quote(names.pictures[block.key])})"
+            return f"{shown}\n\n{markdown_text(block.caption)}"
         case Code():
             return code_block(block.language, block.text)
         case Folded():

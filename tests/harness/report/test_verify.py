@@ -156,23 +156,23 @@ def test_png_that_was_only_compressed_again_holds(copy: Path) -> None:
 def drawn_by_another(folder: Path) -> None:
     for name in ("report.md", "report.html"):
         text = (folder / name).read_text()
-        changed = re.sub(r'(matplotlib(?:"\:"| ))\d+\.\d+\.\d+', r"\g<1>1.2.3", text)
+        changed = re.sub(r"(vl-convert-python )[\w.]+\w", r"\g<1>1.2.3", text)
         assert changed.count("1.2.3") == 2
         (folder / name).write_text(changed)
 
 
 @pytest.mark.parametrize("name", ["report.md", "report.html"])
-def test_pictures_of_another_matplotlib_are_not_called_replaced(copy: Path, name: str) -> None:
+def test_pictures_of_another_renderer_are_not_called_replaced(copy: Path, name: str) -> None:
     drawn_by_another(copy)
     (problem,) = verify(copy / name).problems
-    assert "drawn by matplotlib 1.2.3" in problem.what
+    assert "drawn by vl-convert-python 1.2.3" in problem.what
     assert "--pictures-by-digest" in problem.what
     result = verify(copy / name, pictures_by_digest=True)
     assert found(result) == []
     assert "by their digests only" in result.notes[0]
 
 
-def test_digest_of_a_replaced_picture_of_another_matplotlib_does_not_fit(copy: Path) -> None:
+def test_digest_of_a_replaced_picture_of_another_renderer_does_not_fit(copy: Path) -> None:
     drawn_by_another(copy)
     (copy / "report.loss.svg").write_text("<svg/>")
     text = (copy / "report.html").read_text()

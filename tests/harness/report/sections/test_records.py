@@ -10,7 +10,7 @@ def test_a_path_is_told_once_and_by_the_run_where_its_folder_has_that_name() -> 
         )
         for folder in ("r1", "renamed")
     ]
-    manifest = Manifest(name="r.md", format="md", harness="1", matplotlib="3", records=entries)
+    manifest = Manifest(name="r.md", format="md", harness="1", drawing="renderer 3", records=entries)
     text, table = records_section(manifest).blocks
     assert isinstance(text, Paragraph)
     assert isinstance(table, Table)

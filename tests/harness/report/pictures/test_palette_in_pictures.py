@@ -1,0 +1,55 @@
+"""A family has one colour in every picture, and Accelerate that of what it wraps."""
+
+from collections.abc import Callable
+
+import pytest
+
+from harness.backends.registry import BUILT_IN
+from harness.compare.comparison import Comparison
+from harness.report.document import Picture
+from harness.report.palette import FAMILIES, look_of
+from harness.report.pictures.loss import loss_picture
+from harness.report.pictures.memory import memory_picture
+from harness.report.pictures.throughput import throughput_picture
+from harness.report.pictures.trade_off import trade_off_picture
+from harness.report.pictures.volume import volume_picture
+from tests.harness.report.pictures.drawn import compared, rows_of, timed
+
+LABELS = ("ddp", "zero1", "zero3", "fsdp", "fsdp1", "accelerate-zero3")
+MAKERS = (throughput_picture, memory_picture, volume_picture, loss_picture, trade_off_picture)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_every_picture_draws_a_backend_in_the_colour_of_its_family(
+    make: Callable[[Comparison], Picture | None],
+) -> None:
+    picture = make(compared(*(timed(label, 0.5 + n / 10) for n, label in enumerate(LABELS))))
+    colours = {row["backend"]: row["colour"] for row in rows_of(picture) if row["backend"] != "single"}
+    assert colours == {label: look_of(BUILT_IN[label].strategy).colour for label in LABELS}
+
+
+def test_accelerate_has_the_colour_of_what_it_wraps_and_is_outlined() -> None:
+    wrapped, native = (look_of(BUILT_IN[label].strategy) for label in ("accelerate-zero3", "zero3"))
+    assert wrapped.colour == native.colour
+    assert (wrapped.is_wrapped, native.is_wrapped) == (True, False)
+    assert wrapped.fields()["opacity"] < native.fields()["opacity"]
+
+
+def test_families_have_distinct_colours_that_show_on_white_and_on_dark() -> None:
+    colours = [colour for _, colour in FAMILIES.values()]
+    assert len(set(colours)) == len(colours)
+    for colour in colours:
+        for page in ("#ffffff", "#0d1117"):
+            assert contrast(colour, page) > 2.2, (colour, page)
+
+
+def contrast(one: str, other: str) -> float:
+    """Ratio of WCAG 2."""
+    darker, lighter = sorted(map(_luminance, (one, other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
