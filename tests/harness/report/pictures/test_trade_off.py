@@ -33,7 +33,7 @@ def test_a_frontier_is_drawn_through_cells_that_are_faster_beyond_noise() -> Non
 
 
 def make_ranks_of(peak: int) -> list[RankPart]:
-    moment = MemoryPart(step=1, moment="after_backward", allocated_bytes=peak, peak_bytes=peak)
+    moment = MemoryPart(step=1, moment="after_backward", allocated_bytes=peak, peak_bytes=peak, kinds={})
     return [rank.model_copy(update={"memory": [moment]}) for rank in make_ranks(2)]
 
 
