@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.compare.repeats import Repeats, place_to_compare
-from harness.compare.wording import listed, ranks
+from harness.compare.wording import ranks
 from harness.report.formats import one_line, shortened
 from harness.report.palette import look_of_record
 
 MOST_CELLS = 24
 """More would make the picture longer than a screen; then only one world size is drawn."""
 MOST_NAMED = 12
+MOST_TOLD = 8
+"""Cells in an alternative text."""
 LONGEST_LABEL = 34
 Row = dict[str, Any]
 
@@ -62,5 +64,13 @@ def told(rows: Sequence[Row], text: str = "text") -> str:
     places: dict[str, list[str]] = {}
     for row in rows:
         places.setdefault(row["place"], []).append(f"{row['name']} {row[text]}")
-    most = max(3, MOST_NAMED // max(1, len(places)))
-    return "; ".join(f"{place}: {listed(cells, most)}" for place, cells in places.items())
+    most = max(3, MOST_TOLD // max(1, len(places)))
+    return "; ".join(f"{place}: {', '.join(_ends(cells, most))}" for place, cells in places.items())
+
+
+def _ends(texts: Sequence[str], most: int) -> Sequence[str]:
+    """All, or so many from both ends."""
+    if len(texts) <= most:
+        return texts
+    last = most // 3
+    return [*texts[: most - last], "...", *texts[-last:]]

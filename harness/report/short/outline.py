@@ -12,6 +12,7 @@ from harness.report.document import Block, Document, Folded, Picture, Section
 from harness.report.pictures.loss import loss_picture
 from harness.report.pictures.memory import memory_picture
 from harness.report.pictures.scaling import strong_picture, weak_picture
+from harness.report.pictures.throughput import throughput_picture
 from harness.report.pictures.volume import volume_picture
 from harness.report.short.check import check_section
 from harness.report.short.choice import choice_section
@@ -38,8 +39,8 @@ MOST_PICTURES = 4
 
 
 PICTURES: dict[Question, tuple[Callable[[Comparison], Picture | None], ...]] = {
-    "all": (memory_picture, volume_picture, loss_picture),
-    "speed": (volume_picture, memory_picture),
+    "all": (throughput_picture, memory_picture, volume_picture, loss_picture),
+    "speed": (throughput_picture, volume_picture, memory_picture),
     "memory": (memory_picture,),
     "parity": (loss_picture,),
     "scaling": (lambda c: strong_picture(strong_scaling(c)), lambda c: weak_picture(weak_scaling(c))),

@@ -141,10 +141,10 @@ class _Page:
 
     def _picture(self, picture: Picture) -> str:
         self._shown.add(picture.key)
-        caption, key = text_html(picture.caption), text_html(picture.key)
+        alt, key = text_html(picture.alt), text_html(picture.key)
         return (
-            f'<figure id="picture-{key}"><img src="{self._pictures[picture.key]}" alt="{text_html(picture.alt)}">'
-            f"<figcaption>{caption}</figcaption></figure>"
+            f'<figure id="picture-{key}"><img src="{self._pictures[picture.key]}" alt="{alt}">'
+            f"<figcaption>{text_html(picture.caption)}</figcaption></figure>"
         )
 
     def _item(self, line: Line) -> str:

@@ -42,5 +42,5 @@ def test_one_backend_alone_is_compared_with_nothing() -> None:
 
 def test_alternative_text_names_the_figures() -> None:
     picture = made(throughput_picture(compared(timed("zero3", 1.0), timed("ddp", 0.5))))
-    assert "2 ranks: ddp 100 % = 2,048 tokens/s and zero3 50 %" in picture.alt
+    assert "2 ranks: ddp 100 % = 2,048 tokens/s, zero3 50 %" in picture.alt
     assert "One run each" in picture.caption
