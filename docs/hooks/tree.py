@@ -46,3 +46,8 @@ def report_nav() -> list[dict[str, str]]:
             if folder != ".":
                 first.setdefault(folder, page.relative_to(ROOT).as_posix())
     return [{folder: first[folder]} for folder in sorted(first)]
+
+
+def decision_nav() -> list[str]:
+    """The notes on decisions, in order."""
+    return [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs/decisions").glob("0*.md"))]

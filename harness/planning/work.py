@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from harness.planning.geometry import Decoder, decoder
 from harness.planning.scenario import Scenario
 from harness.theory import fsdp, zero
 from harness.theory.families import collectives
-from harness.theory.terms import STEP_PHASES, Collective
+from harness.theory.terms import (
+    BACKWARD,
+    FORWARD,
+    FURTHER_BACKWARD,
+    FURTHER_FORWARD,
+    FURTHER_GRADIENTS,
+    GRADIENTS,
+    STEP_PHASES,
+    Collective,
+)
 from harness.theory.textbook import textbook_collectives
 from harness.theory.workload import Workload
+
+FURTHER = {FORWARD: FURTHER_FORWARD, BACKWARD: FURTHER_BACKWARD, GRADIENTS: FURTHER_GRADIENTS}
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,8 @@ class Work:
     def collectives(self) -> tuple[tuple[Collective, ...], str]:
         """Collectives of an ordinary step, and where they come from.
 
-        Where the closed form of the implementation is not known, the textbook's.
+        Where the closed form of the implementation is not known, the textbook's; ZeRO-3 has no `no_sync`,
+        so in every micro-step.
         """
         workload = self.workload
         if workload.world_size == 1:
@@ -82,7 +95,8 @@ class Work:
         textbook = textbook_collectives(
             workload, weight_dtype=workload.compute_dtype, reduce_dtype=library.reduce_dtype(workload)
         )
-        return tuple(textbook), f"harness.theory.textbook: {volume.unknown}"
+        further = _further_micro_steps(textbook, workload) if workload.strategy.stage == 3 else []
+        return (*textbook, *further), f"harness.theory.textbook: {volume.unknown}"
 
     @cached_property
     def unit_shares(self) -> tuple[float, tuple[float, ...], float]:
@@ -119,3 +133,13 @@ class Work:
         """Elements of the units that FSDP gathers at once."""
         units = self.workload.layout.units()
         return tuple(sum(t.numel for t in tensors) for _, tensors in units)
+
+
+def _further_micro_steps(one: Iterable[Collective], workload: Workload) -> list[Collective]:
+    """The collectives of one micro-step again, for each micro-step after the first."""
+    count = workload.accumulation_steps - 1
+    return [
+        replace(c, term=FURTHER[c.term], payload_bytes=count * c.payload_bytes, calls=count)
+        for c in one
+        if count and c.term in FURTHER
+    ]

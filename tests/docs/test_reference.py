@@ -7,9 +7,11 @@ from pydantic import TypeAdapter
 
 from docs.hooks.annotations import in_words, unit
 from docs.hooks.api import TOPICS, api_page
+from docs.hooks.backends import backends_page
 from docs.hooks.commands import commands, commands_page
 from docs.hooks.records import meaning, models, record_fields, records_page
 from docs.hooks.settings import settings, settings_page
+from harness.backends.registry import BUILT_IN
 from harness.cli import COMMANDS
 from harness.record import Record
 from harness.record.memory import MemoryPart
@@ -97,3 +99,12 @@ def test_the_api_page_names_modules_that_exist() -> None:
     for module in (name for modules in TOPICS.values() for name in modules):
         assert find_spec(module), module
         assert f"::: {module}\n" in api_page()
+
+
+def test_every_backend_has_its_options_with_a_meaning() -> None:
+    page = backends_page()
+    for name, entry in BUILT_IN.items():
+        text = section(page, name)
+        for option, field in entry.options_class().model_fields.items():
+            assert f"| `{option}` |" in text, (name, option)
+            assert field.description, (name, option)

@@ -1,0 +1,154 @@
+"""The page that says which strategy to take when: every figure in it is what `harness estimate` computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from docs.hooks.tables import table
+from harness.config import load_experiment
+from harness.planning.estimate import EstimateRow, estimate, question
+from harness.planning.hardware import load_hardware
+from harness.planning.models import load_model
+
+TEMPLATE = "which-strategy.md.jinja"
+GPU, PER_NODE = "H100-80", 8
+RANKS = (8, 64)
+MODELS = ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "qwen2.5-14b", "qwen2.5-32b", "llama-3.1-70b")
+LABELS = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp-hybrid", "fsdp1")
+FABRICS = ("NDR400", "HDR100", "Ethernet-25", "Ethernet-10")
+"""From fast to slow."""
+STEPS = (1, 4, 16)
+"""Micro-steps for each optimizer step."""
+SPEED_MODEL = "llama-3.2-3b"
+"""The largest of the models that every strategy can train on one node."""
+SETTINGS = (
+    "training.precision=bf16-mixed",
+    "training.activation_checkpointing=true",
+    "training.micro_batch_size=1",
+    "data.sequence_length=4096",
+    "runtime.preset=library-defaults",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Predictions by model, ranks, fabric, micro-steps and backend."""
+
+    rows: dict[tuple[str, int, str, int, str], EstimateRow]
+
+    def row(
+        self, model: str, ranks: int, label: str, fabric: str = FABRICS[0], steps: int = 1
+    ) -> EstimateRow:
+        return self.rows[model, ranks, fabric, steps, label]
+
+    def gigabytes(self, model: str, ranks: int, label: str) -> float:
+        """Memory of the fullest GPU, context and buffers of NCCL included."""
+        memory = self.row(model, ranks, label).memory
+        assert memory
+        return memory.device_bytes / 1e9
+
+    def fits(self, model: str, ranks: int, label: str) -> bool:
+        verdict = self.row(model, ranks, label).verdict
+        assert verdict
+        return verdict.fits
+
+    def largest(self, ranks: int, label: str) -> str:
+        """The largest of the models that fits."""
+        return [model for model in MODELS if self.fits(model, ranks, label)][-1]
+
+    def sent(self, label: str, steps: int) -> float:
+        """GB that a rank sends in one optimizer step on 64 ranks."""
+        return self.row(SPEED_MODEL, RANKS[-1], label, steps=steps).sent_bytes / 1e9
+
+    def speed(self, label: str, fabric: str, steps: int) -> float:
+        """Tokens/s for each GPU on 64 ranks."""
+        speed = self.row(SPEED_MODEL, RANKS[-1], label, fabric, steps).speed
+        assert speed
+        return speed.tokens_per_second_per_gpu
+
+    def ratio(self, label: str, other: str, fabric: str, steps: int) -> float:
+        """Speed of one strategy over that of another."""
+        return self.speed(label, fabric, steps) / self.speed(other, fabric, steps)
+
+    def fastest(self, fabric: str, steps: int) -> float:
+        return max(self.speed(label, fabric, steps) for label in LABELS)
+
+    def slower_fabrics(self, label: str, other: str, steps: int, margin: float = 1.05) -> list[str]:
+        """Fabrics on which one strategy is faster than another by more than the margin."""
+        return [fabric for fabric in FABRICS if self.ratio(label, other, fabric, steps) > margin]
+
+
+@cache
+def figures() -> Figures:
+    """Every prediction that the page shows."""
+    hardware = load_hardware()
+    asked: list[tuple[str, tuple[int, ...], str, int]] = [(model, RANKS, FABRICS[0], 1) for model in MODELS]
+    asked += [(SPEED_MODEL, RANKS[-1:], fabric, steps) for fabric in FABRICS for steps in STEPS]
+    found: dict[tuple[str, int, str, int, str], EstimateRow] = {}
+    for model, ranks, fabric, steps in asked:
+        given = question(
+            load_model(model),
+            load_experiment(None, (*SETTINGS, f"training.accumulation_steps={steps}")),
+            backends=LABELS,
+            world_sizes=ranks,
+            ranks_per_node=PER_NODE,
+            device=hardware.device(GPU),
+            fabric=hardware.fabric(fabric),
+        )
+        for row in estimate(given):
+            found[model, row.world_size, fabric, steps, row.label] = row
+    return Figures(rows=found)
+
+
+def strategies_page() -> str:
+    """The page in Markdown."""
+    given = figures()
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    return environment.get_template(TEMPLATE).render(
+        figures=given,
+        fit_table=_fit_table(given),
+        link_table=_link_table(given),
+        sent_table=_sent_table(given),
+        limit=load_hardware().device(GPU).memory_bytes / 1e9,
+        settings=SETTINGS,
+        speed_model=SPEED_MODEL,
+    )
+
+
+def _fit_table(given: Figures) -> str:
+    head = ["model", "GPUs", *LABELS]
+    rows = []
+    for model in MODELS:
+        for ranks in RANKS:
+            cells = []
+            for label in LABELS:
+                text = f"{given.gigabytes(model, ranks, label):,.0f}"
+                cells.append(f"**{text}**" if given.fits(model, ranks, label) else text)
+            rows.append([model, str(ranks), *cells])
+    return table(head, rows)
+
+
+def _link_table(given: Figures) -> str:
+    head = ["micro-steps", "network", *LABELS]
+    rows = []
+    for steps in STEPS:
+        for fabric in FABRICS:
+            best = given.fastest(fabric, steps)
+            shares = [given.speed(label, fabric, steps) / best for label in LABELS]
+            rows.append([str(steps), fabric, *map(_share, shares)])
+    return table(head, rows)
+
+
+def _sent_table(given: Figures) -> str:
+    head = ["micro-steps", *LABELS]
+    return table(head, [[str(n), *(f"{given.sent(label, n):.1f}" for label in LABELS)] for n in STEPS])
+
+
+def _share(share: float) -> str:
+    return f"**{share:.0%}**" if round(share, 2) >= 0.95 else f"{share:.0%}"
