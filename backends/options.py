@@ -116,7 +116,7 @@ class ZeroOptions(BackendOptions):
     default_clipping: bool = Field(
         False,
         description="leaves the clipping key out of DeepSpeed's configuration (for experiments): DeepSpeed "
-        "0.19 then clips at 1.0 whatever the job says",
+        "0.19.3 and later then clip at 1.0 whatever the job says",
     )
 
 

@@ -35,7 +35,7 @@ def zero_config(
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": context.micro_batch_size,
         "gradient_accumulation_steps": context.accumulation_steps,
-        # DeepSpeed 0.19 clips at 1.0 when this key is missing.
+        # DeepSpeed 0.19.3 and later clip at 1.0 when this key is missing.
         "gradient_clipping": clipping,
         "prescale_gradients": False,
         "steps_per_print": 10**9,

@@ -55,7 +55,7 @@ def _differs(row: Row) -> Finding | None:
     return Finding(
         id="communication-differs",
         about=row.cell,
-        text=f"{'; '.join(messages)}",
+        text="; ".join(messages),
         values={"differences": [vars(difference) for difference in differences]},
     )
 
@@ -74,11 +74,11 @@ def _early(row: Row) -> Finding | None:
     return Finding(
         id="synchronised-early",
         about=row.cell,
-        text=f"gradients are reduced in every micro-step: {early} of "
-        f"{reduced_bytes(record)} reduced bytes cross the wire before the last of "
+        text=f"gradients are reduced in every micro-step: {early:,} of "
+        f"{reduced_bytes(record):,} reduced bytes cross the wire before the last of "
         f"{record.world.accumulation_steps} micro-steps"
         + (f", although it declares: {declared}" if declared else ""),
-        values={"early_reduced_bytes": early, "reduced_bytes": reduced_bytes(record), "told": declared},
+        values={"early_reduced_bytes": early, "reduced_bytes": reduced_bytes(record), "declared": declared},
     )
 
 
@@ -115,7 +115,7 @@ def _exchange_message(one: VolumeDifference, other: VolumeDifference) -> str:
     )
     return (
         f"{measured.op} in {measured.phase} runs in {runs}, expected {wanted} "
-        f"({measured.measured_bytes} bytes against {expected.expected_bytes})"
+        f"({measured.measured_bytes:,} bytes against {expected.expected_bytes:,})"
     )
 
 
@@ -128,7 +128,7 @@ def _message(difference: VolumeDifference, accumulation_steps: int) -> str:
     where = f"{difference.op} of {difference.dtype} in {difference.phase}"
     if difference.role != "world":
         where += f" in {_group(difference)}"
-    figures = f"{where} moves {measured} bytes, expected {expected}"
+    figures = f"{where} moves {measured:,} bytes, expected {expected:,}"
     if difference.role == "replica" and not measured:
         return f"never reduces across replicas: {figures}"
     if expected and measured % expected == 0:

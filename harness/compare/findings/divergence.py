@@ -143,7 +143,7 @@ def find(runs: Runs) -> list[Finding]:
             Finding(
                 id="diverged",
                 about=row.cell,
-                text=f"diverges from the reference ({beyond or 'a loss or norm is missing'}); "
+                text=f"diverges from the reference ({beyond or 'a loss or norm became NaN or infinite'}); "
                 f"{why}" + ("" if cause.kind == "update-differs" else _named(settings)),
                 values={metric.key: values[metric.key] for metric in metrics_in("parity")}
                 | {"exceeded": {name: rest for name, *rest in row.judgement.exceeded}},

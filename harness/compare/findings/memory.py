@@ -89,14 +89,14 @@ def _differs(row: Row) -> Finding | None:
         return None
     first = max(found, key=lambda f: abs(f["measured_bytes"] - f["expected_bytes"]))
     where = (
-        f"that its backend lists nowhere, the reference {first['expected_bytes']}"
+        f"that its backend does not list; the reference holds {first['expected_bytes']:,}"
         if first["kind"] == "other"
-        else f"of {first['kind']}, the closed form gives {first['expected_bytes']}"
+        else f"of {first['kind']}, the closed form gives {first['expected_bytes']:,}"
     )
     return Finding(
         id="memory-differs",
         about=row.cell,
-        text=f"rank {first['rank']} holds {first['measured_bytes']} bytes {where}",
+        text=f"rank {first['rank']} holds {first['measured_bytes']:,} bytes {where}",
         values={"differences": found},
     )
 
@@ -108,7 +108,7 @@ def _grows(row: Row) -> Finding | None:
     return Finding(
         id="memory-grows",
         about=row.cell,
-        text=f"allocated memory grows by {max(growth.values())} bytes per step",
+        text=f"allocated memory grows by {max(growth.values()):,} bytes per step",
         values={"bytes_per_step_by_rank": {str(rank): grown for rank, grown in growth.items()}},
     )
 

@@ -15,8 +15,8 @@ KINDS = (
     Kind(
         id="clipping-differs",
         title="Gradient clipping differs",
-        cause="DeepSpeed 0.19 clips at 1.0 unless configured otherwise; torch and Accelerate clip only on "
-        "request.",
+        cause="DeepSpeed 0.19.3 and later clip at 1.0 unless configured otherwise, earlier ones do not; "
+        "torch and Accelerate clip only on request.",
         confirm="Compare `gradient_norm` (before clipping) with `applied_gradient_norm` (what the optimizer "
         "received) in the first steps. If neither reached the threshold, see the effective configuration.",
         fix='Set it explicitly: DeepSpeed `"gradient_clipping": 0.0` for none; torch `clip_grad_norm_`; '
@@ -151,7 +151,7 @@ def _strategy(row: Row) -> list[Finding]:
         _about(
             row,
             "strategy-differs",
-            f"effective strategy {runs} differs from the requested {asked}",
+            f"runs {runs}, although {asked} was requested",
             {"requested": asked, "effective": runs},
         )
     ]

@@ -28,8 +28,8 @@ def find(runs: Runs) -> list[Finding]:
         Finding(
             id="nothing-timed",
             about=labels(short),
-            text=f"speed is n/a: of {steps} steps none is left to time after measure.warmup_steps, "
-            "measure.probed_steps and measure.traced_steps",
+            text="no step was timed: measure.warmup_steps, measure.probed_steps and measure.traced_steps "
+            f"use up all {steps}",
             values={"steps": steps},
         )
     ]

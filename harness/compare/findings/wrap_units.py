@@ -64,8 +64,8 @@ def _not_there(row: Row) -> Finding | None:
         return None
     return _finding(
         row,
-        f"every block is listed as a unit, but a forward pass gathered {seen} bytes of weights at once, more "
-        f"than the {limit} of root and largest blocks: blocks are not gathered one by one",
+        f"every block is listed as a unit, but a forward pass gathered {seen:,} bytes of weights at once, "
+        f"more than the {limit:,} of root and largest blocks: blocks are not gathered one by one",
     )
 
 
@@ -115,7 +115,7 @@ def _finding(row: Row, message: str) -> Finding:
     return Finding(
         id="one-wrap-unit",
         about=row.cell,
-        text=f"{message}",
+        text=message,
         values={
             "wrap_units": len(_units(record.backend.effective)),
             "blocks": len(record.layout.blocks),

@@ -59,7 +59,7 @@ def test_synchronisation_is_counted() -> None:
 def test_a_third_party_that_reduces_in_every_micro_step_is_found() -> None:
     (found,) = communication.find(Comparison([synchronised(12_000, "last micro-step")]))
     assert found.id == "synchronised-early"
-    assert "12000 of 16000 reduced bytes" in found.message
+    assert "12,000 of 16,000 reduced bytes" in found.message
     assert communication.find(Comparison([synchronised(0, "last micro-step")])) == []
 
 

@@ -75,7 +75,7 @@ def test_a_unit_per_block_is_none() -> None:
 @pytest.mark.parametrize("kept", [0, 5 * ONE], ids=["given back", "root kept"])
 def test_units_that_are_listed_but_not_there_are_a_finding(kept: int) -> None:
     (finding,) = findings([*BLOCKS, ""], most=5 * ONE, least=5 * ONE, kept=kept)
-    assert f"{5 * ONE} bytes of weights at once" in finding.message
+    assert f"{5 * ONE:,} bytes of weights at once" in finding.message
     assert finding.values["wrap_units"] == 4
 
 
