@@ -42,15 +42,15 @@ ALL_REDUCED = Behaviour(
     what="{figure} x the textbook's bytes: gradients are all-reduced, not reduce-scattered",
     advice="use_multi_rank_bucket_allreduce: false reaches the textbook, in more calls.",
     questions=TRAFFIC,
-    since="DeepSpeed 0.14.5 to 0.19.8, runtime/zero/stage_1_and_2.py, average_tensor, and its default "
-    "use_multi_rank_bucket_allreduce=true; 0.12.0 reduced each part to its owner",
+    since="DeepSpeed 0.12.4 (use_multi_rank_bucket_allreduce, true by default, "
+    "https://github.com/deepspeedai/DeepSpeed/pull/4695); 0.12.3 reduced each part to its owner",
 )
 REDUCED_EVERY_MICRO_STEP = Behaviour(
     id="reduced-every-micro-step",
     what="{figure} x the textbook's bytes: gradients are reduced in every micro-step",
     advice="Accumulate with stage 1, which reduces once per step.",
     questions=TRAFFIC,
-    since="DeepSpeed 0.14.5 to 0.19.8, runtime/engine.py, allreduce_gradients: stages 2 and 3 communicate "
+    since="DeepSpeed 0.12.0 to 0.19.8, runtime/engine.py, allreduce_gradients: stages 2 and 3 communicate "
     "before the boundary too",
 )
 MOVED_EVERY_MICRO_STEP = Behaviour(
