@@ -10,10 +10,11 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import permutations
 from pathlib import Path
-from statistics import mean, median
+from statistics import fmean, mean, median
 
 from tabulate import tabulate
 
@@ -21,6 +22,9 @@ from benchmarks.on_cluster import NOISE_RUNS, run_matrix
 from benchmarks.publishing import publish
 from harness.compare.measures import step_seconds
 from harness.compare.nodes import node_volumes
+from harness.compare.order_words import unranked_words
+from harness.compare.ranking import Ranking, ranking
+from harness.compare.statistics import pairs_among, runs_to_judge
 from harness.errors import HarnessError
 from harness.fabric.result import read_fabric
 from harness.record import Record
@@ -37,7 +41,8 @@ KNOWN = "unshaped"
 """The link whose step times enter the prediction."""
 SLOWEST_OF_INTEREST = 125e3
 """Bytes per second. Strategies that differ by a few scalars cross at speeds that no link has."""
-REPEATS = 3
+REPEATS = runs_to_judge(pairs_among(len(BACKENDS)))
+"""The fewest runs of each backend with which they can be put into an order."""
 STEPS = 20
 RANKS_PER_NODE = 2
 MODEL = (
@@ -61,8 +66,8 @@ Prediction: T(w) = T(k) + B (1/w - 1/k) (`harness/theory/links.py`), where
 - k and w are the all-reduce bus bandwidths that `harness fabric` measured on the unshaped and on the shaped
   link, mean of before and after.
 
-No step time of a shaped link enters the prediction. Step times are medians over the timed steps of
-{repeats} runs of {steps} steps.
+No step time of a shaped link enters the prediction. A step time is the mean timed step of a run of {steps}
+steps; the tables hold the median of {runs} and, in brackets, the least and the most.
 """
 
 
@@ -78,9 +83,19 @@ class Link:
     def bandwidth(self) -> float:
         return mean(self.bandwidths)
 
-    def seconds(self, backend: str) -> float:
-        """Median of the timed steps of all runs of a backend."""
-        return median(s for r in self.records if r.backend.label == backend for s in step_seconds(r))
+    def seconds(self, backend: str) -> list[float]:
+        """Mean timed step of each run of a backend."""
+        own = (record for record in self.records if record.backend.label == backend)
+        return [fmean(seconds) for record in own if (seconds := step_seconds(record))]
+
+    def median(self, backend: str) -> float:
+        """Median over the runs of a backend, seconds."""
+        return median(self.seconds(backend))
+
+    @property
+    def order(self) -> Ranking:
+        """The order of the backends as far as their runs support one."""
+        return ranking({backend: {0: self.seconds(backend)} for backend in BACKENDS})
 
     def crossing_bytes(self, backend: str) -> float:
         """Bytes per step to the other node, from the node that sends most."""
@@ -126,86 +141,108 @@ def read_links(output: Path) -> dict[str, Link]:
     return links
 
 
+def predicted(known: Link, link: Link, backend: str) -> list[float]:
+    """Seconds of each run over the known link, moved to another one."""
+    crossing = known.crossing_bytes(backend)
+    return [
+        seconds_over_link(seconds, crossing, known.bandwidth, link.bandwidth)
+        for seconds in known.seconds(backend)
+    ]
+
+
 def tell(links: dict[str, Link]) -> str:
-    """Predicted and measured step times and orders."""
+    """Predicted and measured step times, and their orders as far as the runs support them."""
     known = links[KNOWN]
-    swaps: list[list[str]] = []
-    lines, orders = [], [[KNOWN, "measured", _order({b: known.seconds(b) for b in BACKENDS})]]
+    lines, swaps = [], []
+    orders = [[KNOWN, "measured", _order(known.order)]]
     for name in list(LINKS)[1:]:
         link = links[name]
-        predicted = {
-            b: seconds_over_link(known.seconds(b), known.crossing_bytes(b), known.bandwidth, link.bandwidth)
-            for b in BACKENDS
-        }
-        measured = {b: link.seconds(b) for b in BACKENDS}
+        foretold = {backend: predicted(known, link, backend) for backend in BACKENDS}
         for b in BACKENDS:
+            error = link.median(b) / median(foretold[b]) - 1
             lines.append(
                 [
-                    name, b, f"{known.crossing_bytes(b) / 1e6:.2f}", f"{known.seconds(b) * 1e3:.0f}",
-                    f"{predicted[b] * 1e3:.0f}", f"{measured[b] * 1e3:.0f}",
-                    f"{measured[b] / predicted[b] - 1:+.0%}",
+                    name, b, f"{known.crossing_bytes(b) / 1e6:.2f}", _milliseconds(known.seconds(b)),
+                    _milliseconds(foretold[b]), _milliseconds(link.seconds(b)), f"{error:+.0%}",
                 ]
             )  # fmt: skip
-        swaps += _swaps(name, known, predicted, measured)
-        orders += [[name, "predicted", _order(predicted)], [name, "measured", _order(measured)]]
-    orders.append(["slowest", "predicted", _order({b: known.crossing_bytes(b) for b in BACKENDS})])
+        prediction = ranking({backend: {0: seconds} for backend, seconds in foretold.items()})
+        swaps += _swaps(name, known.order, {"predicted": prediction, "measured": link.order})
+        orders += [[name, "predicted", _order(prediction)], [name, "measured", _order(link.order)]]
+    columns = (
+        "link", "backend", "MB/step between nodes", "unshaped ms", "predicted ms", "measured ms",
+        "difference",
+    )  # fmt: skip
     bandwidths = [
         [name, ", ".join(f"{found * 8e-6:.0f}" for found in links[name].bandwidths)] for name in LINKS
     ]
+    overtaken = _crossovers(known)
     return "\n\n".join(
         [
             _table(bandwidths, ("link", "all-reduce bus bandwidth, Mbit/s")),
-            _table(
-                lines,
-                (
-                    "link",
-                    "backend",
-                    "MB/step between nodes",
-                    "unshaped ms",
-                    "predicted ms",
-                    "measured ms",
-                    "difference",
-                ),
-            ),
-            _table(orders, ("link", "", "order of step times")),
-            "Pairs whose order differs from the unshaped link, predicted or measured, and by how much the\n"
-            "one that is now faster leads:",
-            _table(swaps, ("link", "faster now", "than", "predicted", "measured")),
+            _table(lines, columns),
+            "Order of step times. `<`: each backend before it is ahead of each after it, beyond noise and "
+            "without\noverlap of their runs; `~`: not shown to differ in all pairs.",
+            _table(orders, ("link", "", "order")),
+            "Pairs whose order differs from the unshaped link beyond noise, predicted or measured:",
+            _table(swaps, ("link", "", "faster now", "than")) if swaps else _none(links),
             "Bus bandwidth below which, by the same formula, a strategy with less traffic overtakes one\n"
-            "that is faster on the unshaped link:",
-            _table(_crossovers(known), ("overtakes", "overtaken", "below Mbit/s")),
+            "that is faster on the unshaped link beyond noise:",
+            _table(overtaken, ("overtakes", "overtaken", "below Mbit/s"))
+            if overtaken
+            else _none({KNOWN: known}),
         ]
     )
 
 
-def _swaps(
-    name: str, known: Link, predicted: dict[str, float], measured: dict[str, float]
-) -> list[list[str]]:
-    """Pairs whose order differs from the unshaped link."""
-    found = []
-    for pair in combinations(BACKENDS, 2):
-        before, after = sorted(pair, key=known.seconds)
-        gains = [seconds[before] / seconds[after] - 1 for seconds in (predicted, measured)]
-        if max(gains) > 0:
-            leads = [f"{gain:.0%}" if gain > 0 else f"no: {-gain:.0%} slower" for gain in gains]
-            found.append([name, after, before, *leads])
-    return found
+def _none(links: dict[str, Link]) -> str:
+    """'None.', with the reason where there are too few runs to state an order."""
+    unjudged = [name for name, link in links.items() if not link.order.is_judged]
+    if not unjudged:
+        return "None."
+    return f"None is stated on {', '.join(unjudged)}: {unranked_words(links[unjudged[0]].order)}."
+
+
+def _swaps(name: str, known: Ranking, others: dict[str, Ranking]) -> list[list[str]]:
+    """Pairs whose order differs from the unshaped link, both beyond noise."""
+    return [
+        [name, how, after, before]
+        for how, order in others.items()
+        for before, after in permutations(BACKENDS, 2)
+        if known.is_ahead(before, after) and order.is_ahead(after, before)
+    ]
 
 
 def _crossovers(known: Link) -> list[list[str]]:
+    """Of pairs of which the one with more traffic is ahead on the known link."""
     found = []
-    for pair in combinations(BACKENDS, 2):
-        fewer, more = sorted(pair, key=known.crossing_bytes)
-        bandwidth = crossover_bandwidth(
-            *((known.seconds(b), known.crossing_bytes(b)) for b in (fewer, more)), known.bandwidth
-        )
-        if bandwidth is not None and bandwidth >= SLOWEST_OF_INTEREST:
-            found.append([fewer, more, f"{bandwidth * 8e-6:.0f}"])
+    for fewer, more in permutations(BACKENDS, 2):
+        sent = known.crossing_bytes(fewer), known.crossing_bytes(more)
+        if sent[0] < sent[1] and known.order.is_ahead(more, fewer):
+            bandwidth = crossover_bandwidth(
+                (known.median(fewer), sent[0]), (known.median(more), sent[1]), known.bandwidth
+            )
+            if bandwidth is not None and bandwidth >= SLOWEST_OF_INTEREST:
+                found.append([fewer, more, f"{bandwidth * 8e-6:.0f}"])
     return found
 
 
-def _order(amounts: dict[str, float]) -> str:
-    return " < ".join(sorted(amounts, key=lambda backend: amounts[backend]))
+def _order(order: Ranking) -> str:
+    """'a < b ~ c'; without enough runs why there is none."""
+    if not order.is_judged:
+        return f"not stated: {unranked_words(order)}"
+    return " < ".join(" ~ ".join(tier) for tier in order.tiers)
+
+
+def _milliseconds(seconds: Sequence[float]) -> str:
+    """'123 (118 to 131)'."""
+    return f"{median(seconds) * 1e3:.0f} ({min(seconds) * 1e3:.0f} to {max(seconds) * 1e3:.0f})"
+
+
+def _runs(links: dict[str, Link]) -> str:
+    """'3 runs', '3 to 6 runs'."""
+    counts = [len(link.seconds(backend)) for link in links.values() for backend in BACKENDS]
+    return f"{min(counts)} runs" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)} runs"
 
 
 def _table(rows: list[list[str]], headers: tuple[str, ...]) -> str:
@@ -223,8 +260,9 @@ def main() -> None:
                     measure(cluster, Path(scratch), name, output)
             finally:
                 cluster.close()
-    text = tell(read_links(output))
-    explanation = EXPLANATION.format(folder=f"reports/{output.name}", repeats=REPEATS, steps=STEPS)
+    links = read_links(output)
+    text = tell(links)
+    explanation = EXPLANATION.format(folder=f"reports/{output.name}", runs=_runs(links), steps=STEPS)
     (output / "README.md").write_text(f"{explanation}\n{text}\n")
     print(text)
 
