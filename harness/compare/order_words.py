@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from harness.compare.ranking import Ranking
 from harness.compare.repeats import Place
-from harness.compare.wording import counted, listed, ranks
+from harness.compare.wording import counted, listed, percent, ranks
 
 ONE_OCCASION = "one occasion: what changes between days is not in these intervals"
 
@@ -27,6 +27,20 @@ def tied_words(order: Ranking) -> list[str]:
     if unjudged:
         clauses.append(f"too few runs to judge {listed(unjudged)}")
     return clauses
+
+
+def slowest_words(order: Ranking) -> str:
+    """'zero3 slowest at 31 % of ddp'; empty where the last by its median may be the fastest.
+
+    Of several that none is shown to be slower than, the one of the lowest median, and who is tied with it.
+    """
+    name, first, tied = order.names[-1], order.names[0], order.trailers[:-1]
+    if name in order.leaders:
+        return ""
+    share = percent(order.median(first) / order.median(name))
+    if not tied:
+        return f"{name} slowest at {share} of {first}"
+    return f"{name} lowest at {share} of {first}, statistically tied with {listed(tied)}"
 
 
 def unranked_words(order: Ranking) -> str:

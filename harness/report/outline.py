@@ -24,15 +24,16 @@ from harness.report.sections.not_comparable import not_comparable_section
 from harness.report.sections.overlap import overlap_section
 from harness.report.sections.prediction import prediction_section
 from harness.report.sections.presets import presets_section
-from harness.report.sections.reading import reading_section
+from harness.report.sections.reading import reading_section, reading_without_speeds
 from harness.report.sections.reproduce import reproduce_section
-from harness.report.sections.results import results_section
+from harness.report.sections.results import results_section, results_without_speeds
 from harness.report.sections.scaling import scaling_section
 from harness.report.sections.settings import settings_section
 from harness.report.sections.states import states_section
 from harness.report.sections.surprises import surprises_all_section
 from harness.report.sections.time import time_section
 from harness.report.sections.volume import volume_section
+from harness.spec import Question
 
 TITLE = "Details of the comparison"
 SECTIONS: tuple[Callable[[Comparison], Section | None], ...] = (
@@ -72,6 +73,13 @@ OF_EVERY_RUN = {
 }
 """Sections that look at each run by itself, or that leave out themselves what is not the same job. The
 others compare runs, and get only comparable ones."""
+OF_SPEED = {time_section, overlap_section, scaling_section}
+"""Sections that a report leaves out whose question is neither speed nor scaling."""
+WITHOUT_SPEEDS: dict[Callable[[Comparison], Section | None], Callable[[Comparison], Section | None]] = {
+    results_section: results_without_speeds,
+    reading_section: reading_without_speeds,
+}
+"""Sections that such a report replaces."""
 PICTURES: dict[str, tuple[Callable[[Comparison], Picture | None], ...]] = {
     "time": (phases_picture,),
     "overlap": (overlap_picture,),
@@ -88,11 +96,19 @@ LONGEST_OPEN_TABLE = 30
 """Lines of a table that stands open; the results always do."""
 
 
-def details_document(comparison: Comparison, *last: Section) -> Document:
-    """Everything about a comparison; `last` follows what is computed from it alone."""
+def speeds_are_asked(question: Question) -> bool:
+    """Whether a report that answers this question may print a figure of speed."""
+    return question in ("all", "speed", "scaling")
+
+
+def details_document(comparison: Comparison, *last: Section, question: Question = "all") -> Document:
+    """Everything about a comparison that its question asks for; `last` follows what is computed from it."""
+    makers = SECTIONS
+    if not speeds_are_asked(question):
+        makers = tuple(WITHOUT_SPEEDS.get(make, make) for make in SECTIONS if make not in OF_SPEED)
     sections = [
         _illustrated(section, comparison.comparable)
-        for make in SECTIONS
+        for make in makers
         if (section := make(comparison if make in OF_EVERY_RUN else comparison.comparable)) is not None
     ]
     return Document(TITLE, [_folded(section) for section in (*sections, *last)])

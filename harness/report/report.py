@@ -136,7 +136,7 @@ def make_document(manifest: Manifest, records: Mapping[str, Record]) -> Document
         before = [records[entry.path] for entry in manifest.records if entry.before]
         return before_after(Comparison(before), Comparison(after), last)
     comparison = Comparison(after)
-    details = details_document(comparison, last)
+    details = details_document(comparison, last, question=manifest.question)
     return short_document(comparison, manifest.question, details)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from tabulate import tabulate
 
 from harness.compare.comparison import Comparison
-from harness.compare.metrics import SPEED, STEP, Metric, metrics_in
+from harness.compare.metrics import RATES, SPEED, STEP, Metric, metrics_in
 from harness.compare.ranking import Ranking
 from harness.compare.repeats import Repeats
 from harness.compare.rows import Row, reason
@@ -26,6 +26,8 @@ LABELS = (Column("backend", "backend", align="left"), Column("world_size", "rank
 
 
 RESULTS = metrics_in("results", "data")
+SPEEDS = {"of_fastest", *(metric.key for metric in RESULTS if metric.unit in (*RATES, "seconds"))}
+"""Columns of the results that are figures of speed."""
 SPREAD_COLUMNS = (
     *LABELS,
     Column("runs", "runs"),
@@ -93,8 +95,8 @@ def _text(table: Table, style: str) -> str:
     )  # fmt: skip
 
 
-def results_table(comparison: Comparison) -> Table:
-    """One line per job, backend and world size."""
+def results_table(comparison: Comparison, *, speeds: bool = True) -> Table:
+    """One line per job, backend and world size; without `speeds` no figure that a busy machine changes."""
     groups = comparison.groups
     jobs = list(dict.fromkeys(group.record.job_id for group in groups))
     columns = _columns() if len(jobs) < 2 else [Column("job_id", "job", align="left"), *_columns()]
@@ -102,7 +104,12 @@ def results_table(comparison: Comparison) -> Table:
     for group in groups:
         line = _line(group, comparison.rankings.get(group.place))
         body.append(line if len(jobs) < 2 else [group.record.job_id, *line])
-    return Table(key="results", columns=columns, rows=body)
+    kept = [n for n, column in enumerate(columns) if speeds or column.key not in SPEEDS]
+    return Table(
+        key="results",
+        columns=[columns[place] for place in kept],
+        rows=[[line[place] for place in kept] for line in body],
+    )
 
 
 def spread_table(comparison: Comparison) -> Table | None:

@@ -7,14 +7,20 @@ from harness.compare.statistics import LEAST_FOR_P95, LEVEL, MOST_DIVISIONS, int
 from harness.report.document import Items, Section
 from harness.report.formats import percent
 
+TITLE = "How to read the numbers"
+
 
 def reading_section(comparison: Comparison) -> Section:
     """Definitions and formulae of the columns."""
-    return Section("reading", "How to read the numbers", [Items(_LINES)])
+    return Section("reading", TITLE, [Items([*_COMMON[:1], *_SPEEDS, *_COMMON[1:]])])
 
 
-_LINES = [
-    "MB is 1e6 bytes; n/a means not measured.",
+def reading_without_speeds(comparison: Comparison) -> Section:
+    """The same for a report without figures of speed."""
+    return Section("reading", TITLE, [Items(_COMMON)])
+
+
+_SPEEDS = [
     "step ms, samples/s and tokens/s come from one clock, the mean timed step of a run: its duration, and "
     "what all ranks processed in the timed steps over their summed duration. A cell has the figure of the "
     "run of median step. A step lasts as long as on its slowest rank. Padding does not count.",
@@ -30,6 +36,9 @@ _LINES = [
     "several occasions are divided within each, and each must order the cells alike. 'Results' says how "
     "many runs a difference takes; with fewer nothing is judged, and no order is stated. The test cannot "
     "separate cells from what changed on the machine between their runs.",
+]
+_COMMON = [
+    "MB is 1e6 bytes; n/a means not measured.",
     "peak MB/rank: the largest figure of torch's allocator in the probed steps, of all ranks and all "
     "repeats; in brackets the difference to the smallest of them. No test judges it, since one moment of "
     "one rank decides. CUDA: the caching allocator. CPU: a counting allocator in front of malloc.",

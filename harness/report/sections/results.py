@@ -14,6 +14,11 @@ from harness.report.pictures.trade_off import trade_off_picture
 from harness.report.tables import NOT_JUDGED, WITHIN_NOISE, results_table, spread_table
 
 
+def results_without_speeds(comparison: Comparison) -> Section:
+    """One line per job, backend and world size, of figures that no load of the machine changes."""
+    return Section("results", "Results", [results_table(comparison, speeds=False)])
+
+
 def results_section(comparison: Comparison) -> Section:
     """One line per job, backend and world size; the spread is folded."""
     blocks: list[Block] = [results_table(comparison)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from harness.compare.metrics import EXPECTED_SENT, SENT, SPEED, TRANSPORT_SENT
-from harness.compare.order_words import tied_words, unranked_words
+from harness.compare.order_words import slowest_words, tied_words, unranked_words
 from harness.compare.ranking import Ranking
 from harness.compare.repeats import Repeats, rank_speeds
 from harness.compare.speed import shares_cores
@@ -48,7 +48,8 @@ def _ordered(order: Ranking, timed: Mapping[str, Repeats], among: str, preset: s
     rate, extent = number(best.median(SPEED)), _extent(best.values(SPEED))
     claim = "is fastest" if len(order.leaders) == 1 else "has the highest median throughput"
     figure = f"{rate} tokens/s{extent}{preset}"
-    return [f"{name} {claim}{among}: {figure}{_last(order)}", *tied_words(order)]
+    slowest = slowest_words(order)
+    return [f"{name} {claim}{among}: {figure}{slowest and f', {slowest}'}", *tied_words(order)]
 
 
 def _unordered(order: Ranking, timed: Mapping[str, Repeats], among: str, preset: str) -> list[str]:
@@ -58,17 +59,6 @@ def _unordered(order: Ranking, timed: Mapping[str, Repeats], among: str, preset:
     if order.is_judged:
         return [f"all {len(timed)} cells{among} are statistically tied at medians of {medians}{preset}"]
     return [f"the medians of the {len(timed)} cells{among} are {medians}{preset}", unranked_words(order)]
-
-
-def _last(order: Ranking) -> str:
-    """', zero3 slowest at 31 % of that'; empty where the lowest median may be that of the fastest."""
-    name, tied = order.names[-1], order.trailers[:-1]
-    if name in order.leaders:
-        return ""
-    share = percent(order.median(order.names[0]) / order.median(name))
-    if not tied:
-        return f", {name} slowest at {share} of that"
-    return f", {name} lowest at {share} of that, statistically tied with {listed(tied)}"
 
 
 def speed_of_one_process(groups: Sequence[Repeats], size: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.compare.metrics import SPEED
-from harness.compare.order_words import unranked_words
+from harness.compare.order_words import ONE_OCCASION, slowest_words, unranked_words
 from harness.compare.ranking import Ranking
 from harness.compare.repeats import Repeats
 from harness.compare.speed import shares_cores
@@ -25,7 +25,10 @@ def speed_sentence(stage: Stage) -> str:
     order = stage.order
     if order is None or not timed or not order.names:
         return ""
-    return sentence(f"speed on {ranks(stage.size)}: {_order(order, timed)}", *_caveats(list(timed.values())))
+    caveats = _caveats(list(timed.values()))
+    if stage.comparison.occasions == 1 and len(order.names) > 1:
+        caveats.append(ONE_OCCASION)
+    return sentence(f"speed on {ranks(stage.size)}: {_order(order, timed)}", *caveats)
 
 
 def _order(order: Ranking, timed: dict[str, Repeats]) -> str:
@@ -35,20 +38,26 @@ def _order(order: Ranking, timed: dict[str, Repeats]) -> str:
         return f"only {first.label} was timed, at {highest} tokens/s"
     if not order.is_judged:
         return f"medians are {least} to {highest} tokens/s; {unranked_words(order)}"
-    leaders, trailers = list(order.leaders), [n for n in order.trailers if n not in order.leaders]
+    leaders = [n for n in order.leaders if order.judgement(first.label, n) == "within noise"]
+    slowest = [words for words in (slowest_words(order),) if words]
+    unjudged = [f"too few runs to judge {names(rest)}" for rest in (_unjudged(order),) if rest]
     if len(leaders) == len(order.names):
         return f"all {len(leaders)} are statistically tied at {least} to {highest} tokens/s"
     if len(leaders) == 1:
-        head = f"{first.label} is fastest at {highest} tokens/s{_interval(first)}"
+        claim = "has the highest median," if unjudged else "is fastest at"
+        head = f"{first.label} {claim} {highest} tokens/s{_interval(first)}"
     else:
         slowest_leader = min(timed[name].median(SPEED) or 0.0 for name in leaders)
         head = (
             f"{names(leaders)} are statistically tied as fastest "
             f"({number(slowest_leader)} to {highest} tokens/s)"
         )
-    if not trailers:
-        return head
-    return f"{head}; {names(trailers)} slowest at {_shares(order, trailers)} of {first.label}"
+    return "; ".join([head, *slowest, *unjudged])
+
+
+def _unjudged(order: Ranking) -> list[str]:
+    """Cells that may be the fastest, since too few runs of them were made."""
+    return [n for n in order.leaders if order.judgement(order.names[0], n) == "not judged"]
 
 
 def _interval(group: Repeats) -> str:
@@ -56,13 +65,6 @@ def _interval(group: Repeats) -> str:
     if found is None:
         return ""
     return f" ({percent(LEVEL)} interval {number(found.low)} to {number(found.high)})"
-
-
-def _shares(order: Ranking, labels: Sequence[str]) -> str:
-    """'31 %', '31 % to 32 %': throughput relative to the highest."""
-    shares = [order.median(order.names[0]) / order.median(label) for label in labels]
-    least, most = percent(min(shares)), percent(max(shares))
-    return least if least == most else f"{least} to {most}"
 
 
 def _caveats(groups: Sequence[Repeats]) -> list[str]:
