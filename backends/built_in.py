@@ -36,7 +36,7 @@ def _zero(
     )  # fmt: skip
     family, sharding = families[stage]
     strategy = StrategyKind(family=family, sharding=sharding, zero_stage=stage, route=route)
-    options = "Zero3Options" if stage == 3 else "ZeroOptions"
+    options = ("ZeroOptions", "Zero12Options", "Zero12Options", "Zero3Options")[stage]
     if route == "accelerate":
         name, target = f"accelerate-zero{stage}", "accelerate:AccelerateZeroBackend"
         summary = f"DeepSpeed ZeRO stage {stage} through Accelerate"

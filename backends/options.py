@@ -120,6 +120,16 @@ class ZeroOptions(BackendOptions):
     )
 
 
+class Zero12Options(ZeroOptions):
+    """Stages 1 and 2's own setting of how gradients are reduced."""
+
+    use_multi_rank_bucket_allreduce: bool | None = Field(
+        None,
+        description="false: each part of the gradients is reduced to the rank that keeps it, half the bytes "
+        "of the all-reduce of all of them in more calls",
+    )
+
+
 class Zero3Options(ZeroOptions):
     """Stage 3's own settings of when weights are gathered; sizes are in elements.
 

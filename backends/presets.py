@@ -24,6 +24,7 @@ ZERO3_DEFAULTS = {
 ZERO3_PREFETCH_ELEMENTS = 50_000_000
 """The same file: `stage3_prefetch_bucket_size`, gathered ahead as each module is fetched."""
 COMMUNICATION_DTYPE = "communication_data_type"
+MULTI_RANK_BUCKET = "use_multi_rank_bucket_allreduce"
 DATA_TYPES = "data_types"
 ROOT_RESHARD = "reshard_after_forward of the root"
 ACCELERATOR_PRECISION = "mixed_precision of the Accelerator"

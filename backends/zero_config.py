@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.backends.base import SetupContext, Unsupported
-from harness.backends.options import Zero3Options, ZeroOptions
-from harness.backends.presets import COMMUNICATION_DTYPE, DATA_TYPES, zero_changes
+from harness.backends.options import Zero3Options, Zero12Options, ZeroOptions
+from harness.backends.presets import COMMUNICATION_DTYPE, DATA_TYPES, MULTI_RANK_BUCKET, zero_changes
 
 GIVEN_AS_THEY_ARE = (
     "stage3_max_live_parameters", "stage3_prefetch_bucket_size", "stage3_max_reuse_distance",
@@ -70,6 +70,8 @@ def _zero_optimization(
         settings["offload_optimizer"] = {"device": "cpu", "pin_memory": pinned}
     if options.offload == "cpu" and stage == 3:
         settings["offload_param"] = {"device": "cpu", "pin_memory": pinned}
+    if isinstance(options, Zero12Options) and options.use_multi_rank_bucket_allreduce is not None:
+        settings[MULTI_RANK_BUCKET] = options.use_multi_rank_bucket_allreduce
     if isinstance(options, Zero3Options):
         settings |= _fetching(options, settings, block_classes)
     return settings

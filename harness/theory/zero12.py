@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.backends.presets import MULTI_RANK_BUCKET
 from harness.theory.common_states import ADAM_MOMENTS, buffer_terms, step_counters
 from harness.theory.dtypes import DTYPE_BYTES
 from harness.theory.layout import Tensor, ceil_to, elements
@@ -175,10 +176,11 @@ def _reaching_into(group: list[Tensor], begin: int, length: int) -> tuple[list[T
 
 
 def collectives(workload: Workload) -> Volume:
-    """Gradients all-reduced, each rank's part of the weights updated and gathered.
+    """Gradients all-reduced, or each part reduced to its owner; each rank's part of the weights updated and
+    gathered.
 
-    `DeepSpeedZeroOptimizer.average_tensor` (stage_1_and_2.py) all-reduces each bucket, since
-    `use_multi_rank_bucket_allreduce` is true: stage 1 at the accumulation boundary, stage 2 in every
+    `DeepSpeedZeroOptimizer.average_tensor` (stage_1_and_2.py) all-reduces each bucket unless
+    `use_multi_rank_bucket_allreduce` is false: stage 1 at the accumulation boundary, stage 2 in every
     micro-step, to partition them (`DeepSpeedEngine.allreduce_gradients`).
     """
     found = [*broadcast_model(workload), *over_steps(workload, _step)]
@@ -193,20 +195,25 @@ def collectives(workload: Workload) -> Volume:
     return with_checkpoint(workload, volume)
 
 
+def reduces_to_owners(workload: Workload) -> bool:
+    """Whether each part of the gradients is reduced to the rank that keeps it."""
+    return workload.options.get(MULTI_RANK_BUCKET) is False
+
+
 def _step(workload: Workload, _: int) -> list[Collective]:
     dtype = reduce_dtype(workload)
     size = workload.layout.parameter_count * DTYPE_BYTES[dtype]
-    calls = bucket_calls(workload)
+    # To its owner each part is reduced by itself, and parts of a bucket that lie together in one call.
+    to_owners = reduces_to_owners(workload)
+    op, calls = ("reduce", None) if to_owners else ("all_reduce", bucket_calls(workload))
     found = [
-        Collective(
-            phase="backward", op="all_reduce", dtype=dtype, term=GRADIENTS, payload_bytes=size, calls=calls
-        )
+        Collective(phase="backward", op=op, dtype=dtype, term=GRADIENTS, payload_bytes=size, calls=calls)
     ]
     further = workload.accumulation_steps - 1
     if workload.strategy.stage == 2 and further:
         found.append(
             Collective(
-                phase="backward", op="all_reduce", dtype=dtype, term=FURTHER_GRADIENTS,
+                phase="backward", op=op, dtype=dtype, term=FURTHER_GRADIENTS,
                 payload_bytes=size * further, calls=calls and calls * further,
             )
         )  # fmt: skip

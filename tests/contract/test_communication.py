@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.backends import registry
 from harness.compare.comparison import Comparison
-from harness.compare.volume import volume_differences, volume_of
+from harness.compare.volume import textbook_differences, volume_differences, volume_of
 from harness.record import BackendPart, CommunicationPart, Record, WindowsPart
+from harness.theory.terms import GRADIENTS
 from harness.theory.transports import EMULATED
 from tests.built_in import HYBRID, NATIVE
 from tests.contract.communication import (
@@ -88,6 +90,20 @@ def test_payload_of_zero3_with_a_setting_changed_is_as_expected_to_the_byte(sett
         record = as_record("zero3", case, list(parts), label)
         assert record.comm
         assert volume_differences(record) == [], case
+
+
+@pytest.mark.parametrize("name", ["zero1", "zero2"])
+def test_stages_1_and_2_send_what_the_textbook_says_where_gradients_are_reduced_to_their_owners(
+    name: str, tmp_path: Path
+) -> None:
+    label = f"{name}:use_multi_rank_bucket_allreduce=false"
+    per_rank = on_ranks("volumes", label, 2, tmp_path)
+    for case, parts in zip(VOLUME_CASES, zip(*per_rank, strict=True), strict=True):
+        record = as_record(name, case, list(parts), label)
+        assert volume_differences(record) == [], case
+        terms = textbook_differences(record)
+        assert terms is not None
+        assert GRADIENTS not in {difference.term for difference in terms}, case
 
 
 # FSDP1 refuses one of the cases under NO_SHARD.

@@ -40,7 +40,7 @@ FEWER_MICRO_STEPS = "Use fewer, larger micro-batches."
 ALL_REDUCED = Behaviour(
     id="gradients-all-reduced",
     what="{figure} x the textbook's bytes: gradients are all-reduced, not reduce-scattered",
-    advice="use_multi_rank_bucket_allreduce: false reaches the textbook, in more calls.",
+    advice="use_multi_rank_bucket_allreduce=false reaches the textbook, in more calls.",
     questions=TRAFFIC,
     since="DeepSpeed 0.12.4 (use_multi_rank_bucket_allreduce, true by default, "
     "https://github.com/deepspeedai/DeepSpeed/pull/4695); 0.12.3 reduced each part to its owner",
@@ -110,7 +110,7 @@ BY_TERM: dict[tuple[str, str], Behaviour] = {
 MODULE_BY_MODULE = Behaviour(
     id="gathers-by-module",
     what="{figure} x as many gathers per forward pass as one per block: module by module",
-    advice="Compare zero3:preset=library-defaults, which prefetches.",
+    advice="Compare zero3:leaf_module=blocks, which gathers by block.",
     questions=TRAFFIC,
     since="DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py",
 )

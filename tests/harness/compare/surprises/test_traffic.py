@@ -6,7 +6,7 @@ from harness.compare.comparison import Comparison
 from harness.compare.surprises.catalogue import surprises
 from harness.compare.surprises.surprise import Surprise
 from harness.record import CommunicationPart, Record
-from tests.volumes import with_rows
+from tests.volumes import expected_rows, with_rows
 
 from .moving import moving
 
@@ -25,6 +25,16 @@ def test_stages_1_and_2_all_reduce_and_the_transport_is_not_the_cause(label: str
     assert surprise.figure == "1.5"
     assert surprise.origin == "DeepSpeed 0.19.8, not the transport"
     assert str(surprise.cells[0]) == f"{label} on 2 ranks"
+
+
+def test_gradients_that_are_reduced_to_their_owners_surprise_nobody() -> None:
+    record = moving("zero1")
+    options = {"use_multi_rank_bucket_allreduce": False}
+    backend = record.backend.model_copy(update={"options": options})
+    record = record.model_copy(update={"backend": backend})
+    owned = record.model_copy(update={"comm": expected_rows(record)})
+    assert any(row.op == "reduce" for row in owned.comm)
+    assert "gradients-all-reduced" not in seen(owned)
 
 
 def test_stage_2_reduces_in_every_micro_step_and_stage_1_does_not() -> None:
