@@ -6,6 +6,7 @@ import pytest
 
 from harness.compare.comparison import Comparison
 from harness.compare.findings import balance
+from harness.worker.processor_account import read
 from tests.harness.cli.command_line import SMALL, harness, records
 from tests.plugins import register
 
@@ -32,6 +33,7 @@ class SlowRank(DdpBackend):
 """
 
 
+@pytest.mark.skipif(read() is None, reason="this system does not say who used the processors")
 def test_a_slow_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "slow_plugin.py").write_text(PLUGIN)
     register(tmp_path, {"slow-rank": "slow_plugin:SlowRank"})
