@@ -8,7 +8,7 @@ from harness.compare.surprises.catalogue import surprises
 from harness.report.document import Column, Paragraph, Section, Table
 
 KEY = "surprises_all"
-TITLE = "Differences from textbook and defaults"
+TITLE = "Differences: from the textbook and from defaults"
 TEXT = (
     "Shown only where measured bytes and states are those of the closed form of the implementation, whose "
     "terms name the cause; anything else is a finding. Figures relate one cause alone to the textbook: the "

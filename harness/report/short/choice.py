@@ -10,14 +10,14 @@ from harness.compare.what_if import sent_with, states_on
 from harness.compare.wording import ranks
 from harness.report.document import Items, Line, Section
 from harness.report.formats import megabytes, percent
-from harness.report.short.stage import Stage, peak, stage
+from harness.report.short.stage import Stage, bytes_frontier, peak, stage
 from harness.report.short.words import levels, names, ratio, sentence
 from harness.spec import Question
 
 ASKED: tuple[Question, ...] = ("all", "speed", "memory")
 MANY_RANKS = 64
 MICRO_STEPS = 8
-MOST_LEVELS = 5
+MOST_LEVELS = 4
 MOST_STEPS = 3
 
 
@@ -39,30 +39,6 @@ def choice_section(comparison: Comparison, question: Question) -> Section | None
 
 def _line(name: str, text: str, details: str) -> Line:
     return Line(text, name, details)
-
-
-def bytes_frontier(where: Stage) -> list[Repeats]:
-    """Cells in rising traffic and falling peak memory: each needs less memory than all that send no more.
-
-    Both figures are counts, which other machines share; of equal cells the first of the comparison is kept.
-    """
-    known = [
-        (_rounded(sent), _rounded(most), number, group)
-        for number, group in enumerate(where.groups)
-        if (sent := group.median(SENT)) is not None and (most := peak(group)) is not None
-    ]
-    found: list[Repeats] = []
-    least: float | None = None
-    for _, most, _, group in sorted(known, key=lambda part: part[:3]):
-        if least is None or most < least:
-            found.append(group)
-            least = most
-    return found
-
-
-def _rounded(value: float) -> float:
-    """As it is shown, so that figures that read alike are alike."""
-    return float(f"{value:.3g}")
 
 
 def _ladder(where: Stage) -> str:
@@ -110,10 +86,12 @@ def _growth(where: Stage) -> str:
 
 def _links(where: Stage) -> str:
     """Who sends least and how much more the others send."""
-    shown = levels(where.figures(lambda group: group.median(SENT)), megabytes)
-    if len(shown) < 2 or not shown[0][1]:
+    found = where.figures(lambda group: group.median(SENT))
+    value = min(found.values(), default=0.0)
+    shown = levels(found, lambda sent: ratio(sent, value)) if value else []
+    if len(shown) < 2:
         return ""
-    (least, value), *others = shown
+    (least, _), *others = shown
     more = ", ".join(f"{names(labels)} {ratio(sent, value)}" for labels, sent in others[: MOST_LEVELS - 1])
     verb = "sends" if len(least) == 1 else "send"
     return f"{names(least)} {verb} least ({megabytes(value)} MB per rank and step), then {more}."

@@ -9,14 +9,14 @@ from harness.report.short.words import levels, names, sentence
 
 
 def memory_sentence(stage: Stage) -> str:
-    """Empty where neither peak nor states were measured."""
+    """Peak and model states per rank, as far as they were measured."""
     return sentence(*_peaks(stage), *_states(stage))
 
 
 def _peaks(stage: Stage) -> list[str]:
     found = levels(stage.figures(peak), megabytes)
     if not found:
-        return []
+        return ["peak memory was not measured"]
     (least, value), (most, largest) = found[0], found[-1]
     if len(found) == 1:
         return [f"every cell peaks at {megabytes(value)} MB per rank on {ranks(stage.size)}"]

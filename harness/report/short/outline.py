@@ -17,11 +17,12 @@ from harness.report.pictures.volume import volume_picture
 from harness.report.short.check import check_section
 from harness.report.short.choice import choice_section
 from harness.report.short.scope import scope_section
-from harness.report.short.summary import summary_section
+from harness.report.short.summary import MOST_ROWS, summary_section
 from harness.report.short.surprises import surprises_section
 from harness.report.short.title import title
 from harness.report.short.verdict import verdict_section
 from harness.report.short.warnings import warnings_section
+from harness.report.writers.markdown import render_markdown
 from harness.spec import Question
 
 SECTIONS: tuple[Callable[[Comparison, Question], Section | None], ...] = (
@@ -35,6 +36,8 @@ SECTIONS: tuple[Callable[[Comparison, Question], Section | None], ...] = (
 )
 MOST_WORDS = 1200
 """Of the short report as markdown, whatever the number of cells."""
+ROWS = (MOST_ROWS, 14, 12, 10, 8, 6, 4)
+"""Of the results, at most: the largest number with which the report is short enough."""
 MOST_PICTURES = 4
 
 
@@ -49,17 +52,31 @@ PICTURES: dict[Question, tuple[Callable[[Comparison], Picture | None], ...]] = {
 
 
 def short_document(comparison: Comparison, question: Question, details: Document) -> Document:
-    """The short report that answers `question`, in front of its details."""
-    sections = [section for make in SECTIONS if (section := make(comparison, question)) is not None]
+    """The short report that answers `question`, in front of its details.
+
+    As many rows of the results as `MOST_WORDS` leave room for.
+    """
+    made = {make: make(comparison, question) for make in SECTIONS}
     pictures = [p for make in PICTURES[question] if (p := make(comparison.comparable)) is not None]
-    sections = [
-        replace(section, blocks=[*section.blocks, *pictures]) if section.key == "summary" else section
-        for section in sections
-    ]
     shown = {picture.key for picture in pictures}
     rest = [replace(section, blocks=_without(section.blocks, shown)) for section in details.sections]
-    details = replace(details, sections=rest)
-    return Document(title(comparison, question), sections, details, report_cells(comparison))
+    whole = Document(
+        title(comparison, question), [], replace(details, sections=rest), report_cells(comparison)
+    )
+    for most_rows in ROWS:
+        results = summary_section(comparison, question, most_rows)
+        if results is not None:
+            made[summary_section] = replace(results, blocks=[*results.blocks, *pictures])
+        whole = replace(whole, sections=[section for section in made.values() if section is not None])
+        if words_of(whole) <= MOST_WORDS:
+            break
+    return whole
+
+
+def words_of(document: Document) -> int:
+    """Words of the short report as markdown, the marks of tables and alternative texts included."""
+    pictures = {picture.key: picture.key for picture in document.pictures()}
+    return len(render_markdown(document, pictures, "", "report.details.md").split())
 
 
 def _without(blocks: Sequence[Block], keys: Collection[str]) -> list[Block]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.backends.registry import PLANTED
-from harness.compare.cell import name_cells
+from harness.compare.cell import Cell, name_cells
 from harness.compare.comparison import Comparison
 from harness.compare.repeats import Repeats
 from harness.compare.wording import listed
@@ -55,10 +55,17 @@ def _endings(groups: Sequence[Repeats]) -> list[str]:
         cells = [g.cell for g in groups if any(row.record.status == status for row in g.rows)]
         if cells:
             ended = of_one if len(cells) == 1 else of_several
-            parts.append(f"{len(cells)} {ended} ({name_cells(cells, MOST_NAMES)})")
+            parts.append(f"{len(cells)} {ended} ({_where(cells)})")
     planted = list(dict.fromkeys(g.label for g in groups if g.record.backend.name in PLANTED))
     verb = "is" if len(planted) == 1 else "are"
     return [", ".join(parts), *([f"{listed(planted)} {verb} deliberately faulty"] if planted else [])]
+
+
+def _where(cells: Sequence[Cell]) -> str:
+    """One cell with its ranks, of several the backends."""
+    if len(cells) == 1:
+        return str(cells[0])
+    return listed(list(dict.fromkeys(cell.label for cell in cells)), MOST_NAMES)
 
 
 def _agreement(judged: Sequence[Repeats]) -> list[str]:

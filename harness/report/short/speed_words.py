@@ -7,28 +7,33 @@ from collections.abc import Sequence
 from harness.compare.metrics import SPEED
 from harness.compare.order_words import ONE_OCCASION, slowest_words, unranked_words
 from harness.compare.ranking import Ranking
-from harness.compare.repeats import Repeats
+from harness.compare.repeats import Repeats, rank_speeds
 from harness.compare.speed import shares_cores
 from harness.compare.statistics import LEVEL, median_interval
-from harness.compare.wording import ranks
+from harness.compare.wording import counted, listed, ranks
 from harness.report.formats import number, percent
 from harness.report.short.stage import Stage
 from harness.report.short.words import names, sentence
 
 FEW_TIMED_STEPS = 8
 """With fewer per run, speeds are rough."""
+NOTHING_TIMED = "No speed to compare: no configuration that trains the same model was timed."
 
 
 def speed_sentence(stage: Stage) -> str:
-    """The fastest, those tied with it and the slowest; or why there is no order. Empty: nothing was timed."""
-    timed = {group.label: group for group in stage.groups if group.values(SPEED)}
-    order = stage.order
-    if order is None or not timed or not order.names:
-        return ""
+    """The fastest, those tied with it and the slowest; or why there is no order."""
+    timed = stage.timed
+    if not timed:
+        return NOTHING_TIMED
+    if stage.is_alone:
+        text = "no two cells were measured under the same conditions, so speeds are not compared"
+    else:
+        text = _order(stage.order or rank_speeds(list(timed.values())), timed)
+    alone = reference_words(stage) if len(timed) > 1 else []
     caveats = _caveats(list(timed.values()))
-    if stage.comparison.occasions == 1 and len(order.names) > 1:
+    if stage.comparison.occasions == 1 and len(timed) > 1:
         caveats.append(ONE_OCCASION)
-    return sentence(f"speed on {ranks(stage.size)}: {_order(order, timed)}", *caveats)
+    return sentence(f"speed on {ranks(stage.size)}: {text}", *alone, *caveats)
 
 
 def _order(order: Ranking, timed: dict[str, Repeats]) -> str:
@@ -60,6 +65,26 @@ def _unjudged(order: Ranking) -> list[str]:
     return [n for n in order.leaders if order.judgement(order.names[0], n) == "not judged"]
 
 
+def reference_words(stage: Stage) -> list[str]:
+    """Throughput of one process on the same job; empty where it was not timed."""
+    timed = [
+        group
+        for group in stage.comparison.groups
+        if group.is_reference
+        and group.record.job_id == stage.place[0]
+        and group.succeeded
+        and group.values(SPEED)
+    ]
+    if len(timed) != 1:
+        return []
+    threads = timed[0].record.world.threads_per_rank
+    others = {group.record.world.threads_per_rank for group in stage.groups}
+    cut = ""
+    if others != {threads}:
+        cut = f" with {counted(threads, 'thread')} (ranks use {listed(sorted(map(str, others)))})"
+    return [f"one process{cut} reaches {number(timed[0].median(SPEED))} tokens/s"]
+
+
 def _interval(group: Repeats) -> str:
     found = median_interval(group.values(SPEED))
     if found is None:
@@ -68,10 +93,10 @@ def _interval(group: Repeats) -> str:
 
 
 def _caveats(groups: Sequence[Repeats]) -> list[str]:
-    fewest = min(len(steps) for group in groups for steps in group.timed_steps)
+    fewest = min(len(steps) for group in groups for steps in group.timed_steps if steps)
     clauses = []
     if any(shares_cores(row.record) for group in groups for row in group.rows):
         clauses.append("ranks share processor cores, so these speeds say little about the strategies")
     if fewest < FEW_TIMED_STEPS:
-        clauses.append(f"only {fewest} timed steps per run, so speeds are rough")
+        clauses.append(f"only {counted(fewest, 'timed step')} per run, so speeds are rough")
     return clauses

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from harness.backends.registry import PLANTED
 from harness.compare.comparison import Comparison
+from harness.compare.metrics import SENT, SPEED
 from harness.compare.ranking import Ranking
 from harness.compare.repeats import Place, Repeats, place_to_compare
 from harness.report.figures import BASE
@@ -28,7 +29,7 @@ class Stage:
     @cached_property
     def groups(self) -> list[Repeats]:
         """Those that agree with the reference, or cannot be judged; never one that is wrong on purpose."""
-        return [
+        found = [
             group
             for group in self.comparison.groups
             if group.place == self.place
@@ -36,6 +37,7 @@ class Stage:
             and group.parity != "diverged"
             and group.record.backend.name not in PLANTED
         ]
+        return [group for group in found if not group.is_reference] or found
 
     @cached_property
     def base(self) -> Repeats | None:
@@ -44,8 +46,23 @@ class Stage:
 
     @property
     def order(self) -> Ranking | None:
-        """The order by speed, as far as the runs support one."""
+        """The order by speed, as far as the runs support one; None where nothing but the reference ran."""
         return self.comparison.rankings.get(self.place)
+
+    @cached_property
+    def timed(self) -> dict[str, Repeats]:
+        """The cells that are in the order, by label; the reference where it ran alone."""
+        here = [g for g in self.comparison.groups if g.place == self.place and g.succeeded]
+        names = [group.label for group in self.groups] if self.order is None else self.order.names
+        return {group.label: group for group in here if group.label in names and group.values(SPEED)}
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether its only cell ran under other conditions than all others on as many ranks."""
+        here = [g for g in self.comparison.groups if g.record.job_id == self.place[0]]
+        return len(self.groups) == 1 and any(
+            g.world_size == self.size and g.place != self.place and g.step_seconds for g in here
+        )
 
     @property
     def on_cpu(self) -> bool:
@@ -68,6 +85,30 @@ def stage(comparison: Comparison) -> Stage | None:
 def peak(group: Repeats) -> float | None:
     """Largest allocator peak of any rank, in bytes."""
     return max(group.rank_peaks, default=None)
+
+
+def bytes_frontier(where: Stage) -> list[Repeats]:
+    """Cells in rising traffic and falling peak memory: each needs less memory than all that send no more.
+
+    Both figures are counts, which other machines share; of equal cells the first of the comparison is kept.
+    """
+    known = [
+        (_rounded(sent), _rounded(most), number, group)
+        for number, group in enumerate(where.groups)
+        if (sent := group.median(SENT)) is not None and (most := peak(group)) is not None
+    ]
+    found: list[Repeats] = []
+    least: float | None = None
+    for _, most, _, group in sorted(known, key=lambda part: part[:3]):
+        if least is None or most < least:
+            found.append(group)
+            least = most
+    return found
+
+
+def _rounded(value: float) -> float:
+    """As it is shown, so that figures that read alike are alike."""
+    return float(f"{value:.3g}")
 
 
 def _any_place(comparison: Comparison) -> Place | None:

@@ -8,17 +8,18 @@ from typing import Any
 
 from harness.compare.comparison import Comparison
 from harness.compare.metrics import SENT, SPEED
-from harness.compare.repeats import Repeats
+from harness.compare.repeats import Repeats, job_marks
 from harness.compare.wording import ranks
 from harness.report.document import Block, Column, Heading, Line, Section, Shown, Table
 from harness.report.figures import BASE, figure_column
 from harness.report.formats import NOT_AVAILABLE, percent
 from harness.report.sections.levels import dash
-from harness.report.short.stage import peak, stage
+from harness.report.short.stage import bytes_frontier, peak, stage
+from harness.report.short.words import WRAPPER
 from harness.spec import Question
 
 MOST_ROWS = 16
-"""Beyond these only the cells that the verdict compares are shown."""
+"""Beyond these only cells that the verdict compares are shown."""
 TIED, UNTESTED = "≈", "?"
 Read = Callable[[Repeats], float | None]
 
@@ -70,30 +71,58 @@ FIGURES: dict[Question, tuple[_Figure, ...]] = {
 }  # fmt: skip
 
 
-def summary_section(comparison: Comparison, question: Question) -> Section | None:
-    """A table for each number of ranks; None without runs."""
-    groups = _shown(comparison)
+def summary_section(
+    comparison: Comparison, question: Question, most_rows: int = MOST_ROWS
+) -> Section | None:
+    """A table for each number of ranks, and for each job if there are several; None without runs."""
+    groups = summary_cells(comparison, most_rows)
     if not groups:
         return None
-    sizes = list(dict.fromkeys(group.world_size for group in groups))
+    tables: dict[tuple[int, str], list[Repeats]] = {}
+    for group in groups:
+        tables.setdefault((group.world_size, group.record.job_id), []).append(group)
+    named = comparison.comparable.groups
+    several = len({group.world_size for group in named if not group.is_reference}) > 1
+    marks = job_marks(groups) if len(tables) > len({size for size, _ in tables}) else {}
     blocks: list[Block] = []
-    for size in sorted(sizes):
-        members = [group for group in groups if group.world_size == size]
-        blocks += [Heading(ranks(size))] if len(sizes) > 1 else []
-        blocks.append(_table(f"summary_{size}", comparison, members, FIGURES[question]))
+    for (size, job), members in sorted(tables.items(), key=lambda item: item[0][0]):
+        heading = f"{ranks(size)}{marks.get(job, '')}"
+        blocks += [Heading(heading)] if several or marks else []
+        key = f"summary_{size}{f'_{job}' if marks else ''}"
+        blocks.append(_table(key, comparison, members, FIGURES[question]))
     note = _note(comparison, groups, question) or "Every figure of every cell:"
     return Section("summary", "Results", [*blocks, Line(note, details="results")])
 
 
-def _shown(comparison: Comparison) -> list[Repeats]:
-    """All cells but the reference, or those on the number of ranks that the verdict compares."""
+def summary_cells(comparison: Comparison, most: int) -> list[Repeats]:
+    """All cells but the reference; of too many those where the verdict compares, the telling ones first.
+
+    Telling are DDP, cells that diverged, and those that no other beats in bytes.
+    """
     groups = comparison.comparable.groups
-    groups = [group for group in groups if not group.is_reference] or groups
-    if len(groups) <= MOST_ROWS:
-        return list(groups)
+    groups = [group for group in groups if not group.is_reference] or list(groups)
     where = stage(comparison)
-    chosen = where.groups if where is not None else groups
-    return list(chosen[:MOST_ROWS])
+    if len(groups) <= most or where is None:
+        return groups[:most]
+    labels = {group.label: group for group in where.groups}
+    here = [
+        group
+        for group in groups
+        if group.place == where.place and not _repeats(group, labels.get(group.label.removeprefix(WRAPPER)))
+    ]
+    if len(here) <= most:
+        return here
+    telling = {BASE, *(g.label for g in here if g.parity == "diverged"), *(g.label for g in bytes_frontier(where))}
+    chosen = sorted(here, key=lambda group: group.label not in telling)[:most]
+    return [group for group in here if group in chosen]
+
+
+def _repeats(group: Repeats, native: Repeats | None) -> bool:
+    """Whether a cell is another one, wrapped, and shows the same figures but for time."""
+    if native is None or native is group or group.parity != native.parity:
+        return False
+    counts = (PEAK, STATES, BYTES)
+    return all(f.show(f.read(group)) == f.show(f.read(native)) for f in counts)
 
 
 def _table(key: str, comparison: Comparison, groups: Sequence[Repeats], wanted: Sequence[_Figure]) -> Table:
@@ -161,5 +190,5 @@ def _note(comparison: Comparison, groups: Sequence[Repeats], question: Question)
     left = len([group for group in comparison.groups if not group.is_reference]) - len(groups)
     rest = [f"{left} more rows."] if left > 0 else []
     related = any(f.is_ratio for f in FIGURES[question]) and any(group.label == BASE for group in groups)
-    ratios = [f"Ratios are to {BASE} on the same ranks; {NOT_AVAILABLE}: not measured."] if related else []
+    ratios = [f"Ratios are to {BASE} on the same ranks; {NOT_AVAILABLE}: not measured or not comparable."] if related else []
     return " ".join([*ratios, *found, *rest])

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from harness.compare.metrics import EXPECTED_SENT, SENT
-from harness.compare.wording import ranks
+from harness.compare.metrics import EXPECTED_SENT, SENT, TRANSPORT_SENT
+from harness.compare.repeats import Repeats
+from harness.compare.wording import listed, ranks
 from harness.report.formats import megabytes
 from harness.report.short.stage import Stage
 from harness.report.short.words import levels, names, ratio, sentence
+from harness.theory.transports import EMULATED
 
 
 def traffic_sentence(stage: Stage) -> str:
-    """Empty where nothing was counted, or one rank has nobody to send to."""
-    found = levels(stage.figures(lambda group: group.median(SENT)), megabytes)
-    if not found or stage.size == 1:
+    """Empty where one rank has nobody to send to."""
+    if stage.size == 1:
         return ""
+    found = levels(stage.figures(lambda group: group.median(SENT)), megabytes)
+    if not found:
+        return "Communication was not counted."
     (least, value), (most, largest) = found[0], found[-1]
     if len(found) == 1:
         text = f"every cell sends {megabytes(value)} MB per rank and step on {ranks(stage.size)}"
@@ -24,22 +28,33 @@ def traffic_sentence(stage: Stage) -> str:
             f"step (ring algorithm); most: {names(most)}, {megabytes(largest)} MB"
             f"{f' ({ratio(largest, value)})' if value else ''}"
         )
-    return sentence(text, *_expected(stage))
+    return sentence(text, *_expected(stage), *_emulated(stage))
 
 
 def _expected(stage: Stage) -> list[str]:
-    off, known = [], []
-    for group in stage.groups:
-        for row in group.rows:
-            sent, expected = row.figures[SENT], row.figures[EXPECTED_SENT]
-            if sent is None or expected is None:
-                continue
-            known.append(group.label)
-            if abs(sent - expected) >= 1:
-                off.append(group.label)
+    differences = {group.label: _bytes_off(group) for group in stage.groups}
+    off = [f"{label} ({most:+,.0f} bytes)" for label, most in differences.items() if most and abs(most) >= 1]
+    without = [label for label, most in differences.items() if most is None]
+    unknown = [f"no closed form for {names(without)}"] if without else []
     if off:
-        return [f"not what the closed form expects in {names(list(dict.fromkeys(off)))}"]
-    without = [group.label for group in stage.groups if group.label not in known]
-    if not known:
+        return [f"not what the closed form expects: {names(off)}", *unknown]
+    return [*(["as expected to the byte"] if len(without) < len(differences) else []), *unknown]
+
+
+def _bytes_off(group: Repeats) -> float | None:
+    """Sent minus expected per step, of the repeat furthest off; None where no repeat has both."""
+    pairs = [(row.figures[SENT], row.figures[EXPECTED_SENT]) for row in group.rows]
+    found = [sent - expected for sent, expected in pairs if sent is not None and expected is not None]
+    return max(found, key=abs, default=None)
+
+
+def _emulated(stage: Stage) -> list[str]:
+    """What a transport sends that implements a collective as another one; empty where none does."""
+    pairs = [(g.median(SENT), g.median(TRANSPORT_SENT), g) for g in stage.groups]
+    more = [(real, g) for ring, real, g in pairs if ring is not None and real is not None and real != ring]
+    if not more:
         return []
-    return [f"as expected to the byte{f', no closed form for {names(without)}' if without else ''}"]
+    most, group = max(more, key=lambda pair: pair[0])
+    transport = group.record.world.collectives
+    instead = listed([f"{op} as {other}" for op, other in EMULATED[transport].items()]).replace("_", "-")
+    return [f"{transport} implements {instead} and sends up to {megabytes(most)} MB"]

@@ -23,11 +23,16 @@ PARTS: dict[Question, tuple[str, ...]] = {
 }
 """What is answered, the answer first."""
 MOST_WARNINGS = 6
+NOTHING_RAN = "No configuration completed, so there is nothing to compare."
 
 
 def verdict_section(comparison: Comparison, question: Question) -> Section:
     """What a reader should take away."""
     lines = [line for part in PARTS[question] for line in _part(comparison, part)]
+    if stage(comparison) is None:
+        lines.append(Line(NOTHING_RAN))
+    elif question != "scaling":
+        lines.append(Line(_one_of_several(comparison)))
     lines += [Line(endings_sentence(comparison), details="results")]
     if question != "parity":
         lines += [Line(_warnings(comparison), details="findings")]
@@ -51,6 +56,14 @@ def _part(comparison: Comparison, part: str) -> list[Line]:
         case "scaling":
             return [Line(text, details="scaling") for text in scaling_sentences(comparison)]
     return []
+
+
+def _one_of_several(comparison: Comparison) -> str:
+    """Which job the figures are of; empty where all runs are one job."""
+    jobs, where = comparison.comparable.by_job, stage(comparison)
+    if len(jobs) == 1 or where is None:
+        return ""
+    return f"Figures above are of job {where.place[0]}, one of {len(jobs)}; results show all."
 
 
 def _cause(comparison: Comparison) -> str:

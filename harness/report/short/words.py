@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 
 from harness.compare.wording import listed
 
-MOST_NAMES = 5
+MOST_NAMES = 4
+WRAPPER = "accelerate-"
+"""Prefix of backends that run another one through Accelerate."""
 
 
 def ratio(value: float, base: float) -> str:
@@ -23,8 +25,12 @@ def levels(figures: Mapping[str, float], show: Callable[[float], str]) -> list[t
 
 
 def names(labels: list[str]) -> str:
-    """'a, b and c'; beyond `MOST_NAMES` the rest as a number."""
-    return listed(labels, MOST_NAMES)
+    """'a, b and c'; beyond `MOST_NAMES` the rest as a number.
+
+    A backend through Accelerate is not named next to the same one without.
+    """
+    wrapped = {f"{WRAPPER}{label}" for label in labels}
+    return listed([label for label in labels if label not in wrapped], MOST_NAMES)
 
 
 def sentence(*clauses: str) -> str:

@@ -95,7 +95,8 @@ def _with_link(line: Line, names: _Names) -> str:
     text = f"**{markdown_text(line.name)}**: {markdown_text(line.text)}" if line.name else _line(line.text)
     if line.details not in names.titles:
         return text
-    return f"{text} [{markdown_text(names.titles[line.details])}]({quote(names.details)}#{line.details})"
+    title, _, _ = names.titles[line.details].partition(":")
+    return f"{text} [{markdown_text(title)}]({quote(names.details)}#{line.details})"
 
 
 def _line(text: str) -> str:
