@@ -71,9 +71,7 @@ FIGURES: dict[Question, tuple[_Figure, ...]] = {
 }  # fmt: skip
 
 
-def summary_section(
-    comparison: Comparison, question: Question, most_rows: int = MOST_ROWS
-) -> Section | None:
+def summary_section(comparison: Comparison, question: Question, most_rows: int = MOST_ROWS) -> Section | None:
     """A table for each number of ranks, and for each job if there are several; None without runs."""
     groups = summary_cells(comparison, most_rows)
     if not groups:
@@ -112,7 +110,11 @@ def summary_cells(comparison: Comparison, most: int) -> list[Repeats]:
     ]
     if len(here) <= most:
         return here
-    telling = {BASE, *(g.label for g in here if g.parity == "diverged"), *(g.label for g in bytes_frontier(where))}
+    telling = {
+        BASE,
+        *(g.label for g in here if g.parity == "diverged"),
+        *(g.label for g in bytes_frontier(where)),
+    }
     chosen = sorted(here, key=lambda group: group.label not in telling)[:most]
     return [group for group in here if group in chosen]
 
@@ -190,5 +192,9 @@ def _note(comparison: Comparison, groups: Sequence[Repeats], question: Question)
     left = len([group for group in comparison.groups if not group.is_reference]) - len(groups)
     rest = [f"{left} more rows."] if left > 0 else []
     related = any(f.is_ratio for f in FIGURES[question]) and any(group.label == BASE for group in groups)
-    ratios = [f"Ratios are to {BASE} on the same ranks; {NOT_AVAILABLE}: not measured or not comparable."] if related else []
+    ratios = (
+        [f"Ratios are to {BASE} on the same ranks; {NOT_AVAILABLE}: not measured or not comparable."]
+        if related
+        else []
+    )
     return " ".join([*ratios, *found, *rest])
