@@ -12,23 +12,17 @@ from functools import lru_cache, reduce
 from itertools import combinations, count
 from math import comb, prod
 from statistics import quantiles
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
 LEVEL = 0.95
 LEAST_FOR_P95 = 20
 """Of fewer values one lies beyond the 95th percentile at most, and it would be the largest in disguise."""
 MOST_DIVISIONS = 20_000
 """Beyond these a fixed sample of divisions stands for all."""
-MOST_NUMBERS = 2**22
-"""Held in memory at once where divisions are tried."""
 SEED = 20260101
 
-Floats: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Significance = Literal["beyond noise", "within noise", "not judged"]
 Stratum: TypeAlias = tuple[Sequence[float], Sequence[float]]
 """Runs of two cells that were made on one occasion."""
@@ -62,8 +56,11 @@ def median_interval(values: Sequence[float]) -> Interval | None:
 
     Between order statistics, as the sign test gives it (Conover, Practical Nonparametric Statistics).
     """
-    if len(values) < interval_runs():
-        return None
+    return _bounds(tuple(sorted(values))) if len(values) >= interval_runs() else None
+
+
+@lru_cache(maxsize=1024)
+def _bounds(values: tuple[float, ...]) -> Interval:
     from scipy.stats import quantile_test  # a second to import: only if there are enough runs
 
     bounds = quantile_test(values, p=0.5).confidence_interval(LEVEL)
@@ -104,8 +101,7 @@ def stratified_significance(strata: Sequence[Stratum], comparisons: int = 1) -> 
     if not is_testable(strata, comparisons):
         return "not judged"
     paired = [(tuple(values), tuple(base)) for values, base in strata if values and base]
-    chance = _chance(*paired[0]) if len(paired) == 1 else _stratified_chance(tuple(paired))
-    return "beyond noise" if chance <= (1 - LEVEL) / comparisons else "within noise"
+    return "beyond noise" if chance(tuple(paired)) <= (1 - LEVEL) / comparisons else "within noise"
 
 
 def is_testable(strata: Sequence[Stratum], comparisons: int = 1) -> bool:
@@ -114,8 +110,8 @@ def is_testable(strata: Sequence[Stratum], comparisons: int = 1) -> bool:
     return 2 / divisions <= (1 - LEVEL) / comparisons
 
 
-@lru_cache(maxsize=256)
-def _stratified_chance(strata: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]) -> float:
+@lru_cache(maxsize=1024)
+def chance(strata: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]) -> float:
     """The share of all divisions within each stratum that lie at least as far apart as the runs do."""
     pools = [np.array([*values, *base], float) for values, base in strata]
     pools = [pool - pool.mean() for pool in pools]
@@ -135,38 +131,3 @@ def _stratified_chance(strata: tuple[tuple[tuple[float, ...], tuple[float, ...]]
         shuffled = generator.permuted(np.tile(pool, (MOST_DIVISIONS, 1)), axis=1)
         drawn += shuffled[:, :size].sum(axis=1)
     return float((1 + np.count_nonzero(np.abs(drawn) >= least)) / (1 + MOST_DIVISIONS))
-
-
-@lru_cache(maxsize=256)
-def _chance(values: tuple[float, ...], base: tuple[float, ...]) -> float:
-    return float(chances([values], [base])[0])
-
-
-def chances(values: ArrayLike, base: ArrayLike) -> Floats:
-    """The share of all divisions of the runs into two such sets whose means are at least so far apart.
-
-    `values` and `base` have a row per comparison and a column per run; many rows take hardly longer than one.
-    """
-    from scipy.stats import permutation_test  # a second to import: only if there is something to judge
-
-    runs = np.concatenate([np.asarray(values, float), np.asarray(base, float)], axis=1)
-    runs -= runs.mean(axis=1, keepdims=True)  # then the sum of one set tells how far apart both means are
-    left, right = np.hsplit(runs, [np.shape(values)[1]])
-    least = np.abs(left.sum(axis=1)) - 1e-12 * np.abs(runs).sum(axis=1)  # a margin for rounding
-    if 1 in (left.shape[1], right.shape[1]):  # scipy 1.17 wants two runs on each side
-        return np.asarray(np.mean(np.abs(runs) >= least[:, np.newaxis], axis=1))
-
-    def is_as_far(left: Floats, _right: Floats, axis: int) -> Floats:
-        return (np.abs(left.sum(axis=axis)) >= least).astype(float)
-
-    test = permutation_test(
-        (left, right),
-        is_as_far,
-        vectorized=True,
-        axis=1,
-        n_resamples=MOST_DIVISIONS,
-        batch=1 + MOST_NUMBERS // runs.size,
-        alternative="greater",
-        rng=SEED,
-    )
-    return np.asarray(test.pvalue)
