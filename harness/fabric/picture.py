@@ -15,7 +15,7 @@ from harness.fabric.result import FabricResult, FabricRow
 from harness.report.document import Picture
 from harness.report.drawing import draw
 from harness.report.formats import number
-from harness.report.pictures.curves import Panel, plain_look
+from harness.report.pictures.curves import Panel, decades, plain_look
 
 WIDTH, HEIGHT = 460, 240
 
@@ -60,7 +60,8 @@ def _panel(
     labels = {size: binary_size(size) for size in sizes}
     panel = Panel(
         across="bytes, in powers of 1024", up=title, domain=(min(values) / 1.2, max(values) * 1.2),
-        is_log=True, width=WIDTH, height=HEIGHT, y_axis={"format": "~g"},
+        is_log=True, width=WIDTH, height=HEIGHT,
+        y_axis={"format": ",~f", "values": decades(min(values), max(values))},
         x_axis={"labelExpr": f"({json.dumps(labels)})[datum.value]"},
     )  # fmt: skip
     panel.place_labels(points)

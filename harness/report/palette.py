@@ -15,6 +15,8 @@ from harness.record.workload import known_strategy
 
 GREY = "#7A7A7A"
 """Text and axes: above 4:1 in contrast on white and on black, as the background is transparent."""
+FAINT = "rgba(122,122,122,0.25)"
+"""What recedes, on any page."""
 LIMIT = "#D9483B"
 """Lines that must not be crossed."""
 FAMILIES = {
@@ -30,22 +32,22 @@ FAMILIES = {
 }
 """Name and colour of each family of strategies; ZeRO's stages are shades of one hue."""
 KINDS = {
-    "weights": "#5A4DB0",
-    "gradients": "#8277CB",
-    "masters": "#AAA1E0",
-    "optimizer": "#CBC5EF",
-    "activations": "#ADADAD",
+    "weights": "#4E41A8",
+    "gradients": "#766AC8",
+    "masters": "#9E95DC",
+    "optimizer": "#C6C0EE",
+    "activations": FAINT,
 }
 """Kinds of memory in the order of a bar: model states in shades of one hue, then what is none."""
 PHASES = {
-    "data": "#8C8C8C",
+    "data": "#0D3B4A",
     "forward": "#1B7391",
     "backward": "#4A9AB5",
     "clipping and update": "#A5D3E2",
 }
 EXPOSED = "exposed communication"
-ACTIVITIES = {"computing": "#1B7391", EXPOSED: "#CF5A00", "idle": "#ADADAD"}
-VERDICTS = {"agrees": "#64799A", "not judged": "#A6A6A6"}
+ACTIVITIES = {"computing": "#1B7391", EXPOSED: "#CF5A00", "idle": FAINT}
+VERDICTS = {"agrees": GREY, "not judged": "#ABABAB"}
 """Of loss curves that are drawn as one band."""
 CURVES = ("#0A74B8", "#CC8400", "#00966C", "#B8569A", "#4FA6D8", "#C4511A", "#8A6D00")
 """For curves that belong to no family."""

@@ -17,7 +17,7 @@ from harness.report.document import Picture
 from harness.report.drawing import draw
 from harness.report.formats import number
 from harness.report.palette import LIMIT, look_of
-from harness.report.pictures.curves import Panel
+from harness.report.pictures.curves import Panel, decades
 from harness.report.pictures.labels import LINE
 
 FORMATS = {".svg": "svg", ".png": "png"}
@@ -129,7 +129,7 @@ def _panel(
     panel = Panel(
         across="ranks", up=title, domain=(low, max(values) * 1.15 or 1.0), is_log=is_log,
         width=WIDTH, height=max(HEIGHT, int(LINE * len(curves))), x_axis={"format": ",d"},
-        y_axis={"format": "~g"},
+        y_axis={"format": ",~f", **({"values": decades(min(values), max(values))} if is_log else {})},
     )  # fmt: skip
     panel.place_labels(points)
     sizes = sorted({row.world_size for curve in curves for row in curve.rows})
@@ -143,10 +143,16 @@ def _panel(
 
 def _limit(limit: float, name: str) -> list[dict[str, Any]]:
     """The memory of the device: a line with its name."""
+    one: dict[str, Any] = {"values": [{}]}
     at = {"y": {"datum": limit}}
     return [
-        {"mark": {"type": "rule", "color": LIMIT, "strokeWidth": 2, "strokeDash": [6, 3]}, "encoding": at},
         {
+            "data": one,
+            "mark": {"type": "rule", "color": LIMIT, "strokeWidth": 2, "strokeDash": [6, 3]},
+            "encoding": at,
+        },
+        {
+            "data": one,
             "mark": {
                 "type": "text",
                 "color": LIMIT,

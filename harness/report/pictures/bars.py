@@ -91,7 +91,8 @@ def tick(field: str, *, colour: str = GREY) -> Layer:
 def quantity(field: str, title: str | None = None) -> dict[str, Any]:
     """A channel with a number, from zero."""
     named = {"title": title} if title is not None else {}
-    return {"field": field, "type": "quantitative", "scale": {"zero": True}, **named}
+    scale, axis = {"zero": True}, {"tickCount": 6}
+    return {"field": field, "type": "quantitative", "scale": scale, "axis": axis, **named}
 
 
 def as_given(field: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import log2
+from math import ceil, floor, log2, log10
 from typing import Any
 
 from harness.report.palette import CURVES, NATIVE_OPACITY
@@ -100,6 +100,13 @@ class Panel:
         low, high = self.domain
         share = 1 - pixel / self.height
         return float(low * (high / low) ** share) if self.is_log else low + share * (high - low)
+
+
+def decades(low: float, high: float) -> list[float]:
+    """Numbers 1, 2 and 5 times a power of ten between two positive numbers, and the nearest outside."""
+    powers = range(floor(log10(low)), ceil(log10(high)) + 1)
+    ticks = [float(f"{digit}e{power}") for power in powers for digit in (1, 2, 5)]
+    return [tick for tick in ticks if low / 2.5 < tick < high * 2.5]
 
 
 def plain_look(index: int) -> Spec:
