@@ -154,10 +154,10 @@ def test_png_that_was_only_compressed_again_holds(copy: Path) -> None:
 
 
 def drawn_by_another(folder: Path) -> None:
-    for name in ("report.md", "report.html"):
+    for name in ("report.md", "report.details.md", "report.html"):
         text = (folder / name).read_text()
         changed = re.sub(r"(vl-convert-python )[\w.]+\w", r"\g<1>1.2.3", text)
-        assert changed.count("1.2.3") == 2
+        assert "1.2.3" in changed
         (folder / name).write_text(changed)
 
 
