@@ -144,7 +144,9 @@ class AccelerateFsdpBackend(Backend):
             },
             library_autocast=autocast_dtype(context.precision) if accelerator.native_amp else None,
             wrap_units=units,
-            reduce_dtype=getattr(in_force, "reduce_dtype", None) or dtype,
+            reduce_dtype=getattr(in_force, "reduce_dtype", None)
+            or getattr(in_force, "param_dtype", None)
+            or dtype,
             parameter_count=count,
             compute_dtype=getattr(in_force, "param_dtype", None) or dtype,
             autocast=False,

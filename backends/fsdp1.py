@@ -133,7 +133,7 @@ class Fsdp1Backend(Backend):
             name=in_force.name,
             native_config={key: _plain(value) for key, value in arguments.items()},
             wrap_units=fsdp1_unit_names(fsdp),
-            reduce_dtype=(precision.reduce_dtype if precision else None) or dtype,
+            reduce_dtype=((precision.reduce_dtype or precision.param_dtype) if precision else None) or dtype,
             parameter_count=count,
             compute_dtype=compute,
             autocast=False,

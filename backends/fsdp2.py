@@ -107,7 +107,7 @@ class Fsdp2Backend(Backend):
                 "offload_policy": "CPUOffloadPolicy" if self._offload else None,
             },
             wrap_units=fsdp2_unit_names(model),
-            reduce_dtype=policy.reduce_dtype or dtype,
+            reduce_dtype=policy.reduce_dtype or policy.param_dtype or dtype,
             parameter_count=count,
             compute_dtype=policy.param_dtype or dtype,
             autocast=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +18,7 @@ TRAFFIC: tuple[Question, ...] = ("speed", "scaling")
 MEMORY: tuple[Question, ...] = ("memory",)
 PARITY: tuple[Question, ...] = ("parity",)
 NAMES = {"deepspeed": "DeepSpeed", "torch": "torch", "accelerate": "Accelerate"}
-CHANGES_TRAINING = 10.0
+CHANGES_TRAINING = math.inf
 """Effect of what trains something else than the job asks for: before every difference of cost."""
 WOULD_CHANGE_TRAINING = 0.4
 """Effect of a default that would do so without this harness's setting: ranked as 40 % of bytes."""

@@ -138,9 +138,10 @@ def _terms(record: Record) -> list[Sighting]:
 
 
 def _unlisted(difference: TermDifference, family: str) -> Behaviour:
+    remark = f" ({difference.remark})" if difference.remark else ""
     return Behaviour(
         id="other-traffic",
-        what=f"{{figure}} x the textbook's bytes: {difference.term} ({difference.remark})",
+        what=f"{{figure}} x the textbook's bytes: {difference.term}{remark}",
         advice="Nothing: the implementation does so.",
         questions=TRAFFIC,
         packages=("deepspeed",) if family.startswith("zero") else ("torch",),
