@@ -59,7 +59,8 @@ publish: $(READY)
 	$(BIN)/harness compare --config $(CONFIG) --repeats $(REPEATS) --runs runs/$(NAME) --report runs/$(NAME).md
 	rm -f $(PUBLISHED)/runs.tar.xz
 	$(BIN)/harness report runs/$(NAME) -o $(PUBLISHED)/report.md --archive
-	$(BIN)/python -m benchmarks.publishing $(PUBLISHED)
+	$(BIN)/python -m benchmarks.publishing reports $(PUBLISHED)
+	$(BIN)/python -m benchmarks.reports_page reports
 
 # Renders and verifies all published reports again, and their pages; the same records and code give the same bytes.
 reports: $(READY)
@@ -67,6 +68,7 @@ reports: $(READY)
 	$(BIN)/python -m tests.traps.gallery reports/traps --page
 	$(BIN)/python -m benchmarks.node_scaling reports/node-scaling
 	$(BIN)/python -m benchmarks.shaped_links reports/shaped-links
+	$(BIN)/python -m benchmarks.reports_page reports
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -23,10 +23,13 @@ from tests.cluster.slurm import SlurmCluster
 BACKENDS = "ddp,zero1,zero2,zero3,fsdp,fsdp-hybrid"
 WARM = ("--set", "measure.warmup_steps=3")
 """The first two forward passes of ZeRO-3 differ from later ones; the probes skip them."""
+EQUAL = "losses equal, final weights equal"
 WORLDS = (("2,4", "2"), ("1", "4"), ("1", "2"))
 """Numbers of nodes, ranks per node. Four ranks run on one node and on two nodes."""
 EXPLANATION = """\
-# Strategies on 1, 2 and 4 nodes
+# Strategies on 1, 2 and 4 nodes: is it the same job?
+
+{answer}
 
 The four nodes of this Slurm cluster are network namespaces of one machine. The scaling in the report shows
 how two processors slow down with more ranks, not what more nodes would gain. It does show that the runs are
@@ -43,8 +46,8 @@ def main() -> None:
     *prefix, output = map(Path, sys.argv[1:])
     if prefix:
         measure(prefix[0], output)
-    text = tell([record for _, record in read_runs([output / ARCHIVE_NAME])[0]])
-    (output / "README.md").write_text(EXPLANATION + text + "\n")
+    text = page([record for _, record in read_runs([output / ARCHIVE_NAME])[0]])
+    (output / "README.md").write_text(text, encoding="utf-8")
     print(text)
 
 
@@ -63,7 +66,18 @@ def measure(prefix: Path, output: Path) -> None:
         publish(scratch / "runs", output)
 
 
-def tell(records: list[Record]) -> str:
+def page(records: list[Record]) -> str:
+    """The answer, how it was measured, and a line for each cell."""
+    lines = tell(records)
+    equal = sum(line.endswith(EQUAL) for line in lines)
+    answer = (
+        f"{equal} of {len(lines)} cells that ran on several numbers of nodes have losses and final weights "
+        "that are equal bit by bit."
+    )
+    return EXPLANATION.replace("{answer}", answer) + "\n".join(lines) + "\n"
+
+
+def tell(records: list[Record]) -> list[str]:
     """Whether equal world sizes train bit by bit alike, however many nodes they have."""
     worlds: dict[tuple[str, int], list[Record]] = defaultdict(list)
     for record in records:
@@ -76,7 +90,7 @@ def tell(records: list[Record]) -> str:
             weights = {run.final_weights.digest if run.final_weights else run.run_id for run in runs}
             equality = f"losses {_alike(losses)}, final weights {_alike(weights)}"
             lines.append(f"- {label}, {size} ranks on {' and '.join(map(str, nodes))} nodes: {equality}")
-    return "\n".join(lines)
+    return lines
 
 
 def _alike(found: set[Any]) -> str:

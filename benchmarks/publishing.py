@@ -1,6 +1,6 @@
 """Publishes a report with its records in one archive, and renders published reports again.
 
-Usage: python -m benchmarks.publishing FOLDER     (render and verify all reports with an archive in FOLDER)
+Usage: python -m benchmarks.publishing REPORTS [FOLDER]     (render and verify all reports below FOLDER)
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.published_reports import question_of
 from harness.record import Record
 from harness.record_files import ARCHIVE_NAME
 from harness.report.manifest import read_manifest
@@ -35,15 +36,20 @@ def publish(runs: Path, output: Path) -> list[Record]:
     return records
 
 
-def render_again(folder: Path) -> list[str]:
-    """Render and verify the reports next to archives below a folder; return what fails verification."""
+def render_again(reports: Path, folder: Path | None = None) -> list[str]:
+    """Render and verify the reports next to archives below a folder; return what fails verification.
+
+    `folder` None: all below `reports`. A report that is not in the list of the published ones keeps its
+    question.
+    """
     problems = []
-    for archive in sorted(folder.rglob(ARCHIVE_NAME)):
+    for archive in sorted((folder or reports).rglob(ARCHIVE_NAME)):
         runs, unreadable = read_runs([archive])
         problems += unreadable
         for report in (archive.with_name(name) for name in REPORTS):
             if report.exists():
-                question = read_manifest(report.read_text(encoding="utf-8"), report)[0].question
+                named = question_of(archive.parent.relative_to(reports).as_posix())
+                question = named or read_manifest(report.read_text(encoding="utf-8"), report)[0].question
                 written = write_report(runs, report, question=question, folders=[archive])
                 result = verify(written)
                 problems += [f"{report.parent}: {problem}" for problem in result.problems]
@@ -52,4 +58,4 @@ def render_again(folder: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit("\n".join(render_again(Path(sys.argv[1]))) or None)
+    sys.exit("\n".join(render_again(*map(Path, sys.argv[1:3]))) or None)

@@ -26,9 +26,11 @@ from .planted import TRAPS, Trap
 
 DOCUMENTS = "documents.jsonl"
 PAGE = """\
-# The trap gallery
+# The trap gallery: are mistakes named?
 
-The findings for comparisons that go wrong. Each line is a deliberate mistake: a backend with a defect,
+All {count} deliberate mistakes of this page are named by the finding of their kind.
+
+Each line is a backend with a defect,
 compared with the reference on one process. Numbered traps have occurred in public. 'unseen' are kinds of
 defects for which no finding was written, 'late' are defects that begin after three correct steps.
 
@@ -97,7 +99,11 @@ def page(output: Path) -> str:
         key=lambda line: (line[0].split()[0] if line[0].startswith("T") else "U", order.index(line[0]))
     )
     headers = ("trap", "what was done", "job", "finding", "what the report says")
-    return PAGE + tabulate(lines, headers=headers, tablefmt="pipe", disable_numparse=True) + "\n"
+    return (
+        PAGE.replace("{count}", str(len(lines)))
+        + tabulate(lines, headers=headers, tablefmt="pipe", disable_numparse=True)
+        + "\n"
+    )
 
 
 def _named(trap: Trap, found: Sequence[Finding]) -> Finding:

@@ -1,0 +1,53 @@
+"""The published reports: what each answers and which command makes it again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from harness.spec import Question
+
+QUESTIONS = get_args(Question)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A folder below reports/ with records and a report."""
+
+    name: str
+    question: Question
+    command: str
+    """Makes the folder again from nothing."""
+    page: str = "report.md"
+    """What a reader opens: a report, or a page about several."""
+
+
+def _make(name: str, repeats: int) -> str:
+    return f"make publish NAME={name} CONFIG=configs/{name}.yaml REPEATS={repeats}"
+
+
+CLUSTER = "python -m benchmarks.{} .cluster/slurm reports/{}"
+PUBLISHED = (
+    Published(name="default", question="all", command=_make("default", 7)),
+    Published(name="full-matrix", question="memory", command=_make("full-matrix", 3)),
+    Published(name="explain-clipping", question="parity", command=_make("explain-clipping", 1)),
+    Published(name="explain-master-weights", question="parity", command=_make("explain-master-weights", 1)),
+    Published(name="explain-zero3-speed", question="speed", command=_make("explain-zero3-speed", 7)),
+    Published(name="strong-scaling", question="scaling", command=_make("strong-scaling", 4)),
+    Published(name="weak-scaling", question="scaling", command=_make("weak-scaling", 4)),
+    Published(
+        name="node-scaling", question="parity", page="README.md",
+        command=CLUSTER.format("node_scaling", "node-scaling"),
+    ),
+    Published(
+        name="shaped-links", question="speed", page="README.md",
+        command=CLUSTER.format("shaped_links", "shaped-links"),
+    ),
+    Published(name="traps", question="parity", page="README.md", command="make gallery"),
+)  # fmt: skip
+
+
+def question_of(folder: str) -> Question | None:
+    """What the report in a folder, relative to reports/, answers; None: it is none of them."""
+    top = folder.split("/")[0]
+    return next((published.question for published in PUBLISHED if published.name == top), None)

@@ -1,0 +1,89 @@
+"""Writes the gallery of the published reports, and the results that README.md opens with.
+
+Usage: python -m benchmarks.reports_page reports
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from benchmarks.published_reports import PUBLISHED, Published
+from harness.errors import HarnessError
+
+TEMPLATE = Path(__file__).with_name("reports_page.md")
+HERE = "<!-- gallery -->"
+BEGIN, END = "<!-- results of reports/default -->", "<!-- end of results -->"
+_LINK = re.compile(r" \[[^\]]*\]\([^)]*\)$")
+_PICTURE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<file>[^)]+\.svg)\)")
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    (folder / "README.md").write_text(page(folder), encoding="utf-8")
+    readme = folder.parent / "README.md"
+    readme.write_text(with_results(readme.read_text(encoding="utf-8"), folder), encoding="utf-8")
+
+
+def page(folder: Path) -> str:
+    """The page of a folder of published reports; those that are not there are left out."""
+    entries = [_entry(folder, published) for published in PUBLISHED if (folder / published.name).is_dir()]
+    return TEMPLATE.read_text(encoding="utf-8").replace(HERE, "\n\n".join(entries))
+
+
+def with_results(readme: str, folder: Path) -> str:
+    """The text with the scope, the table and the first picture of the default report between its marks."""
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    lines = (folder / "default" / "report.md").read_text(encoding="utf-8").split("\n")
+    scope = _LINK.sub("", next(lines[n + 2] for n, line in enumerate(lines) if line == "## Scope"))
+    first = next(n for n, line in enumerate(lines) if line.startswith("| backend "))
+    table = lines[first : lines.index("", first)]
+    picture = next(found for line in lines if (found := _PICTURE.match(line)))
+    image = f"![{picture['alt']}](reports/default/{picture['file']})"
+    link = f"{scope} [The report](reports/default/report.md)."
+    return f"{before}{BEGIN}\n{link}\n\n" + "\n".join([*table, "", image]) + f"\n{END}{after}"
+
+
+def _entry(folder: Path, published: Published) -> str:
+    path = folder / published.name / published.page
+    lines = path.read_text(encoding="utf-8").split("\n")
+    title = lines[0].removeprefix("# ")
+    address = f"{published.name}/{published.page}"
+    parts = [f"### [{title}]({address})", _answer(lines, path)]
+    if (picture := _picture(folder, published, lines)) is not None:
+        parts.append(picture)
+    return "\n\n".join([*parts, f"`{published.command}`"])
+
+
+def _answer(lines: list[str], path: Path) -> str:
+    """The first sentence of the verdict, or the first paragraph of a page."""
+    verdict = next((n for n, line in enumerate(lines) if line == "## Verdict"), None)
+    begin = (verdict if verdict is not None else 0) + 1
+    for number, line in enumerate(lines[begin:], begin):
+        if line.startswith("- "):
+            return _LINK.sub("", line.removeprefix("- "))
+        if line and verdict is None:
+            end = lines.index("", number) if "" in lines[number:] else len(lines)
+            return " ".join(lines[number:end])
+    raise HarnessError(f"{path} has neither a verdict nor a first paragraph")
+
+
+def _picture(folder: Path, published: Published, lines: list[str]) -> str | None:
+    """The first picture, of a page the first of its first report, as a link of thumbnail width."""
+    pages = [(published.name, "\n".join(lines))]
+    pages += [
+        (path.parent.relative_to(folder).as_posix(), path.read_text(encoding="utf-8"))
+        for path in sorted((folder / published.name).rglob("report.md"))
+    ]
+    for place, text in pages:
+        if (found := _PICTURE.search(text)) is not None:
+            alt = found["alt"].replace("\\", "").replace('"', "'")
+            address = f"{published.name}/{published.page}"
+            return f'<a href="{address}"><img src="{place}/{found["file"]}" width="420" alt="{alt}"></a>'
+    return None
+
+
+if __name__ == "__main__":
+    main()
