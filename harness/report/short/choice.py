@@ -6,6 +6,7 @@ from harness.compare.comparison import Comparison
 from harness.compare.metrics import SENT
 from harness.compare.ranking import frontier
 from harness.compare.repeats import Repeats
+from harness.compare.slowest import explain_slowest
 from harness.compare.what_if import sent_with, states_on
 from harness.compare.wording import ranks
 from harness.report.document import Items, Line, Section
@@ -29,6 +30,7 @@ def choice_section(comparison: Comparison, question: Question) -> Section | None
     lines = [
         _line("Take", _ladder(where) if question != "memory" else "", "results"),
         _line("Speed here", _speed(where) if question != "memory" else "", "time"),
+        _line("Slowest", _slowest(comparison) if question != "memory" else "", "time"),
         _line("Does it fit", _growth(where), "model_states"),
         _line("Slow links", _links(where) if question != "memory" else "", "communication_volume"),
         _line("Accumulation", _accumulation(where) if question != "memory" else "", "communication_volume"),
@@ -72,6 +74,12 @@ def _speed(where: Stage) -> str:
     )
     text = f"Pareto frontier of peak memory and speed, relative to {best}: {shares}"
     return sentence(text, "CPU ranks: measure speed again on your GPUs" if where.on_cpu else "")
+
+
+def _slowest(comparison: Comparison) -> str:
+    """How the slowest cell differs from the fastest that shards alike, and the cause if it was tested."""
+    found = explain_slowest(comparison)
+    return found.sentence if found is not None else ""
 
 
 def _growth(where: Stage) -> str:
