@@ -6,10 +6,11 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from harness.backends import registry
 from harness.backends.base import Preset
@@ -139,21 +140,22 @@ def make_cell(
         "code": code_fingerprint(),
         "packages": package_versions(entry.packages),
         "machine": machine or machine_name(),
+        "nodes": nodes,
+        "memory_limit": limit,
+        "optimizer_implementation": job.optimizer.implementation,
+        "third_party": module_fingerprint(entry.target) if entry.is_third_party else None,
     }
-    if nodes > 1:
-        parts["nodes"] = nodes
-    if limit is not None:
-        parts["memory_limit"] = limit
-    if job.optimizer.implementation != "default":
-        parts["optimizer_implementation"] = job.optimizer.implementation
-    if entry.is_third_party:
-        parts["third_party"] = module_fingerprint(entry.target)
-    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return Cell(
-        backend=label, job=job, job_id=job_id, layout=layout, world_size=world_size, repeat=repeat, key=key,
+        backend=label, job=job, job_id=job_id, layout=layout, world_size=world_size, repeat=repeat,
+        key=_key(parts),
         measure=measure, preset=preset, nodes=nodes,
         memory_limit_bytes=_in_force(limit, measure, device),
     )  # fmt: skip
+
+
+def _key(parts: Mapping[str, Any]) -> str:
+    """Equal parts give equal keys."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _in_force(limit: int | None, measure: MeasureSection, device: str) -> int | None:
