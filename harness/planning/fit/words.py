@@ -23,7 +23,7 @@ LEAST_ERROR = 1e-4
 
 
 def answer_lines(found: Found, limit: Limit) -> list[str]:
-    """The largest, the fastest, how good the prediction was, and what limits the answer."""
+    """The largest, that of highest throughput, how good the prediction was, and what limits the answer."""
     lines = [_largest(found, limit)]
     if found.fastest is not None and found.timed > 1:
         lines.append(_fastest(found, found.fastest))
@@ -105,10 +105,14 @@ def _next(found: Found, size: int) -> str:
 
 
 def _fastest(found: Found, best: Trial) -> str:
-    text = f"fastest {found.what}: {size_of(found, best)}, {best.tokens_per_second or 0:,.0f} tokens/s"
+    rate = f"{best.tokens_per_second or 0:,.0f} tokens/s"
+    text = (
+        f"highest throughput: {found.what} {size_of(found, best)}, {rate} "
+        "(one run of each size, not tested against noise)"
+    )
     others = [str(size_of(found, trial)) for trial in found.tied]
     if others:
-        text += f"; timed steps overlap with those of {listed(others)}, so these runs do not rank them"
+        text += f"; timed steps overlap with those of {listed(others)}, so these are not ranked"
     if best.num_alloc_retries:
         text += f"; {counted(best.num_alloc_retries, 'allocator retry')}"
     return text

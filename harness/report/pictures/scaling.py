@@ -23,7 +23,7 @@ Curves = Sequence[Sequence[Point]]
 
 
 def strong_picture(curves: Curves) -> Picture | None:
-    """Speed-up of one job, the fastest curves if there are many."""
+    """Speed-up of one job, of many curves those of the shortest steps."""
     text = (
         "Strong scaling: speed-up over the smallest number of ranks, or over the reference where a backend "
         "did not run on one. Dashed: ideal."
@@ -43,10 +43,12 @@ def weak_picture(curves: Curves) -> Picture | None:
 def _picture(key: str, text: str, curves: Curves, *, strong: bool) -> Picture | None:
     if not curves:
         return None
-    fastest = sorted(curves, key=lambda curve: curve[-1].step_seconds)[:MOST_CURVES]
-    drawn = [curve for curve in curves if curve in fastest]
+    shortest = sorted(curves, key=lambda curve: curve[-1].step_seconds)[:MOST_CURVES]
+    drawn = [curve for curve in curves if curve in shortest]
     if len(drawn) < len(curves):
-        text += f" Drawn: the {len(drawn)} fastest of {len(curves)}; the table holds all."
+        text += (
+            f" Drawn: {len(drawn)} of {len(curves)}, those of the shortest median step; the table holds all."
+        )
     ends = [
         f"{curve[-1].curve} {_text(curve[-1], strong)} on {curve[-1].group.world_size} ranks"
         for curve in drawn

@@ -91,4 +91,6 @@ def _lines(groups: Sequence[Repeats]) -> str:
     what = "95 % interval of the median" if min(counts) >= interval_runs() else "range of the runs"
     if max(counts) >= interval_runs() > min(counts):
         what += f", the 95 % interval of the median from {interval_runs()} runs on"
+    if len({run.occasion for group in groups for run in group.runs}) > 1:
+        return f"Lines: {what}, over all occasions; cells are compared within each."
     return f"Lines: {what}; cells whose lines overlap are in no order."

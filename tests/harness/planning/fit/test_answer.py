@@ -110,7 +110,7 @@ def test_the_answer_comes_in_words() -> None:
     assert answer_lines(found, runner.limit) == [
         "largest micro-batch: 6: peak 0.00177 MB of 0.0019 MB (93 %); 12 runs out of memory "
         "(12 samples a rank)",
-        "fastest micro-batch: 4, 1,000 tokens/s",
+        "highest throughput: micro-batch 4, 1,000 tokens/s (one run of each size, not tested against noise)",
         "predicted: 4, measured: 6",
     ]
     assert error_line(runner.trials) == "error of the predicted peaks: mean 20 %, worst 20 % (4 runs)"
@@ -122,4 +122,4 @@ def test_a_search_that_ran_out_of_runs_says_at_least_and_ranks_nothing() -> None
     runner = machine(FIXED + 100 * 128, most_runs=1)
     lines = answer_lines(find_micro_batch(runner, EVERY, None), runner.limit)
     assert lines[0].startswith("largest micro-batch: at least 100 (ended after 1 run): peak ")
-    assert not any(line.startswith("fastest") for line in lines)
+    assert not any(line.startswith("highest throughput") for line in lines)

@@ -44,3 +44,15 @@ def test_alternative_text_names_the_figures() -> None:
     picture = made(throughput_picture(compared(timed("zero3", 1.0), timed("ddp", 0.5))))
     assert "2 ranks: ddp 100 % = 2,048 tokens/s, zero3 50 %" in picture.alt
     assert "One run each" in picture.caption
+
+
+def test_lines_over_several_occasions_do_not_say_what_is_in_no_order() -> None:
+    runs = [timed(label, 0.5, repeat=n) for label in ("ddp", "fsdp") for n in range(2)]
+    apart = [
+        run.model_copy(update={"created_at": f"2026-01-0{run.repeat + 1}T10:00:00+00:00"}) for run in runs
+    ]
+    one, several = (throughput_picture(compared(*of)) for of in (runs, apart))
+    assert one is not None
+    assert several is not None
+    assert one.caption.endswith("cells whose lines overlap are in no order.")
+    assert several.caption.endswith("over all occasions; cells are compared within each.")
