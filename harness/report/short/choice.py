@@ -77,9 +77,12 @@ def _speed(where: Stage) -> str:
 
 
 def _slowest(comparison: Comparison) -> str:
-    """How the slowest cell differs from the fastest that shards alike, and the cause if it was tested."""
+    """How the slowest cell differs from the fastest that shards alike, and the cause if it was tested.
+
+    Empty where the runs do not show that it is slower.
+    """
     found = explain_slowest(comparison)
-    return found.sentence if found is not None else ""
+    return found.sentence if found is not None and found.gap == "beyond noise" else ""
 
 
 def _growth(where: Stage) -> str:
