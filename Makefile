@@ -9,13 +9,17 @@ READY := $(VENV)/.ready
 WORKERS ?= 3
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: compare test test-cluster traps gallery lint docs bench publish reports clean
+.PHONY: compare test test-browser test-cluster traps gallery lint docs bench publish reports clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
 
 test: $(READY)
 	$(BIN)/pytest $(SIDE_BY_SIDE)
+
+# The HTML report in headless Chromium: Debian's packages chromium, chromium-driver and fonts-liberation.
+test-browser: $(READY)
+	REQUIRE_BROWSER=1 $(BIN)/pytest tests/browser
 
 # A real Slurm of several nodes on this machine: Debian's packages, unpacked, and root are needed. Two modules
 # at a time, each on a cluster of its own. What fails runs once more, and both results are printed: nodes that

@@ -59,7 +59,8 @@ def short_document(comparison: Comparison, question: Question, details: Document
     made = {make: make(comparison, question) for make in SECTIONS}
     pictures = [p for make in PICTURES[question] if (p := make(comparison.comparable)) is not None]
     shown = {picture.key for picture in pictures}
-    rest = [replace(section, blocks=_without(section.blocks, shown)) for section in details.sections]
+    without = [replace(section, blocks=_without(section.blocks, shown)) for section in details.sections]
+    rest = [section for section in without if section.blocks]
     whole = Document(
         title(comparison, question), [], replace(details, sections=rest), report_cells(comparison)
     )

@@ -16,6 +16,7 @@ from harness.report.formats import NOT_AVAILABLE, percent
 from harness.report.sections.levels import dash
 from harness.report.short.stage import bytes_frontier, peak, stage
 from harness.report.short.words import WRAPPER
+from harness.report.tables import LABELS
 from harness.spec import Question
 
 MOST_ROWS = 16
@@ -131,12 +132,13 @@ def _table(key: str, comparison: Comparison, groups: Sequence[Repeats], wanted: 
     bases = {group.place: group for group in groups if group.label == BASE and group.succeeded}
     figures = [f for f in wanted if bases or not f.is_ratio]
     columns = [
-        Column("backend", "backend", align="left"),
+        LABELS[0],
+        replace(LABELS[1], only_values=True),
         *(Column(f.key, f.title, f.show) for f in figures),
         Column("parity", "parity", align="left"),
     ]
     rows = [
-        [group.label, *(_value(comparison, group, f, bases.get(group.place)) for f in figures), _state(group)]
+        [*group.cell, *(_value(comparison, group, f, bases.get(group.place)) for f in figures), _state(group)]
         for group in groups
     ]
     return Table(key=key, columns=columns, rows=rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 
 from harness.report.document import (
@@ -20,9 +21,10 @@ from harness.report.document import (
     Section,
     Table,
 )
+from harness.report.drawing import complete
 from harness.report.writers.page.filters import cells_script, filter_html
 from harness.report.writers.page.table import table_html
-from harness.report.writers.page.text import lines_html, text_html
+from harness.report.writers.page.text import data_script, lines_html, text_html
 
 # Nothing may be fetched, whatever a record holds.
 POLICY = (
@@ -30,7 +32,8 @@ POLICY = (
     "base-uri 'none'; form-action 'none'"
 )
 STYLES = ("report.css", "page/layout.css", "page/print.css")
-SCRIPTS = ("page/navigation.js", "page/sort.js", "page/filter.js")
+SCRIPTS = ("page/navigation.js", "page/sort.js", "page/redraw.js", "page/filter.js")
+VEGA = "page/vega/vega.js.gz"
 DATA_ADDRESS = re.compile(r"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)")
 PLAIN_NAME = re.compile(r"[a-z0-9-]+")
 """Of an item that a link may lead to, such as a finding."""
@@ -47,7 +50,8 @@ def render_html(document: Document, pictures: Mapping[str, str], manifest: str) 
         f"<title>{text_html(document.title)}</title>\n<style>\n{_assets(STYLES)}</style>\n</head>\n<body>\n"
     )
     tail = (
-        f"\n{cells_script(document.cells)}\n<script>\n{_assets(SCRIPTS)}</script>\n"
+        f"\n{cells_script(document.cells)}\n{_vega() if document.pictures() else ''}\n"
+        f"<script>\n{_assets(SCRIPTS)}</script>\n"
         f"<!-- {manifest} -->\n</body>\n</html>\n"
     )
     return head + "\n".join(page.body()) + tail
@@ -56,6 +60,12 @@ def render_html(document: Document, pictures: Mapping[str, str], manifest: str) 
 def data_address(image: bytes) -> str:
     """An SVG picture as an address that holds it whole."""
     return f"data:image/svg+xml;base64,{base64.b64encode(image).decode('ascii')}"
+
+
+def _vega() -> str:
+    """What draws pictures again, packed; the page's script unpacks it when it is needed."""
+    packed = base64.b64encode(files(__package__).joinpath(VEGA).read_bytes()).decode("ascii")
+    return f'<script type="text/plain" id="vega">{packed}</script>'
 
 
 def _assets(names: Sequence[str]) -> str:
@@ -84,10 +94,13 @@ class _Page:
         if details is None:
             return [*lines, *map(self._section, document.sections), "</main>"]
         count = _answer_length(document.sections)
-        picture = self._first_picture()
-        words = map(self._section, document.sections[:count])
-        lines += ['<div class="answer"><div class="words">', *words, "</div>", *picture, "</div>"]
-        lines += ['<div class="more">', *map(self._section, document.sections[count:]), "</div>"]
+        answer, more = document.sections[:count], document.sections[count:]
+        own = Document("", answer).pictures() or document.pictures()[:1]
+        pictures = [self._picture(picture) for picture in own]
+        words = [self._section(_without_pictures(section)) for section in answer]
+        lines += ['<div class="answer"><div class="words">', *words, "</div>"]
+        lines += ['<div class="pictures">', *pictures, "</div></div>"]
+        lines += ['<div class="more">', *map(self._section, more), "</div>"]
         lines += [f'<h1 id="details">{text_html(details.title)}</h1>']
         return [*lines, *map(self._folded_section, details.sections), "</main>"]
 
@@ -101,9 +114,6 @@ class _Page:
         return "\n".join(
             ['<nav aria-label="Sections">', *links, *menu, "</div></details>", filters, "</nav>"]
         )
-
-    def _first_picture(self) -> list[str]:
-        return [self._picture(picture) for picture in self._document.pictures()[:1]]
 
     def _section(self, section: Section) -> str:
         blocks = "\n".join(self._block(block) for block in section.blocks)
@@ -143,8 +153,10 @@ class _Page:
         self._shown.add(picture.key)
         alt, key = text_html(picture.alt), text_html(picture.key)
         return (
-            f'<figure id="picture-{key}"><img src="{self._pictures[picture.key]}" alt="{alt}">'
-            f"<figcaption>{text_html(picture.caption)}</figcaption></figure>"
+            f'<figure id="picture-{key}">'
+            f'<div class="picture"><img src="{self._pictures[picture.key]}" alt="{alt}"></div>'
+            f"<figcaption>{text_html(picture.caption)}</figcaption></figure>\n"
+            f"{data_script(f'picture-{picture.key}.spec', complete(picture))}"
         )
 
     def _item(self, line: Line) -> str:
@@ -172,6 +184,10 @@ def _answer_length(sections: Sequence[Section]) -> int:
     """How many sections the first screen holds: up to the first with a table."""
     lengths = [n for n, part in enumerate(sections, 1) if any(isinstance(b, Table) for b in part.blocks)]
     return lengths[0] if lengths else len(sections)
+
+
+def _without_pictures(section: Section) -> Section:
+    return replace(section, blocks=[block for block in section.blocks if not isinstance(block, Picture)])
 
 
 def _targets(details: Document | None) -> dict[str, str]:

@@ -25,6 +25,7 @@ if (form) {
         box.insertAdjacentHTML("afterend", '<p class="left-out"></p>');
         line = box.nextElementSibling;
       }
+      line.hidden = !hidden;
       line.textContent = hidden ? `The filter hides ${hidden} of ${table.querySelectorAll("tbody tr").length} rows.` : "";
     }
   };
