@@ -89,12 +89,13 @@ def _compare(
     name = report.parent / manifest.name
     images = draw_all(document, manifest.format)
     rendered = render(document, manifest, images, name)
+    names = picture_names(images, name)
     _compare_text(report.name, text, rendered.text, redraw, result)
     if not redraw and manifest.format == "html":
-        inside = [digest(base64.b64decode(code)) for code in DATA_ADDRESS.findall(text)]
-        if sorted(inside) != sorted(manifest.pictures.values()):
+        here = {digest(images[key][form]): file for (key, form), file in names.items()}
+        listed = [manifest.pictures.get(here[drawn]) for drawn in _pictures_within(rendered.text)]
+        if _pictures_within(text) != listed:
             result.problems.append(Problem(report.name, None, "holds a picture whose digest is not listed"))
-    names = picture_names(images, name)
     if redraw and not _lists_pictures(report.parent, manifest, images, names):
         what = "the list of the pictures' digests is not that of the pictures"
         result.problems.append(Problem(report.name, manifest_line, what))
@@ -115,6 +116,11 @@ def _compare(
                 report_problem("is not the picture that the records give")
         elif digest(path.read_bytes()) != manifest.pictures.get(file):
             report_problem("is not the picture whose digest the report lists")
+
+
+def _pictures_within(page: str) -> list[str]:
+    """The digest of each picture of an HTML report, in its order."""
+    return [digest(base64.b64decode(code)) for code in DATA_ADDRESS.findall(page)]
 
 
 def _line_showing(text: str, picture: str, manifest_line: int) -> int:

@@ -42,6 +42,8 @@ def _states(stage: Stage) -> list[str]:
         if group.median("expected_model_state_bytes") != group.median("model_state_bytes")
     ]
     text = f"model states are smallest under {names(least)}, {megabytes(value)} MB"
+    if len(found) == 1:
+        text = f"model states are {megabytes(value)} MB"
     if off:
         return [text, f"states differ from the closed form in {names(off)}"]
     return [text, *(["all states equal the closed form to the byte"] if groups else [])]

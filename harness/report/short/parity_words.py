@@ -85,7 +85,7 @@ def _divergence(off: Sequence[Repeats]) -> list[str]:
     parts = [
         f"{name} by up to {show(max(found))}"
         for name, key, show in measures
-        if (found := [value for group in off if (value := group.figures[key]) is not None])
+        if (found := [value for group in off if (value := group.figures[key])])
     ]
     extent = f" ({', '.join(parts)})" if parts else ""
     cells = name_cells([group.cell for group in off], MOST_NAMES)

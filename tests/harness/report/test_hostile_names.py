@@ -18,12 +18,13 @@ from harness.report.document import Document
 from harness.report.drawing import draw
 from harness.report.outline import SECTIONS, details_document
 from harness.report.report import write_report
+from harness.report.short.outline import short_document
 from harness.report.verify import verify
 from harness.report.writers.csv import render_csv
 from harness.report.writers.html import render_html
 from harness.report.writers.json import render_json
 from harness.report.writers.latex import render_latex
-from harness.report.writers.markdown import render_markdown
+from harness.report.writers.markdown import render_details, render_markdown
 from harness.store import write_record
 from tests.harness.report.hostile import NAMES, hostile_records
 from tests.records import ENVIRONMENT
@@ -36,7 +37,7 @@ KINDS = ("comparison", "baseline")
 def document(name: str, kind: str) -> Document:
     comparison = Comparison(hostile_records(name))
     if kind == "comparison":
-        return details_document(comparison)
+        return short_document(comparison, "all", details_document(comparison))
     kept = [record for record in hostile_records(name) if record.run_id != "third"]
     environment = EnvironmentPart.model_validate(ENVIRONMENT)
     changed = [record.model_copy(update={"environment": environment}) for record in kept]
@@ -51,7 +52,8 @@ def report(name: str, form: str, kind: str = "comparison") -> str:
         case "html":
             return render_html(shown, pictures, "manifest")
         case "md":
-            return render_markdown(shown, pictures, "manifest")
+            text = render_markdown(shown, pictures, "manifest", "report.details.md")
+            return text + (render_details(shown.details, pictures, "report.md") if shown.details else "")
         case "latex":
             return render_latex(shown, pictures, "manifest")
         case "json":
@@ -163,7 +165,8 @@ def test_picture_is_well_formed_and_shows_the_name(name: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_section_is_there_and_prints_the_name(kind: str) -> None:
     """What is missing here is not tried by the tests above."""
-    sections = document("n-a-m-e", kind).sections
+    shown = document("n-a-m-e", kind)
+    sections = (shown.details or shown).sections
     assert kind == "baseline" or len(sections) == len(SECTIONS)
     without = [s.key for s in sections if "n-a-m-e" not in render_json(Document("", [s]), "manifest: {}")]
     assert without == ["reading"]

@@ -1,8 +1,10 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from harness.record import BackendPart, ErrorPart, Record
-from harness.report.report import write_report
+from harness.report.report import details_name, write_report
 from harness.store import write_record
 from tests.records import (
     LOSSES,
@@ -13,7 +15,7 @@ from tests.records import (
     make_weights,
 )
 
-GOLDEN = Path(__file__).parent.parent.parent / "golden" / "report.md"
+GOLDEN = Path(__file__).parent.parent.parent / "golden"
 
 
 def fixed_records() -> list[Record]:
@@ -51,12 +53,25 @@ def fixed_records() -> list[Record]:
 
 
 def report_of(folder: Path, records: list[Record]) -> Path:
+    """The short report, with its details next to it."""
     runs = []
     for number, record in enumerate(records):
         directory = folder / "runs" / f"{number}"
         directory.mkdir(parents=True)
         runs.append((write_record(directory, record), record))
     return write_report(runs, folder / "report.md")
+
+
+def details_of(folder: Path, records: list[Record]) -> str:
+    """The details alone."""
+    report = report_of(folder, records)
+    return report.with_name(details_name(report)).read_text(encoding="utf-8")
+
+
+def both_of(folder: Path, records: list[Record]) -> str:
+    """The short report, then the details."""
+    report = report_of(folder, records)
+    return report.read_text() + report.with_name(details_name(report)).read_text()
 
 
 def tables(markdown: str) -> list[list[str]]:
@@ -69,15 +84,17 @@ def columns(line: str) -> int:
     return len(re.findall(r"(?<!\\)\|", line)) - 1
 
 
-def test_report_is_the_golden_one(tmp_path: Path, update_golden: bool) -> None:
-    written = report_of(tmp_path, fixed_records()).read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["report.md", "report.details.md"])
+def test_report_is_the_golden_one(name: str, tmp_path: Path, update_golden: bool) -> None:
+    written = report_of(tmp_path, fixed_records()).with_name(name).read_text(encoding="utf-8")
+    golden = GOLDEN / name
     # Digests follow from the schema, versions from the environment, neither from the report.
     text = re.sub(r"\b[0-9a-f]{64}\b", "0" * 64, written)
     text = re.sub(r"\b[0-9a-f]{16}\b(?= *\|$)", "0" * 16, text, flags=re.MULTILINE)
     text = re.sub(r"(vl-convert-python )[\w.]+\w", r"\g<1>0.0.0", text)
     if update_golden:
-        GOLDEN.write_text(text, encoding="utf-8")
-    assert text == GOLDEN.read_text(encoding="utf-8")
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
 
 
 def test_same_records_give_the_same_bytes(tmp_path: Path) -> None:
@@ -90,7 +107,7 @@ def test_same_records_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_cells_without_a_result_appear_with_their_reason(tmp_path: Path) -> None:
-    text = report_of(tmp_path, fixed_records()).read_text()
+    text = details_of(tmp_path, fixed_records())
     section = text.partition("## Failed and unsupported cells")[2].partition("##")[0]
     assert "fsdp1-hybrid on 2 ranks: unsupported: needs 4 ranks, not 2" in section
     assert r"fsdp on 2 ranks: failed: RuntimeError (rank 1): no \| such \`device\`" in section
@@ -105,7 +122,7 @@ def test_divergence_is_told_among_the_findings(tmp_path: Path) -> None:
 
 
 def test_agreement_is_told(tmp_path: Path) -> None:
-    text = report_of(tmp_path, [make_record(), make_record(label="ddp")]).read_text()
+    text = details_of(tmp_path, [make_record(), make_record(label="ddp")])
     assert "None: every judged run trained the same job as its reference" in text
 
 
@@ -117,11 +134,11 @@ def test_records_are_linked_relative_to_the_report(tmp_path: Path) -> None:
 
 def test_commands_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
     record = make_record(command=["harness", "run", "--set", "model.config={hidden_size: 32}"])
-    assert "harness run --set 'model.config={hidden_size: 32}'" in report_of(tmp_path, [record]).read_text()
+    assert "harness run --set 'model.config={hidden_size: 32}'" in details_of(tmp_path, [record])
 
 
 def test_several_jobs_are_told_apart(tmp_path: Path) -> None:
-    text = report_of(tmp_path, [make_record(), make_record(job_id="b" * 12)]).read_text()
+    text = both_of(tmp_path, [make_record(), make_record(job_id="b" * 12)])
     assert "These records hold 2 jobs" in text
     assert "Job 0123456789ab," in text
     assert "Job bbbbbbbbbbbb," in text
@@ -132,7 +149,7 @@ def test_report_without_any_step_has_no_picture(tmp_path: Path) -> None:
         status="failed", steps=[], ranks=[], comm=[], error=ErrorPart(kind="Exit", message="gone", rank=0)
     )
     written = report_of(tmp_path, [failed])
-    assert "## Loss" not in written.read_text()
+    assert "## Loss" not in written.with_name(details_name(written)).read_text()
     assert not list(tmp_path.glob("*.svg"))
 
 
@@ -142,7 +159,7 @@ def strange(text: str) -> list[Record]:
 
 
 def test_pipes_in_names_do_not_break_a_table(tmp_path: Path) -> None:
-    text = report_of(tmp_path, strange("a|b")).read_text()
+    text = both_of(tmp_path, strange("a|b"))
     assert len(tables(text)) >= 4
     for lines in tables(text):
         assert {columns(line) for line in lines} == {columns(lines[0])}
@@ -153,7 +170,7 @@ def outside_code(text: str) -> str:
 
 
 def test_html_in_names_stays_text(tmp_path: Path) -> None:
-    text = outside_code(report_of(tmp_path, strange("<b>x</b>")).read_text())
+    text = outside_code(both_of(tmp_path, strange("<b>x</b>")))
     for line in text.splitlines():
         if line.startswith("<details>"):
             # A backslash escapes nothing within HTML; an entity does.
@@ -163,13 +180,13 @@ def test_html_in_names_stays_text(tmp_path: Path) -> None:
 
 
 def test_names_in_summaries_are_not_marked_up_twice(tmp_path: Path) -> None:
-    text = report_of(tmp_path, strange("zero3:reduce_bucket_size=5")).read_text()
+    text = details_of(tmp_path, strange("zero3:reduce_bucket_size=5"))
     assert "<summary>zero3:reduce_bucket_size=5, 2 ranks</summary>" in text
 
 
 def test_backticks_in_values_do_not_end_a_code_block(tmp_path: Path) -> None:
     records = [make_record(command=["harness", "--set", "a=\n```\n# broken out"]), *strange("```")]
-    text = outside_code(report_of(tmp_path, records).read_text())
+    text = outside_code(both_of(tmp_path, records))
     assert "broken out" not in text
     assert "native_config" not in text
 
@@ -187,4 +204,4 @@ def test_run_that_ended_early_without_its_ranks_has_a_report(tmp_path: Path) -> 
     )
     late = make_record(label="fsdp", status="oom", error=error, steps=[])
     text = report_of(tmp_path, [make_record(), early, late]).read_text()
-    assert "2 ran out of memory (ddp and fsdp on 2 ranks)" in text
+    assert "2 ran out of memory (ddp and fsdp)" in text

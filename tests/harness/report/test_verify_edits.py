@@ -20,17 +20,18 @@ def lines_of(path: Path, beginning: str) -> list[str]:
 
 
 def test_rows_in_another_order_are_named(copy: Path) -> None:
-    ddp, fsdp = (lines_of(copy / "report.md", f"| {name} | 2 | ok")[0] for name in ("ddp", "fsdp"))
-    line = edit(copy / "report.md", f"{ddp}\n{fsdp}", f"{fsdp}\n{ddp}")
-    problems = verify(copy / "report.md").problems
-    assert {line - 1, line + 1} == {problem.line for problem in problems}
+    for name, begin in (("report.md", "| {} | "), ("report.details.md", "| {} | 2 | ok")):
+        ddp, fsdp = (lines_of(copy / name, begin.format(label))[0] for label in ("ddp", "fsdp"))
+        line = edit(copy / name, f"{ddp}\n{fsdp}", f"{fsdp}\n{ddp}")
+        problems = [problem for problem in verify(copy / "report.md").problems if problem.file == name]
+        assert {line - 1, line + 1} == {problem.line for problem in problems}
 
 
 @pytest.mark.parametrize(
     ("suffix", "edits"),
     [
         (
-            "md",
+            "details.md",
             {
                 "| peak MB/rank (spread) |": "| peak GB/rank (spread) |",
                 "| least | most |": "| most | least |",
@@ -38,13 +39,25 @@ def test_rows_in_another_order_are_named(copy: Path) -> None:
                 "MB is 1e6 bytes": "MB is 1e9 bytes",
                 "parameter_dtype: float32": "parameter_dtype: bfloat16",
                 "<details><summary>ddp, 2 ranks": "<details open><summary>ddp, 2 ranks",
-                "report.loss.svg": "report.memory.svg",
                 "harness compare --backends ddp": "harness compare --backends ddp --set training.seed=1",
                 "## Results": "## Results <!-- of the best -->, best",
-                "# Comparison": "\ufeff# Comparison",
+                "# Details": "\ufeff# Details",
                 "| fsdp | 2 |": "| fsdp\u200b | 2 |",
-                " -->\n": " -->",
                 "## Loss\n": "## Loss\r\n",
+            },
+        ),
+        (
+            "md",
+            {
+                "| peak MB/rank |": "| peak GB/rank |",
+                "CPU ranks over gloo": "GPU ranks over nccl",
+                "losses agree within": "losses agree to within",
+                "report.loss.svg": "report.memory.svg",
+                "details.md#records": "details.md#job",
+                "## Results": "## Results <!-- of the best -->, best",
+                "# model": "\ufeff# model",
+                "| fsdp | ": "| fsdp\u200b | ",
+                " -->\n": " -->",
             },
         ),
         (
@@ -62,8 +75,20 @@ def test_rows_in_another_order_are_named(copy: Path) -> None:
 )
 def test_every_other_edit_is_named(suffix: str, edits: dict[str, str], copy: Path) -> None:
     path = copy / f"report.{suffix}"
-    lines = {edit(path, old, new) for old, new in edits.items()}
-    assert {problem.line for problem in verify(path).problems} == lines
+    lines = {(path.name, edit(path, old, new)) for old, new in edits.items()}
+    report = copy / path.name.replace(".details", "")
+    assert {(problem.file, problem.line) for problem in verify(report).problems} == lines
+
+
+def test_details_are_checked_with_their_report(copy: Path) -> None:
+    with pytest.raises(HarnessError, match=r"checked with the report it belongs to; verify .*report\.md"):
+        verify(copy / "report.details.md")
+
+
+def test_missing_details_are_named(copy: Path) -> None:
+    (copy / "report.details.md").unlink()
+    (problem,) = found(verify(copy / "report.md"))
+    assert "report.details.md is missing next to the report" in problem
 
 
 def test_removed_finding_is_named(tmp_path: Path) -> None:
@@ -72,19 +97,19 @@ def test_removed_finding_is_named(tmp_path: Path) -> None:
     (tmp_path / "runs" / "worse").mkdir()
     runs.append((write_record(tmp_path / "runs" / "worse", worse), worse))
     report = write_report(runs, tmp_path / "report.md")
-    (finding,) = lines_of(report, "- **diverged**: zero1")
-    line = edit(report, f"{finding}\n", "")
-    assert any(p.line in (line - 1, line) and "missing" in p.what for p in verify(report).problems)
+    for path in (report, report.with_name("report.details.md")):
+        (finding,) = lines_of(path, "- **diverged**: zero1")
+        line = edit(path, f"{finding}\n", "")
+        problems = [problem for problem in verify(report).problems if problem.file == path.name]
+        assert any(p.line in (line - 1, line) and "missing" in p.what for p in problems)
 
 
 def test_status_that_only_the_list_of_records_tells_is_checked(copy: Path) -> None:
     """The list and the table that is made of it agree; the record does not."""
     text = (copy / "report.md").read_text()
-    (copy / "report.md").write_text(
-        re.sub(r'("run_id":"run-ddp-1","status":)"ok"', r'\1"failed"', text).replace(
-            "| run-ddp-1 | ok |", "| run-ddp-1 | failed |"
-        )
-    )
+    changed = re.sub(r'("run_id":"run-ddp-1","status":)"ok"', r'\1"failed"', text)
+    (copy / "report.md").write_text(changed)
+    edit(copy / "report.details.md", "| run-ddp-1 | ok |", "| run-ddp-1 | failed |")
     (problem,) = verify(copy / "report.md").problems
     assert "is of run run-ddp-1, ok; listed as run run-ddp-1, failed" in problem.what
 
