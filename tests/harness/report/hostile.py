@@ -14,7 +14,16 @@ from harness.record import (
     WaitPart,
     WorldPart,
 )
-from tests.records import ENVIRONMENT, JOB, NORMS, make_effective, make_record, make_steps, make_weights
+from tests.records import (
+    ENVIRONMENT,
+    JOB,
+    NORMS,
+    make_communication,
+    make_effective,
+    make_record,
+    make_steps,
+    make_weights,
+)
 
 NAMES = [
     "a|b||c",
@@ -79,6 +88,7 @@ def hostile_records(name: str) -> list[Record]:
     sound = make_record(
         label="zero2", run_id="sixth", job=job, environment=environment,
         backend=part.model_copy(update={"label": f"zero2:{name}", "name": "zero2", "effective": own}),
+        comm=make_communication(2, "reduce_scatter"),
         prediction=PredictionPart(
             peak_bytes=2_000_000, moment=name, kinds={name: 2_000_000}, device_bytes=2_000_000, host_bytes=0,
             made_by=name,

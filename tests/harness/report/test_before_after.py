@@ -18,7 +18,7 @@ def _run(label: str, status: str) -> Record:
 
 def section(document: Document, key: str) -> str:
     only = Document("", [section for section in document.sections if section.key == key])
-    return render_markdown(only, {}, "")
+    return render_markdown(only, {}, "", "")
 
 
 def test_lost_and_new_cells_are_in_the_verdict() -> None:
