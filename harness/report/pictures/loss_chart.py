@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import ceil, copysign, floor, log1p, log10
-from typing import Any
 
 from harness.compare.repeats import Repeats
 from harness.compare.wording import ranks
-from harness.report.palette import GREY, LIMIT, VERDICTS
-from harness.report.pictures.bars import as_given
 from harness.report.pictures.cells import Row, cell_row
-from harness.report.pictures.curves import NAME
 from harness.report.pictures.labels import spread
+from harness.report.pictures.loss_layers import (
+    Axis,
+    Spec,
+    band,
+    band_name,
+    limit_band,
+    outliers,
+    x_channel,
+)
 from harness.report.pictures.loss_lines import Line
 
-MOST_STEPS = 200
-"""Of more, every second, third, ... one is drawn."""
+MOST_STEPS, LEAST_STEPS, MOST_POINTS = 200, 20, 20_000
+"""Of more steps, or more points of all cells together, every second, third, ... step is drawn."""
 WIDTH, NARROW = 540, 300
 UPPER, LOWER = 220, 150
 EXTENT = 48
 """Pixels of the numbers at an upright axis, so that panels below each other are in line."""
 DIGITS, DIFFERENCE_DIGITS = 6, 4
-Spec = dict[str, Any]
 
 
 def loss_chart(lines: Sequence[Line]) -> Spec:
@@ -51,7 +54,8 @@ def _rows(lines: Sequence[Line]) -> list[Row]:
     """One for each cell; its curves are lists, which the specification lays out."""
     groups = [line.group for line in lines]
     steps = sorted({step for line in lines for step in line.losses})
-    stride = ceil(len(steps) / MOST_STEPS)
+    most = min(MOST_STEPS, max(LEAST_STEPS, MOST_POINTS // len(lines)))
+    stride = ceil(len(steps) / most)
     drawn = {*steps[::stride], *steps[-1:]}
     job_names = _job_names(groups)
     rows = []
@@ -60,7 +64,7 @@ def _rows(lines: Sequence[Line]) -> list[Row]:
         differences = [_rounded(line.differences.get(step), DIFFERENCE_DIGITS) for step in of_line]
         rows.append(
             cell_row(
-                line.group, groups, verdict=line.verdict, job=job_names[line.group.record.job_id],
+                line.group, [line.group], verdict=line.verdict, job=job_names[line.group.record.job_id],
                 limit=line.limit, steps=of_line,
                 losses=[_rounded(line.losses[step], DIGITS) for step in of_line],
                 differences=differences if line.differences else [],
@@ -89,9 +93,9 @@ def _losses(rows: Sequence[Row]) -> list[Spec]:
     low, high = min(values) - margin, max(values) + margin
     scale = {"domain": [low, high], "nice": False, "zero": False}
     _place_names(rows, "losses", lambda loss: UPPER * (1 - (loss - low) / (high - low)), UPPER)
-    y = _Axis("loss, nats per token", scale, {"tickCount": 5, "minExtent": EXTENT})
-    x = _x(titled=not any(row["differences"] for row in rows))
-    return [_band(x, y, "losses"), *_outliers(x, y, "losses"), _band_name()]
+    y = Axis("loss, nats per token", scale, {"tickCount": 5, "minExtent": EXTENT})
+    x = x_channel(titled=not any(row["differences"] for row in rows))
+    return [band(x, y, "losses"), *outliers(x, y, "losses"), band_name()]
 
 
 def _differences(rows: Sequence[Row]) -> list[Spec]:
@@ -111,9 +115,9 @@ def _differences(rows: Sequence[Row]) -> list[Spec]:
         return LOWER / 2 * (1 - share)
 
     _place_names(rows, "differences", height, LOWER)
-    y = _Axis("minus reference", scale, axis)
-    x = _x(titled=True)
-    return [*_limit(y), _band(x, y, "differences"), *_outliers(x, y, "differences")]
+    y = Axis("minus reference", scale, axis)
+    x = x_channel(titled=True)
+    return [*limit_band(y), band(x, y, "differences"), *outliers(x, y, "differences")]
 
 
 def _symlog(value: float, constant: float) -> float:
@@ -137,135 +141,3 @@ def _place_names(rows: Sequence[Row], field: str, height: Callable[[float], floa
     places = dict(zip(last, spread([height(end) for end in last.values()], 0, panel), strict=True))
     for row, name in zip(rows, names, strict=True):
         row[f"{field}_label"] = places[name]
-
-
-@dataclass(frozen=True)
-class _Axis:
-    """The upright axis of a panel."""
-
-    title: str
-    scale: Spec
-    axis: Spec
-
-    def of(self, field: str) -> Spec:
-        return {
-            "field": field,
-            "type": "quantitative",
-            "title": self.title,
-            "scale": self.scale,
-            "axis": self.axis,
-        }
-
-
-def _x(*, titled: bool) -> Spec:
-    axis = {"format": "d", "tickMinStep": 1, "grid": False, "tickCount": 10}
-    scale = {"nice": False, "zero": False}
-    title = "optimizer step" if titled else None
-    return {"field": "step", "type": "quantitative", "title": title, "axis": axis, "scale": scale}
-
-
-def _flat(field: str) -> list[Spec]:
-    """A row for each step, with its value under `value`."""
-    return [
-        {"filter": f"datum.{field}.length > 0"},
-        {"flatten": ["steps", field], "as": ["step", "value"]},
-        {"filter": "isValid(datum.value)"},
-    ]
-
-
-def _span(field: str) -> list[Spec]:
-    """Least and most of each step over the cells of one verdict."""
-    spans = [
-        {"op": "min", "field": "value", "as": "least"},
-        {"op": "max", "field": "value", "as": "most"},
-    ]
-    return [
-        {"filter": "datum.verdict != 'diverged'"},
-        *_flat(field),
-        {"aggregate": spans, "groupby": ["step", "verdict"]},
-    ]
-
-
-def _band(x: Spec, y: _Axis, field: str) -> Spec:
-    scale = {"domain": list(VERDICTS), "range": list(VERDICTS.values())}
-    colour = {"field": "verdict", "type": "nominal", "scale": scale, "legend": None}
-    return {
-        "transform": _span(field),
-        "mark": {"type": "area", "fillOpacity": 0.45, "strokeWidth": 3},
-        "encoding": {
-            "x": x, "y": y.of("least"), "y2": {"field": "most"}, "fill": colour, "stroke": colour,
-        },
-    }  # fmt: skip
-
-
-def _band_name() -> Spec:
-    """How many cells the band stands for, at its end."""
-    counted = [
-        {"op": "distinct", "field": "cell", "as": "cells"},
-        {"op": "max", "field": "losses_label", "as": "place"},
-    ]
-    text = (
-        "datum.cells + (datum.cells == 1 ? ' cell' : ' cells') "
-        "+ (datum.verdict != 'agrees' ? ' not judged' : datum.cells == 1 ? ' agrees' : ' agree')"
-    )
-    return {
-        "transform": [
-            {"filter": "datum.verdict != 'diverged'"},
-            {"aggregate": counted, "groupby": ["verdict"]},
-            {"calculate": text, "as": "text"},
-        ],
-        "mark": {**NAME, "dx": 8},
-        "encoding": {"x": {"value": "width"}, "y": _pixel("place"), "text": {"field": "text"}},
-    }
-
-
-def _outliers(x: Spec, y: _Axis, field: str) -> list[Spec]:
-    """A line for each cell that diverged, with its name at the end."""
-    diverged = {"filter": "datum.verdict == 'diverged'"}
-    line = {
-        "transform": [diverged, *_flat(field)],
-        "mark": {"type": "line", "strokeWidth": 2},
-        "encoding": {
-            "x": x, "y": y.of("value"), "detail": {"field": "cell"}, "stroke": as_given("colour"),
-            "strokeDash": as_given("dash"),
-        },
-    }  # fmt: skip
-    name = {
-        "transform": [diverged, {"calculate": "datum.cell + ' diverged'", "as": "text"}],
-        "mark": {**NAME, "dx": 8},
-        "encoding": {
-            "x": {"value": "width"}, "y": _pixel(f"{field}_label"), "text": {"field": "text"},
-            "color": as_given("colour"),
-        },
-    }  # fmt: skip
-    return [line, name]
-
-
-def _pixel(field: str) -> Spec:
-    return {"field": field, "type": "quantitative", "scale": None}
-
-
-def _limit(y: _Axis) -> list[Spec]:
-    """What the level allows, around the reference."""
-    both = [
-        {"filter": "isValid(datum.limit)"},
-        {"aggregate": [{"op": "max", "field": "limit", "as": "limit"}]},
-        {"calculate": "-datum.limit", "as": "lower"},
-        {"calculate": "'limit ' + format(datum.limit, '.1e')", "as": "text"},
-    ]
-    line = {"type": "rule", "color": LIMIT, "strokeDash": [6, 3], "strokeWidth": 1.5}
-    name = {"type": "text", "color": LIMIT, "align": "left", "baseline": "bottom", "dx": 6, "dy": -2}
-    return [
-        {
-            "transform": both,
-            "mark": {"type": "rect", "color": GREY, "opacity": 0.2},
-            "encoding": {"y": y.of("limit"), "y2": {"field": "lower"}},
-        },
-        {"transform": both, "mark": line, "encoding": {"y": y.of("limit")}},
-        {"transform": both, "mark": line, "encoding": {"y": y.of("lower")}},
-        {
-            "transform": both,
-            "mark": name,
-            "encoding": {"x": {"value": 0}, "y": y.of("limit"), "text": {"field": "text"}},
-        },
-    ]

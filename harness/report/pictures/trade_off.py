@@ -17,7 +17,7 @@ from harness.report.document import Picture
 from harness.report.formats import number
 from harness.report.palette import GREY
 from harness.report.pictures.bars import as_given
-from harness.report.pictures.cells import MOST_NAMED, Row, cell_row
+from harness.report.pictures.cells import MOST_CELLS, MOST_NAMED, Row, cell_row
 from harness.report.pictures.labels import LINE, along, beside
 
 BASE = "ddp"
@@ -40,11 +40,12 @@ def trade_off_picture(comparison: Comparison) -> Picture | None:
     groups = [group for group in known if group.place == place]
     if place is None or len(groups) < 2:
         return None
-    order = rank_speeds(groups)
+    order = comparison.rankings.get(place) or rank_speeds(groups)
     peaks = {group.label: float(max(group.rank_peaks)) for group in groups}
     best = frontier(peaks, order)
     base = next((_point(group) for group in groups if group.backend == BASE), None)
-    rows = [_row(group, groups, base, best) for group in groups]
+    drawn = _drawn(groups, best)
+    rows = [_row(group, drawn, base, best) for group in drawn]
     unit = f", % of {BASE}" if base else ""
     titles = (f"peak memory of a rank{unit or ', MB'}", f"throughput{unit or ', tokens/s'}")
     where = ranks(place[1])
@@ -53,6 +54,11 @@ def trade_off_picture(comparison: Comparison) -> Picture | None:
         caption=(
             f"Throughput against peak memory on {where}, medians: up and left is better. "
             f"{_frontier_words(best, order)}"
+            + (
+                f" Drawn: {len(drawn)} of {len(groups)} cells, the fastest."
+                if len(drawn) < len(groups)
+                else ""
+            )
         ),
         alt=f"Scatter of {titles[1]} over {titles[0]} on {where}. {_told(rows)}.",
         chart=lambda: _chart(rows, titles, from_zero=base is None),
@@ -65,6 +71,13 @@ def _frontier_words(best: Sequence[str], order: Ranking) -> str:
     if len(best) == 1:
         return f"No cell that needs more memory than {best[0]} is faster beyond noise."
     return f"Dashed: Pareto frontier, each step faster beyond noise: {listed(best, len(best))}."
+
+
+def _drawn(groups: Sequence[Repeats], best: Sequence[str]) -> list[Repeats]:
+    """All, or of many those of the frontier and the fastest, in their order."""
+    importance = sorted(groups, key=lambda group: (group.label not in best, -_point(group)[1]))
+    kept = {group.label for group in importance[:MOST_CELLS]}
+    return [group for group in groups if group.label in kept]
 
 
 def _point(group: Repeats) -> Point:

@@ -1,4 +1,5 @@
 from harness.record import MemoryPart, RankPart
+from harness.report.pictures.cells import MOST_CELLS
 from harness.report.pictures.trade_off import trade_off_picture
 from tests.harness.report.pictures.drawn import compared, made, rows_of, texts, timed
 from tests.records import make_ranks
@@ -40,3 +41,11 @@ def make_ranks_of(peak: int) -> list[RankPart]:
 def test_of_single_runs_no_frontier_is_drawn() -> None:
     picture = made(trade_off_picture(compared(timed("ddp", 0.5), timed("zero3", 1.0))))
     assert "No frontier is drawn: too few runs" in picture.caption
+
+
+def test_of_many_cells_the_fastest_are_drawn_and_the_caption_says_so() -> None:
+    runs = [timed(f"zero3:reduce_bucket_size={n}", 0.5 + n / 100) for n in range(1, MOST_CELLS + 6)]
+    picture = made(trade_off_picture(compared(*runs)))
+    assert len(rows_of(picture)) == MOST_CELLS
+    assert max(row["tokens_per_second"] for row in rows_of(picture)) == 1024 / 0.51
+    assert f"Drawn: {MOST_CELLS} of {MOST_CELLS + 5} cells" in picture.caption
