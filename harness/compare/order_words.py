@@ -11,24 +11,6 @@ from harness.compare.wording import counted, listed, percent, ranks
 ONE_OCCASION = "one occasion: what changes between days is not in these intervals"
 
 
-def tied_words(order: Ranking) -> list[str]:
-    """Clauses on the cells that none is ahead of, but the one of the least median; empty without any.
-
-    'zero1 is statistically tied with the fastest', 'too few runs to judge fsdp'.
-    """
-    first, *others = order.leaders
-    tied = [name for name in others if order.judgement(first, name) == "within noise"]
-    unjudged = [name for name in others if name not in tied]
-    clauses = []
-    if tied:
-        clauses.append(
-            f"{listed(tied)} {'is' if len(tied) == 1 else 'are'} statistically tied with the fastest"
-        )
-    if unjudged:
-        clauses.append(f"too few runs to judge {listed(unjudged)}")
-    return clauses
-
-
 def slowest_words(order: Ranking) -> str:
     """'zero3 slowest at 31 % of ddp'; empty where the last by its median may be the fastest.
 

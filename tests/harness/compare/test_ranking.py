@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from harness.compare.comparison import Comparison
 from harness.compare.metrics import SPEED, STEP
-from harness.compare.order_words import runs_needed_words, slowest_words, tied_words, unranked_words
+from harness.compare.order_words import runs_needed_words, slowest_words, unranked_words
 from harness.compare.ranking import difference, frontier, ranking
 from harness.record import Record
 from tests.records import make_record, make_steps
@@ -34,7 +34,6 @@ def test_a_cell_that_is_tied_with_both_sides_joins_them_and_its_rivals_stay_orde
     assert order.is_ahead("fast", "slow")
     assert order.leaders == ("fast", "between")
     assert order.trailers == ("between", "slow")
-    assert tied_words(order) == ["between is statistically tied with the fastest"]
 
 
 def test_the_slowest_is_named_with_those_that_are_tied_with_it() -> None:
