@@ -55,7 +55,7 @@ def trade_off_picture(comparison: Comparison) -> Picture | None:
             f"Throughput against peak memory on {where}, medians: up and left is better. "
             f"{_frontier_words(best, order)}"
             + (
-                f" Drawn: {len(drawn)} of {len(groups)} cells, the fastest."
+                f" Drawn: {len(drawn)} of {len(groups)} cells, those of highest median throughput."
                 if len(drawn) < len(groups)
                 else ""
             )
@@ -74,7 +74,7 @@ def _frontier_words(best: Sequence[str], order: Ranking) -> str:
 
 
 def _drawn(groups: Sequence[Repeats], best: Sequence[str]) -> list[Repeats]:
-    """All, or of many those of the frontier and the fastest, in their order."""
+    """All, or of many those of the frontier and of highest throughput, in their order."""
     importance = sorted(groups, key=lambda group: (group.label not in best, -_point(group)[1]))
     kept = {group.label for group in importance[:MOST_CELLS]}
     return [group for group in groups if group.label in kept]

@@ -5,8 +5,9 @@ from harness.compare.scaling import strong_scaling, weak_scaling
 from harness.record import Record
 from harness.report.before_after import before_after
 from harness.report.outline import details_document
+from harness.report.short.outline import short_document
 from harness.report.tables import main_table, not_comparable_table
-from harness.report.writers.markdown import render_markdown
+from harness.report.writers.markdown import render_details, render_markdown
 from tests.records import make_record, make_steps, make_weights
 
 OTHER_WEIGHTS = {"initial_weights": make_weights("d" * 64)}
@@ -50,11 +51,16 @@ def test_the_document_names_each_field_with_both_values() -> None:
 
 
 def test_the_report_sets_it_apart_from_verdict_tables_and_pictures() -> None:
-    document = details_document(Comparison([make_record(), make_record(label="ddp"), odd()]))
-    text = render_markdown(document, {picture.key: picture.key for picture in document.pictures()}, "")
-    verdict = text.partition("## Verdict")[2].partition("##")[0]
-    assert "ddp is fastest" not in verdict or "zero1" not in verdict.partition("is fastest")[0]
-    assert "zero1 on 2 ranks ran a different job" in verdict
+    comparison = Comparison([make_record(), make_record(label="ddp"), odd()])
+    document = short_document(comparison, "all", details_document(comparison))
+    pictures = {picture.key: picture.key for picture in document.pictures()}
+    assert document.details is not None
+    short = render_markdown(document, pictures, "", "details.md")
+    text = render_details(document.details, pictures, "report.md")
+    verdict = short.partition("## Verdict")[2].partition("## ")[0]
+    assert "zero1" in verdict
+    assert "zero1" not in verdict.partition("Speed on")[2].partition("\n")[0]
+    assert "zero1" not in short.partition("## Results")[2].partition("\n## ")[0]
     assert "| zero1" in text.partition("## Not comparable, and why")[2].partition("##")[0]
     for section in ("## Results", "## Time", "## Memory", "## Scaling"):
         assert "zero1" not in text.partition(section)[2].partition("\n## ")[0]
@@ -119,7 +125,7 @@ def test_weak_scaling_keeps_jobs_that_grow_with_the_ranks() -> None:
 def test_a_baseline_leaves_it_out_of_changes_and_shows_it_on_its_side() -> None:
     comparison = Comparison([make_record(), odd()])
     document = before_after(comparison, comparison)
-    text = render_markdown(document, {}, "")
+    text = render_markdown(document, {}, "", "details.md")
     assert "zero1" not in text.partition("## Each side")[0]
     assert "Not comparable, and why" in text.partition("## Each side")[2]
     keys = [table.key for table in document.tables()]
