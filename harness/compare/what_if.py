@@ -12,7 +12,7 @@ from harness.theory.workload import Window, Workload
 
 
 def states_on(record: Record, world_size: int) -> int | None:
-    """Bytes of model states of rank 0 if the job ran on so many ranks; None: no closed form.
+    """Bytes of model states of the rank that would hold most on so many ranks; None: no closed form.
 
     Hybrid strategies have none: their shard groups may stay as they are or grow.
     """
@@ -20,7 +20,9 @@ def states_on(record: Record, world_size: int) -> int | None:
     if workload is None or workload.strategy.facts.has_replicas:
         return None
     other = replace(workload, world_size=world_size, shard_size=world_size, ranks_per_node=None)
-    return families.model_states(other).model_state_bytes
+    return max(
+        families.model_states(replace(other, rank=rank)).model_state_bytes for rank in range(world_size)
+    )
 
 
 def sent_with(record: Record, accumulation_steps: int) -> float | None:

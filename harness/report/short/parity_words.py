@@ -75,7 +75,10 @@ def _agreement(judged: Sequence[Repeats]) -> list[str]:
     largest = max((group.figures["max_loss_difference"] or 0.0 for group in agree), default=0.0)
     extent = f"within {scientific(largest)} nats per token" if largest else "bit for bit"
     number = f"all {len(judged)}" if len(agree) == len(judged) else f"{len(agree)} of {len(judged)}"
-    return [f"{number} judged configurations train the same model as one process: losses agree {extent}"]
+    judgement = f"{number} judged configurations train"
+    if len(judged) == 1:
+        judgement = "the one judged configuration trains"
+    return [f"{judgement} the same model as one process: losses agree {extent}"]
 
 
 def _divergence(off: Sequence[Repeats]) -> list[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from harness.compare.comparison import Comparison
 from harness.compare.wording import listed
+from harness.record import WorldPart
 from harness.report.document import Line, Section
 from harness.report.short.title import job_words, rank_words
 from harness.spec import Question
@@ -20,11 +23,17 @@ def scope_section(comparison: Comparison, question: Question) -> Section | None:
     transports = listed(list(dict.fromkeys(world.collectives for world in worlds)))
     precisions = listed(list(dict.fromkeys(row.record.job.training.precision for row in comparison.rows)))
     facts = [f"{rank_words(comparison)} over {transports}", job_words(comparison), precisions]
-    facts += [_versions(comparison), _runs(comparison)]
+    facts += [_preset(worlds), _versions(comparison), _runs(comparison)]
     text = ", ".join(fact for fact in facts if fact)
     if any(world.device == "cpu" for world in worlds):
         text += f": {ON_CPU}"
     return Section("scope", "Scope", [Line(f"{text}.", details="machine")])
+
+
+def _preset(worlds: Sequence[WorldPart]) -> str:
+    """'preset like-for-like'; empty where runs differ in it."""
+    presets = {world.preset for world in worlds}
+    return f"preset {presets.pop()}" if len(presets) == 1 else ""
 
 
 def _versions(comparison: Comparison) -> str:

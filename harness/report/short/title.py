@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from harness.compare.comparison import Comparison
+from harness.compare.repeats import Repeats
+from harness.compare.scaling import strong_scaling, weak_scaling
 from harness.compare.wording import listed
+from harness.report.figures import BASE
 from harness.spec import Question
 
 QUESTIONS: dict[Question, str] = {
@@ -13,11 +18,58 @@ QUESTIONS: dict[Question, str] = {
     "scaling": "how does it scale?",
     "all": "memory, speed, communication and loss of each strategy",
 }
+CHANGED: dict[Question, str] = {
+    "speed": "speed",
+    "memory": "memory",
+    "parity": "the loss",
+    "scaling": "how it scales",
+    "all": "memory, speed, communication or loss",
+}
+"""What an option may change, by question."""
+STRONG = "how much faster do more ranks finish one job?"
+WEAK = "what do more ranks cost when the job grows with them?"
+PLANTED_PREFIX = "planted-"
+LEAST_SHARE = 1 / 3
+"""Of the cells next to DDP that have options, where the comparison is about these."""
+MOST_VARIED = 2
 
 
 def title(comparison: Comparison, question: Question) -> str:
     """'LlamaForCausalLM with 0.87 M parameters on 2 CPU ranks: which strategy is fastest?'."""
-    return f"{job_words(comparison)} on {rank_words(comparison)}: {QUESTIONS[question]}"
+    return f"{job_words(comparison)} on {rank_words(comparison)}: {question_words(comparison, question)}"
+
+
+def question_words(comparison: Comparison, question: Question) -> str:
+    """The question, by name of the one thing that is varied where there is one.
+
+    That is an option, a deliberate fault, or the kind of scaling.
+    """
+    labels = list(dict.fromkeys(group.backend for group in _measured(comparison)))
+    others = [label for label in labels if label != BASE]
+    faults = [label for label in others if label.startswith(PLANTED_PREFIX)]
+    if faults and faults == others:
+        return f"{'is' if len(faults) == 1 else 'are'} {listed(faults, MOST_VARIED)} found?"
+    with_options = [label for label in others if ":" in label]
+    if LEAST_SHARE * len(others) <= len(with_options) and with_options:
+        pairs = [pair for label in with_options for pair in label.partition(":")[2].split(",")]
+        options = list(dict.fromkeys(pair.partition("=")[0] for pair in pairs))
+        verb = "does" if len(options) == 1 else "do"
+        return f"{verb} {listed(options, MOST_VARIED)} change {CHANGED[question]}?"
+    if question == "scaling":
+        return _scaling_words(comparison)
+    return QUESTIONS[question]
+
+
+def _scaling_words(comparison: Comparison) -> str:
+    strong, weak = bool(strong_scaling(comparison)), bool(weak_scaling(comparison))
+    if strong == weak:
+        return QUESTIONS["scaling"]
+    return STRONG if strong else WEAK
+
+
+def _measured(comparison: Comparison) -> Sequence[Repeats]:
+    """All cells but the reference; the reference where nothing else ran."""
+    return [group for group in comparison.groups if not group.is_reference] or comparison.groups
 
 
 def job_words(comparison: Comparison) -> str:
@@ -36,9 +88,11 @@ def job_words(comparison: Comparison) -> str:
 
 
 def rank_words(comparison: Comparison) -> str:
-    """'2 CPU ranks', '1, 2 and 4 CPU ranks'; of the reference only where nothing else ran."""
-    groups = [group for group in comparison.groups if not group.is_reference] or comparison.groups
+    """'2 CPU ranks', '4 and 8 GPU ranks of 1 and 2 nodes'; of the reference only where nothing else ran."""
+    groups = _measured(comparison)
     sizes = sorted({group.world_size for group in groups})
     devices = dict.fromkeys("GPU" if group.record.world.device == "cuda" else "CPU" for group in groups)
+    nodes = sorted({group.record.world.nodes for group in groups})
+    on_nodes = "" if nodes == [1] else f" of {listed([str(n) for n in nodes])} nodes"
     noun = "rank" if sizes == [1] else "ranks"
-    return f"{listed([str(size) for size in sizes])} {'/'.join(devices)} {noun}"
+    return f"{listed([str(size) for size in sizes])} {'/'.join(devices)} {noun}{on_nodes}"
