@@ -218,7 +218,7 @@ def _scatter_panel(source: str, title: str, unit: str, scale: float, points: Any
 
     def channel(field: str, name: str) -> dict[str, Any]:
         scale = {"type": "log", "domain": [low, high], "nice": False}
-        axis = {"tickCount": 5, "format": "~g"}
+        axis = {"tickCount": 5, "format": ",~f"}
         return {"field": field, "type": "quantitative", "title": name, "scale": scale, "axis": axis}
 
     x, y = channel("published", f"published, {unit}"), channel("predicted", f"predicted, {unit}")

@@ -46,7 +46,7 @@ PHASES = {
     "clipping and update": "#A5D3E2",
 }
 EXPOSED = "exposed communication"
-ACTIVITIES = {"computing": "#1B7391", EXPOSED: "#CF5A00", "idle": FAINT}
+ACTIVITIES = {"computing": "#14607A", EXPOSED: "#E58A2E", "idle": FAINT}
 VERDICTS = {"agrees": GREY, "not judged": "#ABABAB"}
 """Of loss curves that are drawn as one band."""
 CURVES = ("#0A74B8", "#CC8400", "#00966C", "#B8569A", "#4FA6D8", "#C4511A", "#8A6D00")
