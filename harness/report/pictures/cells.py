@@ -64,7 +64,7 @@ def told(rows: Sequence[Row], text: str = "text") -> str:
     places: dict[str, list[str]] = {}
     for row in rows:
         places.setdefault(row["place"], []).append(f"{row['name']} {row[text]}")
-    most = max(3, MOST_TOLD // max(1, len(places)))
+    most = max(2, MOST_TOLD // max(1, len(places)))
     return "; ".join(f"{place}: {', '.join(_ends(cells, most))}" for place, cells in places.items())
 
 
@@ -72,5 +72,5 @@ def _ends(texts: Sequence[str], most: int) -> Sequence[str]:
     """All, or so many from both ends."""
     if len(texts) <= most:
         return texts
-    last = most // 3
+    last = max(1, most // 3)
     return [*texts[: most - last], "...", *texts[-last:]]
