@@ -12,7 +12,7 @@ from harness.compare.states import largest, rank_states
 from harness.report.document import Picture
 from harness.report.formats import number
 from harness.report.palette import KINDS, LIMIT
-from harness.report.pictures.bars import bar_chart, quantity, stack, text_after, tick
+from harness.report.pictures.bars import Layer, bar_chart, quantity, stack, text_after, tick
 from harness.report.pictures.cells import Row, caption, cell_row, drawable, told
 from harness.theory.terms import STATE_KINDS
 
@@ -46,7 +46,7 @@ def memory_picture(comparison: Comparison) -> Picture | None:
         key="memory",
         caption=caption(text, drawn, known),
         alt=f"Stacked bars of {TITLE}, peak and model states. {told(ends)}.",
-        chart=lambda: _chart(rows, near),
+        chart=lambda: _chart(rows, limit if near else None),
     )
 
 
@@ -93,15 +93,29 @@ def _expected(group: Repeats) -> float | None:
     return sum(kinds.get(kind, 0) for kind in STATE_KINDS) / 1e6
 
 
-def _chart(rows: Sequence[Row], limited: bool) -> dict[str, Any]:
+def _chart(rows: Sequence[Row], limit: float | None) -> dict[str, Any]:
     used = {row["kind"] for row in rows}
     colours = {LABELS[kind]: colour for kind, colour in KINDS.items() if LABELS[kind] in used}
     layers = [stack("megabytes", TITLE, "kind", colours), tick("expected"), text_after("peak")]
-    if limited:
-        layers.append(
-            {
-                "mark": {"type": "rule", "strokeWidth": 2, "strokeDash": [6, 3], "color": LIMIT},
-                "encoding": {"x": {**quantity("limit"), "aggregate": "min"}, "y": None},
-            }
-        )
+    if limit is not None:
+        layers += _limit(limit)
     return bar_chart(rows, layers)
+
+
+def _limit(limit: float) -> list[Layer]:
+    """A line over all bars of a panel, with its name above them."""
+    known = [{"filter": "isValid(datum.limit)"}]
+    at = {"x": {**quantity("limit"), "aggregate": "min"}}
+    name = {"type": "text", "align": "right", "baseline": "bottom", "dx": 4, "dy": -3, "color": LIMIT}
+    return [
+        {
+            "transform": known,
+            "mark": {"type": "rule", "strokeWidth": 2, "strokeDash": [6, 3], "color": LIMIT},
+            "encoding": {**at, "y": None},
+        },
+        {
+            "transform": known,
+            "mark": name,
+            "encoding": {**at, "y": {"value": 0}, "text": {"value": f"device limit {number(limit)} MB"}},
+        },
+    ]

@@ -38,6 +38,7 @@ def test_a_limit_near_the_peaks_is_a_line_and_a_far_one_only_told() -> None:
     near, far = (made(memory_picture(compared(held(limit=limit)))) for limit in (20 * 10**6, 10**9))
     assert {row["limit"] for row in rows_of(near)} == {20.0, None}
     assert {row["limit"] for row in rows_of(far)} == {None}
+    assert "device limit 20.0 MB" in texts(near)
     assert "Device limit: 20.0 MB" in near.caption
     assert "Device limit: 1,000 MB" in far.caption
     assert "Device limit" not in made(memory_picture(compared(held()))).caption

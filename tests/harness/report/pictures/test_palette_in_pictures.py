@@ -1,6 +1,7 @@
 """A family has one colour in every picture, and Accelerate that of what it wraps."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from harness.report.pictures.memory import memory_picture
 from harness.report.pictures.throughput import throughput_picture
 from harness.report.pictures.trade_off import trade_off_picture
 from harness.report.pictures.volume import volume_picture
-from tests.harness.report.pictures.drawn import compared, rows_of, timed
+from tests.harness.report.pictures.drawn import compared, rows_of, texts, timed
 
 LABELS = ("ddp", "zero1", "zero3", "fsdp", "fsdp1", "accelerate-zero3")
 MAKERS = (throughput_picture, memory_picture, volume_picture, loss_picture, trade_off_picture)
@@ -53,3 +54,16 @@ def _luminance(colour: str) -> float:
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     red, green, blue = (p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("family", ["zero", "nobody"])
+def test_a_page_may_draw_some_of_the_rows(make: Callable[[Comparison], Picture | None], family: str) -> None:
+    picture = make(compared(*(timed(label, 0.5 + n / 10) for n, label in enumerate(LABELS))))
+    assert picture is not None
+    chart = picture.chart()
+    kept = [row for row in chart["data"]["values"] if row["backend"].startswith(family)]
+    chart["data"]["values"] = kept
+    shown = " ".join(texts(replace(picture, chart=lambda: chart)))
+    assert "fsdp" not in shown
+    assert family == "nobody" or "zero" in shown or "agree" in shown
