@@ -6,6 +6,7 @@ Needs no network and no browser: vl-convert carries Vega, Vega-Lite and the font
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -13,6 +14,7 @@ from harness.report.document import Picture
 from harness.report.palette import GREY
 
 Spec = dict[str, Any]
+Row = dict[str, Any]
 RENDERER = "vl-convert-python"
 VEGA_LITE = "5.21"
 """Version of Vega-Lite that draws, here and in a page that draws again."""
@@ -54,7 +56,7 @@ def renderer() -> str:
 
 
 def complete(picture: Picture) -> Spec:
-    """The specification of a picture with all that it needs to be drawn anywhere."""
+    """The specification of a picture with all that it needs to be drawn anywhere, and with all its cells."""
     return {
         "$schema": SCHEMA,
         "description": picture.alt,
@@ -65,11 +67,25 @@ def complete(picture: Picture) -> Spec:
     }
 
 
+def only_drawn(rows: Sequence[Row]) -> list[Row]:
+    """The rows without those of cells that only a filter of a page may show."""
+    return [row for row in rows if row.get("is_drawn", True)]
+
+
+def first_drawn(picture: Picture) -> Spec:
+    """The same without the rows of cells that are not drawn at first."""
+    spec = complete(picture)
+    data = spec.get("data", {})
+    if "values" not in data:
+        return spec
+    return {**spec, "data": {**data, "values": only_drawn(data["values"])}}
+
+
 def draw(picture: Picture, formats: tuple[str, ...] = ("svg", "png")) -> dict[str, bytes]:
     """Draw a picture; returns its bytes by format."""
     import vl_convert  # type: ignore[import-untyped, unused-ignore]
 
-    drawn = vl_convert.vegalite_to_svg(complete(picture), vl_version=VEGA_LITE, allowed_base_urls=[])
+    drawn = vl_convert.vegalite_to_svg(first_drawn(picture), vl_version=VEGA_LITE, allowed_base_urls=[])
     svg = _rounded(drawn)
     images = {
         "svg": lambda: f"{svg}\n".encode(),

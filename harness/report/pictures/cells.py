@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.compare.repeats import Repeats, place_to_compare
@@ -33,6 +33,17 @@ def cell_row(group: Repeats, groups: Sequence[Repeats], **fields: Any) -> Row:
         **look_of_record(record).fields(),
         **fields,
     }
+
+
+def rows_of_all(
+    groups: Sequence[Repeats], drawn: Sequence[Repeats], rows_of: Callable[[Repeats], Sequence[Row]]
+) -> list[Row]:
+    """Rows of every cell; `is_drawn` is False in those of cells that only a filter of a page may show."""
+    return [
+        row if any(group is one for one in drawn) else {**row, "is_drawn": False}
+        for group in groups
+        for row in rows_of(group)
+    ]
 
 
 def place_name(group: Repeats, groups: Sequence[Repeats]) -> str:

@@ -10,10 +10,11 @@ from harness.compare.comparison import Comparison
 from harness.compare.repeats import Repeats
 from harness.compare.states import largest, rank_states
 from harness.report.document import Picture
+from harness.report.drawing import only_drawn
 from harness.report.formats import number
 from harness.report.palette import KINDS, LIMIT
 from harness.report.pictures.bars import Layer, bar_chart, quantity, stack, text_after, tick
-from harness.report.pictures.cells import Row, caption, cell_row, drawable, told
+from harness.report.pictures.cells import Row, caption, cell_row, drawable, rows_of_all, told
 from harness.theory.terms import STATE_KINDS
 
 REST = "activations"
@@ -32,7 +33,8 @@ def memory_picture(comparison: Comparison) -> Picture | None:
     cells = [_Cell(group) for group in drawn]
     limit = min((cell.limit for cell in cells if cell.limit is not None), default=None)
     near = limit is not None and limit <= FARTHEST_LIMIT * max(cell.peak for cell in cells)
-    rows = [row for cell in cells for row in cell.rows(drawn, near)]
+    every = rows_of_all(known, drawn, lambda group: _Cell(group).rows(known, near))
+    rows = only_drawn(every)
     ends = [row for row in rows if row["kind"] == LABELS[REST]]
     text = (
         "Peak memory of the rank that needs most. Coloured: model states after the backward pass; grey: all "
@@ -46,7 +48,7 @@ def memory_picture(comparison: Comparison) -> Picture | None:
         key="memory",
         caption=caption(text, drawn, known),
         alt=f"Stacked bars of {TITLE}, peak and model states. {told(ends)}.",
-        chart=lambda: _chart(rows, limit if near else None),
+        chart=lambda: _chart(every, limit if near else None),
     )
 
 

@@ -10,9 +10,17 @@ from harness.compare.metrics import SPEED
 from harness.compare.repeats import Place, Repeats, rivals
 from harness.compare.statistics import Interval, interval_runs, shown_interval
 from harness.report.document import Picture
+from harness.report.drawing import only_drawn
 from harness.report.formats import number
 from harness.report.pictures.bars import bar, bar_chart, interval, text_after
-from harness.report.pictures.cells import Row, caption, cell_row, drawable, told
+from harness.report.pictures.cells import (
+    Row,
+    caption,
+    cell_row,
+    drawable,
+    rows_of_all,
+    told,
+)
 
 BASE = "ddp"
 
@@ -55,15 +63,16 @@ def throughput_picture(comparison: Comparison) -> Picture | None:
         return None
     scale = _Scale(bases)
     order = list(places)
-    drawn.sort(key=lambda group: (order.index(group.place), -(group.median(SPEED) or 0.0)))
-    rows = [_row(group, drawn, scale) for group in drawn]
+    known.sort(key=lambda group: (order.index(group.place), -(group.median(SPEED) or 0.0)))
+    every = rows_of_all(known, drawn, lambda group: [_row(group, known, scale)])
+    rows = only_drawn(every)
     text = f"{'Throughput relative to ' + BASE if bases else 'Throughput'}, medians over runs."
     layers = [bar("value", scale.title), interval("low", "high"), text_after("end")]
     return Picture(
         key="throughput",
         caption=caption(f"{text} {_lines(drawn)}", drawn, known),
         alt=f"Bars: {scale.title}. {told(rows)}.",
-        chart=lambda: bar_chart(rows, layers),
+        chart=lambda: bar_chart(every, layers),
     )
 
 

@@ -11,10 +11,18 @@ from harness.compare.repeats import Repeats
 from harness.compare.timings import DATA
 from harness.record import RankPart
 from harness.report.document import Picture
+from harness.report.drawing import only_drawn
 from harness.report.formats import number, percent
 from harness.report.palette import ACTIVITIES, EXPOSED, PHASES
 from harness.report.pictures.bars import bar_chart, stack, text_after
-from harness.report.pictures.cells import Row, caption, cell_row, drawable, told
+from harness.report.pictures.cells import (
+    Row,
+    caption,
+    cell_row,
+    drawable,
+    rows_of_all,
+    told,
+)
 
 PARTS = {DATA: "data", "forward": "forward", "backward": "backward", "step": "clipping and update"}
 Parts = Mapping[str, float]
@@ -53,10 +61,11 @@ def _picture(
     drawn = drawable(known)
     if not drawn:
         return None
-    rows: list[Row] = []
-    for group in drawn:
+
+    def rows_of(group: Repeats) -> list[Row]:
         parts = parts_of(group)
         total = sum(parts.values())
+        rows = []
         for index, (name, time) in enumerate(parts.items()):
             # What belongs to the cell stands in the row of its first part.
             told_part = f"{number(total)} ms, {percent(parts.get(telling, 0.0) / total)} {telling}"
@@ -64,20 +73,23 @@ def _picture(
             rows.append(
                 cell_row(
                     group,
-                    drawn,
+                    known,
                     part=name,
                     milliseconds=time,
                     order=list(colours).index(name),
                     **(of_cell if index == 0 else dict.fromkeys(of_cell)),
                 )
             )
-    firsts = [row for row in rows if row["total"] is not None]
+        return rows
+
+    every = rows_of_all(known, drawn, rows_of)
+    firsts = [row for row in only_drawn(every) if row["total"] is not None]
     layers = [stack("milliseconds", TITLE, "part", colours), text_after("total")]
     return Picture(
         key=key,
         caption=caption(text, drawn, known),
         alt=f"Stacked bars of {TITLE}. {told(firsts, 'told')}.",
-        chart=lambda: bar_chart(rows, layers),
+        chart=lambda: bar_chart(every, layers),
     )
 
 

@@ -8,10 +8,18 @@ from harness.compare.comparison import Comparison
 from harness.compare.metrics import EXPECTED_SENT, SENT, TEXTBOOK_SENT
 from harness.compare.repeats import Repeats
 from harness.report.document import Picture
+from harness.report.drawing import only_drawn
 from harness.report.formats import number, short
 from harness.report.palette import LIMIT
 from harness.report.pictures.bars import bar, bar_chart, text_after, tick
-from harness.report.pictures.cells import Row, caption, cell_row, drawable, told
+from harness.report.pictures.cells import (
+    Row,
+    caption,
+    cell_row,
+    drawable,
+    rows_of_all,
+    told,
+)
 
 NEGLIGIBLE = 0.005
 """Relative difference below which two volumes are written as equal."""
@@ -23,14 +31,15 @@ def volume_picture(comparison: Comparison) -> Picture | None:
     drawn = drawable(known)
     if not drawn:
         return None
-    rows = [_row(group, drawn) for group in drawn]
+    every = rows_of_all(known, drawn, lambda group: [_row(group, known)])
+    rows = only_drawn(every)
     title = "sent by a rank per step, MB (ring algorithm)"
     layers = [bar("megabytes", title), tick("textbook"), tick("unexpected", colour=LIMIT), text_after("end")]
     return Picture(
         key="communication",
         caption=caption(f"Bytes that a rank sends per step. {_ticks(rows)}", drawn, known),
         alt=f"Bars: {title}. {told(rows)}.",
-        chart=lambda: bar_chart(rows, layers),
+        chart=lambda: bar_chart(every, layers),
     )
 
 

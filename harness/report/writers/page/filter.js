@@ -38,7 +38,9 @@ if (form) {
     menu.querySelector("output").textContent = count;
     reset.hidden = note.hidden = wanted.size === 0;
     const words = [...wanted].map(([name, values]) => `${name} ${values.join(", ") || "none"}`);
-    note.textContent = `Filter: ${words.join("; ")}: ${count}. The sentences cover all cells.`;
+    note.textContent = `Filter: ${words.join("; ")}: ${count}. The sentences cover all cells. `;
+    // The short report may leave rows out; this table has all.
+    if (document.getElementById("results")) note.insertAdjacentHTML("beforeend", '<a href="#results">All results</a>');
     hideRows(isShown);
     document.dispatchEvent(new CustomEvent("filtered", { detail: wanted.size ? isWanted : null }));
   };

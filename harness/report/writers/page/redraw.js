@@ -43,7 +43,7 @@ const showOnly = async ({ figure, data, image, whole }, isWanted, turn) => {
   const seen = new Map();
   const spec = isWanted ? withRows(JSON.parse(data.textContent), isWanted, seen) : null;
   const shown = [...seen.values()].filter(Boolean).length;
-  const source = shown && shown < seen.size ? await address(spec) : whole;
+  const source = shown ? await address(spec) : whole;
   if (turn !== lastTurn) return;
   image.src = source;
   image.hidden = seen.size > 0 && shown === 0;
