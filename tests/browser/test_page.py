@@ -44,7 +44,7 @@ def test_scope_verdict_and_picture_are_on_the_first_screen(browser: Browser) -> 
 @pytest.mark.parametrize("size", [NARROW, WIDE])
 def test_the_page_never_scrolls_sideways(window: Browser, page: Path, size: tuple[int, int]) -> None:
     window.open(page, size=size)
-    window.run("for (const part of document.querySelectorAll('main details')) part.open = true")
+    window.run("for (const part of document.querySelectorAll('details')) part.open = true")
     assert window.run("return document.documentElement.scrollWidth") == size[0]
 
 

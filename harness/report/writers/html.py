@@ -106,8 +106,10 @@ class _Page:
 
     def _navigation(self) -> str:
         own, details = self._document.sections, self._document.details
-        links = [_link(part.key, part.title) for part in own]
-        inside = [_link(part.key, part.title) for part in (details.sections if details else ())]
+        links = [_section_link(part) for part in own]
+        inside = (
+            [] if details is None else ["<strong>Details</strong>", *map(_section_link, details.sections)]
+        )
         unfold = '<button type="button" id="unfold" hidden>Open all</button>'
         menu = ['<details class="menu"><summary>All sections</summary>', "<div>", unfold, *links, *inside]
         filters = filter_html(self._document.cells)
@@ -174,6 +176,10 @@ class _Page:
         text = f"{name}: {text_html(line.text)}" if name else text_html(line.text)
         title = self._titles.get(line.details)
         return text if title is None else f"{text} {_link(line.details, title)}"
+
+
+def _section_link(section: Section) -> str:
+    return _link(section.key, section.title)
 
 
 def _link(key: str, title: str) -> str:
