@@ -1,5 +1,7 @@
 """Records for the tests of the short report."""
 
+from typing import Any
+
 from harness.compare.comparison import Comparison
 from harness.record import Record
 from harness.report.short.stage import Stage, stage
@@ -22,3 +24,13 @@ def stage_of(*records: Record) -> Stage:
     found = stage(Comparison(records))
     assert found is not None
     return found
+
+
+def growing(label: str, ranks: int, seconds: float, **changes: Any) -> Record:
+    """A run of a job whose batch grows with the ranks, as weak scaling wants it."""
+    per_step = {step: {"tokens": 512 * ranks} for step in range(4)}
+    return make_record(
+        label=label, world_size=ranks, run_id=f"{label}-{ranks}", job_id=f"{ranks:012d}",
+        training={"global_batch_size": 4 * ranks}, steps=make_steps(seconds=seconds, changes=per_step),
+        **changes,
+    )  # fmt: skip
