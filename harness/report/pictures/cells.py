@@ -13,7 +13,7 @@ from harness.report.palette import look_of_record
 MOST_CELLS = 24
 """More would make the picture longer than a screen; then only one world size is drawn."""
 MOST_NAMED = 12
-MOST_TOLD = 8
+MOST_TOLD = 6
 """Cells in an alternative text."""
 LONGEST_LABEL = 34
 Row = dict[str, Any]
@@ -67,7 +67,7 @@ def caption(text: str, drawn: Sequence[Repeats], groups: Sequence[Repeats]) -> s
     if len(drawn) == len(groups):
         return text
     sizes = sorted({group.world_size for group in drawn})
-    return f"{text} Drawn: {len(drawn)} of {len(groups)} cells, on {ranks(*sizes)}; the tables hold all."
+    return f"{text} Drawn: {len(drawn)} of {len(groups)} cells, on {ranks(*sizes)}."
 
 
 def told(rows: Sequence[Row], text: str = "text") -> str:

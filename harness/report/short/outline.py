@@ -36,7 +36,7 @@ SECTIONS: tuple[Callable[[Comparison, Question], Section | None], ...] = (
 )
 MOST_WORDS = 1200
 """Of the short report as markdown, whatever the number of cells."""
-ROWS = (MOST_ROWS, 14, 12, 10, 8, 6, 4)
+ROWS = range(MOST_ROWS, 3, -1)
 """Of the results, at most: the largest number with which the report is short enough."""
 MOST_PICTURES = 4
 

@@ -77,19 +77,21 @@ def summary_section(comparison: Comparison, question: Question, most_rows: int =
     groups = summary_cells(comparison, most_rows)
     if not groups:
         return None
-    tables: dict[tuple[int, str], list[Repeats]] = {}
+    members_of: dict[tuple[int, str], list[Repeats]] = {}
     for group in groups:
-        tables.setdefault((group.world_size, group.record.job_id), []).append(group)
+        members_of.setdefault((group.world_size, group.record.job_id), []).append(group)
     named = comparison.comparable.groups
     several = len({group.world_size for group in named if not group.is_reference}) > 1
-    marks = job_marks(groups) if len(tables) > len({size for size, _ in tables}) else {}
+    marks = job_marks(groups) if len(members_of) > len({size for size, _ in members_of}) else {}
     blocks: list[Block] = []
-    for (size, job), members in sorted(tables.items(), key=lambda item: item[0][0]):
+    for (size, job), members in sorted(members_of.items(), key=lambda item: item[0][0]):
         heading = f"{ranks(size)}{marks.get(job, '')}"
         blocks += [Heading(heading)] if several or marks else []
         key = f"summary_{size}{f'_{job}' if marks else ''}"
         blocks.append(_table(key, comparison, members, FIGURES[question]))
-    note = _note(comparison, groups, question) or "Every figure of every cell:"
+    left = len([group for group in comparison.groups if not group.is_reference]) - len(groups)
+    note = _note([block for block in blocks if isinstance(block, Table)], left)
+    note = note or "Every figure of every cell:"
     return Section("summary", "Results", [*blocks, Line(note, details="results")])
 
 
@@ -175,28 +177,15 @@ def _state(group: Repeats) -> str:
     return group.parity if group.succeeded else group.status
 
 
-def _note(comparison: Comparison, groups: Sequence[Repeats], question: Question) -> str:
-    """What the marks mean, and how many cells are not shown."""
-    marks = {
-        TIED: f"{TIED}: no difference to {BASE} beyond noise.",
-        UNTESTED: f"{UNTESTED}: too few runs to test.",
+def _note(tables: Sequence[Table], left: int) -> str:
+    """What the ratios and marks in the tables mean, and how many cells are not in them."""
+    texts = [text for table in tables for row in table.texts() for text in row]
+    keys = {column.key for table in tables for column in table.columns}
+    notes = {
+        f"Ratios are to {BASE} on the same ranks.": any(key.endswith(f"_of_{BASE}") for key in keys),
+        f"{NOT_AVAILABLE}: not measured or not comparable.": NOT_AVAILABLE in texts,
+        f"{TIED}: no difference to {BASE} beyond noise.": any(text.endswith(f" {TIED}") for text in texts),
+        f"{UNTESTED}: too few runs to test.": any(text.endswith(f" {UNTESTED}") for text in texts),
+        f"{left} more rows.": left > 0,
     }
-    shown = [f for f in FIGURES[question] if f.is_time]
-    texts = [
-        value.text
-        for group in groups
-        for figure in shown
-        for base in groups
-        if base.label == BASE and base.place == group.place
-        if isinstance(value := _value(comparison, group, figure, base), Shown)
-    ]
-    found = [text for mark, text in marks.items() if any(mark in value for value in texts)]
-    left = len([group for group in comparison.groups if not group.is_reference]) - len(groups)
-    rest = [f"{left} more rows."] if left > 0 else []
-    related = any(f.is_ratio for f in FIGURES[question]) and any(group.label == BASE for group in groups)
-    ratios = (
-        [f"Ratios are to {BASE} on the same ranks; {NOT_AVAILABLE}: not measured or not comparable."]
-        if related
-        else []
-    )
-    return " ".join([*ratios, *found, *rest])
+    return " ".join(note for note, applies in notes.items() if applies)
