@@ -39,8 +39,10 @@ def _prefetch(share: float, record: Record) -> str | None:
         return None
     if strategy.zero_stage == 3:
         ahead = effective.prefetch if effective else None
-        if ahead == "none" and record.world.preset == "like-for-like":
+        if ahead in (None, "none") and record.world.preset == "like-for-like":
             return "Prefetch is off: the preset like-for-like sets max_live_parameters to 0."
+        if ahead is None:
+            return None
         return "Prefetch is off." if ahead == "none" else f"{_judge(share)} (in force: up to {ahead} ahead)."
     if not strategy.of_family.overlaps_on_streams:
         return None
