@@ -1,5 +1,6 @@
 """Published reports carry what they were computed from, and this code still computes the same."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from benchmarks.publishing import render_again
 from harness.archive import read_archive
 from harness.record_files import ARCHIVE_NAME, RECORD_NAME
+from harness.report.short.outline import MOST_PICTURES, MOST_WORDS
 from tests.harness.cli.command_line import harness
 from tests.traps.gallery import page
 
@@ -33,6 +35,28 @@ def test_published_reports_are_small_and_hold_each_picture_once() -> None:
     files = [path for path in (ROOT / "reports").rglob("*") if path.is_file() and "runs" not in path.parts]
     assert sum(path.stat().st_size for path in files) <= MOST_BYTES
     assert {path.suffix for path in files} == {".md", ".html", ".svg", ".json", ".xz"}
+
+
+@pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: str(folder.relative_to(ROOT / "reports")))
+def test_a_published_report_is_read_in_minutes(folder: Path) -> None:
+    """Marks of tables and alternative texts count as words; the hidden list of records does not."""
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    shown = re.sub(r"^<!-- harness-report: .* -->$", "", text, flags=re.MULTILINE)
+    assert len(shown.split()) <= MOST_WORDS
+    assert shown.count("![") <= MOST_PICTURES
+
+
+def test_published_reports_have_titles_of_their_own() -> None:
+    """Those on links are told apart by their page: records do not hold what limits a network."""
+    titles: dict[str, set[str]] = {}
+    for folder in PUBLISHED:
+        group = "shaped-links" if folder.parent.name == "shaped-links" else str(folder)
+        titles.setdefault(group, set()).add(
+            (folder / "report.md").read_text(encoding="utf-8").partition("\n")[0]
+        )
+    told = [title for of_group in titles.values() for title in of_group]
+    assert len(titles["shaped-links"]) == 1
+    assert sorted(set(told)) == sorted(told)
 
 
 def test_a_report_that_is_rendered_again_has_the_same_bytes(tmp_path: Path) -> None:
