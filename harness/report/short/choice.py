@@ -12,7 +12,7 @@ from harness.compare.wording import ranks
 from harness.report.document import Items, Line, Section
 from harness.report.formats import megabytes, percent
 from harness.report.short.stage import Stage, bytes_frontier, peak, stage
-from harness.report.short.words import levels, names, ratio, sentence
+from harness.report.short.words import ends, levels, names, ratio, sentence
 from harness.spec import Question
 
 ASKED: tuple[Question, ...] = ("all", "speed", "memory")
@@ -91,7 +91,7 @@ def _growth(where: Stage) -> str:
     shown = levels(found, megabytes)
     if not shown:
         return ""
-    parts = [f"{names(labels)} {megabytes(value)} MB" for labels, value in shown[:MOST_LEVELS]]
+    parts = [f"{names(labels)} {megabytes(value)} MB" for labels, value in ends(shown, MOST_LEVELS)]
     return sentence(f"model states per rank on {ranks(MANY_RANKS)}, in closed form: {', '.join(parts)}")
 
 
@@ -103,7 +103,9 @@ def _links(where: Stage) -> str:
     if len(shown) < 2:
         return ""
     (least, _), *others = shown
-    more = ", ".join(f"{names(labels)} {ratio(sent, value)}" for labels, sent in others[: MOST_LEVELS - 1])
+    more = ", ".join(
+        f"{names(labels)} {ratio(sent, value)}" for labels, sent in ends(others, MOST_LEVELS - 1)
+    )
     verb = "sends" if len(least) == 1 else "send"
     return f"{names(least)} {verb} least ({megabytes(value)} MB per rank and step), then {more}."
 
@@ -116,7 +118,7 @@ def _accumulation(where: Stage) -> str:
     shown = levels(growth, lambda value: f"{value:.3g}")
     if len(shown) < 2:
         return ""
-    parts = [f"{names(labels)} {value:.3g} x" for labels, value in shown[:MOST_LEVELS]]
+    parts = [f"{names(labels)} {value:.3g} x" for labels, value in ends(shown, MOST_LEVELS)]
     return sentence(
         f"{MICRO_STEPS} micro-steps per update multiply traffic, in closed form: {', '.join(parts)}"
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from harness.compare.wording import listed
 
+Level = tuple[list[str], float]
+"""Labels whose figures are written alike, and the first of these."""
 MOST_NAMES = 4
 WRAPPER = "accelerate-"
 """Prefix of backends that run another one through Accelerate."""
@@ -16,12 +18,17 @@ def ratio(value: float, base: float) -> str:
     return f"{value / base:.3g} x"
 
 
-def levels(figures: Mapping[str, float], show: Callable[[float], str]) -> list[tuple[list[str], float]]:
+def levels(figures: Mapping[str, float], show: Callable[[float], str]) -> list[Level]:
     """Cells whose figures are written alike together, with the first figure; least first."""
-    found: dict[str, tuple[list[str], float]] = {}
+    found: dict[str, Level] = {}
     for label, value in sorted(figures.items(), key=lambda item: item[1]):
         found.setdefault(show(value), ([], value))[0].append(label)
     return list(found.values())
+
+
+def ends(found: Sequence[Level], most: int) -> list[Level]:
+    """At most so many levels; the last is kept, since it tells how far they reach."""
+    return list(found) if len(found) <= most else [*found[: most - 1], found[-1]]
 
 
 def names(labels: list[str]) -> str:

@@ -1,9 +1,15 @@
-from harness.report.short.words import levels, names, ratio, sentence
+from harness.report.short.words import ends, levels, names, ratio, sentence
 
 
 def test_figures_that_read_alike_are_one_level_least_first() -> None:
     found = levels({"a": 2.0, "b": 1.0, "c": 1.001}, lambda value: f"{value:.1f}")
     assert found == [(["b", "c"], 1.0), (["a"], 2.0)]
+
+
+def test_of_many_levels_the_first_and_the_last_are_kept() -> None:
+    found = [([label], 1.0) for label in "abcde"]
+    assert ends(found, 3) == [found[0], found[1], found[4]]
+    assert ends(found, 5) == found
 
 
 def test_many_names_are_counted() -> None:
