@@ -12,11 +12,14 @@ from typing import Any
 
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.support.wait import WebDriverWait
 
 ARGUMENTS = (
     "--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
     "--disable-background-networking", "--no-first-run",
 )  # fmt: skip
+SECONDS = 60
+"""For what a page does by itself."""
 PROGRAMS = ("chromium", "chromedriver")
 
 
@@ -60,6 +63,9 @@ class Browser:
         for log in ("browser", "performance"):
             self.driver.get_log(log)
         self.driver.get(f"{page.as_uri()}{fragment}")
+        # chromedriver 150 returns before the page has loaded in about one of a hundred cases.
+        loaded = "return location.href.startsWith(arguments[0]) && document.readyState === 'complete'"
+        WebDriverWait(self.driver, SECONDS).until(lambda _: self.run(loaded, page.as_uri()))
 
     def run(self, script: str, *arguments: Any) -> Any:
         """What a script returns; a promise is awaited."""

@@ -5,9 +5,7 @@ from urllib.parse import unquote
 
 from selenium.webdriver.support.wait import WebDriverWait
 
-from .browser import Browser
-
-SECONDS = 60
+from .browser import SECONDS, Browser
 
 
 def sources(browser: Browser, drawings: int) -> list[str]:
