@@ -8,7 +8,7 @@ from harness.compare.ranking import Ranking
 from harness.compare.repeats import Place
 from harness.compare.wording import counted, listed, percent, ranks
 
-ONE_OCCASION = "one occasion: what changes between days is not in these intervals"
+ONE_OCCASION = "one occasion: changes between days are not in these intervals"
 
 
 def slowest_words(order: Ranking) -> str:

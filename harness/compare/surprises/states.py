@@ -26,7 +26,7 @@ CLEARLY_LESS = 0.97
 SECOND_COPY = Behaviour(
     id="second-fp32-copy",
     what="{figure} x the textbook's states: an fp32 copy of weights that are fp32 already",
-    advice="Nothing: mixed precision has it anyway.",
+    advice="No action: mixed precision has it anyway.",
     questions=MEMORY,
     since="DeepSpeed 0.14.5 to 0.19.8, runtime/zero/stage_1_and_2.py and stage3.py clone the partition in "
     "fp32 whatever its dtype",
@@ -111,7 +111,7 @@ def _behaviour(term: Term, *, is_zero: bool) -> Behaviour:
     return BY_NAME.get(term.name) or Behaviour(
         id="other-states",
         what=f"{{figure}} x the textbook's states: {term.kind}, {term.name}",
-        advice="Nothing: the implementation does so.",
+        advice="No action: the implementation does so.",
         questions=MEMORY,
         packages=("deepspeed",) if is_zero else ("torch",),
     )

@@ -142,7 +142,7 @@ def _unlisted(difference: TermDifference, family: str) -> Behaviour:
     return Behaviour(
         id="other-traffic",
         what=f"{{figure}} x the textbook's bytes: {difference.term}{remark}",
-        advice="Nothing: the implementation does so.",
+        advice="No action: the implementation does so.",
         questions=TRAFFIC,
         packages=("deepspeed",) if family.startswith("zero") else ("torch",),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from harness.compare.comparison import Comparison
 from harness.compare.metrics import SENT
 from harness.compare.ranking import frontier
@@ -11,10 +13,11 @@ from harness.compare.what_if import sent_with, states_on
 from harness.compare.wording import ranks
 from harness.report.document import Items, Line, Section
 from harness.report.formats import megabytes, percent
-from harness.report.short.stage import Stage, bytes_frontier, peak, stage
+from harness.report.short.stage import Stage, bytes_frontier, peak, sent_once, stage
 from harness.report.short.words import ends, levels, names, ratio, sentence
 from harness.spec import Question
 
+Traffic = Callable[[Repeats], float | None]
 ASKED: tuple[Question, ...] = ("all", "speed", "memory")
 MANY_RANKS = 64
 MICRO_STEPS = 8
@@ -44,20 +47,29 @@ def _line(name: str, text: str, details: str) -> Line:
 
 
 def _ladder(where: Stage) -> str:
-    """The cells to try in turn: the first that fits."""
-    steps = bytes_frontier(where)[:MOST_STEPS]
-    if not steps:
+    """The cells to try in turn without accumulation and with it: the first that fits."""
+    least = min(where.figures(sent_once).values(), default=0.0)
+    if not least:
         return ""
-    first, *others = steps
-    text = f"{first.label} while its peak of {megabytes(peak(first))} MB per rank fits: none sends less"
-    for group in others:
-        text += f"; else {group.label} ({megabytes(peak(group))} MB, sends {_times(group, first)})"
-    return f"{text}."
+    once, several = (_steps(where, traffic, least) for traffic in (sent_once, _accumulated))
+    if several in ("", once):
+        return f"the first whose peak per rank fits, with its traffic: {once}."
+    return (
+        f"the first whose peak per rank fits, with its traffic: {once}; with {MICRO_STEPS} micro-steps per "
+        f"update {several}."
+    )
 
 
-def _times(group: Repeats, first: Repeats) -> str:
-    sent, least = group.median(SENT), first.median(SENT)
-    return ratio(sent, least) if sent is not None and least else f"{megabytes(sent)} MB"
+def _steps(where: Stage, traffic: Traffic, least: float) -> str:
+    """'ddp 38.5 MB (1 x), fsdp 31.3 MB (1.5 x)': peak, and traffic over the least of one micro-step."""
+    return ", ".join(
+        f"{group.label} {megabytes(peak(group))} MB ({ratio(traffic(group) or 0.0, least)})"
+        for group in bytes_frontier(where, traffic)[:MOST_STEPS]
+    )
+
+
+def _accumulated(group: Repeats) -> float | None:
+    return sent_with(group.record, MICRO_STEPS)
 
 
 def _speed(where: Stage) -> str:
@@ -70,10 +82,10 @@ def _speed(where: Stage) -> str:
     steps = frontier(peaks, order)
     shares = ", ".join(
         f"{label} {percent(order.median(best) / order.median(label))} at {megabytes(peaks[label])} MB"
-        for label in steps
+        for label in reversed(steps)
     )
-    text = f"Pareto frontier of peak memory and speed, relative to {best}: {shares}"
-    return sentence(text, "CPU ranks: measure speed again on your GPUs" if where.on_cpu else "")
+    text = f"Pareto frontier of speed, relative to {best}, and peak memory: {shares}"
+    return sentence(text, "measure speed again on your GPUs" if where.on_cpu else "")
 
 
 def _slowest(comparison: Comparison) -> str:
@@ -92,7 +104,7 @@ def _growth(where: Stage) -> str:
     if not shown:
         return ""
     parts = [f"{names(labels)} {megabytes(value)} MB" for labels, value in ends(shown, MOST_LEVELS)]
-    return sentence(f"model states per rank on {ranks(MANY_RANKS)}, in closed form: {', '.join(parts)}")
+    return sentence(f"model states per rank on {ranks(MANY_RANKS)}, calculated: {', '.join(parts)}")
 
 
 def _links(where: Stage) -> str:
@@ -107,18 +119,13 @@ def _links(where: Stage) -> str:
         f"{names(labels)} {ratio(sent, value)}" for labels, sent in ends(others, MOST_LEVELS - 1)
     )
     verb = "sends" if len(least) == 1 else "send"
-    return f"{names(least)} {verb} least ({megabytes(value)} MB per rank and step), then {more}."
+    return f"{names(least)} {verb} least ({megabytes(value)} MB per rank and step); {more} of that."
 
 
 def _accumulation(where: Stage) -> str:
     """Closed-form traffic with several micro-steps per update: who gathers or reduces in each."""
-    once = {g.label: sent for g in where.groups if (sent := sent_with(g.record, 1))}
-    several = {g.label: sent for g in where.groups if (sent := sent_with(g.record, MICRO_STEPS))}
-    growth = {label: several[label] / once[label] for label in several if label in once}
-    shown = levels(growth, lambda value: f"{value:.3g}")
+    shown = levels(where.figures(_accumulated), megabytes)
     if len(shown) < 2:
         return ""
-    parts = [f"{names(labels)} {value:.3g} x" for labels, value in ends(shown, MOST_LEVELS)]
-    return sentence(
-        f"{MICRO_STEPS} micro-steps per update multiply traffic, in closed form: {', '.join(parts)}"
-    )
+    parts = [f"{names(labels)} {megabytes(value)} MB" for labels, value in ends(shown, MOST_LEVELS + 1)]
+    return sentence(f"with {MICRO_STEPS} micro-steps per update a rank sends, calculated: {', '.join(parts)}")

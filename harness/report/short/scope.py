@@ -12,7 +12,7 @@ from harness.report.short.title import job_words, rank_words
 from harness.spec import Question
 
 LIBRARIES = ("torch", "deepspeed")
-ON_CPU = "bytes, states and parity carry over to GPUs, speeds do not"
+ON_CPU = "bytes, states and parity carry over to GPUs, peaks and speeds do not"
 
 
 def scope_section(comparison: Comparison, question: Question) -> Section | None:

@@ -87,7 +87,12 @@ def peak(group: Repeats) -> float | None:
     return max(group.rank_peaks, default=None)
 
 
-def bytes_frontier(where: Stage) -> list[Repeats]:
+def sent_once(group: Repeats) -> float | None:
+    """Ring bytes that a rank sends per step, as counted."""
+    return group.median(SENT)
+
+
+def bytes_frontier(where: Stage, traffic: Callable[[Repeats], float | None] = sent_once) -> list[Repeats]:
     """Cells in rising traffic and falling peak memory: each needs less memory than all that send no more.
 
     Both figures are counts, which other machines share; of equal cells the first of the comparison is kept.
@@ -95,7 +100,7 @@ def bytes_frontier(where: Stage) -> list[Repeats]:
     known = [
         (_rounded(sent), _rounded(most), number, group)
         for number, group in enumerate(where.groups)
-        if (sent := group.median(SENT)) is not None and (most := peak(group)) is not None
+        if (sent := traffic(group)) is not None and (most := peak(group)) is not None
     ]
     found: list[Repeats] = []
     least: float | None = None

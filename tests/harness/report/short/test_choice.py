@@ -37,13 +37,13 @@ def advice(question: Question, *records: Record) -> dict[str, str]:
 
 def test_cells_are_named_in_the_order_to_try_and_none_that_another_beats() -> None:
     assert advice("all", *CELLS)["Take"] == (
-        "ddp while its peak of 9.00 MB per rank fits: none sends less; else fsdp (3.00 MB, sends 1.5 x)."
+        "the first whose peak per rank fits, with its traffic: ddp 9.00 MB (1 x), fsdp 3.00 MB (1.5 x)."
     )
 
 
 def test_who_sends_least_on_slow_links_is_named_with_the_ratio_of_the_others() -> None:
     text = advice("speed", *CELLS)["Slow links"]
-    assert text == "ddp sends least (4.00 MB per rank and step), then zero1 and fsdp 1.5 x."
+    assert text == "ddp sends least (4.00 MB per rank and step); zero1 and fsdp 1.5 x of that."
 
 
 def test_a_question_on_memory_is_not_answered_with_speed_or_traffic() -> None:
