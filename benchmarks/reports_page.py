@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.published_reports import PUBLISHED, Published
 from harness.errors import HarnessError
 
-TEMPLATE = Path(__file__).with_name("reports_page.md")
+TEMPLATE = Path(__file__).with_name("reports_page.template")
 HERE = "<!-- gallery -->"
 BEGIN, END = "<!-- results of reports/default -->", "<!-- end of results -->"
 _LINK = re.compile(r" \[[^\]]*\]\([^)]*\)$")
