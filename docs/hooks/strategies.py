@@ -131,7 +131,7 @@ def _fit_table(given: Figures) -> str:
                 text = f"{given.gigabytes(model, ranks, label):,.0f}"
                 cells.append(f"**{text}**" if given.fits(model, ranks, label) else text)
             rows.append([model, str(ranks), *cells])
-    return table(head, rows)
+    return table(head, rows, words=1)
 
 
 def _link_table(given: Figures) -> str:
@@ -142,12 +142,14 @@ def _link_table(given: Figures) -> str:
             best = given.fastest(fabric, steps)
             shares = [given.speed(label, fabric, steps) / best for label in LABELS]
             rows.append([str(steps), fabric, *map(_share, shares)])
-    return table(head, rows)
+    return table(head, rows, words=2)
 
 
 def _sent_table(given: Figures) -> str:
     head = ["micro-steps", *LABELS]
-    return table(head, [[str(n), *(f"{given.sent(label, n):.1f}" for label in LABELS)] for n in STEPS])
+    return table(
+        head, [[str(n), *(f"{given.sent(label, n):.1f}" for label in LABELS)] for n in STEPS], words=0
+    )
 
 
 def _share(share: float) -> str:

@@ -10,9 +10,13 @@ def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Rows of cells as a Markdown table; bars and line breaks within cells are escaped."""
-    lines = [head, ["---"] * len(head), *rows]
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, words: int | None = None) -> str:
+    """Rows of cells as a Markdown table; bars and line breaks within cells are escaped.
+
+    `words`: so many columns hold words, those after them figures, which are aligned to the right.
+    """
+    left = len(head) if words is None else words
+    lines = [head, [*["---"] * left, *["---:"] * (len(head) - left)], *rows]
     return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
 
 

@@ -1,0 +1,107 @@
+"""The commands of the documentation: which words they have, and the same at a scale that a test can run."""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.docs.markdown import FILES, ROOT, shell_lines
+from tests.harness.cli.command_line import SHORT
+
+NOT_RUN = {
+    "make ": "the makefile's targets run whole suites; the test of the syntax holds that they exist",
+    "source ": "activates an environment",
+    "pip ": "installs packages",
+    "python3 -m venv": "installs packages",
+    "/shared/harness/bin/pip": "installs packages",
+    "python benchmarks/memory_table.py": "reads the records of two matrices of up to 4 ranks",
+    "python -m benchmarks.": "needs a Slurm cluster, or minutes of one core",
+    "srun ": "needs Slurm: tests/cluster",
+    "accelerate launch": "tests/cluster starts ranks with it",
+    "harness slurm submit": "needs Slurm: tests/cluster",
+    "harness slurm status": "needs Slurm: tests/cluster",
+    "harness slurm collect": "needs Slurm: tests/cluster",
+    "harness slurm cancel": "needs Slurm: tests/cluster",
+    "harness doctor": "takes two minutes: tests/harness/cli/test_doctor.py",
+    "harness diagnose runs/RUN_A runs/RUN_B": "stands for the names of two runs; the tutorial's line runs",
+    "harness diagnose runs/stages/": "the tutorial's line runs",
+    "harness fit --backend zero3 --set training.global_batch_size=64": "needs a GPU, whose memory limits it",
+    "harness compare --batch largest --set": "needs a GPU, whose memory limits it",
+    "harness compare --batch largest --backends": "needs a GPU, whose memory limits it",
+    "harness compare --set data.source=squad": "needs a data set that is not in the repository",
+    "harness compare --set model.name=": "needs a model that is not in the repository",
+    "harness recommend --model /models/mine": "needs a model that is not in the repository",
+    "harness compare --backends ddp,all-reduce": "needs the package: tests/backends/test_own_backend.py",
+    "harness compare --backends fsdp,fsdp-hybrid:shard_size=2 --nproc 4": "four ranks: tests/contract",
+    "harness estimate --model llama-3.1-8b --gpu H100-80 --calibrate": "needs runs on a GPU",
+    "harness compare --config configs/memory-": "ten backends on up to 4 ranks",
+}
+"""Beginnings of the commands that no test here runs, with the reason."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line of a block of shell code."""
+
+    path: Path
+    line: int
+    text: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def words(self) -> list[str]:
+        return shlex.split(self.text, comments=True)
+
+    def of_harness(self) -> list[str] | None:
+        """What follows `harness`, however it is started; None: another command."""
+        words = self.words
+        return words[words.index("harness") + 1 :] if "harness" in words else None
+
+    def not_run(self) -> str | None:
+        """Why no test runs it; None: one does."""
+        found = [reason for beginning, reason in NOT_RUN.items() if self.text.startswith(beginning)]
+        return found[0] if found else None
+
+
+def commands() -> Iterator[Command]:
+    """Every command of the documentation; reports' own commands are tested where reports are."""
+    for path in FILES:
+        if not (path.is_relative_to(ROOT / "reports") and path.name.startswith("report.")):
+            for line, text in shell_lines(path):
+                if not text.startswith("#"):
+                    yield Command(path, line, text)
+
+
+def tiny(words: list[str]) -> list[str]:
+    """The same command on two ranks at most, once, with a job that is over in seconds."""
+    command, *rest = words
+    if command not in ("compare", "fit", "run", "simulate"):
+        return [*words, "--max-size", "64KB"] if command == "fabric" else words
+    found = [command, *SHORT, *_scaled(command, rest)]
+    if command == "compare":
+        found += ["--set", "compare.noise_runs=false"]
+        if "--backends" not in rest:
+            found += ["--backends", "ddp"]
+    return found + (["--most-runs", "1"] if command == "fit" else [])
+
+
+def _scaled(command: str, words: list[str]) -> Iterator[str]:
+    waiting = iter(words)
+    for word in waiting:
+        if word in ("--nproc", "--world-size"):
+            least = min(2, max(map(int, next(waiting).split(","))))
+            yield from (word, str(least))
+        elif word == "--repeats":
+            yield from (word, next(waiting)[:0] + "1")
+        elif word == "--backends":
+            given = next(waiting).split(",")
+            yield from (word, ",".join(given[:1] if command == "compare" else given))
+        elif word in ("--model", "--gpus-per-node", "--rank") and command == "simulate":
+            next(waiting)
+        elif word == "--set" and (setting := next(waiting)).split("=")[0] != "training.steps":
+            yield from (word, setting)
+        elif word != "--set":
+            yield word
