@@ -2,7 +2,7 @@
 
 import pytest
 
-from docs.hooks.strategies import FABRICS, LABELS, MODELS, SPEED_MODEL, figures, strategies_page
+from docs.hooks.strategies import FABRICS, LABELS, MODELS, OWNERS, SPEED_MODEL, figures, strategies_page
 from tests.docs.markdown import ROOT
 
 PAGE = ROOT / "docs" / "which-strategy.md"
@@ -23,6 +23,7 @@ def test_what_the_page_says_in_words_holds() -> None:
     assert not given.fits("qwen2.5-32b", 64, "zero1")
     assert given.sent("ddp", 1) == given.sent("ddp", 16)
     assert given.sent("zero1", 1) == given.sent("zero1", 16) == given.sent("zero2", 1)
+    assert given.sent("zero1", 16) == pytest.approx(1.5 * given.sent(OWNERS, 16), rel=1e-4)
     assert given.sent("zero2", 16) > 10 * given.sent("zero1", 16)
     assert given.slower_fabrics("fsdp-hybrid", "fsdp", 1)[-1] == FABRICS[-1]
     for fabric in FABRICS[1:]:
