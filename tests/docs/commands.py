@@ -89,19 +89,20 @@ def tiny(words: list[str]) -> list[str]:
 
 
 def _scaled(command: str, words: list[str]) -> Iterator[str]:
+    """The options with small values; those that ask for a size are left out."""
     waiting = iter(words)
     for word in waiting:
         if word in ("--nproc", "--world-size"):
-            least = min(2, max(map(int, next(waiting).split(","))))
-            yield from (word, str(least))
+            yield from (word, str(min(2, max(map(int, next(waiting).split(","))))))
         elif word == "--repeats":
-            yield from (word, next(waiting)[:0] + "1")
-        elif word == "--backends":
-            given = next(waiting).split(",")
-            yield from (word, ",".join(given[:1] if command == "compare" else given))
+            next(waiting)
+            yield from (word, "1")
+        elif word == "--backends" and command == "compare":
+            yield from (word, next(waiting).split(",")[0])
         elif word in ("--model", "--gpus-per-node", "--rank") and command == "simulate":
             next(waiting)
-        elif word == "--set" and (setting := next(waiting)).split("=")[0] != "training.steps":
-            yield from (word, setting)
-        elif word != "--set":
+        elif word == "--set":
+            setting = next(waiting)
+            yield from () if setting.startswith("training.steps=") else (word, setting)
+        else:
             yield word
