@@ -38,6 +38,9 @@ NOT_RUN = {
 }
 """Beginnings of the commands that no test here runs, with the reason."""
 
+LEAST = {"--repeats": "1", "--limit": "8MB"}
+"""Options with the value that a test gives them."""
+
 
 @dataclass(frozen=True)
 class Command:
@@ -94,9 +97,9 @@ def _scaled(command: str, words: list[str]) -> Iterator[str]:
     for word in waiting:
         if word in ("--nproc", "--world-size"):
             yield from (word, str(min(2, max(map(int, next(waiting).split(","))))))
-        elif word == "--repeats":
+        elif word in LEAST:
             next(waiting)
-            yield from (word, "1")
+            yield from (word, LEAST[word])
         elif word == "--backends" and command == "compare":
             yield from (word, next(waiting).split(",")[0])
         elif word in ("--model", "--gpus-per-node", "--rank") and command == "simulate":
