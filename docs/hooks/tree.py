@@ -38,14 +38,19 @@ def site_files() -> Iterator[str]:
 
 
 def report_nav() -> list[dict[str, str]]:
-    """The first page of each published report, under the name of its folder."""
-    first: dict[str, str] = {}
-    for name in ("README.md", "report.md"):
-        for page in sorted((ROOT / REPORTS).rglob(name)):
-            folder = page.parent.relative_to(ROOT / REPORTS).as_posix()
-            if folder != ".":
-                first.setdefault(folder, page.relative_to(ROOT).as_posix())
-    return [{folder: first[folder]} for folder in sorted(first)]
+    """The published reports and pages on several of them, under the names of their folders.
+
+    A report that the page of a folder above links is left out.
+    """
+    root = ROOT / REPORTS
+    pages = {page.parent: page for page in root.rglob("README.md") if page.parent != root}
+    entries = {folder.relative_to(root).as_posix(): page for folder, page in pages.items()}
+    for report in root.rglob("report.md"):
+        above = [folder for folder in (report.parent, *report.parent.parents) if folder in pages]
+        if not any(f"]({report.relative_to(f).as_posix()}" in pages[f].read_text("utf-8") for f in above):
+            name = report.parent.relative_to(root).as_posix()
+            entries[f"{name}, report" if name in entries else name] = report
+    return [{name: entries[name].relative_to(ROOT).as_posix()} for name in sorted(entries)]
 
 
 def decision_nav() -> list[str]:

@@ -99,8 +99,8 @@ class _ExternalRun:
         for rank in self.without_runs_folder:
             fetch(_get_default_store(), rank, self.directory)
         size = self.world.world_size
-        if code != 0:
-            wait_for_ends(self.directory, size)
+        # Also of a run that succeeded: other ranks may note a moment later that they are done.
+        wait_for_ends(self.directory, size)
         outcome = external_outcome(self.directory, size)
         if code is not None and outcome.stopped is None:
             outcome = replace(outcome, exit_codes=outcome.exit_codes | {self.world.rank: code})

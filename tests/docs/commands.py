@@ -81,9 +81,9 @@ def commands() -> Iterator[Command]:
 def tiny(words: list[str]) -> list[str]:
     """The same command on two ranks at most, once, with a job that is over in seconds."""
     command, *rest = words
-    if command not in ("compare", "fit", "run", "simulate"):
+    if command not in ("compare", "estimate", "fit", "run", "simulate"):
         return [*words, "--max-size", "64KB"] if command == "fabric" else words
-    found = [command, *SHORT, *_scaled(command, rest)]
+    found = [command, *_scaled(command, rest), *([] if command == "estimate" else SHORT)]
     if command == "compare":
         found += ["--set", "compare.noise_runs=false"]
         if "--backends" not in rest:

@@ -11,8 +11,14 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("benchmarks", "configs", "docs", "reports", "slurm")
-FILES = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))])
+FOLDERS = ("configs", "docs", "reports", "slurm")
+FILES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        ROOT / "benchmarks/README.md",
+        *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")),
+    ]
+)
 NAMES = [path.relative_to(ROOT).as_posix() for path in FILES]
 PARSER = MarkdownIt("commonmark", {"html": True}).enable("table")
 
