@@ -47,6 +47,14 @@ PUBLISHED = (
 )  # fmt: skip
 
 
+SUBJECTS = {
+    "shaped-links/unshaped": "links not shaped",
+    "shaped-links/1000mbit": "links of 1,000 Mbit/s",
+    "shaped-links/200mbit": "links of 200 Mbit/s",
+}
+"""What titles add to the job, where its records do not hold it."""
+
+
 def question_of(folder: str) -> Question | None:
     """What the report in a folder, relative to reports/, answers; None: it is none of them."""
     top = folder.split("/")[0]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.published_reports import question_of
+from benchmarks.published_reports import SUBJECTS, question_of
 from harness.record import Record
 from harness.record_files import ARCHIVE_NAME
 from harness.report.manifest import read_manifest
@@ -48,9 +48,12 @@ def render_again(reports: Path, folder: Path | None = None) -> list[str]:
         problems += unreadable
         for report in (archive.with_name(name) for name in REPORTS):
             if report.exists():
-                named = question_of(archive.parent.relative_to(reports).as_posix())
-                question = named or read_manifest(report.read_text(encoding="utf-8"), report)[0].question
-                written = write_report(runs, report, question=question, folders=[archive])
+                name = archive.parent.relative_to(reports).as_posix()
+                asked = read_manifest(report.read_text(encoding="utf-8"), report)[0].question
+                written = write_report(
+                    runs, report, question=question_of(name) or asked, subject=SUBJECTS.get(name, ""),
+                    folders=[archive],
+                )  # fmt: skip
                 result = verify(written)
                 problems += [f"{report.parent}: {problem}" for problem in result.problems]
                 print(f"{report}: {result.summary}", flush=True)

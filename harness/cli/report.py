@@ -37,6 +37,7 @@ from harness.store import archive_runs, read_runs, without_collection
     type=click.Choice(get_args(Question)),
     help="What the report answers; default: compare.question of the records.",
 )
+@click.option("--subject", default="", help="What the title adds to the job, such as the speed of its links.")
 @click.option("--baseline", is_flag=True, help="Compare two RUNS: the same job before and after a change.")
 @click.option(
     "--fail-on",
@@ -54,6 +55,7 @@ def report(
     output: Path,
     form: Any,
     question: Any,
+    subject: str,
     baseline: bool,
     fail_on: str | None,
     archive: bool,
@@ -61,11 +63,15 @@ def report(
     """Write a report of records: files, run folders, folders of runs, or archives (runs.tar.xz)."""
     if baseline and archive:
         raise HarnessError("--archive packs one set of runs; with --baseline give two archives as RUNS")
-    if baseline and question:
-        raise HarnessError("--question is of one set of runs; with --baseline the question is what changed")
+    if baseline and (question or subject):
+        raise HarnessError(
+            "--question and --subject are of one set of runs; with --baseline the question is what changed"
+        )
     if baseline:
         return report_baseline(runs, output, form=form, fail_on=fail_on)
-    return report_runs(runs, output, form=form, question=question, fail_on=fail_on, archive=archive)
+    return report_runs(
+        runs, output, form=form, question=question, subject=subject, fail_on=fail_on, archive=archive
+    )
 
 
 @without_collection()
@@ -75,6 +81,7 @@ def report_runs(
     *,
     form: Format | None,
     question: Question | None,
+    subject: str,
     fail_on: str | None,
     archive: bool,
 ) -> int:
@@ -89,12 +96,12 @@ def report_runs(
         folders = [output.parent / ARCHIVE_NAME]
         found = archive_runs(found, folders[0])
     try:
-        write_report(found, output, form=form, question=question, folders=folders)
+        write_report(found, output, form=form, question=question, subject=subject, folders=folders)
     except (HarnessError, OSError):
         raise
     except Exception:
         found = _showable(found, output, form)
-        write_report(found, output, form=form, question=question)
+        write_report(found, output, form=form, question=question, subject=subject)
     echo(f"{output}: {len(found)} records", err=True)
     return 0
 

@@ -49,6 +49,8 @@ class Manifest(BaseModel):
     kind: Kind = "comparison"
     question: Question = "all"
     """What the report answers."""
+    subject: str = ""
+    """What its title adds to the job; empty: nothing."""
     harness: str
     drawing: str
     """Name and version of what drew the pictures; another draws other bytes."""
@@ -88,6 +90,7 @@ def make_manifest(
     *,
     form: Format,
     question: Question | None = None,
+    subject: str = "",
     baseline: Sequence[tuple[Path, Record]] = (),
     folders: Sequence[Path] = (),
 ) -> Manifest:
@@ -116,6 +119,7 @@ def make_manifest(
         format=form,
         kind="baseline" if baseline else "comparison",
         question=question or question_of([record for _, record in runs]),
+        subject=subject,
         harness=version("sharding-harness"),
         drawing=renderer(),
         records=entries,

@@ -50,16 +50,17 @@ def write_report(
     *,
     form: Format | None = None,
     question: Question | None = None,
+    subject: str = "",
     baseline: Sequence[Run] = (),
     folders: Sequence[Path] = (),
 ) -> Path:
     """Write the report and the files that belong to it; return the report's path.
 
-    `form` None: it follows from the extension. `question` None: that of the records. `folders`: those whose
-    every record was asked for.
+    `form` None: it follows from the extension. `question` None: that of the records. `subject`: what the
+    title adds to the job. `folders`: those whose every record was asked for.
     """
     manifest, rendered = prepare_report(
-        runs, output, form=form, question=question, baseline=baseline, folders=folders
+        runs, output, form=form, question=question, subject=subject, baseline=baseline, folders=folders
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     stale = _earlier_pictures(output, manifest)
@@ -80,12 +81,15 @@ def prepare_report(
     *,
     form: Format | None = None,
     question: Question | None = None,
+    subject: str = "",
     baseline: Sequence[Run] = (),
     folders: Sequence[Path] = (),
 ) -> tuple[Manifest, Rendered]:
     """All that `write_report` writes, without writing it."""
     form = form or format_of(output)
-    manifest = make_manifest(runs, output, form=form, question=question, baseline=baseline, folders=folders)
+    manifest = make_manifest(
+        runs, output, form=form, question=question, subject=subject, baseline=baseline, folders=folders
+    )
     records = {entry.path: r for entry, (_, r) in zip(manifest.records, (*baseline, *runs), strict=True)}
     document = make_document(manifest, records)
     images = draw_all(document, form)
@@ -137,7 +141,7 @@ def make_document(manifest: Manifest, records: Mapping[str, Record]) -> Document
         return before_after(Comparison(before), Comparison(after), last)
     comparison = Comparison(after)
     details = details_document(comparison, last, question=manifest.question)
-    return short_document(comparison, manifest.question, details)
+    return short_document(comparison, manifest.question, details, subject=manifest.subject)
 
 
 def draw_all(document: Document, form: Format) -> dict[str, dict[str, bytes]]:

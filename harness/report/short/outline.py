@@ -51,7 +51,9 @@ PICTURES: dict[Question, tuple[Callable[[Comparison], Picture | None], ...]] = {
 """At most `MOST_PICTURES` each; they follow the results and are not repeated in the details."""
 
 
-def short_document(comparison: Comparison, question: Question, details: Document) -> Document:
+def short_document(
+    comparison: Comparison, question: Question, details: Document, *, subject: str = ""
+) -> Document:
     """The short report that answers `question`, in front of its details.
 
     As many rows of the results as `MOST_WORDS` leave room for.
@@ -62,7 +64,7 @@ def short_document(comparison: Comparison, question: Question, details: Document
     without = [replace(section, blocks=_without(section.blocks, shown)) for section in details.sections]
     rest = [section for section in without if section.blocks]
     whole = Document(
-        title(comparison, question), [], replace(details, sections=rest), report_cells(comparison)
+        title(comparison, question, subject), [], replace(details, sections=rest), report_cells(comparison)
     )
     for most_rows in ROWS:
         results = summary_section(comparison, question, most_rows)

@@ -34,9 +34,13 @@ LEAST_SHARE = 1 / 3
 MOST_VARIED = 2
 
 
-def title(comparison: Comparison, question: Question) -> str:
-    """'LlamaForCausalLM with 0.87 M parameters on 2 CPU ranks: which strategy is fastest?'."""
-    return f"{job_words(comparison)} on {rank_words(comparison)}: {question_words(comparison, question)}"
+def title(comparison: Comparison, question: Question, subject: str = "") -> str:
+    """'LlamaForCausalLM with 0.87 M parameters on 2 CPU ranks: which strategy is fastest?'.
+
+    `subject` follows the ranks: what the records do not say of them, such as the speed of links.
+    """
+    place = f"{rank_words(comparison)}, {subject}" if subject else rank_words(comparison)
+    return f"{job_words(comparison)} on {place}: {question_words(comparison, question)}"
 
 
 def question_words(comparison: Comparison, question: Question) -> str:
