@@ -45,9 +45,10 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The documentation as a site that needs no network: site/index.html. A broken link or a warning is an error.
+# The documentation as a site that needs no network: site/index.html. A broken link or a warning is an error;
+# --quiet would hide warnings from --strict, too.
 docs: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py
