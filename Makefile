@@ -9,13 +9,18 @@ READY := $(VENV)/.ready
 WORKERS ?= 3
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: compare test test-browser test-cluster traps gallery lint docs bench publish reports clean
+.PHONY: compare test test-docs test-browser test-cluster traps gallery lint docs bench publish reports clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
 
 test: $(READY)
-	$(BIN)/pytest $(SIDE_BY_SIDE)
+	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore $(DOCUMENTED)
+
+# Every command of the documentation that can run here, at the smallest scale. A few minutes.
+DOCUMENTED := tests/docs/test_commands_run.py
+test-docs: $(READY)
+	$(BIN)/pytest $(DOCUMENTED)
 
 # The HTML report in headless Chromium: Debian's packages chromium, chromium-driver and fonts-liberation.
 test-browser: $(READY)
