@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from harness.compare import measures
@@ -21,6 +22,10 @@ REST = "activations"
 LABELS = {**{kind: kind for kind in STATE_KINDS}, REST: "activations and buffers, up to the peak"}
 FARTHEST_LIMIT = 4.0
 """Times the largest peak; a limit beyond it is told, since its line would make the bars short."""
+FARTHEST_PEAK = 4.0
+"""Times the median peak; a bar beyond it is cut, since it would make the others short."""
+ROOM = 1.15
+"""A cut bar is longer than the largest whole one by this factor."""
 TITLE = "peak memory of a rank, MB"
 
 
@@ -33,7 +38,8 @@ def memory_picture(comparison: Comparison) -> Picture | None:
     cells = [_Cell(group) for group in drawn]
     limit = min((cell.limit for cell in cells if cell.limit is not None), default=None)
     near = limit is not None and limit <= FARTHEST_LIMIT * max(cell.peak for cell in cells)
-    every = rows_of_all(known, drawn, lambda group: _Cell(group).rows(known, near))
+    cut = _cut([cell.peak for cell in cells])
+    every = rows_of_all(known, drawn, lambda group: _Cell(group).rows(known, near, cut))
     rows = only_drawn(every)
     ends = [row for row in rows if row["kind"] == LABELS[REST]]
     text = (
@@ -44,6 +50,8 @@ def memory_picture(comparison: Comparison) -> Picture | None:
         text += " Upright strokes: model states expected in closed form."
     if limit is not None:
         text += f" Device limit: {number(limit)} MB."
+    if cut is not None:
+        text += f" Cut: bars beyond {number(cut)} MB."
     return Picture(
         key="memory",
         caption=caption(text, drawn, known),
@@ -67,15 +75,20 @@ class _Cell:
         )
         self.limit = None if limit is None else limit / 1e6
 
-    def rows(self, groups: Sequence[Repeats], near: bool) -> list[Row]:
+    def rows(self, groups: Sequence[Repeats], near: bool, cut: float | None) -> list[Row]:
         """One for each kind; the last, which is always there, holds what belongs to the cell."""
         held = sum(self.states.values())
-        parts = {**self.states, REST: max(0.0, self.peak - held)}
+        is_cut = cut is not None and self.peak > cut
+        end = cut if cut is not None and is_cut else self.peak
+        parts = {**self.states, REST: max(0.0, end - held)}
         of_cell = {
             "peak": self.peak,
+            "end": end,
             "expected": self.expected,
             "limit": self.limit if near else None,
-            "text": f"{number(self.peak)} MB" + (f", states {number(held)}" if self.states else ""),
+            "text": f"{number(self.peak)} MB"
+            + (f", states {number(held)}" if self.states else "")
+            + (" (bar cut)" if is_cut else ""),
         }
         return [
             cell_row(
@@ -84,6 +97,14 @@ class _Cell:
             )
             for kind, size in parts.items()
         ]  # fmt: skip
+
+
+def _cut(peaks: Sequence[float]) -> float | None:
+    """Where bars are cut, in MB; None: none is far beyond the others."""
+    most = FARTHEST_PEAK * median(peaks)
+    if max(peaks) <= most:
+        return None
+    return ROOM * max(peak for peak in peaks if peak <= most)
 
 
 def _expected(group: Repeats) -> float | None:
@@ -98,7 +119,7 @@ def _expected(group: Repeats) -> float | None:
 def _chart(rows: Sequence[Row], limit: float | None) -> dict[str, Any]:
     used = {row["kind"] for row in rows}
     colours = {LABELS[kind]: colour for kind, colour in KINDS.items() if LABELS[kind] in used}
-    layers = [stack("megabytes", TITLE, "kind", colours), tick("expected"), text_after("peak")]
+    layers = [stack("megabytes", TITLE, "kind", colours), tick("expected"), text_after("end")]
     if limit is not None:
         layers += _limit(limit)
     return bar_chart(rows, layers)

@@ -2,10 +2,11 @@
 
 import pytest
 
+from harness.compare.comparison import Comparison
 from harness.record import MemoryPart, Record
 from harness.report.pictures.memory import LABELS, REST, memory_picture
 from tests.harness.report.pictures.drawn import compared, made, rows_of, texts
-from tests.records import make_record
+from tests.records import make_ranks, make_record
 
 KINDS = {"weights": 10**6, "gradients": 10**6, "optimizer": 2 * 10**6, "activations": 10**5}
 
@@ -52,3 +53,27 @@ def test_a_backend_that_names_no_kinds_shows_its_peak() -> None:
     )
     (row,) = [row for row in rows_of(memory_picture(compared(unnamed))) if row["backend"] == "ddp"]
     assert (row["megabytes"], row["text"]) == (10.0, "10.0 MB")
+
+
+def test_a_bar_far_beyond_the_others_is_cut_and_says_so() -> None:
+    def of(label: str, peak: int) -> Record:
+        ranks = [
+            rank.model_copy(
+                update={"memory": [part.model_copy(update={"peak_bytes": peak}) for part in rank.memory]}
+            )
+            for rank in make_ranks(2)
+        ]
+        return make_record(label=label, ranks=ranks)
+
+    picture = memory_picture(
+        Comparison([of("ddp", 40_000_000), of("fsdp", 30_000_000), of("zero3", 2_000_000_000)])
+    )
+    assert picture is not None
+    rows = [row for row in picture.chart()["data"]["values"] if row["end"] is not None]
+    ends = {row["backend"]: row["end"] for row in rows}
+    assert ends == {"ddp": 40.0, "fsdp": 30.0, "zero3": pytest.approx(46.0)}
+    assert {row["backend"]: row["peak"] for row in rows}["zero3"] == 2000.0
+    (text,) = [row["text"] for row in rows if row["backend"] == "zero3"]
+    assert text.startswith("2,000 MB")
+    assert text.endswith("(bar cut)")
+    assert "Cut: bars beyond 46.0 MB." in picture.caption
