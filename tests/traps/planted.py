@@ -67,7 +67,7 @@ TRAPS = [
     Trap(name="T13", label="planted-Untied", finding="parameters-differ", says="tied parameters",
          settings=(TIED,),
          what="the tied embedding is untied"),
-    Trap(name="T14", label="fsdp1", finding="strategy-differs", says="NO_SHARD differs", world_size=1,
+    Trap(name="T14", label="fsdp1", finding="strategy-differs", says="runs NO_SHARD, although", world_size=1,
          what="FSDP1 FULL_SHARD on one rank, where it quietly takes NO_SHARD"),
     Trap(name="T12", label="planted-WholeModelInOneUnit", finding="one-wrap-unit", says="of 2 blocks",
          what="the complete model wrapped as one unit of FSDP"),
