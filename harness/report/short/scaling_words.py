@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from harness.compare.comparison import Comparison
+from harness.compare.metrics import SPEED
 from harness.compare.scaling import Point, strong_scaling, weak_scaling
-from harness.compare.wording import ranks
+from harness.compare.wording import counted, ranks
 from harness.report.formats import number, percent
 from harness.report.short.words import sentence
 
@@ -38,4 +39,6 @@ def _sentence(kind: str, figure: str, curves: Curves, show: Callable[[Point], st
     more = f" and {len(last) - MOST_CURVES} more" if len(last) > MOST_CURVES else ""
     first = min(point.base.world_size for point in last)
     inside = " (efficiency)" if figure == "speed-up" else ""
-    return [sentence(f"{kind} from {first} to {ranks(size)}, {figure}{inside}: {shown}{more}")]
+    runs = min(len(point.group.values(SPEED)) for point in last)
+    text = f"{kind} from {first} to {ranks(size)}, {figure}{inside}: {shown}{more}"
+    return [sentence(text, f"medians of {counted(runs, 'run')}, not tested against noise")]

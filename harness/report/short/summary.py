@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.compare.comparison import Comparison
-from harness.compare.metrics import SENT, SPEED
+from harness.compare.metrics import SENT, SPEED, STEP
 from harness.compare.repeats import Repeats, job_marks
 from harness.compare.wording import ranks
 from harness.report.document import Block, Column, Heading, Line, Section, Shown, Table
@@ -147,7 +147,8 @@ def _table(key: str, comparison: Comparison, groups: Sequence[Repeats], wanted: 
 
 
 def _value(comparison: Comparison, group: Repeats, figure: _Figure, base: Repeats | None) -> Any:
-    value = figure.read(group) if group.succeeded else None
+    is_other_work = group.parity == "diverged" and figure.key in (SPEED, STEP)
+    value = figure.read(group) if group.succeeded and not is_other_work else None
     if not figure.is_ratio:
         return value
     divisor = figure.read(base) if base is not None else None

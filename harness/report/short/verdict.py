@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from harness.compare.comparison import Comparison
+from harness.compare.findings.catalogue import kinds
 from harness.compare.findings.groups import statements
 from harness.compare.wording import counted, listed
 from harness.report.document import Items, Line, Section
+from harness.report.short.budget import shortened
 from harness.report.short.memory_words import memory_sentence
 from harness.report.short.parity_words import endings_sentence, parity_sentence
 from harness.report.short.scaling_words import scaling_sentences
@@ -23,6 +25,9 @@ PARTS: dict[Question, tuple[str, ...]] = {
 }
 """What is answered, the answer first."""
 MOST_WARNINGS = 6
+MOST_WORDS = 40
+"""Of a finding that opens the verdict."""
+NOT_SCALED = "No backend ran timed on several numbers of ranks, so there is no scaling to state."
 NOTHING_RAN = "No configuration completed, so there is nothing to compare."
 
 
@@ -34,8 +39,7 @@ def verdict_section(comparison: Comparison, question: Question) -> Section:
     elif question != "scaling":
         lines.append(Line(_one_of_several(comparison)))
     lines += [Line(endings_sentence(comparison), details="results")]
-    if question != "parity":
-        lines += [Line(_warnings(comparison), details="findings")]
+    lines += [Line(_warnings(comparison), details="findings")]
     return Section("verdict", "Verdict", [Items([line for line in lines if line.text])])
 
 
@@ -45,7 +49,7 @@ def _part(comparison: Comparison, part: str) -> list[Line]:
         case "parity":
             return [Line(parity_sentence(comparison), details="levels" if comparison.noises else "results")]
         case "cause":
-            return [Line(_cause(comparison), details="findings")]
+            return [Line(text, details="findings") for text in _cause(comparison)]
         case "memory" if where is not None:
             return [Line(memory_sentence(where), details="results")]
         case "speed" if where is not None:
@@ -54,7 +58,8 @@ def _part(comparison: Comparison, part: str) -> list[Line]:
             sent = traffic_sentence(where)
             return [Line(sent, details="communication_volume")] if sent else []
         case "scaling":
-            return [Line(text, details="scaling") for text in scaling_sentences(comparison)]
+            found = scaling_sentences(comparison)
+            return [Line(text, details="scaling") for text in found] or [Line(NOT_SCALED)]
     return []
 
 
@@ -66,15 +71,19 @@ def _one_of_several(comparison: Comparison) -> str:
     return f"Figures above are of job {where.place[0]}, one of {len(jobs)}; results show all."
 
 
-def _cause(comparison: Comparison) -> str:
-    """The finding that explains why losses differ, the one of a run that diverged first."""
+def _cause(comparison: Comparison) -> list[str]:
+    """The finding that explains why losses differ, the one of a run that diverged first, and its cause."""
     merged = statements(comparison.findings)
     diverged = {cell for found in merged if found.id == "diverged" for cell in found.cells}
     causes = [found for found in merged if found.role == "cause"]
     causes.sort(key=lambda cause: diverged.isdisjoint(cause.cells))
     if not causes:
-        return "No cause of a difference was found." if diverged else ""
-    return "".join(f"{cause.sentence.removesuffix('.')}." for cause in causes[:1])
+        return ["No cause of a difference was found."] if diverged else []
+    first = causes[0]
+    return [
+        f"{shortened(first.sentence.removesuffix('.'), MOST_WORDS)}.",
+        f"Cause: {kinds()[first.id].cause}",
+    ]
 
 
 def _warnings(comparison: Comparison) -> str:

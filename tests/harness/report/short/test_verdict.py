@@ -3,7 +3,7 @@ from harness.compare.findings.groups import statements
 from harness.record import Record
 from harness.report.document import Items
 from harness.report.short.speed_words import NOTHING_TIMED
-from harness.report.short.verdict import NOTHING_RAN, verdict_section
+from harness.report.short.verdict import NOT_SCALED, NOTHING_RAN, verdict_section
 from harness.spec import Question
 from tests.records import NORMS, make_effective, make_record, make_steps, make_weights
 
@@ -88,7 +88,24 @@ def test_of_several_jobs_it_is_said_which_the_figures_are_of() -> None:
 def test_a_report_on_weak_scaling_tells_neither_strong_scaling_nor_an_alarm_about_jobs() -> None:
     records = [growing(label, size, 0.5) for label in ("ddp", "fsdp") for size in (1, 2)]
     text = " ".join(told("scaling", *records))
-    assert text.startswith("Weak scaling from 1 to 2 ranks, efficiency: ddp 100 %, fsdp 100 %.")
+    assert text.startswith("Weak scaling from 1 to 2 ranks, efficiency: ddp 100 %, fsdp 100 %;")
     assert "trong scaling" not in text
     assert "several-jobs" not in text
     assert "Figures above" not in text
+
+
+def test_scaling_that_did_not_run_is_said_not_to_be_answered() -> None:
+    lines = told("scaling", *repeats("ddp", 0.5), *repeats("fsdp", 0.5))
+    assert lines[0] == NOT_SCALED
+
+
+def test_a_verdict_on_parity_names_the_difference_its_cause_and_the_warnings() -> None:
+    summed = make_record(
+        label="zero1",
+        steps=make_steps(norms=[norm * 2 for norm in NORMS]),
+        final_weights=make_weights("c" * 64),
+    )
+    lines = told("parity", make_record(), make_record(label="ddp"), summed)
+    assert "all gradients x 2" in lines[0]
+    assert lines[1].startswith("Cause: ")
+    assert "gradient-scale" in lines[-1]
