@@ -15,7 +15,6 @@ NOT_RUN = {
     "python3 -m venv": "installs packages",
     "/shared/harness/bin/pip": "installs packages",
     "python benchmarks/memory_table.py": "reads the records of two matrices of up to 4 ranks",
-    "python -m benchmarks.": "needs a Slurm cluster, or minutes of one core",
     "srun ": "needs Slurm: tests/cluster",
     "accelerate launch": "tests/cluster starts ranks with it",
     "harness slurm submit": "needs Slurm: tests/cluster",

@@ -157,6 +157,8 @@ def _several_jobs(rows: Sequence[Row]) -> list[Finding]:
 def _grows_with_ranks(rows: Sequence[Row]) -> bool:
     """Whether every rank of every run has equally many samples: weak scaling, which is no mistake."""
     records = [row.record for row in rows if row.record.backend.name != REFERENCE]
+    if len({record.world.world_size for record in records}) < 2:
+        return False
     return len({(r.job.training.global_batch_size or 0) / r.world.world_size for r in records}) == 1
 
 

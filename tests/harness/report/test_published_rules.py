@@ -24,12 +24,13 @@ ORDERS = ("is fastest", "as fastest", "slowest at", "lowest at", "Pareto frontie
 
 
 def text_of(comparison: Comparison, question: Question) -> str:
-    """The report in markdown, its details included, as the code of today writes it."""
+    """The report in markdown, its details included and its title, which asks, left out."""
     details = details_document(comparison, question=question)
     document = short_document(comparison, question, details)
     pictures = {picture.key: f"{picture.key}.svg" for picture in document.pictures()}
     assert document.details is not None
-    return render_markdown(document, pictures, "", "d") + render_details(document.details, pictures, "r")
+    _, _, short = render_markdown(document, pictures, "", "d").partition("\n")
+    return short + render_details(document.details, pictures, "r")
 
 
 def comparison_of(folder: str) -> Comparison:
