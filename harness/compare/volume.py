@@ -153,7 +153,11 @@ def expected_sent_bytes_per_step(record: Record) -> float | None:
     pair = volume_of(record)
     if pair is None:
         return None
-    workload, volume = pair
+    return sent_per_step(*pair)
+
+
+def sent_per_step(workload: Workload, volume: Volume) -> float | None:
+    """Ring bytes that a rank sends per step of the window; None where the volume of a step is not known."""
     if volume.unknown or any(part.phase in STEP_PHASES for part in volume.underived):
         return None
     total = sum(c.sent_bytes(workload) for c in volume.collectives if c.phase in STEP_PHASES)

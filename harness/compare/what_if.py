@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from harness.compare.volume import sent_per_step
 from harness.record import Record
 from harness.record.workload import of_record
 from harness.theory import families
-from harness.theory.terms import STEP_PHASES
 from harness.theory.workload import Window, Workload
 
 
@@ -31,10 +31,7 @@ def sent_with(record: Record, accumulation_steps: int) -> float | None:
     if workload is None:
         return None
     other = replace(workload, accumulation_steps=accumulation_steps, window=Window())
-    volume = families.collectives(other)
-    if volume.unknown or any(part.phase in STEP_PHASES for part in volume.underived):
-        return None
-    return sum(c.sent_bytes(other) for c in volume.collectives if c.phase in STEP_PHASES)
+    return sent_per_step(other, families.collectives(other))
 
 
 def _built_in(record: Record) -> Workload | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.compare.comparison import Comparison
-from harness.compare.metrics import SENT
 from harness.compare.ranking import frontier
 from harness.compare.repeats import Repeats
 from harness.compare.slowest import explain_slowest
@@ -30,20 +29,18 @@ def choice_section(comparison: Comparison, question: Question) -> Section | None
     where = stage(comparison)
     if question not in ASKED or where is None or where.size == 1 or len(where.groups) < 2:
         return None
-    lines = [
-        _line("Take", _ladder(where) if question != "memory" else "", "results"),
-        _line("Speed here", _speed(where) if question != "memory" else "", "time"),
-        _line("Slowest", _slowest(comparison) if question != "memory" else "", "time"),
-        _line("Does it fit", _growth(where), "model_states"),
-        _line("Slow links", _links(where) if question != "memory" else "", "communication_volume"),
-        _line("Accumulation", _accumulation(where) if question != "memory" else "", "communication_volume"),
-    ]
+    lines = [Line(_growth(where), "Does it fit", "model_states")]
+    if question != "memory":
+        lines = [
+            Line(_ladder(where), "Take", "results"),
+            Line(_speed(where), "Speed here", "time"),
+            Line(_slowest(comparison), "Slowest", "time"),
+            *lines,
+            Line(_links(where), "Slow links", "communication_volume"),
+            Line(_accumulation(where), "Accumulation", "communication_volume"),
+        ]
     found = [line for line in lines if line.text]
     return Section("choice", "Which to use", [Items(found)]) if found else None
-
-
-def _line(name: str, text: str, details: str) -> Line:
-    return Line(text, name, details)
 
 
 def _ladder(where: Stage) -> str:
@@ -74,8 +71,7 @@ def _accumulated(group: Repeats) -> float | None:
 
 def _speed(where: Stage) -> str:
     """The same by speed, as far as the runs support an order, and whether it carries over."""
-    order = where.order
-    peaks = {g.label: most for g in where.groups if (most := peak(g)) is not None}
+    order, peaks = where.order, where.figures(peak)
     if order is None or not order.is_judged or len(order.names) < 2:
         return ""
     best = order.names[0]
@@ -109,7 +105,7 @@ def _growth(where: Stage) -> str:
 
 def _links(where: Stage) -> str:
     """Who sends least and how much more the others send."""
-    found = where.figures(lambda group: group.median(SENT))
+    found = where.figures(sent_once)
     value = min(found.values(), default=0.0)
     shown = levels(found, lambda sent: ratio(sent, value)) if value else []
     if len(shown) < 2:

@@ -6,7 +6,7 @@ from harness.compare.metrics import EXPECTED_SENT, SENT, TRANSPORT_SENT
 from harness.compare.repeats import Repeats
 from harness.compare.wording import listed, ranks
 from harness.report.formats import megabytes
-from harness.report.short.stage import Stage
+from harness.report.short.stage import Stage, sent_once
 from harness.report.short.words import levels, names, ratio, sentence
 from harness.theory.transports import EMULATED
 
@@ -15,7 +15,7 @@ def traffic_sentence(stage: Stage) -> str:
     """Empty where one rank has nobody to send to."""
     if stage.size == 1:
         return ""
-    found = levels(stage.figures(lambda group: group.median(SENT)), megabytes)
+    found = levels(stage.figures(sent_once), megabytes)
     if not found:
         return "Communication was not counted."
     (least, value), (most, largest) = found[0], found[-1]
