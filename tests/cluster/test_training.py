@@ -92,7 +92,7 @@ def test_the_report_compares_them_with_the_reference(cluster: SlurmCluster, matr
         ).stdout
     )
     assert {row["phase"] for row in document["runs"]} == {"recorded"}
-    report = (matrix.folder / "report.md").read_text()
+    report = (matrix.folder / "report.details.md").read_text()
     for backend in BACKENDS.split(","):
         (line,) = (
             line for line in report.splitlines() if line.startswith(f"| {backend} ") and " ok " in line
@@ -123,7 +123,7 @@ def test_scaling_over_one_two_and_four_nodes(cluster: SlurmCluster, tmp_path: Pa
         ]
         for step, expected in zip(record.steps, reference.steps, strict=True):
             assert step.loss == pytest.approx(expected.loss, abs=1e-5)
-    report = (tmp_path / "report.md").read_text()
+    report = (tmp_path / "report.details.md").read_text()
     assert "## Scaling" in report
     scaling = report.split("## Scaling")[1].split("\n## ")[0]
     shown = [line.split("|")[2].strip() for line in scaling.splitlines() if line.startswith("| ddp ")]
