@@ -1,4 +1,8 @@
-"""Temporary folders that name their process, so that those of a killed one are removed by the next."""
+"""Temporary folders that name their process, so that those of a killed one are removed by the next.
+
+A process is named with the namespace of its id: two containers on one machine may share a folder for
+temporary files without seeing each other's processes.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,9 @@ from multiprocessing import util
 from pathlib import Path
 
 PREFIX = "harness-"
-LONGEST_PLACE = 40
+LONGEST_PLACE = 36
 """Characters of the folder for temporary files: the path of a socket has at most 107 bytes."""
-_NAME = re.compile(rf"{PREFIX}[a-z]+-(\d+)-\w+")
+_NAME = re.compile(rf"{PREFIX}[a-z]+-([0-9a-f]+)-(\d+)-\w+")
 
 
 @contextmanager
@@ -24,15 +28,28 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
     Folders of this kind that belong to this user and whose processes are gone are removed first.
     """
     _remove_abandoned(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{purpose}-{os.getpid()}-") as folder:
+    with tempfile.TemporaryDirectory(prefix=_prefix(purpose)) as folder:
         yield Path(folder)
 
 
+def process_namespace() -> str:
+    """Where process ids count, in hexadecimal: each container has its own. '0': unknown."""
+    try:
+        return f"{os.stat('/proc/self/ns/pid').st_ino:x}"
+    except OSError:
+        return "0"
+
+
+def _prefix(purpose: str) -> str:
+    return f"{PREFIX}{purpose}-{process_namespace()}-{os.getpid()}-"
+
+
 def _remove_abandoned(place: Path) -> None:
-    for folder in place.glob(f"{PREFIX}*-*-*"):
+    here = process_namespace()
+    for folder in place.glob(f"{PREFIX}*-{here}-*-*"):
         found = _NAME.fullmatch(folder.name)
         try:
-            if found and not _lives(int(found[1])) and folder.lstat().st_uid == os.getuid():
+            if found and not _lives(int(found[2])) and folder.lstat().st_uid == os.getuid():
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue  # somebody else removed it
@@ -55,7 +72,7 @@ def name_multiprocessing_folder() -> None:
         return
     _remove_abandoned(Path(place))
     before = tempfile.tempdir
-    folder = tempfile.mkdtemp(prefix=f"{PREFIX}sockets-{os.getpid()}-")
+    folder = tempfile.mkdtemp(prefix=_prefix("mp"))
     tempfile.tempdir = folder
     try:
         chosen = util.get_temp_dir()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.scratch import scratch_folder
+from harness.scratch import process_namespace, scratch_folder
 
 
 def test_folder_of_a_killed_process_is_removed_by_the_next(
@@ -19,14 +19,15 @@ def test_folder_of_a_killed_process_is_removed_by_the_next(
     )
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(tmp_path)}, check=False)
     (left,) = tmp_path.iterdir()
-    mine = tmp_path / f"harness-check-{os.getpid()}-living"
+    mine = tmp_path / f"harness-check-{process_namespace()}-{os.getpid()}-living"
     others = tmp_path / "harness-of-somebody-else"
-    for folder in (mine, others):
+    of_another_container = tmp_path / left.name.replace(process_namespace(), "1")
+    for folder in (mine, others, of_another_container):
         folder.mkdir()
     with scratch_folder("doctor") as folder:
         assert not left.exists()
         assert folder.is_dir()
-    assert sorted(tmp_path.iterdir()) == sorted([mine, others])
+    assert sorted(tmp_path.iterdir()) == sorted([mine, others, of_another_container])
 
 
 @pytest.mark.parametrize(("ending", "left"), [("", 0), ("os.kill(os.getpid(), 9)", 1)])
@@ -40,7 +41,7 @@ def test_sockets_of_multiprocessing_are_removed_too(ending: str, left: int) -> N
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr == ""
     folder = Path(done.stdout.strip()).parent
-    assert folder.name.startswith("harness-sockets-")
+    assert folder.name.startswith("harness-mp-")
     assert folder.exists() == bool(left)
     with scratch_folder("check"):
         assert not folder.exists()
