@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from harness.atomic_write import stream_number
 from harness.errors import HarnessError
 
 MOST_RECORD_BYTES = 2**30
 MOST_CONFIGURATION_BYTES = 2**20
-STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
-"""What a shell connects; other devices and pipes are refused."""
 
 
 def read_plain(path: Path, most_bytes: int) -> bytes:
@@ -42,5 +41,7 @@ def require_plain_input(path: Path, what: str) -> None:
 
 def require_plain_output(path: Path, what: str) -> None:
     """Raise HarnessError for a pipe or device other than standard output and what a shell connects."""
-    if path.exists() and not path.is_file() and not path.is_dir() and not str(path).startswith(STREAMS):
+    if stream_number(path) is not None:
+        return
+    if path.exists() and not path.is_file() and not path.is_dir():
         raise HarnessError(f"{what} '{path}' is a pipe or device; give a file, or /dev/stdout")

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from harness.atomic_write import write_atomically
+from harness.atomic_write import stream_number, write_atomically
 from harness.backends.explain import explain
 from harness.errors import HarnessError
 from harness.record import SCHEMA_VERSION, Record
@@ -76,7 +76,12 @@ class Store:
 
 
 def try_writing(path: Path) -> None:
-    """Open a file for writing and leave it as it was. Raises OSError where that cannot be done."""
+    """Open a file for writing and leave it as it was. Raises OSError where that cannot be done.
+
+    A stream of the shell is open already.
+    """
+    if stream_number(path) is not None:
+        return
     is_new = not path.exists()
     path.open("ab").close()
     if is_new:

@@ -40,7 +40,9 @@ DEFAULT_LARGEST = {"cuda": "4GB", "cpu": "64MB"}
     "--seconds-per-row", type=click.FloatRange(0.001), default=5.0, show_default=True,
     help="Reduce the repeats of a size that would take longer.",
 )  # fmt: skip
-@click.option("--require-busbw", metavar="RATE", help="Exit with 3 if all-reduce is slower, e.g. 5GB/s.")
+@click.option(
+    "--require-busbw", metavar="RATE", help="Exit with 3 if all-reduce is slower, e.g. 5GB/s or 40Gbit/s."
+)
 @click.option("--output", type=PATH, help="Write the result to this file.")
 @click.option("--plot", type=PATH, help="Draw the result: FILE.svg or FILE.png.")
 @click.option("--silent", is_flag=True, hidden=True)

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import click
 
+from harness.atomic_write import stream_number
 from harness.cli.options import EXIT_STRICT, PATH, common, warn_skipped
 from harness.cli.output import echo
 from harness.compare.comparison import Comparison
@@ -102,7 +103,7 @@ def report_runs(
     except Exception:
         found = _showable(found, output, form)
         write_report(found, output, form=form, question=question, subject=subject)
-    echo(f"{output}: {len(found)} records", err=True)
+    echo(f"{output}: {len(found)} records{_left_out(output, form)}", err=True)
     return 0
 
 
@@ -131,6 +132,12 @@ def report_baseline(runs: Sequence[Path], output: Path, *, form: Format | None, 
     for line in failed:
         echo(f"fail-on: {line}", err=True)
     return EXIT_STRICT if failed else 0
+
+
+def _left_out(output: Path, form: Format) -> str:
+    if stream_number(output) is None or form in ("html", "json"):
+        return ""
+    return "; pictures and tables next to it are left out: give a file, or --format html"
 
 
 def _read(paths: Sequence[Path], *, strict: bool = False) -> list[Run]:

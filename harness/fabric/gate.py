@@ -10,22 +10,31 @@ from harness.fabric.result import FabricResult
 
 DECIMAL = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-PATTERN = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]?)(i?)(B|bit)?(/s|ps)?\s*", re.IGNORECASE)
+PATTERN = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([KMGTkmgt]?)(i?)(B|[Bb]its?|bytes?|b)?(/s|ps)?\s*")
 
 
 def parse_rate(text: str) -> float:
-    """Bytes per second of '5GB/s', '200 Mbit/s' or '1GiB/s'. Raises HarnessError for anything else."""
+    """Bytes per second of '5GB/s', '400Gbps', '200 Mbit/s' or '1GiB/s': B is a byte, b a bit.
+
+    Raises HarnessError for anything else, such as 'gb/s', which people write for both.
+    """
     match = PATTERN.fullmatch(text)
     if match is None or match[5] is None or match[4] is None:
-        raise HarnessError(f"'{text}' is no rate; write 5GB/s, 1GiB/s or 200Mbit/s")
+        raise HarnessError(f"'{text}' is no rate; write 5GB/s, 1GiB/s (bytes), 400Gbps or 200Mbit/s (bits)")
+    if match[4] == "b" and match[2].islower():
+        given = text.strip()
+        prefix = f"{match[1]}{match[2].upper()}"
+        raise HarnessError(
+            f"'{given}' may mean bits or bytes; write {prefix}B/s for bytes or {prefix}bit/s for bits"
+        )
     value = float(match[1]) * (BINARY if match[3] else DECIMAL)[match[2].upper()]
-    return value / 8 if match[4].lower() == "bit" else value
+    return value / 8 if match[4].lower().startswith("bit") or match[4] == "b" else value
 
 
 def parse_size(text: str) -> int:
     """Bytes of '4GB' or '64MiB', both in powers of 1024 as in nccl-tests. Raises HarnessError."""
     match = PATTERN.fullmatch(text)
-    if match is None or match[5] is not None or (match[4] or "B").upper() != "B":
+    if match is None or match[5] is not None or (match[4] or "B") not in ("B", "b"):
         raise HarnessError(f"'{text}' is no size; write 64MB or 4GB")
     size = int(float(match[1]) * BINARY[match[2].upper()])
     if size < 1024:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.atomic_write import write_all_atomically
+from harness.atomic_write import stream_number, write_all_atomically
 from harness.compare.comparison import Comparison
 from harness.errors import HarnessError
 from harness.record import Record
@@ -54,7 +54,7 @@ def write_report(
     baseline: Sequence[Run] = (),
     folders: Sequence[Path] = (),
 ) -> Path:
-    """Write the report and the files that belong to it; return the report's path.
+    """Write the report and the files that belong to it, for /dev/stdout none; return the report's path.
 
     `form` None: it follows from the extension. `question` None: that of the records. `subject`: what the
     title adds to the job. `folders`: those whose every record was asked for.
@@ -64,9 +64,11 @@ def write_report(
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     stale = _earlier_pictures(output, manifest)
+    # A stream has no folder of its own, so the report's text alone goes there.
+    beside = {} if stream_number(output) is not None else rendered.files
     try:
         write_all_atomically(
-            {output.parent / name: data for name, data in rendered.files.items()} | {output: rendered.text}
+            {output.parent / name: data for name, data in beside.items()} | {output: rendered.text}
         )
     except OSError as error:
         raise HarnessError(f"report '{error.filename}' cannot be written: {error.strerror}") from error
@@ -102,7 +104,7 @@ def prepare_report(
 
 def _earlier_pictures(output: Path, manifest: Manifest) -> list[Path]:
     """The pictures of the report that stands there which this one does not have."""
-    if not output.is_file():
+    if stream_number(output) is not None or not output.is_file():
         return []
     try:
         earlier, _ = read_manifest(output.read_text(encoding="utf-8"), output)

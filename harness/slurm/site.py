@@ -119,7 +119,7 @@ class Site(BaseModel):
     require_busbw: Annotated[Word, AfterValidator(_rate)] | None = Field(
         None,
         description="measure the network before each run of several ranks, and do not begin below this "
-        "all-reduce bus bandwidth: 5GB/s",
+        "all-reduce bus bandwidth: 5GB/s, or 40Gbit/s",
     )
     launcher: Literal["torchrun", "accelerate", "deepspeed"] = Field(
         "torchrun", description="what starts the ranks of a node"

@@ -114,3 +114,29 @@ def test_reports_of_two_formats_keep_their_pictures(tmp_path: Path) -> None:
         assert harness("report", "runs", "-o", name, cwd=tmp_path).returncode == 0
     assert harness("verify", "x.md", cwd=tmp_path).returncode == 0
     assert harness("verify", "x.tex", cwd=tmp_path).returncode == 0
+
+
+def test_report_on_a_pipe_whose_reader_is_gone_ends(tmp_path: Path) -> None:
+    put(tmp_path, "one")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*HARNESS, "report", "runs", "-o", "/dev/stdout"], cwd=tmp_path, env=environment(), stdout=writer,
+        stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert done.returncode == 1
+    assert done.stderr == "harness: report '/dev/stdout' cannot be written: Broken pipe\n"
+
+
+def test_report_on_standard_output_writes_no_other_file(tmp_path: Path) -> None:
+    put(tmp_path, "one")
+    before = set(os.listdir("/dev"))
+    done = subprocess.run(
+        [*HARNESS, "report", "runs", "-o", "/dev/stdout"], cwd=tmp_path, env=environment(),
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("# ")
+    assert "pictures and tables next to it are left out" in done.stderr
+    assert {name for name in set(os.listdir("/dev")) - before if name.startswith("stdout")} == set()

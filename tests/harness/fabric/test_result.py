@@ -91,7 +91,11 @@ def test_all_pairs_of_few_ranks_and_nodes_of_many() -> None:
     ("text", "rate"),
     [
         ("5GB/s", 5e9),
-        ("5 gb/s", 5e9),
+        ("5 GB/s", 5e9),
+        ("50GBps", 50e9),
+        ("400Gbps", 50e9),
+        ("400Gb/s", 50e9),
+        ("400 Gbit/s", 50e9),
         ("200Mbit/s", 25e6),
         ("1Gbit/s", 125e6),
         ("1GiB/s", 2**30),
@@ -105,6 +109,12 @@ def test_rates_are_read(text: str, rate: float) -> None:
 @pytest.mark.parametrize("text", ["5", "5GB", "fast", "-1GB/s", ""])
 def test_what_is_no_rate_is_refused(text: str) -> None:
     with pytest.raises(HarnessError, match="is no rate"):
+        parse_rate(text)
+
+
+@pytest.mark.parametrize("text", ["400gbps", "5 gb/s"])
+def test_a_rate_that_may_mean_bits_or_bytes_is_refused(text: str) -> None:
+    with pytest.raises(HarnessError, match=r"may mean bits or bytes; write (400|5)GB/s for bytes or"):
         parse_rate(text)
 
 
