@@ -24,7 +24,8 @@ def global_norm(gradients: Iterable[Tensor], group: dist.ProcessGroup | None) ->
     then turns into loss differences between strategies that split differently.
     """
     shards = [local_shard(gradient) for gradient in gradients]
-    squares = [_sum_of_squares(shard) for shard in shards]
+    squares = [_sum_of_squares(shard) for shard in shards if shard.device.type == "cpu"]
+    squares += _sums_of_squares([shard for shard in shards if shard.device.type != "cpu"])
     device = shards[0].device if shards else torch.device("cpu")
     total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
     if group is not None:
@@ -40,15 +41,29 @@ def fp32_norm(gradients: Sequence[Tensor]) -> float:
 
 
 def _sum_of_squares(tensor: Tensor) -> Tensor:
-    """Sum of squares as an fp64 scalar, within 1e-7 of exact, without a copy of the tensor.
+    """Of a CPU tensor as an fp64 scalar, within 1e-7 of exact; fp32 without a copy of the tensor.
 
     On the CPU an fp64 `vector_norm` takes ten times as long as fp32 dot products of short pieces, which
     lose next to nothing.
     """
-    if tensor.device.type == "cpu" and tensor.dtype == torch.float32:
+    if tensor.dtype == torch.float32:
         pieces = tensor.reshape(-1).split(DOT_ELEMENTS)
         return torch.stack([torch.dot(piece, piece) for piece in pieces]).sum(dtype=torch.float64)
     return torch.linalg.vector_norm(tensor, dtype=torch.float64) ** 2
+
+
+def _sums_of_squares(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Of an accelerator's tensors: fp64 scalars, one for each call, without a copy of a tensor.
+
+    `vector_norm(dtype=float64)` casts its input first: 8 bytes per element. `_foreach_norm` adds up in fp64
+    as it reads, if the tensors of a call have one dtype (torch 2.13, ATen/native/cuda/ForeachReduceOp.cu).
+    It allocates as many partial sums for each tensor as for the largest: calls take tensors of similar size.
+    """
+    calls: dict[tuple[torch.dtype, int], list[Tensor]] = {}
+    for tensor in tensors:
+        calls.setdefault((tensor.dtype, tensor.numel().bit_length()), []).append(tensor)
+    norms = [torch._foreach_norm(alike, 2, dtype=torch.float64) for alike in calls.values()]
+    return [torch.stack(of_call).square().sum() for of_call in norms]
 
 
 def clip(gradients: Sequence[Tensor], norm: float, largest_norm: float | None) -> None:

@@ -26,6 +26,11 @@ ZERO3_PREFETCH_ELEMENTS = 50_000_000
 COMMUNICATION_DTYPE = "communication_data_type"
 MULTI_RANK_BUCKET = "use_multi_rank_bucket_allreduce"
 DATA_TYPES = "data_types"
+TIMERS = "timers"
+TIMER_WAITS = "throughput_timer_waits"
+"""In `Effective.details` of DeepSpeed's engines: whether it waits for the device in each micro-step."""
+BESIDE_ZERO_OPTIMIZATION = (COMMUNICATION_DTYPE, DATA_TYPES, TIMERS)
+"""Settings of DeepSpeed outside of its section `zero_optimization`."""
 ROOT_RESHARD = "reshard_after_forward of the root"
 ACCELERATOR_PRECISION = "mixed_precision of the Accelerator"
 
@@ -55,10 +60,17 @@ def ddp_changes(preset: Preset) -> list[Change]:
 
 
 def zero_changes(stage: int, precision: Precision, preset: Preset, parameter_count: int) -> list[Change]:
-    """Settings of DeepSpeed's `zero_optimization`, and `communication_data_type`."""
+    """Settings of DeepSpeed's `zero_optimization`, and those beside it."""
     if preset != "like-for-like":
         return []
-    changes = []
+    changes = [
+        Change(
+            setting=TIMERS,
+            value={"throughput": {"enabled": False}},
+            default={"throughput": {"enabled": True}},
+            reason="its throughput timer waits for the GPU in every micro-step, as no other backend does",
+        )
+    ]
     if stage > 0:
         # Stage 3 allocates the whole bucket at once, however small the model.
         # DeepSpeed 0.19 refuses an odd one: it aligns buckets to two elements.

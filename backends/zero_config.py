@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.backends.base import SetupContext, Unsupported
 from harness.backends.options import Zero3Options, Zero12Options, ZeroOptions
-from harness.backends.presets import COMMUNICATION_DTYPE, DATA_TYPES, MULTI_RANK_BUCKET, zero_changes
+from harness.backends.presets import BESIDE_ZERO_OPTIMIZATION, MULTI_RANK_BUCKET, Change, zero_changes
 
 GIVEN_AS_THEY_ARE = (
     "stage3_max_live_parameters", "stage3_prefetch_bucket_size", "stage3_max_reuse_distance",
@@ -32,6 +32,7 @@ def zero_config(
     clipping = context.gradient_clipping or 0.0
     if options.gradient_clipping is not None:
         clipping = options.gradient_clipping
+    changes = zero_changes(stage, context.precision, context.preset, parameter_count)
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": context.micro_batch_size,
         "gradient_accumulation_steps": context.accumulation_steps,
@@ -39,8 +40,8 @@ def zero_config(
         "gradient_clipping": clipping,
         "prescale_gradients": False,
         "steps_per_print": 10**9,
-        "zero_optimization": _zero_optimization(stage, options, context, parameter_count, block_classes),
-    }
+        "zero_optimization": _zero_optimization(stage, options, context, changes, block_classes),
+    } | {c.setting: c.value for c in changes if c.setting in BESIDE_ZERO_OPTIMIZATION}
     if options.default_clipping:
         del config["gradient_clipping"]
     config |= _precision(stage, options, context)
@@ -54,14 +55,13 @@ def _zero_optimization(
     stage: int,
     options: ZeroOptions,
     context: SetupContext,
-    parameter_count: int,
+    changes: Sequence[Change],
     block_classes: Sequence[str],
 ) -> dict[str, Any]:
     settings: dict[str, Any] = {"stage": stage}
     if stage == 0:
         return settings
-    changes = zero_changes(stage, context.precision, context.preset, parameter_count)
-    settings |= {c.setting: c.value for c in changes if c.setting not in (COMMUNICATION_DTYPE, DATA_TYPES)}
+    settings |= {c.setting: c.value for c in changes if c.setting not in BESIDE_ZERO_OPTIMIZATION}
     for name in ("reduce_bucket_size", "allgather_bucket_size"):
         if (value := getattr(options, name)) is not None:
             settings[name] = value
@@ -95,10 +95,10 @@ def _fetching(
 def _precision(stage: int, options: ZeroOptions, context: SetupContext) -> dict[str, Any]:
     match context.precision:
         case "bf16-mixed":
-            config: dict[str, Any] = {"bf16": {"enabled": True}}
+            return {"bf16": {"enabled": True}}
         case "fp16-mixed":
             scale = context.loss_scale
-            config = {
+            return {
                 "fp16": {
                     "enabled": True,
                     "loss_scale": 0,
@@ -111,18 +111,15 @@ def _precision(stage: int, options: ZeroOptions, context: SetupContext) -> dict[
         case "bf16":
             if stage == 0 or options.offload != "none":
                 raise Unsupported(_pure_bf16_reason(stage))
-            config = {
+            return {
                 "bf16": {
                     "enabled": True,
                     "bf16_master_weights_and_grads": True,
                     "bf16_optimizer_states": True,
                 }
             }
-            return config
         case _:
             return {}
-    changes = zero_changes(stage, context.precision, context.preset, parameter_count=0)
-    return config | {c.setting: c.value for c in changes if c.setting in (COMMUNICATION_DTYPE, DATA_TYPES)}
 
 
 def _pure_bf16_reason(stage: int) -> str:

@@ -13,6 +13,7 @@ from harness.backends.base import Batch, Effective, Engine, SetupContext, Tensor
 from harness.backends.gradients import global_norm
 from harness.backends.optimizer_implementation import optimizer_implementation
 from harness.backends.precision import dtype_name
+from harness.backends.presets import TIMER_WAITS
 from harness.backends.torch_engine import describe_groups, full_tensor
 
 
@@ -117,6 +118,7 @@ class ZeroEngine(Engine):
             prefetch=self._prefetch() if self.stage == 3 else None,
             optimizer_implementation=optimizer_implementation(optimizer, [trained]),
             details={
+                TIMER_WAITS: self._timer_waits(),
                 "optimizer_wrapper": type(self.engine.optimizer).__name__,
                 "reduce_bucket_elements": zero.reduce_bucket_size,
                 "allgather_bucket_elements": zero.allgather_bucket_size,
@@ -203,6 +205,11 @@ class ZeroEngine(Engine):
             "max_reuse_elements": zero.max_reuse_distance,
             "memory_efficient_linear": zero.memory_efficient_linear,
         }
+
+    def _timer_waits(self) -> bool:
+        """`ThroughputTimer` (DeepSpeed 0.19, utils/timer.py) waits as it starts and as it stops."""
+        timer = self.engine.tput_timer.config
+        return bool(timer.enabled and timer.synchronized)
 
     def _basic_optimizer(self) -> torch.optim.Optimizer:
         return self.engine.basic_optimizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from harness.backends import registry
-from harness.backends.presets import preset_changes
+from harness.backends.presets import TIMER_WAITS, preset_changes
 from harness.compare.effective import clipping, master_dtypes
 from harness.compare.measures import reduced_dtypes
 from harness.compare.repeats import Repeats
@@ -45,12 +45,21 @@ CLIPPING_PINNED = Behaviour(
     questions=PARITY,
     since=SINCE_CLIPPING,
 )
+WAITS_EFFECT = 0.05
+"""Bytes do not show a wait for the device: ranked as 5 % of bytes."""
+WAITS_FOR_DEVICE = Behaviour(
+    id="waits-for-the-device",
+    what="the throughput timer waits for the GPU in every micro-step, as no other backend does",
+    advice='Set timers: {"throughput": {"enabled": false}}.',
+    questions=("speed", "scaling"),
+    since="DeepSpeed 0.19.8, utils/timer.py, ThroughputTimer: enabled and synchronized by default",
+)
 
 
 def find(group: Repeats) -> list[Sighting]:
     """What the first repeat of a cell shows."""
     record = group.record
-    looked = (_clipping, _masters, _reduction, _accumulation, _replaced, _refused)
+    looked = (_clipping, _masters, _reduction, _accumulation, _replaced, _refused, _waits)
     return [sighting for look in looked if (sighting := look(record)) is not None]
 
 
@@ -162,6 +171,15 @@ def _refused(record: Record) -> Sighting | None:
         since="read back from the library",
     )
     return Sighting(behaviour=behaviour, effect=0.0)
+
+
+def _waits(record: Record) -> Sighting | None:
+    """DeepSpeed's own timer, where there is a device to wait for."""
+    effective = record.backend.effective
+    waits = effective is not None and effective.details.get(TIMER_WAITS)
+    if not waits or record.world.device == "cpu":
+        return None
+    return Sighting(behaviour=WAITS_FOR_DEVICE, effect=WAITS_EFFECT)
 
 
 def _mixed(record: Record) -> bool:

@@ -7,7 +7,7 @@ from typing import get_args
 
 from harness.backends import registry
 from harness.backends.base import Preset
-from harness.backends.presets import preset_changes
+from harness.backends.presets import BESIDE_ZERO_OPTIMIZATION, Change, preset_changes
 from harness.compare.comparison import Comparison
 from harness.compare.repeats import Repeats
 from harness.compare.wording import listed
@@ -74,4 +74,11 @@ def _changes(group: Repeats) -> list[tuple[str, ...]]:
         (change.setting, str(change.value), str(change.default), change.reason)
         for change in changes
         if record.backend.options.get(change.setting) is None  # an option given by hand wins
+        and _was_set(change, record)
     ]
+
+
+def _was_set(change: Change, record: Record) -> bool:
+    """Whether the configuration of the run has it: a preset may have changed less when a record was made."""
+    config = record.backend.native_config
+    return not config or change.setting not in BESIDE_ZERO_OPTIMIZATION or change.setting in config

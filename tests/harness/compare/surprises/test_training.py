@@ -100,3 +100,15 @@ def test_a_replaced_strategy_and_a_refused_cell_say_what_would_have_run() -> Non
     refused = run("accelerate-fsdp", status="unsupported", reasons=[reason])
     assert seen(refused)["not-run"].what == f"not run: {reason}"
     assert "not-run" not in seen(run("fsdp", status="unsupported", reasons=["needs 2 ranks"]))
+
+
+@pytest.mark.parametrize(
+    ("device", "waits", "named"), [("cuda", True, 1), ("cuda", False, 0), ("cpu", True, 0)]
+)
+def test_a_timer_that_waits_for_the_device_is_named_where_there_is_one(
+    device: str, waits: bool, named: int
+) -> None:
+    record = run("zero1", effective=make_effective(details={"throughput_timer_waits": waits}))
+    record = record.model_copy(update={"world": record.world.model_copy(update={"device": device})})
+    found = surprises(Comparison([record]), "speed")
+    assert [s.behaviour.id for s in found].count("waits-for-the-device") == named
