@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from harness.gpus.found import find_gpus
 from harness.record.environment import EnvironmentPart, GitPart
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -124,29 +125,12 @@ def _cpu_model() -> str:
 
 @lru_cache(maxsize=1)
 def _gpus() -> tuple[str, ...]:
+    """Name and driver of each GPU, as nvidia-smi lists them; without it, as torch does."""
     if shutil.which("nvidia-smi") is None:
-        return ()
+        return tuple(gpu.name for gpu in find_gpus().devices)
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
     return tuple(done.stdout.strip().splitlines()) if done.returncode == 0 else ()
-
-
-def gpu_names() -> list[str]:
-    """Names of the GPUs that the driver lists."""
-    return [line.rpartition(",")[0].strip() for line in _gpus()]
-
-
-def gpu_memory_bytes() -> int | None:
-    """Memory of the smallest GPU; None: no driver says."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    if shutil.which(command[0]) is None:
-        return None
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    sizes = [int(line) for line in done.stdout.split() if line.isdigit()]
-    return min(sizes) * 2**20 if sizes else None
 
 
 def machine_name() -> str:
@@ -163,14 +147,6 @@ def content_digest(path: Path) -> str:
             own = hashlib.file_digest(content, "sha256").hexdigest()
         digest.update(f"{file.relative_to(path) if file != path else ''} {own}\n".encode())
     return f"sha256:{digest.hexdigest()}"
-
-
-def gpu_count() -> int:
-    """GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, else all that the driver lists."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
-    return len(_gpus())
 
 
 @lru_cache(maxsize=1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.command_lines import inside
 from harness.errors import HarnessError
-from harness.provenance import gpu_count
+from harness.gpus.found import find_gpus
 
 DEFAULT_CPU_RANKS = 2
 
@@ -38,15 +38,15 @@ def numbers(text: str, option: str, unit: str) -> list[int]:
 
 def default_ranks(device: str) -> int:
     """Default number of ranks on this machine: one per GPU, or two on the CPU."""
-    return max(1, gpu_count()) if device == "cuda" else DEFAULT_CPU_RANKS
+    return max(1, find_gpus().count) if device == "cuda" else DEFAULT_CPU_RANKS
 
 
 def require_gpus(device: str, world_size: int) -> None:
     """Raise HarnessError if there are more ranks on CUDA than GPUs."""
-    if device == "cuda" and world_size > gpu_count():
+    if device == "cuda" and world_size > (count := find_gpus().count):
         raise HarnessError(
-            f"{world_size} ranks were asked for, but this machine has {gpu_count()} GPUs; lower --nproc "
-            "or set runtime.device=cpu"
+            f"{world_size} ranks were asked for, but torch can use {count} GPUs here; lower --nproc or set "
+            "runtime.device=cpu"
         )
 
 

@@ -12,6 +12,7 @@ import click
 from harness.cells import Cell, plan, reusable
 from harness.cli.arguments import numbers, require_gpus, split_backends
 from harness.cli.cell_runs import MissingCells, largest_batches, open_store
+from harness.cli.device import resolve_device
 from harness.cli.options import (
     EXIT_INTERRUPTED,
     EXIT_STRICT,
@@ -34,7 +35,6 @@ from harness.cli.preflight import force_option
 from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.launch.external import started_as_rank
-from harness.launch.local import resolve_device
 from harness.launch.requeued import made_in_job, requeued_job
 from harness.record import Record
 from harness.spec import Question

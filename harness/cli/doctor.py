@@ -20,8 +20,9 @@ from harness.doctor.check import SelfCheck, document, self_check
 from harness.doctor.coverage import cover
 from harness.doctor.known import traps_of
 from harness.errors import HarnessError
-from harness.launch.local import resolve_device
-from harness.provenance import gpu_count, package_versions
+from harness.gpus.found import find_gpus
+from harness.launch.device import device_of
+from harness.provenance import package_versions
 from harness.scratch import scratch_folder
 
 RANKS = 2
@@ -57,8 +58,9 @@ def examine(backends: Sequence[str], *, as_json: bool) -> int:
         raise HarnessError(
             f"{' and '.join(missing)} not installed, so nothing can run here: pip install {' '.join(missing)}"
         )
-    device = resolve_device("auto")
-    size = min(RANKS, gpu_count()) if device == "cuda" else RANKS
+    chosen = device_of(find_gpus())
+    device = chosen.name
+    size = min(RANKS, find_gpus().count) if device == "cuda" else RANKS
     needed = {package for entry in registry.entries().values() for package in entry.packages}
     installed = package_versions(tuple(needed))
     coverage = cover([canonical_label(name) for name in with_new_options(backends)], size, installed)
@@ -66,11 +68,11 @@ def examine(backends: Sequence[str], *, as_json: bool) -> int:
     with scratch_folder("doctor") as folder:
         check = self_check(Path(folder), device, size, coverage, lambda text: echo(text, err=True))
     if as_json:
-        facts = {"versions": versions, "device": device, "ranks": size}
+        facts = {"versions": versions, "device": device, "device_reason": chosen.why, "ranks": size}
         echo(json.dumps(facts | document(check, known), indent=1))
         return 0 if check.trusted else 1
     echo(", ".join(f"{name} {version}" for name, version in versions.items()))
-    echo(f"on {ranks(size)} of device {device}\n")
+    echo(f"{ranks(size)} on {'GPUs' if device == 'cuda' else 'the CPU'}: {chosen.why}\n")
     echo(_table(check))
     echo("\nknown traps of these versions:" if known else "\nno known traps of these versions")
     for trap in known:

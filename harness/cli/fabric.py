@@ -9,15 +9,15 @@ import click
 
 from harness.backends.explain import choices
 from harness.cli.arguments import default_ranks
+from harness.cli.device import resolve_device
 from harness.cli.options import EXIT_GATE, PATH, common, json_option
 from harness.cli.output import echo
 from harness.errors import HarnessError
 from harness.fabric.gate import parse_rate, parse_size, shortfall
-from harness.fabric.ranks import NO_GPU, start_ranks
+from harness.fabric.ranks import start_ranks
 from harness.fabric.result import OPERATIONS, FabricResult, result_file, whole_elements, write_result
 from harness.fabric.table import fabric_table
 from harness.launch.external import external_rank, started_as_rank
-from harness.launch.local import resolve_device
 from harness.store import try_writing
 from harness.worker.termination import leave
 
@@ -66,11 +66,11 @@ def fabric(
 
     Starts ranks on this machine, or becomes one of them under torchrun.
     """
-    asked, device = device, resolve_device(device)
+    is_rank = started_as_rank()
+    device = device if is_rank and device != "auto" else resolve_device(device, "--device cpu")
     wanted = split_operations(operations)
     largest = parse_size(max_size or DEFAULT_LARGEST[device])
     required = parse_rate(require_busbw) if require_busbw else None
-    is_rank = started_as_rank()
     shows = not is_rank or external_rank() == 0
     if shows:
         check_outputs(output, plot)
@@ -81,8 +81,6 @@ def fabric(
             device, largest, wanted, repeats=repeats, warmup=warmup, seconds_per_row=seconds_per_row
         )
     else:
-        if asked == "cuda" and resolve_device("auto") != "cuda":
-            raise HarnessError(NO_GPU)
         # Not sys.argv: torchrun takes --nproc for an abbreviation of its own, wherever it stands.
         arguments = [
             "--device", device, "--max-size", str(largest), "--operations", ",".join(wanted), "--repeats",

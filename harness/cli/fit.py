@@ -12,6 +12,7 @@ import click
 from harness.backends import registry
 from harness.cells import Cell, canonical_label
 from harness.cli.arguments import command_line, default_ranks, require_gpus
+from harness.cli.device import resolve_device
 from harness.cli.options import (
     PATH,
     config_option,
@@ -28,7 +29,7 @@ from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.launch.cell import modules_to_preload
 from harness.launch.external import started_as_rank
-from harness.launch.local import EventHandler, LocalLauncher, resolve_device
+from harness.launch.local import EventHandler, LocalLauncher
 from harness.planning.fit.answer import Found, find_micro_batch, find_sequence
 from harness.planning.fit.limit import Limit, find_limit
 from harness.planning.fit.question import micro_batches, sequences

@@ -14,6 +14,7 @@ from harness.batch import batch_layout
 from harness.cells import canonical_label, make_cell, make_request
 from harness.cli.arguments import command_line, default_ranks, require_gpus
 from harness.cli.cell_runs import open_store
+from harness.cli.device import resolve_device
 from harness.cli.options import (
     config_option,
     json_option,
@@ -38,7 +39,7 @@ from harness.launch.external import (
     external_world_size,
     started_as_rank,
 )
-from harness.launch.local import LocalLauncher, require_port, resolve_device
+from harness.launch.local import LocalLauncher, require_port
 from harness.launch.supervise import supervise
 from harness.record import Record
 from harness.run_directory.request import RunRequest

@@ -14,9 +14,9 @@ from harness.cells import make_cell, noise_labels
 from harness.compare.rows import reason
 from harness.diagnose.tensors import Examined
 from harness.errors import HarnessError
+from harness.gpus.found import find_gpus
 from harness.launch.cell import run_cell
 from harness.launch.local import LocalLauncher
-from harness.provenance import gpu_count
 from harness.record import Record
 from harness.record.run_id import run_folder
 from harness.run_directory.assemble import assemble
@@ -48,7 +48,7 @@ def require_room(record: Record) -> None:
     """Raise HarnessError if this machine cannot hold the ranks of a run, whatever nodes they were on."""
     world = record.world
     if world.device == "cuda":
-        room, unit = gpu_count(), "GPUs"
+        room, unit = find_gpus().count, "GPUs"
     else:
         room, unit = RANKS_PER_CORE * (os.cpu_count() or 1), "CPU ranks"
     if world.world_size <= room:
@@ -135,7 +135,7 @@ def run_references(record: Record, labels: Iterable[str], launcher: LocalLaunche
 
     Raises HarnessError if the job can no longer be made as it was.
     """
-    if launcher.device == "cuda" and not gpu_count():
+    if launcher.device == "cuda" and not find_gpus().count:
         say("noise cannot be measured: these runs were on GPUs and this machine has none")
         return []
     experiment, layout = experiment_of(record), _reference_layout(record)

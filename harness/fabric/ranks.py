@@ -18,8 +18,6 @@ from harness.fabric.result import FABRIC_NAME, FabricResult, read_fabric
 from harness.scratch import scratch_folder
 from harness.worker.monitor import die_with
 
-NO_GPU = "--device cuda: PyTorch sees no GPU here; give --device cpu, or make one visible"
-
 
 def start_ranks(nproc: int, arguments: Sequence[str]) -> FabricResult:
     """Run `harness fabric` with these arguments under torchrun on this machine."""

@@ -22,6 +22,11 @@ def external_world_size() -> int:
     return int(os.environ["WORLD_SIZE"])
 
 
+def local_rank() -> int:
+    """This process's rank on its node; 0 where no launcher started it."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 def external_ranks_per_node() -> int:
     """Ranks on this node; all of them where the launcher does not say."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))

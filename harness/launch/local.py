@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -247,14 +245,3 @@ def require_port(port: int) -> None:
             raise HarnessError(
                 f"--port {port} cannot be used: {reason}; choose another, or leave --port out for a free one"
             ) from error
-
-
-def resolve_device(asked: str) -> str:
-    """'cpu' or 'cuda' for 'auto'. Looks for the driver first, so that a CPU machine pays nothing."""
-    if asked != "auto":
-        return asked
-    if not (Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi")):
-        return "cpu"
-    question = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 1)"
-    done = subprocess.run([sys.executable, "-c", question], capture_output=True, check=False)
-    return "cuda" if done.returncode == 0 else "cpu"

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 
 from harness.errors import HarnessError
+from harness.gpus.found import Gpus, find_gpus
 from harness.planning.device import Device
 from harness.planning.hardware import load_hardware
-from harness.provenance import gpu_memory_bytes, gpu_names
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
@@ -38,8 +38,12 @@ def limits_here(torch_device: str, imposed_bytes: int | None = None) -> Limits:
     host = available_host_bytes()
     if torch_device != "cuda":
         return Limits(host_bytes=host, imposed_bytes=imposed_bytes)
+    gpus = find_gpus()
     return Limits(
-        device_bytes=gpu_memory_bytes(), device=_device_here(), host_bytes=host, imposed_bytes=imposed_bytes
+        device_bytes=gpus.smallest_bytes,
+        device=_device_of(gpus),
+        host_bytes=host,
+        imposed_bytes=imposed_bytes,
     )
 
 
@@ -87,8 +91,8 @@ def _headroom(folder: Path, limit_name: str, used_name: str) -> int | None:
         return None  # the group of another mount, or without a limit of its own
 
 
-def _device_here() -> Device | None:
-    names = set(gpu_names())
+def _device_of(gpus: Gpus) -> Device | None:
+    names = {gpu.name for gpu in gpus.devices}
     if len(names) == 1:
         with suppress(HarnessError):  # a GPU that no table knows
             return load_hardware().device(names.pop())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import HarnessError
+from harness.gpus.found import find_gpus
 from harness.planning.hardware import load_hardware
-from harness.provenance import gpu_memory_bytes, host_memory_bytes
+from harness.provenance import host_memory_bytes
 from harness.spec.size import read_bytes
 
 
@@ -75,9 +75,7 @@ def find_limit(
 
 def _device_limit() -> Limit:
     """The smallest memory of this machine's GPUs."""
-    size = gpu_memory_bytes()
-    if size is not None:
-        return Limit(limit_bytes=size, origin="memory of the GPU", imposed=False)
-    if shutil.which("nvidia-smi") is None:
-        raise HarnessError("nvidia-smi is not there to tell the memory of the GPUs; give it with --limit")
-    raise HarnessError("nvidia-smi does not tell the memory of the GPUs; give it with --limit")
+    gpus = find_gpus()
+    if gpus.smallest_bytes is not None:
+        return Limit(limit_bytes=gpus.smallest_bytes, origin="memory of the GPU", imposed=False)
+    raise HarnessError(f"no GPU can be used: {gpus.why_none}; give the memory of a rank with --limit")

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from harness.cli import harness
 from harness.fabric.result import OPERATIONS, read_fabric
+from harness.gpus.found import Gpus
 
 
 def test_two_ranks_measure_every_operation_and_a_gate_closes(tmp_path: Path) -> None:
@@ -59,11 +60,11 @@ def test_files_that_cannot_be_written_are_told_before_measuring(
 
 
 def test_a_device_that_is_not_there_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.cli.fabric.resolve_device", lambda asked: asked.replace("auto", "cpu"))
+    monkeypatch.setattr("harness.launch.device.find_gpus", lambda: Gpus(why_none="this machine shows no GPU"))
     done = CliRunner().invoke(harness, ["fabric", "--device", "cuda"])
     assert (done.exit_code, done.stderr.splitlines()) == (
         1,
-        ["harness: --device cuda: PyTorch sees no GPU here; give --device cpu, or make one visible"],
+        ["harness: no GPU can be used: this machine shows no GPU; --device cpu runs on the CPU"],
     )
 
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import psutil
 import pytest
 
 from harness.planning.limits import available_host_bytes, control_group_headroom, limits_here
+from tests.gpus import gpus_of
 
 
 def group(root: Path, name: str, **files: str) -> None:
@@ -56,9 +56,6 @@ def test_ranks_on_the_cpu_have_no_device_of_their_own() -> None:
     assert limits.host_bytes
 
 
-def test_the_smallest_gpu_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = tmp_path / "nvidia-smi"
-    driver.write_text("#!/bin/sh\necho 81559\necho 40960\n")
-    driver.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+def test_the_smallest_gpu_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.planning.limits.find_gpus", lambda: gpus_of(81559 * 2**20, 40960 * 2**20))
     assert limits_here("cuda").device_bytes == 40960 * 2**20

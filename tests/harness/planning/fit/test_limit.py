@@ -1,11 +1,10 @@
-import os
-from pathlib import Path
-
 import pytest
 
 from harness.errors import HarnessError
+from harness.gpus.found import Gpus
 from harness.planning.fit.limit import Limit, find_limit, require_host_memory
 from harness.planning.hardware import load_hardware
+from tests.gpus import gpus_of
 
 
 def test_a_typed_limit_goes_before_a_configured_one() -> None:
@@ -42,16 +41,17 @@ def test_ranks_must_fit_into_the_machine_together() -> None:
         require_host_memory(limit, 3, 6 * 10**9)
 
 
-def test_the_smallest_gpu_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = tmp_path / "nvidia-smi"
-    driver.write_text("#!/bin/sh\necho 81559\necho 40960\n")
-    driver.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+def test_the_smallest_gpu_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = gpus_of(81559 * 2**20, 40960 * 2**20)
+    monkeypatch.setattr("harness.planning.fit.limit.find_gpus", lambda: found)
     limit = find_limit(None, None, "cuda", 2)
     assert limit == Limit(limit_bytes=40960 * 2**20, origin="memory of the GPU", imposed=False)
 
 
-def test_a_driver_that_says_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(HarnessError, match="nvidia-smi is not there"):
+def test_without_gpus_their_memory_must_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    none = Gpus(why_none="this machine shows no GPU")
+    monkeypatch.setattr("harness.planning.fit.limit.find_gpus", lambda: none)
+    with pytest.raises(
+        HarnessError, match="this machine shows no GPU; give the memory of a rank with --limit"
+    ):
         find_limit(None, None, "cuda", 1)
