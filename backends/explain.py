@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import NoneType
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
 LONGEST_INPUT = 200
 """Characters of a value that still say more than its place."""
+NO_VALUE = ("none", "nil", "off")
+"""What people type for null, in small letters."""
+Elsewhere = Mapping[str, Sequence[str]]
+"""Dotted settings by the name that a person may have given, in small letters."""
 
 
 def choices(given: str, allowed: Iterable[str]) -> str:
@@ -21,7 +27,12 @@ def choices(given: str, allowed: Iterable[str]) -> str:
 def suggestion(given: str, allowed: Sequence[str], most: int = 1) -> str:
     """Ask for the names closest to what was given; empty if none is close."""
     close = difflib.get_close_matches(given, allowed, n=most)
-    return f"Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    return did_you_mean(close) if close else ""
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """Ask for one of these names."""
+    return f"Did you mean {' or '.join(map(repr, names))}?"
 
 
 def explain(error: ValidationError, model: type[BaseModel], place: str = "'{}'") -> str:
@@ -29,23 +40,38 @@ def explain(error: ValidationError, model: type[BaseModel], place: str = "'{}'")
 
     `place` shows the dotted name of a setting, such as "option '{}' of backend 'zero3'".
     """
-    first = error.errors()[0]
-    location = [str(part) for part in first["loc"]]
+    return _problem(error.errors()[0], model, place, {})
+
+
+def explain_all(error: ValidationError, model: type[BaseModel], elsewhere: Elsewhere) -> str:
+    """Every problem that pydantic found, numbered, in one line. `elsewhere` helps with misplaced names."""
+    problems = [_problem(found, model, "'{}'", elsewhere) for found in error.errors()]
+    if len(problems) == 1:
+        return problems[0]
+    numbered = (f"({number}) {problem}" for number, problem in enumerate(problems, start=1))
+    return f"{len(problems)} problems: {' '.join(numbered)}"
+
+
+def _problem(found: Any, model: type[BaseModel], place: str, elsewhere: Elsewhere) -> str:
+    location = [str(part) for part in found["loc"]]
     shown = place.format(".".join(location))
-    if first["type"] == "extra_forbidden":
+    if found["type"] == "extra_forbidden":
         section = f" in {'.'.join(location[:-1])}" if location[:-1] else ""
-        return (
-            f"{shown} is unknown. Allowed{section}: {choices(location[-1], _fields_at(model, location[:-1]))}"
-        )
-    message = first["msg"].removeprefix("Value error, ")
-    given = _shown(first["input"])
-    contradiction = first["type"] == "value_error" and isinstance(first["input"], dict)
+        allowed = _fields_at(model, location[:-1])
+        names = elsewhere.get(location[-1].lower().replace("-", "_"), ())
+        listed = f"{', '.join(allowed)}. {did_you_mean(names)}" if names else choices(location[-1], allowed)
+        return f"{shown} is unknown. Allowed{section}: {listed}"
+    message = found["msg"].removeprefix("Value error, ")
     if not location:
         return message
-    if contradiction or first["type"] == "missing" or len(given) > LONGEST_INPUT:
+    given = _shown(found["input"])
+    contradiction = found["type"] == "value_error" and isinstance(found["input"], dict)
+    if contradiction or found["type"] == "missing" or len(given) > LONGEST_INPUT:
         return f"{shown}: {message}"
-    if first["type"] == "model_type":
+    if found["type"] == "model_type":
         return f"{shown} was given {given}; it is a section with {choices('', _fields_at(model, location))}"
+    if str(found["input"]).lower() in NO_VALUE and _may_be_null(model, location):
+        return f"{shown} was given {given}: write null for no value"
     return f"{shown} was given {given}: {message}"
 
 
@@ -56,12 +82,23 @@ def _shown(value: object) -> str:
         return "a value too long to show"
 
 
+def _may_be_null(model: type[BaseModel], location: Sequence[str]) -> bool:
+    section = _section_at(model, location[:-1])
+    field = section.model_fields.get(location[-1]) if section else None
+    return field is not None and NoneType in get_args(field.annotation)
+
+
 def _fields_at(model: type[BaseModel], location: Sequence[str]) -> list[str]:
+    section = _section_at(model, location)
+    return list(section.model_fields) if section else []
+
+
+def _section_at(model: type[BaseModel], location: Sequence[str]) -> type[BaseModel] | None:
     for part in location:
         field = model.model_fields.get(part)
         if field is None or not (
             isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
         ):
-            return []
+            return None
         model = field.annotation
-    return list(model.model_fields)
+    return model

@@ -5,6 +5,7 @@ Third parties register a `Backend` subclass under the entry-point group 'harness
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any, get_args
 
@@ -13,7 +14,8 @@ from pydantic import ValidationError
 from harness.backends.base import Backend, BackendOptions, Preset
 from harness.backends.built_in import ENTRIES
 from harness.backends.entry import ENTRY_POINT_GROUP, Entry, UnknownBackend
-from harness.backends.explain import choices, explain
+from harness.backends.explain import choices, did_you_mean, explain
+from harness.backends.spellings import meant
 from harness.backends.strategy import StrategyKind
 from harness.backends.values import InvalidYaml, parse_value
 
@@ -89,7 +91,7 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
     elif name not in known:
         known = entries()  # reads the metadata of every installed distribution: some milliseconds
     if name not in known:
-        raise UnknownBackend(f"backend '{name}' is unknown. Available: {choices(name, known)}")
+        raise UnknownBackend(f"backend '{name}' is unknown. Available: {_available(name, known)}")
     entry, values = known[name], _values(name, text)
     if values.get("preset") not in (None, *PRESETS):
         given = str(values["preset"])
@@ -100,6 +102,11 @@ def parse(label: str) -> tuple[Entry, BackendOptions]:
     except ValidationError as error:
         place = f"option '{{}}' of backend '{name}'"
         raise UnknownBackend(explain(error, options_class, place)) from error
+
+
+def _available(given: str, known: Mapping[str, Entry]) -> str:
+    names = meant(given, known)
+    return f"{', '.join(known)}. {did_you_mean(names)}" if names else choices(given, known)
 
 
 def _values(name: str, given: str) -> dict[str, Any]:

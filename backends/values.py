@@ -17,14 +17,16 @@ class TypedValues(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """pydantic reads true as 1: a slip would become a job of one step."""
+    def _values_keep_their_type(cls, value: Any, info: ValidationInfo) -> Any:
+        """pydantic reads true as 1, a slip that would become a job of one step, and 'none' as a name."""
         assert info.field_name is not None
         annotation = cls.model_fields[info.field_name].annotation
         if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
             raise ValueError(f"this number is too large; at most {LARGEST_NUMBER} is read")
         if isinstance(value, bool) and bool not in (annotation, *get_args(annotation)):
             raise ValueError("this setting is neither true nor false")
+        if value in ("none", "None") and annotation == str | None:
+            raise ValueError("write null for no value")
         return value
 
 

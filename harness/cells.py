@@ -24,6 +24,7 @@ from harness.batch import (
     with_micro_batch,
 )
 from harness.errors import HarnessError
+from harness.local_paths import require_existing
 from harness.plain_files import require_plain_input
 from harness.provenance import (
     code_fingerprint,
@@ -258,6 +259,7 @@ def _content_digests(job: Job) -> dict[str, str]:
     """Digests of the local files that the job names, so that a copy elsewhere is the same job."""
     tokenizer = None if job.data.tokenizer == "bytes" else job.data.tokenizer
     named = [name for name in (job.model.name, job.data.path, tokenizer) if name]
+    require_existing(job)
     for name in named:
         require_plain_input(Path(name), "the job's file")
     return {name: content_digest(Path(name)) for name in named if Path(name).exists()}

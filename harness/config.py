@@ -8,11 +8,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.backends.explain import choices, explain
+from harness.backends.explain import choices, explain_all
 from harness.backends.values import InvalidYaml, parse_value
 from harness.errors import HarnessError
+from harness.local_paths import count_from, expand_home
 from harness.plain_files import read_settings
 from harness.renamed import Notify, rename_assigned, rename_settings, require_one_name
+from harness.setting_names import settings_by_name
 from harness.spec import Experiment
 
 
@@ -24,12 +26,14 @@ def load_experiment(
     Old names of settings are read; `notify` is called once for each.
 
     Values after '=' are YAML, so `training.steps=60` is a number and `model.config={...}` a mapping.
-    Relative paths in a file are kept as they are: they count from the working directory.
-    Raises HarnessError naming the key, what was given and what is allowed.
+    Relative paths in a file count from its folder, those of assignments from the working directory.
+    Raises HarnessError naming every key that is wrong, what was given and what is allowed.
     """
     document = _read(path) if path else {}
     # A section whose lines are all commented out is empty, not null.
     document = {key: {} if value is None else value for key, value in document.items()}
+    if path is not None:
+        count_from(path.parent, document)
     notices: dict[str, None] = {}
     rename_settings(document, notices.setdefault)
     require_one_name(assignment.partition("=")[0].strip() for assignment in assignments)
@@ -37,10 +41,11 @@ def load_experiment(
         _assign(document, assignment, notices.setdefault)
     for notice in notices:
         notify(notice)
+    expand_home(document)
     try:
         return Experiment.model_validate(document)
     except ValidationError as error:
-        raise HarnessError(explain(error, Experiment)) from error
+        raise HarnessError(explain_all(error, Experiment, settings_by_name())) from error
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from harness.backends.registry import (
     preset_of,
     strategy_of,
 )
+from harness.backends.spellings import OTHER_NAMES
 from tests.plugins import register
 
 BUILT_IN = [
@@ -233,3 +234,28 @@ def test_a_claim_is_what_the_built_in_backend_stands_for(
     mine = importlib.import_module("mine_plugin").Mine
     monkeypatch.setattr(mine, "claims", "fsdp-hybrid")
     assert claimed_strategy(create("mine")) == strategy_of("fsdp-hybrid")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("ZeRO-3", "'zero3'"),
+        ("zero_2", "'zero2'"),
+        ("DDP", "'ddp'"),
+        ("stage3", "'zero3'"),
+        ("deepspeed_stage_1", "'zero1'"),
+        ("deepspeed", "'zero1' or 'zero2' or 'zero3'"),
+        ("fsdp2", "'fsdp'"),
+        ("FULL_SHARD", "'fsdp' or 'fsdp1'"),
+        ("Accelerate_FSDP", "'accelerate-fsdp'"),
+        ("zero-offload", "'zero2:offload=optimizer' or 'zero3:offload=optimizer'"),
+    ],
+)
+def test_other_spelling_is_refused_with_ours(given: str, meant: str) -> None:
+    assert refused(given).endswith(f"accelerate-fsdp1. Did you mean {meant}?")
+
+
+def test_other_names_stand_for_backends_that_exist() -> None:
+    for labels in OTHER_NAMES.values():
+        for label in labels:
+            parse(label)

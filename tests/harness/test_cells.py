@@ -168,3 +168,27 @@ def test_another_implementation_of_the_optimizer_is_the_same_job_in_another_cell
     )
     assert {c.job_id for c in plain} == {c.job_id for c in foreach}
     assert not {c.key for c in plain} & {c.key for c in foreach}
+
+
+@pytest.mark.parametrize(
+    ("assignment", "setting"),
+    [
+        ("model.name=./nope/model", "model.name"),
+        ("model.name=/nope", "model.name"),
+        ("model.name=my models/gpt2", "model.name"),
+        ("model.name=a/b/c", "model.name"),
+        ("data.tokenizer=../nowhere", "data.tokenizer"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_named(assignment: str, setting: str) -> None:
+    given = assignment.partition("=")[2]
+    with pytest.raises(HarnessError) as caught:
+        plan(load_experiment(None, [assignment]), ["ddp"], [2], 1, "cpu")
+    message = str(caught.value)
+    assert message.startswith(f"{setting} '{given}' does not exist")
+    assert "give a local folder, or a name of the hub" in message
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bigscience/bloom-560m", "meta-llama/Llama-3.1-8B", "_a/b"])
+def test_names_of_the_hub_are_not_looked_for_here(name: str) -> None:
+    assert plan(load_experiment(None, [f"model.name={name}"]), ["ddp"], [2], 1, "cpu")

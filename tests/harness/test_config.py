@@ -4,6 +4,7 @@ import pytest
 
 from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.setting_names import OTHER_TOOLS
 from harness.spec import Experiment
 
 
@@ -260,3 +261,79 @@ def test_an_unknown_implementation_of_the_optimizer_is_refused() -> None:
     message = refused("optimizer.implementation=fuse")
     assert "optimizer.implementation" in message
     assert "'for-loop', 'foreach' or 'fused'" in message
+
+
+def test_setting_outside_of_its_section_is_refused_with_its_place() -> None:
+    assert "'precision' is unknown" in refused("precision=bf16")
+    assert refused("precision=bf16").endswith("Did you mean 'training.precision'?")
+    assert refused("training.learning_rate=1").endswith("Did you mean 'optimizer.learning_rate'?")
+    assert refused("steps=3").endswith("Did you mean 'training.steps'?")
+    both = "Did you mean 'schedule.warmup_steps' or 'measure.warmup_steps'?"
+    assert refused("warmup_steps=3").endswith(both)
+
+
+def test_name_of_another_tool_is_refused_with_ours() -> None:
+    message = refused("training.gradient_accumulation_steps=4")
+    assert message.endswith("Did you mean 'training.accumulation_steps'?")
+    assert refused("training.max-grad-norm=1").endswith("Did you mean 'training.gradient_clipping'?")
+
+
+def test_names_of_other_tools_stand_for_settings_that_exist() -> None:
+    sections = {name: set(type(section).model_fields) for name, section in Experiment()}
+    for meant in OTHER_TOOLS.values():
+        for setting in meant:
+            section, key = setting.split(".")
+            assert key in sections[section], setting
+
+
+@pytest.mark.parametrize(
+    "setting", ["training.gradient_clipping", "training.steps", "model.name", "data.path", "model.dropout"]
+)
+@pytest.mark.parametrize("word", ["none", "None"])
+def test_none_is_refused_with_the_word_for_no_value(setting: str, word: str) -> None:
+    assert refused(f"{setting}={word}") == f"'{setting}' was given '{word}': write null for no value"
+
+
+def test_all_problems_of_a_file_are_named_at_once(tmp_path: Path) -> None:
+    message = refused_file(
+        tmp_path, "training: {steps: -1, precisions: fp32}\nlr: 3\noptimizer: {beta1: 2}\n"
+    )
+    assert message.startswith("4 problems: (1) 'optimizer.beta1' was given 2")
+    for part in ("(2) 'training.steps' was given -1", "(3) 'training.precisions' is unknown", "(4) 'lr' is"):
+        assert part in message
+    assert "\n" not in message
+
+
+def test_paths_of_a_file_count_from_its_folder(tmp_path: Path) -> None:
+    job = tmp_path / "jobs" / "job.yaml"
+    (tmp_path / "jobs" / "model").mkdir(parents=True)
+    (tmp_path / "notes.txt").write_text("text")
+    job.write_text(
+        "model: {name: ./model}\ndata: {source: text, path: ../notes.txt, tokenizer: ../tokens/mine}\n"
+    )
+    read = load_experiment(job)
+    assert read.model.name == str(tmp_path / "jobs" / "model")
+    assert read.data.path == str(tmp_path / "notes.txt")
+    assert read.data.tokenizer == str(tmp_path / "tokens" / "mine")
+
+
+def test_hub_names_of_a_file_stay_names(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("model: {name: bigscience/bloom-560m}\ndata: {tokenizer: gpt2}\n")
+    read = load_experiment(job)
+    assert (read.model.name, read.data.tokenizer) == ("bigscience/bloom-560m", "gpt2")
+
+
+def test_paths_that_lead_somewhere_from_the_working_directory_alone_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "notes.txt").write_text("text")
+    (tmp_path / "jobs" / "job.yaml").write_text("data: {source: text, path: ./notes.txt}\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_experiment(Path("jobs/job.yaml")).data.path == "./notes.txt"
+
+
+def test_home_folder_is_found_after_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert load_experiment(None, ["model.name=~/model"]).model.name == "/somewhere/model"

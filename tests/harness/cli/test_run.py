@@ -74,7 +74,7 @@ def test_missing_data(tmp_path: Path) -> None:
     line = refused(
         tmp_path, "run", "--backend", "ddp", "--set", "data.source=text", "--set", "data.path=none.txt"
     )
-    assert "data.path 'none.txt' cannot be read: No such file" in line
+    assert f"data.path 'none.txt' does not exist in {tmp_path}; give an existing file" in line
 
 
 @pytest.mark.parametrize("source", ["text", "jsonl"])

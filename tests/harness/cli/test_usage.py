@@ -32,7 +32,7 @@ def test_runs_folder_below_a_file(tmp_path: Path, command: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("run --backend ddp --set data.source=text --set data.path=none.txt", "cannot be read"),
+        ("run --backend ddp --set data.sequence_length=1024", "longer than the model's context"),
         ("compare --backends ddp,zero1 --nproc 2 --set 'model.config={model_type: bert}'", "not a causal"),
         ("report none -o report.md", "holds no record"),
     ],
