@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 WORKERS ?= 3
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: compare test test-docs test-browser test-cluster traps gallery lint docs bench publish reports clean
+.PHONY: compare test test-docs test-browser test-cluster test-gpu-stub traps gallery lint docs bench publish reports clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
@@ -34,6 +34,21 @@ test-cluster: $(READY)
 	$(BIN)/python -m tests.cluster.packages .cluster/slurm
 	REQUIRE_CLUSTER=1 $(BIN)/pytest --cluster --reruns 1 -rR \
 		--numprocesses $(CLUSTERS) --dist loadscope --no-loadscope-reorder tests/cluster
+
+# A CUDA machine without a GPU: torch's CUDA wheel over a stub of the driver and of NCCL (docs/gpu-stub.md). g++ is
+# needed, and 4.7 GB for the environment, whose packages come from PyPI whatever build of torch pip prefers here.
+STUB ?= .stub
+STUB_VENV ?= $(STUB)/venv
+STUB_PIP := env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(STUB_VENV)/bin/pip install --quiet
+test-gpu-stub: $(STUB_VENV)/.ready
+	$(STUB_VENV)/bin/python -m tests.gpu_stub.build $(STUB)/build >$(STUB)/environment
+	. $(STUB)/environment && $(STUB_VENV)/bin/python -m pytest tests/gpu_stub
+
+$(STUB_VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(STUB_VENV)
+	$(STUB_PIP) --constraint constraints.txt "torch>=2.11" nvidia-cuda-crt==13.0.88
+	$(STUB_PIP) --constraint constraints.txt --editable ".[dev,nvml]"
+	touch $@
 
 # Every known trap is planted and must be named; a clean matrix must raise nothing. A few minutes.
 traps: $(READY)

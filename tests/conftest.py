@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-# Before any library reads them: no network, and the CPU whatever this machine has.
-os.environ.update(HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu")
+# Before any library reads them: no network, and the CPU whatever this machine has, but for the CUDA stub.
+os.environ["HF_HUB_OFFLINE"] = "1"
+if "CUDA_STUB" not in os.environ:
+    os.environ.update(CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -141,6 +141,16 @@ class LocalLauncher:
         return Outcome(exit_codes=codes, ended_at=running.ended_at, stopped=stopped)
 
     def _start(self, run_directory: Path, request: RunRequest, rank: int, port: int) -> Any:
+        variables = self._variables(request, rank, port)
+        process = self._context.Process(  # type: ignore[attr-defined]
+            target=enter_rank,
+            args=(str(run_directory), str(rank_log(run_directory, rank)), variables),
+        )
+        process.start()
+        return process
+
+    def _variables(self, request: RunRequest, rank: int, port: int) -> dict[str, str]:
+        """What a rank adds to the environment of this process."""
         variables = {
             "RANK": str(rank),
             "WORLD_SIZE": str(request.world_size),
@@ -153,12 +163,7 @@ class LocalLauncher:
         }
         if sys.platform == "linux":
             variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-        process = self._context.Process(  # type: ignore[attr-defined]
-            target=enter_rank,
-            args=(str(run_directory), str(rank_log(run_directory, rank)), variables),
-        )
-        process.start()
-        return process
+        return variables
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,51 @@
+"""Starts ranks on devices of the stub from a server that has imported the libraries."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+
+from harness.config import load_experiment
+from harness.launch.cell import modules_to_preload
+from harness.launch.local import LocalLauncher
+from harness.run_directory.request import RunRequest
+
+FORKS = "CUDA_STUB_FORKS"
+"""Whether devices are counted so that children may use them."""
+
+
+class ForkingLauncher(LocalLauncher):
+    """Forks the ranks of CUDA devices, which a driver forbids and the stub does not mind.
+
+    The harness itself starts each as a new process, which imports for 15 s.
+    """
+
+    def __init__(self) -> None:
+        self.device = "cuda"
+        self._more: Mapping[str, str] = {}
+        preload = modules_to_preload(load_experiment(None, []), ["zero1", "accelerate-ddp", "fsdp"])
+        os.environ[FORKS] = "1"
+        os.environ["HARNESS_PRELOAD"] = ",".join([*preload, "tests.gpu_stub.ranks"])
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["harness.worker.preload"])
+
+    @contextmanager
+    def environment(self, variables: Mapping[str, str]) -> Iterator[None]:
+        """Variables of the ranks that are started meanwhile."""
+        before, self._more = self._more, variables
+        try:
+            yield
+        finally:
+            self._more = before
+
+    def _variables(self, request: RunRequest, rank: int, port: int) -> dict[str, str]:
+        return super()._variables(request, rank, port) | dict(self._more)
+
+
+@cache
+def launcher() -> ForkingLauncher:
+    """The one of this process: it has one fork server."""
+    return ForkingLauncher()

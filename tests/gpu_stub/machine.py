@@ -1,0 +1,85 @@
+"""The machine of the CUDA stub: runs cells of small jobs on its devices."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness.backends import registry
+from harness.batch import batch_layout, reference_layout
+from harness.cells import canonical_label, make_cell, noise_labels
+from harness.compare.comparison import Comparison
+from harness.config import load_experiment
+from harness.launch.cell import run_cell
+from harness.record import Record
+from harness.store import Store
+from tests.gpu_stub.launcher import FORKS, launcher
+from tests.traps.matrix import TINY
+
+SETTINGS = (*(setting for setting in TINY if "runtime.device" not in setting), "runtime.device=cuda")
+"""A Llama of two blocks, six steps."""
+DEVICES = 8
+COMMAND = ("make", "test-gpu-stub")
+
+
+class Machine:
+    """Runs and remembers cells; one fork server serves them all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = Store(folder / "runs")
+        self.store.prepare()
+        self._records: dict[tuple[object, ...], Record] = {}
+
+    def run(
+        self,
+        label: str,
+        nproc: int = 2,
+        settings: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        *,
+        repeat: int = 0,
+    ) -> Record:
+        """The record of one run, whatever became of it; equal ones are run once.
+
+        `environment`: variables of its ranks, besides CUDA_STUB_DEVICES. `repeat` tells equal runs apart.
+        """
+        experiment = load_experiment(None, [*SETTINGS, *settings])
+        layout = batch_layout(experiment.training, nproc)
+        if registry.parse(label)[0].name == registry.REFERENCE:
+            nproc, layout = 1, reference_layout(layout, experiment.training)
+        variables = {"CUDA_STUB_DEVICES": str(DEVICES)} | dict(environment or {})
+        key = (label, nproc, tuple(settings), layout, tuple(sorted(variables.items())), repeat)
+        if key not in self._records:
+            cell = make_cell(experiment, canonical_label(label), nproc, layout, repeat, "cuda")
+            ranks = launcher()
+            with ranks.environment(variables):
+                self._records[key] = run_cell(
+                    cell, experiment, self.store, ranks, command=list(COMMAND), on_event=lambda _: None
+                )
+        return self._records[key]
+
+    def run_directory(self, record: Record) -> Path:
+        """Where its ranks' logs are."""
+        return self.store.root / record.run_id
+
+    def compare(self, labels: Sequence[str], nproc: int = 2, settings: Sequence[str] = ()) -> Comparison:
+        """Rows of these backends next to the reference and its repetitions."""
+        experiment = load_experiment(None, [*SETTINGS, *settings])
+        layout = reference_layout(batch_layout(experiment.training, nproc), experiment.training)
+        references = [registry.REFERENCE, *noise_labels(layout, experiment)]
+        return Comparison([self.run(label, nproc, settings) for label in [*references, *labels]])
+
+    def harness(
+        self, *words: str, environment: Mapping[str, str] | None = None, launched_by: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        """Run the command line in the machine's folder; `launched_by`: words before `-m harness`."""
+        variables = os.environ | {"CUDA_STUB_DEVICES": str(DEVICES)} | dict(environment or {})
+        variables.pop(FORKS, None)
+        return subprocess.run(
+            [sys.executable, *launched_by, "-m", "harness", *words], cwd=self.folder, env=variables,
+            capture_output=True, text=True, check=False, timeout=300,
+        )  # fmt: skip
