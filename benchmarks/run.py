@@ -9,6 +9,7 @@ import estimate_speed
 import help_speed
 import measuring
 import probe_cost
+import record_size
 import report_speed
 import step_time
 
@@ -20,6 +21,7 @@ def main() -> int:
     results = [help_speed.measure(), *compare_speed.measure(), *step_time.measure(pairs=options.pairs)]
     results += report_speed.measure()
     results += estimate_speed.measure()
+    results += record_size.measure()
     results += probe_cost.measure(pairs=options.pairs)
     return measuring.present(results, as_json=options.json)
 

@@ -20,6 +20,7 @@ from harness.errors import HarnessError
 from harness.record import SCHEMA_VERSION, Record
 from harness.record.run_id import run_folder
 from harness.record.schema1 import from_schema_1
+from harness.record.text import record_text
 from harness.record_files import RECORD_NAME, RecordFiles, pack_records, place_of_runs
 from harness.safe_text import redacted
 
@@ -91,7 +92,7 @@ def try_writing(path: Path) -> None:
 def write_record(directory: Path, record: Record) -> Path:
     """Write the record, without secrets, so that a reader sees all of it or nothing."""
     path = directory / RECORD_NAME
-    write_atomically(path, redacted(record.model_dump_json(indent=1)) + "\n")
+    write_atomically(path, redacted(record_text(record)))
     return path
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
 
 from harness.backends.base import Effective
 from harness.backends.strategy import StrategyKind
@@ -27,6 +27,10 @@ from harness.theory.terms import OwnForms
 
 Sketches = Mapping[str, Sequence[float | None]]
 """Of each parameter: see `worker/sketch.py`."""
+
+
+Duration = Annotated[float, AfterValidator(lambda seconds: round(seconds, 9))]
+"""Seconds to the nanosecond, as far as the clock goes: more digits would be those of a binary fraction."""
 
 
 class UnsupportedEvent(Part):
@@ -98,9 +102,9 @@ class StepEvent(Part):
     tokens: int
     target_tokens: int
     sample_hashes: str
-    seconds: float
-    data_seconds: float
-    phase_seconds: dict[str, float]
+    seconds: Duration
+    data_seconds: Duration
+    phase_seconds: dict[str, Duration]
     batch_digests: list[str] | None = None
     """None: not one of the first steps."""
     batch_hash_sum: str | None = None

@@ -12,6 +12,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from harness.run_directory.events import (
+    ENDINGS,
     DoneEvent,
     EvaluationEvent,
     Event,
@@ -77,13 +78,23 @@ class RankEvents:
 
 def has_ended_well(run_directory: Path, rank: int) -> bool:
     """Whether the last line of a rank says that it is done, or that its backend cannot run here."""
+    return isinstance(_last_event(run_directory, rank), DoneEvent | UnsupportedEvent)
+
+
+def has_said_its_end(run_directory: Path, rank: int) -> bool:
+    """Whether the last line of a rank says how it ended."""
+    return isinstance(_last_event(run_directory, rank), ENDINGS)
+
+
+def _last_event(run_directory: Path, rank: int) -> Event | None:
+    """What the last line of a rank says; None: there is none, or it is broken."""
     try:
         with rank_file(run_directory, rank).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
             last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
-        return isinstance(read_event(last), DoneEvent | UnsupportedEvent)
+        return read_event(last)
     except (OSError, ValidationError):
-        return False
+        return None
 
 
 def read_events(run_directory: Path, world_size: int) -> tuple[dict[int, RankEvents], int]:
