@@ -14,7 +14,7 @@ from typing import Any
 from harness.launch.local import LocalLauncher
 from harness.run_directory.events import DoneEvent, FailureEvent, StepEvent, StoppedEvent
 from harness.run_directory.rank_state import PositionWriter
-from harness.run_directory.request import RunRequest, rank_file
+from harness.run_directory.request import RunRequest, rank_file, rank_log
 from harness.spec import Job, MeasureSection, TrainingSection
 from harness.worker.events import EventWriter
 from harness.worker.signals import SignalThread, dump_stacks_when_asked
@@ -33,6 +33,7 @@ class Rank:
     def __init__(self, folder: Path, rank: int) -> None:
         dump_stacks_when_asked(folder, rank)
         signals = SignalThread()
+        self.log = rank_log(folder, rank)
         self.events = EventWriter(rank_file(folder, rank))
         self.position = PositionWriter(folder, rank)
         signals.on_state_asked(folder, rank)

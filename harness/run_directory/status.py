@@ -7,16 +7,19 @@ from pathlib import Path
 
 from harness.record import ErrorPart, Status, StepPart
 from harness.run_directory.blame import Cause, cause_of
+from harness.run_directory.out_of_memory import line_of_out_of_memory
 from harness.run_directory.outcome import EVENTS_LOST, TERMINATED, Outcome, signal_name
 from harness.run_directory.rank_events import RankEvents
 from harness.run_directory.rank_state import read_position
 from harness.run_directory.request import launcher_log, rank_log
-from harness.run_directory.side_files import log_tail
+from harness.run_directory.side_files import log_tail, read_log, shown_text
 from harness.run_directory.stuck import StuckNote, read_note, stuck_error
+
+Events = Mapping[int, RankEvents]
 
 
 def status_of(
-    run_directory: Path, events: Mapping[int, RankEvents], steps: list[StepPart], outcome: Outcome
+    run_directory: Path, events: Events, steps: list[StepPart], outcome: Outcome
 ) -> tuple[Status, ErrorPart | None]:
     """The status of a run, and why it has no complete result; `steps` are those that every rank finished."""
     if all(of_rank.done for of_rank in events.values()):
@@ -27,7 +30,10 @@ def status_of(
             message=f"{outcome.verdict.cause} after {len(steps)} steps",
             log_tail=_log_tail(run_directory, 0),
         )
-    if (cause := cause_of(events, outcome)) is not None and not _was_stuck(run_directory, cause):
+    cause = cause_of(events, outcome)
+    if (error := _silent_out_of_memory(run_directory, events, cause)) is not None:
+        return "oom", error
+    if cause is not None and not _was_stuck(run_directory, cause):
         return (cause.failure.status if cause.failure else "failed"), _error(run_directory, cause)
     if any(of_rank.reasons for of_rank in events.values()):
         return "unsupported", None
@@ -53,6 +59,25 @@ def _finished(steps: list[StepPart]) -> tuple[Status, ErrorPart | None]:
             kind="NotFinite", message=f"the loss is not finite from step {lost[0]} on"
         )
     return "ok", None
+
+
+def _silent_out_of_memory(run_directory: Path, events: Events, cause: Cause | None) -> ErrorPart | None:
+    """Of a rank that ran out of memory and was ended before it could say so; None: there is none.
+
+    NCCL's watchdog aborts the process, or a synchronisation of the exception's way out never returns. What a
+    rank said itself counts more, unless it only misses a peer.
+    """
+    if cause is not None and cause.failure is not None and cause.order[0] == 0:
+        return None
+    for rank, of_rank in events.items():
+        if of_rank.has_ended:
+            continue
+        line = line_of_out_of_memory(read_log(rank_log(run_directory, rank)))
+        if line is not None:
+            own = cause.exit_code if cause is not None and cause.rank == rank else None
+            error = _error(run_directory, Cause(rank=rank, exit_code=own, order=(0, 0)))
+            return error.model_copy(update={"kind": "OutOfMemory", "message": shown_text(line)})
+    return None
 
 
 def _was_stuck(run_directory: Path, cause: Cause) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import sys
 from datetime import timedelta
 from typing import Any
 
@@ -40,6 +41,7 @@ def prepare_process(request: RunRequest, world: World) -> None:
     deterministic = request.job.training.deterministic
     if world.device == "cuda":
         torch.cuda.set_device(world.local_rank)
+        note_out_of_memory()
         torch.backends.cuda.matmul.allow_tf32 = request.job.training.tf32
         torch.backends.cudnn.allow_tf32 = request.job.training.tf32
         if deterministic:
@@ -47,6 +49,25 @@ def prepare_process(request: RunRequest, world: World) -> None:
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
     # Deterministic mode would fill every fresh buffer, which costs time and changes no result.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def note_out_of_memory() -> None:
+    """Have the allocator write to standard error when it must refuse memory.
+
+    The exception comes later than it: where the way out of it waits for the device, NCCL's watchdog ends the
+    process first, and nothing else would say why.
+    """
+    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+    if attach is not None:
+        attach(_tell_of_refusal)
+
+
+def _tell_of_refusal(device: int, wanted_bytes: int, total_bytes: int, free_bytes: int) -> None:
+    sys.stderr.write(
+        f"CUDA out of memory on device {device}: {wanted_bytes} bytes were asked for, {free_bytes} of "
+        f"{total_bytes} are free\n"
+    )
+    sys.stderr.flush()
 
 
 def keep_freed_memory() -> None:

@@ -32,6 +32,7 @@ from harness.run_directory.events import (
     StoppedEvent,
     UnsupportedEvent,
 )
+from harness.run_directory.out_of_memory import is_out_of_memory
 from harness.run_directory.outcome import EVENTS_LOST
 from harness.run_directory.rank_state import PositionWriter
 from harness.run_directory.request import RunRequest, checkpoint_folder, rank_file
@@ -72,15 +73,13 @@ def run_rank(run_directory: Path, on_termination: Callable[[], None] | None = No
         _train(request, run_directory, world, telling)
     except Unsupported as reason:
         telling.events.write(UnsupportedEvent(reasons=[described(reason)]))
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        return _fail(telling, error, "oom")
     except HarnessError as error:
         return _fail(telling, error, "failed")
     except BaseException as error:
-        with suppress(Exception):  # of an exception that cannot be shown
-            traceback.print_exc()
-        out_of_memory = "can't allocate memory" in described(error)
-        return _fail(telling, error, "oom" if out_of_memory else "failed")
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError):
+            with suppress(Exception):  # of an exception that cannot be shown
+                traceback.print_exc()
+        return _fail(telling, error, "oom" if is_out_of_memory(error) else "failed")
     return 0
 
 

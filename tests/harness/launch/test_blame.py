@@ -118,3 +118,40 @@ def test_children_of_a_rank_end_with_it(tmp_path: Path) -> None:
             break  # dead, and nobody reaps orphans in this container
         time.sleep(0.02)
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def out_of_memory(rank: Rank) -> None:
+    rank.train()
+    rank.fail("CUDA out of memory. Tried to allocate 20.00 MiB.", "OutOfMemoryError", status="oom")
+
+
+def aborted_by_the_watchdog(rank: Rank) -> None:
+    """As NCCL's watchdog ends a rank whose peer is gone."""
+    rank.train()
+    rank.position.enter("backward")
+    time.sleep(0.2)
+    rank.log.write_text("[rank0]:[E ProcessGroupNCCL.cpp:2068] Process group watchdog thread terminated\n")
+    os.abort()
+
+
+def aborted_out_of_memory(rank: Rank) -> None:
+    """As a thread of NCCL that finds no memory ends the process."""
+    rank.train()
+    time.sleep(0.1)
+    rank.log.write_text(
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+        "  what():  NCCL error: unhandled cuda error, Failed to CUDA calloc async 608 bytes\n"
+    )
+    os.abort()
+
+
+@pytest.mark.parametrize("behaviour", [out_of_memory, aborted_out_of_memory])
+@pytest.mark.parametrize("at_fault", [0, 1])
+def test_a_rank_out_of_memory_is_blamed_and_not_the_peer_that_the_watchdog_aborts(
+    tmp_path: Path, behaviour: Behaviour, at_fault: int
+) -> None:
+    behaviours = [aborted_by_the_watchdog, aborted_by_the_watchdog]
+    behaviours[at_fault] = behaviour
+    record = run(tmp_path, *behaviours)
+    assert record.error is not None
+    assert (record.status, record.error.rank) == ("oom", at_fault)
