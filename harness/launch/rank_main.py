@@ -54,8 +54,10 @@ def _answer(question: Callable[[], Any], log: str, launcher: Connection) -> None
     _detach(log)
     _follow_the_launcher()
     from harness.errors import HarnessError
+    from harness.worker.progress_bars import keep_lock_of_bars
     from harness.worker.termination import leave
 
+    keep_lock_of_bars()
     try:
         launcher.send({"answer": question()})
     except HarnessError as error:

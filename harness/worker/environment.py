@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from harness.backends.base import World
 from harness.run_directory.request import LOCAL_RENDEZVOUS, RunRequest
+from harness.worker.progress_bars import keep_lock_of_bars
 
 LOOPBACK = "127.0.0.1"
 # Parameters of glibc's mallopt(3), and the largest MMAP_THRESHOLD that it takes on 64 bits.
@@ -37,6 +38,7 @@ def world_of(request: RunRequest) -> World:
 def prepare_process(request: RunRequest, world: World) -> None:
     """Pin threads, determinism and the device before anything is built."""
     keep_freed_memory()
+    keep_lock_of_bars()
     torch.set_num_threads(request.threads_per_rank)
     deterministic = request.job.training.deterministic
     if world.device == "cuda":

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+from harness.backends.registry import REFERENCE
 from harness.compare.comparison import Comparison
+from harness.record import Record
 from harness.report.document import Block, Folded, Paragraph, Section, yaml_code
 
 SOURCES = {"prose": "prose, the English help texts of the Python that ran"}
@@ -38,5 +43,20 @@ def job_section(comparison: Comparison) -> Section:
                 f"gradient clipping {training.gradient_clipping or 'none'}; data: {source}{samples}."
             )
         )
-        blocks.append(Folded(f"Job {job_id}, every setting", [yaml_code(job.model_dump(mode="json"))]))
+        blocks.append(Folded(f"Job {job_id}, every setting", [yaml_code(_settings(of_job))]))
     return Section("job", "The job", blocks)
+
+
+def _settings(records: Sequence[Record]) -> dict[str, Any]:
+    """The job of these records with the cut of its batch as it ran.
+
+    The cut is no part of a job's identity. Where cells differ in it, it stands in the table of layouts only.
+    """
+    settings = records[0].job.model_dump(mode="json")
+    worlds = [record.world for record in records if record.backend.name != REFERENCE]
+    for key in ("micro_batch_size", "accumulation_steps"):
+        del settings["training"][key]
+        ran = {getattr(world, key) for world in worlds or [record.world for record in records]}
+        if len(ran) == 1:
+            settings["training"][key] = ran.pop()
+    return settings

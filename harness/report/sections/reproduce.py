@@ -74,11 +74,8 @@ def _configurations(comparison: Comparison) -> dict[str, dict[str, Any]]:
         if record.backend.name == REFERENCE and record.job_id in others:
             continue
         world = record.world
-        accumulation = (
-            {"accumulation_steps": world.accumulation_steps} if world.accumulation_steps > 1 else {}
-        )
         settings = record.job.model_dump(mode="json")
-        settings["training"] |= accumulation
+        settings["training"]["accumulation_steps"] = world.accumulation_steps
         if record.measure:
             settings["measure"] = record.measure.model_dump(mode="json")
         settings["runtime"] = {"preset": world.preset, "device": world.device}
