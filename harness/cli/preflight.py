@@ -11,8 +11,10 @@ from harness.cells import Cell
 from harness.cli.output import echo
 from harness.compare.wording import ranks
 from harness.errors import HarnessError
+from harness.launch.external import external_rank
 from harness.launch.local import LocalLauncher
 from harness.record import PredictionPart
+from harness.run_directory.request import RunRequest
 from harness.spec import Experiment
 
 if TYPE_CHECKING:
@@ -51,6 +53,23 @@ def foresee_one(
         raise HarnessError(f"{cell.backend} on {ranks(cell.world_size)}: {refusal}")
     show(foreseen)
     return foreseen.parts.get(cell.key)
+
+
+def refuse_as_rank(request: RunRequest, *, force: bool) -> None:
+    """Raise HarnessError if the ranks of this node, one of which this process is, cannot fit.
+
+    One rank of a node asks, before it meets the others: they wait for it and hold nothing yet.
+    """
+    from harness.planning.forecast import forecast, of_requests
+    from harness.planning.limits import limits_here
+
+    limits = limits_here(request.device, request.memory_limit_bytes)
+    refusal = forecast(of_requests([request], limits), limits, force=force).refusal(request.run_id)
+    if refusal is not None:
+        problem = f"{request.backend} on {ranks(request.world_size)}: {refusal}"
+        if external_rank() != 0:  # the first rank of all shows its own error
+            echo(f"harness: {problem}", err=True)
+        raise HarnessError(problem)
 
 
 def show(foreseen: Forecast) -> None:

@@ -28,7 +28,7 @@ from harness.cli.options import (
     with_trace,
 )
 from harness.cli.output import echo
-from harness.cli.preflight import force_option, foresee_one
+from harness.cli.preflight import force_option, foresee_one, refuse_as_rank
 from harness.cli.progress import Progress
 from harness.config import load_experiment
 from harness.errors import HarnessError
@@ -37,6 +37,7 @@ from harness.launch.external import (
     external_rank,
     external_ranks_per_node,
     external_world_size,
+    local_rank,
     started_as_rank,
 )
 from harness.launch.local import LocalLauncher, require_port
@@ -80,7 +81,7 @@ def run(
     device = resolve_device(experiment.runtime.device)
     store = Store(runs)
     if started_as_rank():
-        return _run_as_rank(experiment, label, device, store, nproc, as_json)
+        return _run_as_rank(experiment, label, device, store, nproc, force, as_json)
     if nodes > 1:
         raise HarnessError(
             f"--nodes {nodes}: this command starts ranks on its own machine only; under Slurm use "
@@ -117,8 +118,9 @@ def _world_size(label: str, nproc: int | None, device: str) -> int:
 
 
 def _run_as_rank(
-    experiment: Experiment, label: str, device: str, store: Store, nproc: int | None, as_json: bool
-) -> int:
+    experiment: Experiment, label: str, device: str, store: Store, nproc: int | None, force: bool,
+    as_json: bool,
+) -> int:  # fmt: skip
     """Become one rank of a run that torchrun or accelerate launch started."""
     world_size = external_world_size()
     if nproc is not None:
@@ -135,6 +137,9 @@ def _run_as_rank(
         per_node = external_ranks_per_node()
         launcher = ["torchrun", "--nproc-per-node", str(per_node), "-m"]
         return make_request(cell, experiment, device, launcher + command_line(), per_node)
+
+    if local_rank() == 0:
+        refuse_as_rank(request(), force=force)
 
     def become_rank(tell: Callable[[str], None]) -> int:
         from harness.worker.external import run_external

@@ -16,7 +16,7 @@ from harness.errors import HarnessError
 from harness.planning.job import data_bytes, planned_model, scenario_of, scenario_of_request
 from harness.planning.limits import Limits
 from harness.planning.models import job_model
-from harness.planning.preflight import predict_run, size, tightest_demand
+from harness.planning.preflight import least_on_host, predict_run, size, tightest_demand
 from harness.planning.profiles import Trace
 from harness.planning.scenario import Scenario
 from harness.planning.verdict import Answer
@@ -42,6 +42,9 @@ class Candidate:
     scenario: Callable[[], Scenario | None]
     """None: nothing is known of the strategy. May raise."""
     data_bytes: Callable[[], int] = lambda: 0
+    parameters: int | None = None
+    """Of the model; None: not known."""
+    precision: str = "fp32"
     limited: bool = True
     """Whether `runtime.memory_limit` holds for it."""
 
@@ -105,6 +108,8 @@ def of_cells(
                 device=limits.device,
             ),
             data_bytes=lambda cell=cell: data_bytes(facts[cell.job_id], cell.job),  # type: ignore[misc]
+            parameters=facts[cell.job_id].get("parameters"),
+            precision=cell.job.training.precision,
             limited=cell.memory_limit_bytes is not None,
         )
         for cell in cells
@@ -160,14 +165,22 @@ def _predict(run: Candidate, limits: Limits, force: bool, trace: Trace | None) -
             return None
         scenario = run.scenario()
         if scenario is None:
-            return UNKNOWN_STRATEGY
+            return _at_least(run, limits, force) or UNKNOWN_STRATEGY
         own = limits if run.limited else replace(limits, imposed_bytes=None)
         part = predict_run(scenario, own, data_bytes=run.data_bytes(), trace=trace)
     except HarnessError as error:
-        return str(error)
+        return _at_least(run, limits, force) or str(error)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return _at_least(run, limits, force) or f"{type(error).__name__}: {error}"
     return part.model_copy(update={"refused": part.verdict == DOES_NOT_FIT and not force})
+
+
+def _at_least(run: Candidate, limits: Limits, force: bool) -> PredictionPart | None:
+    """Where nothing else is known: what cannot fit under any strategy is refused; None: it may fit."""
+    if run.parameters is None or run.torch_device != "cpu":
+        return None
+    part = least_on_host(run.parameters, run.precision, run.world_size, run.ranks_per_node, limits)
+    return part.model_copy(update={"refused": not force}) if part.verdict == DOES_NOT_FIT else None
 
 
 def _is_unmet(run: Candidate) -> bool:

@@ -13,6 +13,7 @@ from harness.planning.scenario import Scenario
 from harness.planning.setup import setup_bytes
 from harness.planning.verdict import Answer, Verdict
 from harness.record import PredictionPart
+from harness.theory.dtypes import COMPUTE, DTYPE_BYTES
 
 DISTRIBUTION = "sharding-harness"
 
@@ -69,6 +70,26 @@ def judged(
         made_by=f"{DISTRIBUTION} {version(DISTRIBUTION)}",
     )
     tightest = tightest_demand(part, _ranks_per_node(scenario))
+    return part.model_copy(update={"verdict": tightest.answer if tightest else None})
+
+
+def least_on_host(
+    parameters: int, precision: str, world_size: int, ranks_per_node: int, limits: Limits
+) -> PredictionPart:
+    """What ranks on the CPU hold under any strategy: each weight and its optimizer states once among all.
+
+    A bound for runs that nothing better is known of, such as those of a third party's backend.
+    """
+    kinds = {"weights": parameters, "optimizer": 2 * parameters}
+    width = DTYPE_BYTES[COMPUTE["bf16" if precision == "bf16" else "fp32"]]
+    shares = {kind: count * width // world_size for kind, count in kinds.items()}
+    rank_bytes = sum(shares.values())
+    part = PredictionPart(
+        peak_bytes=rank_bytes, moment="at least", kinds=shares, device_bytes=rank_bytes,
+        device_limit_bytes=limits.imposed_bytes, host_bytes=rank_bytes * min(ranks_per_node, world_size),
+        host_limit_bytes=limits.host_bytes, made_by=f"{DISTRIBUTION} {version(DISTRIBUTION)}",
+    )  # fmt: skip
+    tightest = tightest_demand(part, min(ranks_per_node, world_size))
     return part.model_copy(update={"verdict": tightest.answer if tightest else None})
 
 

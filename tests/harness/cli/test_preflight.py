@@ -67,3 +67,12 @@ def test_refused_cells_are_judged_again_and_have_one_record(between) -> None:
     assert len(found) == len(before)
     assert again["fsdp"]["run_id"] == rows["fsdp"]["run_id"]
     assert again["ddp"]["run_id"] != rows["ddp"]["run_id"]
+
+
+def test_a_rank_of_torchrun_that_cannot_fit_refuses_before_it_meets_the_others(tmp_path: Path) -> None:
+    line = refused(
+        tmp_path, "run", "--backend", "ddp", *SHORT, "--set", f"{LIMIT}=10kB", RANK="0", LOCAL_RANK="0",
+        WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="9",
+    )  # fmt: skip
+    assert "ddp on 2 ranks: cannot fit: " in line
+    assert list((tmp_path / "runs").iterdir()) == []

@@ -79,3 +79,24 @@ def test_equal_runs_are_predicted_once() -> None:
     runs = [candidate(str(repeat), alike="ddp", scenario=lambda: asked.append("ddp")) for repeat in range(3)]
     forecast(runs, Limits())
     assert asked == ["ddp"]
+
+
+@pytest.mark.parametrize("scenario", [lambda: None, raising(ValueError("no closed form"))])
+def test_what_no_strategy_could_fit_is_refused_without_a_prediction(scenario: Any) -> None:
+    changes = {"torch_device": "cpu", "world_size": 16, "ranks_per_node": 16, "parameters": 70 * GB}
+    run = candidate("big", scenario=scenario, **changes)
+    found = forecast([run], Limits(host_bytes=24 * GB))
+    assert found.refusal("big") == f"cannot fit: 52.5 GB of 1.5 GB host memory per rank; {FORCE}"
+    assert found.lines() == [
+        "predicted memory: ddp on 16 ranks: cannot fit: 52.5 GB of 1.5 GB host memory per rank"
+    ]
+    assert forecast([run], Limits(host_bytes=24 * GB), force=True).refusal("big") is None
+
+
+def test_what_some_strategy_could_fit_stays_unknown() -> None:
+    run = candidate("small", torch_device="cpu", parameters=GB)
+    found = forecast([run], Limits(host_bytes=24 * GB))
+    assert found.refusal("small") is None
+    assert found.lines() == [
+        "no prediction for ddp on 2 ranks: nothing is known of the strategy of a third party's backend"
+    ]
