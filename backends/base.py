@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from harness.backends.piece import Portable
+from harness.backends.unsupported import Unsupported as Unsupported
 from harness.backends.values import TypedValues
 
 if TYPE_CHECKING:
@@ -24,10 +26,6 @@ Preset = Literal["like-for-like", "library-defaults"]
 OptimizerImplementation = Literal["default", "for-loop", "foreach", "fused"]
 Batch = dict[str, "Tensor"]
 TensorKind = Literal["weights", "gathered", "gradients", "masters", "optimizer", "buffers", "communication"]
-
-
-class Unsupported(Exception):
-    """The library cannot run this job here; the message says why, for the report."""
 
 
 class BackendOptions(TypedValues):
@@ -135,7 +133,7 @@ class Effective:
     """What only this library has: bucket sizes, thresholds, mesh."""
 
 
-class Engine(ABC):
+class Engine(Portable, ABC):
     """A model and its optimizer under one strategy, on one rank.
 
     Every engine keeps this contract:
@@ -190,13 +188,16 @@ class Engine(ABC):
 
     @abstractmethod
     def save(self, directory: Path) -> None:
-        """Write a checkpoint from which `load` resumes; a collective."""
+        """Write a checkpoint in the library's own format, from which `load` resumes; a collective."""
 
     @abstractmethod
     def load(self, directory: Path) -> None:
-        """Restore weights and optimizer states written by `save`; a collective."""
+        """Restore weights and optimizer states written by `save`; a collective.
 
-    def train(self, mode: bool = True) -> None:  # noqa: B027 - optional hook
+        Raises Unsupported where the library cannot, as for another number of ranks.
+        """
+
+    def train(self, mode: bool = True) -> None:
         """Switch dropout and the like on or off."""
 
     def state_tensors(self) -> Iterator[tuple[TensorKind, torch.Tensor]]:
@@ -218,7 +219,7 @@ class Engine(ABC):
         """
         return {}
 
-    def close(self) -> None:  # noqa: B027 - optional hook
+    def close(self) -> None:
         """Release what the library holds; called once, after the last collective."""
 
 

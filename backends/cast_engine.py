@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.backends.base import Batch, TensorKind
+from harness.backends.piece import Progress
 from harness.backends.precision import cast_parameters, compute_dtype
 from harness.backends.torch_engine import TorchEngine
 
@@ -35,10 +37,21 @@ class CastEngine(TorchEngine):
 
     def step(self, lr: float) -> float:
         norm = super().step(lr)
+        self._refresh()
+        return norm
+
+    def load(self, directory: Path) -> None:
+        super().load(directory)
+        self._refresh()
+
+    def continue_from(self, progress: Progress) -> None:
+        super().continue_from(progress)
+        self._refresh()
+
+    def _refresh(self) -> None:
         with torch.no_grad():
             for master, low in zip(self.module.parameters(), self._low.parameters(), strict=True):
                 low.copy_(master)
-        return norm
 
     def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
         yield from super().state_tensors()

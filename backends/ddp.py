@@ -7,7 +7,15 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.backends.base import Backend, BuildModel, BuildOptimizer, Engine, SetupContext, TensorKind
+from harness.backends.base import (
+    Backend,
+    Batch,
+    BuildModel,
+    BuildOptimizer,
+    Engine,
+    SetupContext,
+    TensorKind,
+)
 from harness.backends.blocks import parameter_count
 from harness.backends.options import NoOptions
 from harness.backends.presets import ddp_changes
@@ -54,6 +62,15 @@ class DdpBackend(Backend):
 
 class DdpEngine(TorchEngine):
     """Accounts for the buckets that DDP's reducer (C++) holds in addition to the gradients."""
+
+    def rehearse(self, batch: Batch) -> None:
+        """DDP lays out its buckets anew after its first backward pass.
+
+        The order in which a ring adds values depends on the place of an element in its bucket, so a resumed
+        run is exact only if it begins with the layout that the saved run had.
+        """
+        self.context.compute_loss(self.module, batch).backward()
+        self.module.zero_grad(set_to_none=True)
 
     def hidden_bytes(self) -> dict[TensorKind, int]:
         """Bytes of the buckets, unless the gradients are views of them just now.

@@ -31,8 +31,10 @@ from harness.backends.base import (
     World,
 )
 from harness.backends.blocks import parameter_count, transformer_blocks
+from harness.backends.checkpoints.torch_pieces import flat_parameter_pieces
 from harness.backends.hybrid import shard_size, unmet_hybrid
 from harness.backends.options import Fsdp1HybridOptions, Fsdp1Options, HybridOptions
+from harness.backends.piece import Piece
 from harness.backends.precision import compute_dtype, dtype_name, scaler_arguments
 from harness.backends.prefetch import describe_fsdp1_prefetch, fsdp1_prefetch_arguments
 from harness.backends.presets import reduce_dtype_changes
@@ -168,6 +170,9 @@ class Fsdp1HybridBackend(Fsdp1Backend):
 
 class Fsdp1Engine(TorchEngine):
     """Counts the flat parameters of FSDP1 rather than the views that stand for the originals."""
+
+    def pieces(self) -> Iterator[Piece]:
+        return flat_parameter_pieces(self.module, self.optimizer)
 
     def _unsharded_gradients(self) -> Iterator[tuple[str, Tensor]]:
         with FullyShardedDataParallel.summon_full_params(self.module, writeback=False, with_grads=True):

@@ -9,7 +9,9 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from harness.backends.base import TensorKind
+from harness.backends.checkpoints.torch_pieces import dtensor_pieces
 from harness.backends.gradients import local_shard
+from harness.backends.piece import Piece
 from harness.backends.torch_engine import TorchEngine
 
 
@@ -17,12 +19,19 @@ class Fsdp2Engine(TorchEngine):
     """Tells the sharded weights from the gathered ones, which may stand in their place."""
 
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        self._reshard()
+        return super().full_parameters()
+
+    def pieces(self) -> Iterator[Piece]:
+        self._reshard()
+        return dtensor_pieces(self.module.named_parameters(), self.optimizer)
+
+    def _reshard(self) -> None:
         # After a forward pass without a backward pass the module may still hold gathered weights, in
         # the compute dtype, under the names of its parameters.
         for module in self.module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-        return super().full_parameters()
 
     def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
         for state in self.optimizer.state.values():

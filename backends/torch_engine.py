@@ -13,8 +13,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.backends.base import Batch, Effective, Engine, SetupContext, TensorKind
+from harness.backends.checkpoints.adam import (
+    restore_scaler,
+    scaler_progress,
+    set_update_count,
+    update_count,
+)
+from harness.backends.checkpoints.torch_pieces import bare_optimizer, whole_pieces
 from harness.backends.gradients import clip, fp32_norm, global_norm, local_shard
 from harness.backends.optimizer_implementation import optimizer_implementation
+from harness.backends.piece import Piece, Progress
 from harness.backends.precision import autocast_dtype, dtype_name
 
 
@@ -175,6 +183,21 @@ class TorchEngine(Engine):
         )
         if self.scaler:
             self.scaler.load_state_dict(state["scaler"])
+
+    def native_format(self) -> str:
+        return "torch.distributed.checkpoint"
+
+    def pieces(self) -> Iterator[Piece]:
+        return whole_pieces(self._bare_module().named_parameters(), self.optimizer)
+
+    def progress(self) -> Progress:
+        scale = scaler_progress(self.scaler) if self.scaler else {}
+        return Progress(updates=update_count(bare_optimizer(self.optimizer)), **scale)
+
+    def continue_from(self, progress: Progress) -> None:
+        set_update_count(bare_optimizer(self.optimizer), progress.updates)
+        if self.scaler:
+            restore_scaler(self.scaler, progress)
 
     def train(self, mode: bool = True) -> None:
         self.module.train(mode)

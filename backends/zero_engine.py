@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from harness.backends.base import Batch, Effective, Engine, SetupContext, TensorKind
+from harness.backends.checkpoints.zero_pieces import continue_zero, zero_pieces, zero_progress
 from harness.backends.gradients import global_norm
 from harness.backends.optimizer_implementation import optimizer_implementation
+from harness.backends.piece import Piece, Progress
 from harness.backends.precision import dtype_name
 from harness.backends.presets import TIMER_WAITS
 from harness.backends.torch_engine import describe_groups, full_tensor
@@ -139,6 +141,18 @@ class ZeroEngine(Engine):
         path, _ = self.engine.load_checkpoint(str(directory))
         if path is None:
             raise FileNotFoundError(f"no DeepSpeed checkpoint in {directory}")
+
+    def native_format(self) -> str:
+        return f"DeepSpeed ZeRO stage {self.stage}"
+
+    def pieces(self) -> Iterator[Piece]:
+        return zero_pieces(self.engine, self.stage)
+
+    def progress(self) -> Progress:
+        return zero_progress(self.engine)
+
+    def continue_from(self, progress: Progress) -> None:
+        continue_zero(self.engine, self.stage, progress)
 
     def train(self, mode: bool = True) -> None:
         self.engine.train(mode)

@@ -1,0 +1,73 @@
+"""Adam's states and the loss scaler: made, counted and continued. DeepSpeed's scaler is in `zero_pieces`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.backends.piece import MOMENTS, Progress
+
+
+def make_states(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor] | None = None) -> None:
+    """Give AdamW the states that its first step would make: moments of zero, and a step count each.
+
+    Parameters that have states keep them. None: all parameters of its groups.
+    """
+    groups = optimizer.param_groups
+    listed = [p for group in groups for p in group["params"]] if parameters is None else list(parameters)
+    fused = any(group.get("fused") or group.get("capturable") for group in groups)
+    for parameter in listed:
+        state = optimizer.state[parameter]
+        if "step" not in state:
+            device = parameter.device if fused else torch.device("cpu")
+            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+        for name in MOMENTS:
+            if name not in state:
+                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+
+def update_count(optimizer: torch.optim.Optimizer) -> int:
+    """The largest step count of the optimizer's states."""
+    return int(max((float(s["step"]) for s in optimizer.state.values() if "step" in s), default=0))
+
+
+def set_update_count(optimizer: torch.optim.Optimizer, updates: int) -> None:
+    """Write the step count into every state that has one, in place."""
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), Tensor):
+            state["step"].fill_(updates)
+        elif "step" in state:
+            state["step"] = updates
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """A 1-D view; raises where only a copy could be had, since what is written must reach the engine."""
+    return tensor.detach().view(-1)
+
+
+def scaler_progress(scaler: torch.amp.GradScaler) -> dict[str, Any]:
+    """Fields of `Progress` of torch's loss scaler."""
+    state = scaler.state_dict()
+    return {"loss_scale": float(state["scale"]), "clean_steps": int(state["_growth_tracker"])}
+
+
+def require_scale(progress: Progress) -> tuple[float, int]:
+    """The loss scale and the steps since it changed. Raises ValueError if the checkpoint has none."""
+    if progress.loss_scale is None or progress.clean_steps is None:
+        raise ValueError("the checkpoint has no loss scale, this run has a loss scaler")
+    return progress.loss_scale, progress.clean_steps
+
+
+def restore_scaler(scaler: torch.amp.GradScaler, progress: Progress) -> None:
+    """Continue torch's loss scaler. Raises ValueError if the checkpoint has no scale."""
+    scale, clean_steps = require_scale(progress)
+    state = scaler.state_dict()
+    # DeepSpeed grows one step later than torch, so its count may equal the interval.
+    state |= {
+        "scale": scale,
+        "_growth_tracker": clean_steps % scaler.get_growth_interval(),
+    }
+    scaler.load_state_dict(state)

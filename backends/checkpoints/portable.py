@@ -1,0 +1,75 @@
+"""The portable formats: `consolidated` (weights, as Hugging Face reads them) and `neutral` (all states)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from harness.backends.base import Engine
+from harness.backends.checkpoints.tensor_files import Part, TensorFiles, TensorWriter
+from harness.backends.piece import MOMENTS, Piece, Progress, require_same_parameters
+
+PortableFormat = Literal["consolidated", "neutral"]
+WEIGHTS = "model"
+"""Stem of the files of the weights: the name that Hugging Face expects."""
+PROGRESS = "progress.json"
+
+
+def save_portable(engine: Engine, directory: Path, form: PortableFormat) -> None:
+    """Write weights by bare name; 'neutral' also writes both moments of Adam and the progress. A collective.
+
+    Every rank writes what it holds: nothing is gathered. The dtype is that of the live tensors.
+    """
+    pieces = list(engine.pieces())
+    stems: dict[str, Callable[[Piece], torch.Tensor]] = {WEIGHTS: lambda piece: piece.weight}
+    if form == "neutral":
+        stems |= {moment: lambda piece, moment=moment: piece.moments[moment] for moment in MOMENTS}  # type: ignore[misc]
+    writers = [TensorWriter(directory, stem, _parts(pieces, tensor)) for stem, tensor in stems.items()]
+    if dist.get_rank() == 0:
+        for writer in writers:
+            writer.lay_out()
+        if form == "neutral":
+            (directory / PROGRESS).write_text(json.dumps(asdict(engine.progress())), encoding="utf-8")
+    dist.barrier()  # no rank writes to a file that is not laid out
+    for writer in writers:
+        writer.write()
+    dist.barrier()
+
+
+def load_portable(engine: Engine, directory: Path, form: PortableFormat) -> None:
+    """Read what this rank holds of a checkpoint of any backend and world size. A collective.
+
+    'consolidated' restores the weights alone. Raises ValueError where the model has other parameters.
+    """
+    progress = engine.progress()
+    pieces = list(engine.pieces())
+    stems = [WEIGHTS, *(MOMENTS if form == "neutral" else ())]
+    for stem in stems:
+        with TensorFiles(directory, stem) as files:
+            require_same_parameters(pieces, files.shapes())
+            for piece in pieces:
+                target = piece.weight if stem == WEIGHTS else piece.moments[stem]
+                with torch.no_grad():
+                    target.copy_(files.read(piece.name, piece.start, target.numel()))
+    if form == "neutral":
+        progress = Progress(**json.loads((directory / PROGRESS).read_text(encoding="utf-8")))
+    engine.continue_from(progress)
+
+
+def _parts(pieces: Sequence[Piece], tensor: Callable[[Piece], torch.Tensor]) -> list[Part]:
+    return [
+        Part(
+            name=piece.name,
+            shape=piece.shape,
+            start=piece.start,
+            values=tensor(piece),
+            written=piece.own_range(),
+        )
+        for piece in pieces
+    ]

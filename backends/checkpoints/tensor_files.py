@@ -1,0 +1,166 @@
+"""Safetensors files of whole tensors, written in place by the ranks that hold their parts.
+
+No rank gathers anything: the header follows from names, shapes and dtypes, so each rank writes its range of
+each tensor at its offset. All ranks must see the same folder. The format:
+https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+LARGEST_FILE_BYTES = 5 * 10**9
+"""A larger tensor gets a file of its own."""
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A range of a whole tensor that this rank holds, and the range of it that this rank writes."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    """First element of `values` in the flattened whole."""
+    values: Tensor
+    """1-D."""
+    written: tuple[int, int]
+    """Positions in `values`; ranks that hold the same range divide it."""
+
+    @property
+    def whole_bytes(self) -> int:
+        return math.prod(self.shape) * self.values.element_size()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """One file, planned alike on every rank."""
+
+    path: Path
+    header: bytes
+    data_bytes: int
+    offsets: Mapping[str, int]
+    """Of each tensor's first byte, from the start of the file."""
+
+
+class TensorWriter:
+    """Writes tensors as `stem`.safetensors, or as several files with an index, in two steps of all ranks."""
+
+    def __init__(self, folder: Path, stem: str, parts: Sequence[Part]) -> None:
+        self._folder = folder
+        self._stem = stem
+        self._parts = parts
+        self._files = _plan(folder, stem, parts)
+
+    def lay_out(self) -> None:
+        """Make the files with their headers: one rank, before any of them writes."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for file in self._files:
+            with file.path.open("wb") as stream:
+                stream.write(file.header)
+                stream.truncate(len(file.header) + file.data_bytes)
+        if len(self._files) > 1:
+            _write_index(self._folder / f"{self._stem}.safetensors.index.json", self._files)
+
+    def write(self) -> None:
+        """Write this rank's ranges; they are on disk (fsync) when this returns."""
+        for file in self._files:
+            with file.path.open("r+b") as stream:
+                for part in self._parts:
+                    if part.name in file.offsets:
+                        _write_part(stream, part, file.offsets[part.name])
+                stream.flush()
+                os.fsync(stream.fileno())
+
+
+class TensorFiles:
+    """The tensors of `stem`, mapped from their files: what is not read is not loaded."""
+
+    def __init__(self, folder: Path, stem: str) -> None:
+        from safetensors import safe_open
+
+        self._stack = ExitStack()
+        self._files: dict[str, Any] = {}
+        paths = sorted({*folder.glob(f"{stem}.safetensors"), *folder.glob(f"{stem}-*-of-*.safetensors")})
+        if not paths:
+            raise FileNotFoundError(f"{folder} has no {stem}.safetensors")
+        for path in paths:
+            file = self._stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+            self._files |= dict.fromkeys(file.keys(), file)
+
+    def __enter__(self) -> TensorFiles:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of each whole tensor."""
+        return {name: tuple(file.get_slice(name).get_shape()) for name, file in self._files.items()}
+
+    def read(self, name: str, start: int, count: int) -> Tensor:
+        """A range of the flattened tensor, on the CPU; mapped, not to be changed."""
+        whole: Tensor = self._files[name].get_tensor(name)
+        return whole.view(-1)[start : start + count]
+
+
+def _plan(folder: Path, stem: str, parts: Sequence[Part]) -> list[_File]:
+    """Tensors in order, as many in a file as fit."""
+    groups: list[list[Part]] = [[]]
+    for part in parts:
+        if groups[-1] and sum(p.whole_bytes for p in groups[-1]) + part.whole_bytes > LARGEST_FILE_BYTES:
+            groups.append([])
+        groups[-1].append(part)
+    count = len(groups)
+    names = (
+        [f"{stem}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+        if count > 1
+        else [f"{stem}.safetensors"]
+    )
+    return [_planned(folder / name, group) for name, group in zip(names, groups, strict=True)]
+
+
+def _planned(path: Path, parts: Sequence[Part]) -> _File:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offsets, end = {}, 0
+    for part in parts:
+        offsets[part.name] = end
+        begin, end = end, end + part.whole_bytes
+        entries[part.name] = {
+            "dtype": _DTYPES[part.values.dtype], "shape": list(part.shape), "data_offsets": [begin, end],
+        }  # fmt: skip
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    starts = {name: len(header) + offset for name, offset in offsets.items()}
+    return _File(path=path, header=header, data_bytes=end, offsets=starts)
+
+
+def _write_index(path: Path, files: Sequence[_File]) -> None:
+    document = {
+        "metadata": {"total_size": sum(file.data_bytes for file in files)},
+        "weight_map": {name: file.path.name for file in files for name in file.offsets},
+    }
+    path.write_text(json.dumps(document, indent=1), encoding="utf-8")
+
+
+def _write_part(stream: BinaryIO, part: Part, offset: int) -> None:
+    first, last = part.written
+    if first == last:
+        return
+    values = part.values[first:last].detach().cpu().contiguous()
+    stream.seek(offset + (part.start + first) * values.element_size())
+    stream.write(values.view(torch.uint8).numpy().data)

@@ -1,0 +1,127 @@
+"""Pieces of the torch strategies: whole parameters, DTensor shards of FSDP2, flat parameters of FSDP1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from harness.backends.checkpoints.adam import flat, make_states
+from harness.backends.piece import MOMENTS, Piece
+
+
+def whole_pieces(
+    named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer
+) -> Iterator[Piece]:
+    """Every rank holds every parameter."""
+    optimizer = bare_optimizer(optimizer)
+    make_states(optimizer)
+    for name, parameter in named:
+        state = optimizer.state[parameter]
+        yield Piece(
+            name=name,
+            shape=tuple(parameter.shape),
+            start=0,
+            weight=flat(parameter),
+            moments={moment: flat(state[moment]) for moment in MOMENTS},
+            copies=dist.get_world_size(),
+            copy=dist.get_rank(),
+        )
+
+
+def dtensor_pieces(
+    named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer
+) -> Iterator[Piece]:
+    """FSDP2 cuts the first dimension, so a rank's rows are one range; meshes of two dimensions replicate."""
+    optimizer = bare_optimizer(optimizer)
+    make_states(optimizer)
+    for name, parameter in named:
+        assert isinstance(parameter, DTensor)
+        mesh, coordinate = parameter.device_mesh, parameter.device_mesh.get_coordinate()
+        assert coordinate is not None
+        local = local_values(parameter)
+        _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, parameter.placements)
+        row = parameter.shape[1:].numel()
+        copies, copy = 1, 0
+        for place, size, placement in zip(coordinate, mesh.shape, parameter.placements, strict=True):
+            if isinstance(placement, Replicate):
+                copies, copy = copies * size, copy * size + place
+        state = optimizer.state[parameter]
+        yield Piece(
+            name=name,
+            shape=tuple(parameter.shape),
+            start=offset[0] * row if local.numel() else 0,
+            weight=local,
+            moments={moment: local_values(state[moment]) for moment in MOMENTS},
+            copies=copies,
+            copy=copy,
+        )
+
+
+def local_values(tensor: Any) -> Tensor:
+    """What this rank holds of a DTensor, 1-D and live."""
+    return flat(tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
+
+
+def flat_parameter_pieces(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Piece]:
+    """FSDP1 with original parameters: each is a range of its unit's flat parameter, which is cut.
+
+    torch 2.13 notes which part (`_shard_param_infos`); states of parameters outside of this rank's shard do
+    not exist.
+    """
+    optimizer = bare_optimizer(optimizer)
+    names = {id(p): n.replace("_fsdp_wrapped_module.", "") for n, p in module.named_parameters()}
+    for unit in FullyShardedDataParallel.fsdp_modules(module):
+        flat_parameter: Any = unit._flat_param
+        if flat_parameter is None:
+            continue
+        handle: Any = unit._handle
+        group = unit.process_group if handle.uses_sharded_strategy else None
+        copies, copy = _replicas(unit, group)
+        shard = getattr(flat_parameter, "_local_shard", None)
+        shard = flat_parameter.data if shard is None else shard
+        described = zip(
+            flat_parameter._params,
+            flat_parameter._shapes,
+            flat_parameter._shard_param_infos,
+            strict=True,
+        )
+        for parameter, shape, info in described:
+            if info.in_shard:
+                make_states(optimizer, [parameter])
+                weight = shard.detach().view(-1).narrow(0, info.offset_in_shard, info.numel_in_shard)
+                moments = {moment: flat(optimizer.state[parameter][moment]) for moment in MOMENTS}
+            else:
+                weight = shard.detach().view(-1)[:0]
+                moments = dict.fromkeys(MOMENTS, weight)
+            yield Piece(
+                name=names[id(parameter)],
+                shape=tuple(shape),
+                start=info.intra_param_start_idx or 0,
+                weight=weight,
+                moments=moments,
+                copies=copies,
+                copy=copy,
+            )
+
+
+def _replicas(unit: Any, group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """How many ranks hold a unit's shard, and which of them this one is."""
+    if group is None:
+        return dist.get_world_size(), dist.get_rank()
+    copies = dist.get_world_size() // group.size()
+    replicas = getattr(unit, "_inter_node_pg", None)
+    return copies, dist.get_rank(replicas) if replicas is not None else 0
+
+
+def bare_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer inside of Accelerate's, or itself."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    assert isinstance(inner, torch.optim.Optimizer)
+    return inner

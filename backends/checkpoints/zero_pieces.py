@@ -1,0 +1,153 @@
+"""Pieces of DeepSpeed's optimizers, and its loss scaler. DeepSpeed 0.19."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from harness.backends.checkpoints.adam import (
+    flat,
+    make_states,
+    require_scale,
+    set_update_count,
+    update_count,
+)
+from harness.backends.piece import MOMENTS, Piece, Progress
+
+
+def zero_pieces(engine: Any, stage: int) -> Iterator[Piece]:
+    """The pieces of a `DeepSpeedEngine`: whole parameters at stage 0, partitions of flat groups above."""
+    if stage == 0:
+        return _whole_pieces(engine)
+    return _scattered_pieces(engine) if stage == 3 else _partitioned_pieces(engine)
+
+
+def zero_progress(engine: Any) -> Progress:
+    """What continues of a `DeepSpeedEngine` besides weights and moments."""
+    updates = update_count(engine.basic_optimizer)
+    scaler = _scaler_of(engine)
+    if scaler is None:
+        return Progress(updates=updates)
+    clean = scaler.cur_iter - scaler.last_overflow_iter - 1
+    return Progress(updates=updates, loss_scale=float(scaler.cur_scale), clean_steps=clean)
+
+
+def continue_zero(engine: Any, stage: int, progress: Progress) -> None:
+    """Set the step count and the loss scaler, and make the weights in use anew; a collective.
+
+    Raises ValueError if the checkpoint has no loss scale where this engine scales.
+    """
+    set_update_count(engine.basic_optimizer, progress.updates)
+    if (scaler := _scaler_of(engine)) is not None:
+        scaler.cur_scale, clean_steps = require_scale(progress)
+        scaler.cur_iter = max(progress.updates, clean_steps)
+        scaler.last_overflow_iter = scaler.cur_iter - 1 - clean_steps
+    _refresh_weights(engine, stage)
+
+
+def _scaler_of(engine: Any) -> Any | None:
+    """What holds `cur_scale`, `cur_iter` and `last_overflow_iter`; None: nothing is scaled."""
+    if not engine.fp16_enabled():
+        return None
+    return getattr(engine.optimizer, "loss_scaler", engine.optimizer)
+
+
+def _refresh_weights(engine: Any, stage: int) -> None:
+    """Copy master weights to the weights in use: nothing else does so before the end of the next step."""
+    optimizer = engine.optimizer
+    if stage == 3:
+        optimizer.checkpoint_event_prologue()  # frees the parameters that stay gathered
+        for group in range(len(optimizer.fp32_partitioned_groups_flat)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(group)
+        optimizer.checkpoint_event_epilogue()  # gathers them again
+    elif stage > 0:
+        optimizer.update_lp_params()
+    else:
+        for parameter, master in _masters(engine):
+            if master is not parameter:
+                parameter.data.copy_(master.data)
+
+
+def _whole_pieces(engine: Any) -> Iterator[Piece]:
+    optimizer = engine.basic_optimizer
+    make_states(optimizer)
+    masters = {id(parameter): master for parameter, master in _masters(engine)}
+    for name, parameter in engine.module.named_parameters():
+        master = masters[id(parameter)]
+        state = optimizer.state[master]
+        yield Piece(
+            name=name,
+            shape=tuple(parameter.shape),
+            start=0,
+            weight=flat(master),
+            moments={moment: flat(state[moment]) for moment in MOMENTS},
+            copies=dist.get_world_size(),
+            copy=dist.get_rank(),
+        )
+
+
+def _masters(engine: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each parameter with the tensor that the optimizer updates: another one in low precision."""
+    low = getattr(engine.optimizer, "fp16_groups", None)
+    high = getattr(engine.optimizer, "fp32_groups", None)
+    if low is None or high is None:
+        yield from ((parameter, parameter) for parameter in engine.module.parameters())
+        return
+    for low_group, high_group in zip(low, high, strict=True):
+        yield from zip(low_group, high_group, strict=True)
+
+
+def _partitioned_pieces(engine: Any) -> Iterator[Piece]:
+    """Stages 1 and 2: `_hp_mapping` says where a parameter meets this rank's partition of its group."""
+    optimizer = engine.optimizer
+    partitions = getattr(optimizer, "single_partition_of_fp32_groups", None)
+    if partitions is None:
+        partitions = optimizer.fp32_groups_flat_partition  # BF16_Optimizer
+    make_states(engine.basic_optimizer, partitions)
+    # DeepSpeed 0.19 links states once, in the first step of the first group, when later groups have none.
+    optimizer._hp_optimizer_states_linked = False
+    optimizer._lazy_init_hp_params_optimizer_state()
+    for name, parameter in engine.module.named_parameters():
+        mapping = parameter._hp_mapping
+        if mapping is None:
+            yield _nothing_of(name, tuple(parameter.shape), partitions[0])
+            continue
+        yield Piece(
+            name=name,
+            shape=tuple(parameter.shape),
+            start=mapping.lp_fragment_address.start,
+            weight=flat(mapping.get_hp_fragment()),
+            moments={moment: flat(mapping.get_hp_fragment(moment)) for moment in MOMENTS},
+        )
+
+
+def _scattered_pieces(engine: Any) -> Iterator[Piece]:
+    """Stage 3: every parameter is cut into equal partitions, the last of which are padded."""
+    optimizer = engine.optimizer
+    make_states(engine.basic_optimizer, optimizer.fp32_partitioned_groups_flat)
+    for name, parameter in engine.module.named_parameters():
+        shape = tuple(parameter.ds_shape)
+        group, offset, padded = optimizer.grad_position[optimizer.get_param_id(parameter)]
+        start = padded * dist.get_rank(optimizer._get_param_partition_group(parameter))
+        count = min(padded, max(0, parameter.ds_numel - start))
+        partition = optimizer.fp32_partitioned_groups_flat[group]
+        if not count:
+            yield _nothing_of(name, shape, partition)
+            continue
+        state = engine.basic_optimizer.state[partition]
+        yield Piece(
+            name=name,
+            shape=shape,
+            start=start,
+            weight=partition.detach().narrow(0, offset, count),
+            moments={moment: state[moment].detach().narrow(0, offset, count) for moment in MOMENTS},
+        )
+
+
+def _nothing_of(name: str, shape: tuple[int, ...], like: Tensor) -> Piece:
+    empty: torch.Tensor = like.detach().view(-1)[:0]
+    return Piece(name=name, shape=shape, start=0, weight=empty, moments=dict.fromkeys(MOMENTS, empty))

@@ -1,0 +1,163 @@
+"""Trains a tiny model under one backend from a given step on, without the harness's own loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from harness.backends import registry
+from harness.backends.base import Engine, LossScale, SetupContext, World
+from harness.backends.checkpoints.portable import load_portable, save_portable
+from harness.backends.piece import Progress
+from harness.spec import Job
+from harness.worker.model import build_model, model_config, summed_cross_entropy
+from harness.worker.optimizer import build_adamw, decaying_names, learning_rate
+from harness.worker.samples import IGNORED
+
+STEPS = 6
+SAVED_AT = 3
+"""Steps taken when the checkpoint is saved."""
+GLOBAL_BATCH = 8
+LENGTH = 16
+VOCABULARY = 62
+BACKENDS = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp1")
+WORLD_SIZES = (1, 2, 4)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Losses (the mean over target tokens, all ranks), norms and weights of a part of a training."""
+
+    losses: list[float]
+    norms: list[float]
+    progress: Progress
+    """After the last step."""
+    weights: dict[str, torch.Tensor]
+
+
+def resume_job(*, tied: bool = False, precision: str = "fp32") -> Job:
+    """Shapes that neither 2 nor 4 divides, so that shards are uneven and padded; two weight-decay groups."""
+    config = {
+        "hidden_size": 30, "intermediate_size": 46, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "num_key_value_heads": 3, "vocab_size": VOCABULARY, "max_position_embeddings": LENGTH,
+        "tie_word_embeddings": tied,
+    }  # fmt: skip
+    return Job.model_validate({
+        "model": {"config": config}, "data": {"sequence_length": LENGTH},
+        "training": {
+            "precision": precision, "steps": STEPS, "initial_loss_scale": 1024.0,
+            "loss_scale_growth_interval": 2,
+        },
+    })  # fmt: skip
+
+
+def make_engine(label: str, world: World, job: Job) -> Engine:
+    """An engine that has not trained."""
+    context = SetupContext(
+        world=world,
+        precision=job.training.precision,
+        gradient_clipping=0.5,
+        micro_batch_size=GLOBAL_BATCH // world.world_size,
+        accumulation_steps=1,
+        preset="like-for-like",
+        compute_loss=summed_cross_entropy,
+        loss_scale=LossScale(
+            initial=job.training.initial_loss_scale, growth_interval=job.training.loss_scale_growth_interval
+        ),
+    )
+    decaying: list[frozenset[str]] = []
+
+    def build() -> torch.nn.Module:
+        model = build_model(job, model_config(job, VOCABULARY))
+        decaying.append(decaying_names(model, job.optimizer))
+        return model
+
+    engine = registry.create(label).prepare(
+        build, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context
+    )
+    engine.train(True)
+    return engine
+
+
+def train(engine: Engine, world: World, job: Job, first: int, last: int) -> Trained:
+    """Steps `first` to `last`, the last one not among them."""
+    losses, norms = [], []
+    for step in range(first, last):
+        tokens, labels = global_batch(step)
+        targets = int((labels[:, 1:] != IGNORED).sum())
+        size = GLOBAL_BATCH // world.world_size
+        part = slice(world.rank * size, (world.rank + 1) * size)
+        loss = engine.forward({"tokens": tokens[part], "labels": labels[part]})
+        engine.backward(loss * (world.world_size / targets), last_micro_step=True)
+        total = loss.detach().double()
+        dist.all_reduce(total)
+        losses.append(float(total) / targets)
+        norms.append(engine.step(learning_rate(step, STEPS, job.optimizer, job.schedule)))
+    return Trained(
+        losses=losses, norms=norms, weights=dict(engine.full_parameters()), progress=engine.progress()
+    )
+
+
+def global_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and labels of a step; every sample has another number of target tokens."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    tokens = torch.randint(0, VOCABULARY, (GLOBAL_BATCH, LENGTH), generator=generator)
+    for position in range(1, LENGTH):
+        tokens[:, position] = (tokens[:, position - 1] * 3 + 7) % VOCABULARY
+    labels = tokens.clone()
+    for sample in range(GLOBAL_BATCH):
+        labels[sample, 6 + sample :] = IGNORED
+    return tokens, labels
+
+
+SABOTAGE = {
+    "stale weights": "harness.backends.checkpoints.zero_pieces._refresh_weights",
+    "lost step count": "harness.backends.checkpoints.zero_pieces.set_update_count",
+    "lost step count of torch": "harness.backends.torch_engine.set_update_count",
+    "lost scaler": "harness.backends.torch_engine.restore_scaler",
+}
+"""What is left out while a checkpoint is loaded."""
+
+
+@contextmanager
+def sabotaged(fault: str | None) -> Iterator[None]:
+    """Leave out one function; None: nothing."""
+    if fault is None:
+        yield
+        return
+    with patch(SABOTAGE[fault]):
+        yield
+
+
+def save_and_train_on(label: str, world: World, job: Job, folder: Path) -> Trained:
+    """Save both formats after `SAVED_AT` steps; the rest of the training, not interrupted."""
+    engine = make_engine(label, world, job)
+    train(engine, world, job, 0, SAVED_AT)
+    engine.save(folder / "native")
+    save_portable(engine, folder / "neutral", "neutral")
+    rest = train(engine, world, job, SAVED_AT, STEPS)
+    engine.close()
+    return rest
+
+
+def resume(
+    label: str, world: World, job: Job, folder: Path, form: str, sabotage: str | None = None
+) -> Trained:
+    """The rest of the training, from a checkpoint, by an engine that has not trained."""
+    engine = make_engine(label, world, job)
+    with sabotaged(sabotage):
+        if form == "native":
+            engine.load(folder / "native")
+        else:
+            load_portable(engine, folder / "neutral", "neutral")
+    tokens, labels = global_batch(0)
+    engine.rehearse({"tokens": tokens[:1], "labels": labels[:1]})
+    rest = train(engine, world, job, SAVED_AT, STEPS)
+    engine.close()
+    return rest
