@@ -10,6 +10,7 @@ from harness.cli.lazy_group import LazyGroup
 
 COMMANDS = {
     "backends": "List the backends with their options and library versions.",
+    "clean": "Remove runs that no comparison would take over: failed, stopped or run again since.",
     "compare": "Run the missing cells of backends x world sizes x repeats and compare them all.",
     "diagnose": "Explain why two runs of one job differ, given their folders.",
     "doctor": "Show what this machine can run, known traps of its versions, and whether to trust results.",
@@ -17,9 +18,11 @@ COMMANDS = {
     "export": "Export records to other tools.",
     "fabric": "Measure the network that collectives use, and check its bus bandwidth.",
     "fit": "Find the largest micro-batch that fits, and the fastest one.",
+    "list": "List the runs of a folder, oldest first, with status and figures.",
     "recommend": "Rank strategies, batches, checkpointing and offload for a model on GPUs.",
     "report": "Write a report of records: files, run folders, folders of runs, or archives (runs.tar.xz).",
     "run": "Run one job under one backend and record it.",
+    "show": "Show one run: how it ended, its figures, and the settings that differ from the defaults.",
     "simulate": "Run a backend's code as one rank of a large world, and count.",
     "slurm": "Run a matrix of cells as Slurm jobs.",
     "verify": "Recompute a report from its records and list every line that differs.",

@@ -82,6 +82,7 @@ runs_option = click.option(
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document on standard output."
 )
+wide_option = click.option("--wide", is_flag=True, help="Show every column, however long the lines.")
 port_option = click.option(
     "--port", type=click.IntRange(1, 65535), help="Rendezvous port; default: a free port."
 )

@@ -1,0 +1,94 @@
+"""`harness clean`: removes runs that nothing needs any more."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import click
+
+from harness.cli.options import PATH, common, json_option
+from harness.cli.output import echo
+from harness.compare.wording import counted
+from harness.errors import HarnessError
+from harness.launch.owner import without_record
+from harness.record import Record
+from harness.report.formats import megabytes
+from harness.report.manifest import read_manifest
+from harness.store import Store
+
+UNFINISHED = ("failed", "timeout")
+REPORTS = ("*.md", "*.html", "*.csv", "*.json", "*.tex")
+
+
+@click.command()
+@click.argument("runs", type=PATH, default=Path("runs"))
+@click.option("--older-than", type=click.FloatRange(0), metavar="DAYS", help="Also runs older than this.")
+@click.option("--reports", is_flag=True, help="Also runs that a report in this folder lists.")
+@click.option("--yes", is_flag=True, help="Remove them; without it they are listed only.")
+@json_option
+@common
+def clean(runs: Path, older_than: float | None, reports: bool, yes: bool, as_json: bool) -> int:
+    """Remove runs that no comparison would take over: failed, stopped or run again since.
+
+    RUNS is a folder of runs; default: runs. Without --yes nothing is removed.
+    """
+    if not runs.is_dir():
+        raise HarnessError(f"'{runs}' is no folder of runs; give the one that --runs named")
+    found, _ = Store(runs).runs()
+    listed = set() if reports else _in_reports(runs)
+    reasons = dict(_removable(runs, found, older_than))
+    kept = [folder for folder in reasons if folder.resolve() in listed]
+    removed = [folder for folder in reasons if folder not in kept]
+    sizes = {folder: _size(folder) for folder in removed}
+    if yes:
+        for folder in removed:
+            shutil.rmtree(folder)
+    if as_json:
+        documents = [{"run_id": f.name, "why": reasons[f], "bytes": sizes[f]} for f in removed]
+        echo(json.dumps({"removed": yes, "runs": documents}, indent=1))
+    else:
+        for folder in removed:
+            echo(f"{folder.name}: {reasons[folder]}, {megabytes(sizes[folder])} MB")
+    what = f"{counted(len(removed), 'run')}, {megabytes(sum(sizes.values()))} MB"
+    echo(f"removed {what}" if yes else f"{what} to remove; --yes removes them", err=True)
+    if kept:
+        echo(f"{counted(len(kept), 'run')} kept that a report in {runs} lists; --reports removes", err=True)
+    return 0
+
+
+def _removable(
+    root: Path, found: Sequence[tuple[Path, Record]], older_than: float | None
+) -> Iterator[tuple[Path, str]]:
+    """Folders with the reason; `found`: oldest first."""
+    last = {record.cell: path for path, record in found if record.status not in UNFINISHED}
+    oldest = None if older_than is None else datetime.now(UTC) - timedelta(days=older_than)
+    for path, record in found:
+        if record.status in UNFINISHED:
+            yield path.parent, record.status
+        elif last[record.cell] != path:
+            yield path.parent, "its cell ran again since"
+        elif oldest is not None and datetime.fromisoformat(record.created_at) < oldest:
+            yield path.parent, f"older than {older_than:g} days"
+    for folder, owner in without_record(root):
+        if owner.is_gone:
+            yield folder, "without a record: its launcher is gone"
+
+
+def _in_reports(folder: Path) -> set[Path]:
+    """Folders of the runs that the reports in a folder list."""
+    found: set[Path] = set()
+    for path in (path for pattern in REPORTS for path in folder.glob(pattern)):
+        try:
+            manifest, _ = read_manifest(path.read_text(encoding="utf-8"), path)
+        except (HarnessError, OSError, UnicodeDecodeError):
+            continue
+        found |= {(folder / entry.path).parent.resolve() for entry in manifest.records}
+    return found
+
+
+def _size(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())

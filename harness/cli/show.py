@@ -1,0 +1,103 @@
+"""`harness show`: one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from harness.cli.options import common, json_option, runs_option
+from harness.cli.output import echo
+from harness.cli.selection import LATEST, one_run
+from harness.compare.comparison import Comparison
+from harness.compare.metrics import METRICS
+from harness.compare.rows import reason
+from harness.nested import leaves
+from harness.record import Record
+from harness.report.figures import figure_text
+from harness.report.formats import megabytes
+from harness.report.terminal import finding_lines
+from harness.spec import Experiment
+
+UNITS = {"bytes": "MB", "seconds": "ms"}
+
+
+@click.command()
+@click.argument("run", default=LATEST)
+@runs_option
+@json_option
+@common
+def show(run: str, runs: Path, as_json: bool) -> int:
+    """Show one run: how it ended, its figures, and the settings that differ from the defaults.
+
+    RUN is a run id or a part of it that no other run has, a folder or file of one, or 'latest' (default).
+    """
+    path, record = one_run(run, runs)
+    if as_json:
+        echo(record.model_dump_json(indent=1))
+        return 0
+    comparison = Comparison([record])
+    for title, lines in _parts(path, record, comparison):
+        echo(title)
+        width = max((len(name) for name, _ in lines), default=0)
+        for name, value in lines:
+            echo(f"  {name:<{width}}  {value}")
+    for line in finding_lines(comparison):
+        echo(line)
+    return 0
+
+
+def _parts(path: Path, record: Record, comparison: Comparison) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    world = record.world
+    about = [
+        ("status", record.status),
+        ("started", record.created_at),
+        ("backend", record.backend.label),
+        ("ranks", f"{world.world_size} on {world.nodes} node(s), {world.device}, {world.collectives}"),
+        ("batch", f"micro-batch {world.micro_batch_size}, accumulation {world.accumulation_steps}"),
+        ("job", record.job_id),
+        ("record", str(path)),
+    ]
+    why = reason(record)
+    yield record.run_id, [*about[:1], *([("why", why)] if why else []), *about[1:]]
+    figures = list(_figures(record, comparison))
+    if figures:
+        yield "Figures", figures
+    if record.prediction is not None:
+        predicted = megabytes(record.prediction.peak_bytes)
+        yield "Predicted", [("peak MB", f"{predicted} ({record.prediction.verdict or 'no limit known'})")]
+    yield "Settings other than the defaults", list(_settings(record)) or [("-", "none")]
+    versions = record.backend.versions
+    yield "Versions", [(name, version) for name, version in versions.items()] or [("-", "not known")]
+    yield "Command", [("$", " ".join(record.command))]
+    if record.artifacts:
+        yield "Files", [(part.kind, str(path.parent / part.path)) for part in record.artifacts]
+
+
+def _figures(record: Record, comparison: Comparison) -> Iterator[tuple[str, str]]:
+    if record.steps:
+        yield "steps", str(len(record.steps))
+        yield "last loss", f"{record.steps[-1].loss}"
+    for row in comparison.rows:
+        for metric in METRICS:
+            value = row.figures.get(metric.key)
+            if value is not None:
+                yield metric.title, figure_text(metric, value)
+
+
+def _settings(record: Record) -> Iterator[tuple[str, str]]:
+    """Settings of the job and of measuring, with their values."""
+    default = Experiment().model_dump(mode="json")
+    given: dict[str, Any] = record.job.model_dump(mode="json")
+    if record.measure is not None:
+        given["measure"] = record.measure.model_dump(mode="json")
+    for section, values in given.items():
+        for keys, value in leaves(values):
+            known: Any = default.get(section)
+            for key in keys:
+                known = known.get(key) if isinstance(known, dict) else None
+            if value != known:
+                yield ".".join([section, *keys]), json.dumps(value)
