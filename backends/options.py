@@ -30,6 +30,11 @@ class SingleOptions(BackendOptions):
         description="fp32: the gradient norm added in fp32 by tensor, as torch.nn.utils.clip_grad_norm_ "
         "does, instead of in fp64",
     )
+    backward: Literal["reordered"] | None = Field(
+        None,
+        description="reordered: gradients that reach a tensor from several modules are added in another "
+        "order, as under the hooks of ZeRO-3",
+    )
 
     @field_validator("preset")
     @classmethod

@@ -45,6 +45,14 @@ class Change:
     reason: str
 
 
+WITHOUT_THROUGHPUT_TIMER = Change(
+    setting=TIMERS,
+    value={"throughput": {"enabled": False}},
+    default={"throughput": {"enabled": True}},
+    reason="its throughput timer waits for the GPU in every micro-step, as no other backend does",
+)
+
+
 def ddp_changes(preset: Preset) -> list[Change]:
     """Arguments of DistributedDataParallel."""
     if preset != "like-for-like":
@@ -63,14 +71,7 @@ def zero_changes(stage: int, precision: Precision, preset: Preset, parameter_cou
     """Settings of DeepSpeed's `zero_optimization`, and those beside it."""
     if preset != "like-for-like":
         return []
-    changes = [
-        Change(
-            setting=TIMERS,
-            value={"throughput": {"enabled": False}},
-            default={"throughput": {"enabled": True}},
-            reason="its throughput timer waits for the GPU in every micro-step, as no other backend does",
-        )
-    ]
+    changes = [WITHOUT_THROUGHPUT_TIMER]
     if stage > 0:
         # Stage 3 allocates the whole bucket at once, however small the model.
         # DeepSpeed 0.19 refuses an odd one: it aligns buckets to two elements.

@@ -19,6 +19,7 @@ from harness.backends.blocks import parameter_count
 from harness.backends.cast_engine import CastEngine
 from harness.backends.options import SingleOptions
 from harness.backends.precision import compute_dtype, scaler_arguments
+from harness.backends.reordered import reorder_backward
 from harness.backends.torch_engine import Strategy, TorchEngine
 
 
@@ -44,6 +45,8 @@ class SingleBackend(Backend):
             context = replace(context, precision="fp32")
             model.float()
         cast = precision == "cast" and context.precision.endswith("-mixed")
+        if getattr(self.options, "backward", None) == "reordered":
+            reorder_backward(model)
         count = parameter_count(model)
         model.to(context.world.device)
         strategy = Strategy(

@@ -119,17 +119,18 @@ class ZeroEngine(Engine):
             reduce_bucket_bytes=zero.reduce_bucket_size * parameter.element_size() if self.stage else None,
             prefetch=self._prefetch() if self.stage == 3 else None,
             optimizer_implementation=optimizer_implementation(optimizer, [trained]),
-            details={
-                TIMER_WAITS: self._timer_waits(),
-                "optimizer_wrapper": type(self.engine.optimizer).__name__,
-                "reduce_bucket_elements": zero.reduce_bucket_size,
-                "allgather_bucket_elements": zero.allgather_bucket_size,
-                "parameter_persistence_elements": zero.param_persistence_threshold
-                if self.stage == 3
-                else None,
-                **(self._fetching(zero) if self.stage == 3 else {}),
-            },
+            details=self._details(zero),
         )
+
+    def _details(self, zero: Any) -> dict[str, Any]:
+        return {
+            TIMER_WAITS: self._timer_waits(),
+            "optimizer_wrapper": type(self.engine.optimizer).__name__,
+            "reduce_bucket_elements": zero.reduce_bucket_size,
+            "allgather_bucket_elements": zero.allgather_bucket_size,
+            "parameter_persistence_elements": zero.param_persistence_threshold if self.stage == 3 else None,
+            **(self._fetching(zero) if self.stage == 3 else {}),
+        }
 
     def native_config(self) -> dict[str, Any]:
         return self.config

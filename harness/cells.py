@@ -169,7 +169,8 @@ def noise_labels(layout: BatchLayout, experiment: Experiment) -> list[str]:
     labels = []
     other = another_split(layout)
     if other is not None:
-        labels.append(f"{registry.REFERENCE}:micro_batch_size={other.micro_batch_size},norm=fp32")
+        options = f"micro_batch_size={other.micro_batch_size},norm=fp32,backward=reordered"
+        labels.append(f"{registry.REFERENCE}:{options}")
     if experiment.training.precision != "fp32":
         labels.append(f"{registry.REFERENCE}:precision=fp32")
     if experiment.training.precision.endswith("-mixed"):

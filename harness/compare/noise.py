@@ -1,8 +1,9 @@
 """How much of a difference rounding explains: measured by repeating the reference in other ways.
 
-The reference run with another split of the same batch adds the same numbers in another order: what then
-differs is rounding. At a mixed precision it is also run in fp32, which shows what the low precision
-changes, and with cast weights instead of autocast, which shows what the place of rounding changes.
+The reference run with another split of the same batch, and another order of sums in the backward pass, adds
+the same numbers in another order: what then differs is rounding. At a mixed precision it is also run in fp32,
+which shows what the low precision changes, and with cast weights instead of autocast, which shows what the
+place of rounding changes.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ from tests.records import make_record
 
 WITHOUT_NOISE_RUNS = "compare.noise_runs=false"
 
+OTHER_ORDER = "single:micro_batch_size=4,norm=fp32,backward=reordered"
+
 
 def test_references_come_first_and_once_per_global_batch() -> None:
     experiment = load_experiment(None, ["training.global_batch_size=16", WITHOUT_NOISE_RUNS])
@@ -41,14 +43,21 @@ def test_the_same_backend_twice_is_one_cell() -> None:
 @pytest.mark.parametrize(
     ("assignments", "repetitions"),
     [
-        ([], ["single:micro_batch_size=4,norm=fp32"]),
-        (["training.micro_batch_size=1"], ["single:micro_batch_size=2,norm=fp32"]),
+        ([], [OTHER_ORDER]),
+        (["training.micro_batch_size=1"], [OTHER_ORDER.replace("4", "2")]),
         (["training.global_batch_size=1"], []),
         (
             ["training.precision=bf16-mixed"],
-            ["single:micro_batch_size=4,norm=fp32", "single:precision=fp32", "single:precision=cast"],
+            [
+                OTHER_ORDER,
+                "single:precision=fp32",
+                "single:precision=cast",
+            ],
         ),
-        (["training.precision=bf16"], ["single:micro_batch_size=4,norm=fp32", "single:precision=fp32"]),
+        (
+            ["training.precision=bf16"],
+            [OTHER_ORDER, "single:precision=fp32"],
+        ),
     ],
 )
 def test_the_reference_is_repeated_to_measure_rounding(assignments: list, repetitions: list) -> None:
@@ -157,7 +166,11 @@ def test_a_limit_of_memory_makes_another_cell_and_reaches_the_ranks_that_count()
     of_free, of_limited = (plan(experiment, ["ddp"], [2], 1, "cpu") for experiment in (free, limited))
     assert {cell.key for cell in of_free}.isdisjoint(cell.key for cell in of_limited)
     limits = {cell.backend: make_request(cell, limited, "cpu", []).memory_limit_bytes for cell in of_limited}
-    assert limits == {"single": 2_000_000, "single:micro_batch_size=4,norm=fp32": None, "ddp": 2_000_000}
+    assert limits == {
+        "single": 2_000_000,
+        OTHER_ORDER: None,
+        "ddp": 2_000_000,
+    }
     assert make_request(of_free[0], free, "cpu", []).memory_limit_bytes is None
 
 

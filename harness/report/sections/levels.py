@@ -29,9 +29,13 @@ MEANINGS = (
     ("diverged", "beyond: the run computes something else, or its loss or norm became NaN or infinite."),
     ("unjudged", "no comparison was possible; the reason is given below."),
 )
-FP32_NORM = " and the gradient norm summed in fp32"
+ALSO = {
+    "norm=fp32": " and the gradient norm summed in fp32",
+    "backward=reordered": " and gradients of activations in another order",
+}
+"""By option of the reference's repetition."""
 FOUND = (
-    "The limits are measured for each job. The reference ran again with another split of the batch{norm}, "
+    "The limits are measured for each job. The reference ran again with another split of the batch{also}, "
     "which adds the same numbers in another order: the difference is noise, and 'seen' is the largest one. "
     "At low precision the reference also ran in fp32 and with cast weights, which shows what rounding to "
     "that precision changes. 'allowed' is the factor times 'seen', but at least the factor times a lower "
@@ -82,7 +86,8 @@ def levels_section(comparison: Comparison) -> Section | None:
     if not noises:
         return None
     labels = [label for noise in noises.values() for level in noise.levels for label in level.repetitions]
-    found = FOUND.format(norm=FP32_NORM if any("norm=fp32" in label for label in labels) else "")
+    further = [text for option, text in ALSO.items() if any(option in label for label in labels)]
+    found = FOUND.format(also="".join(further))
     blocks: list[Block] = [Paragraph(JUDGED), Items(MEANINGS), Paragraph(found)]
     blocks.append(_limits(noises))
     blocks.append(

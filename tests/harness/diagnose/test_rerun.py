@@ -39,6 +39,6 @@ def test_hybrid_sharding_keeps_the_shard_groups_of_its_nodes() -> None:
 
 
 def test_noise_needs_another_split_and_at_low_precision_other_precisions() -> None:
-    assert reference_labels(placed()) == ["single", "single:micro_batch_size=4,norm=fp32"]
+    assert reference_labels(placed()) == ["single", "single:micro_batch_size=4,norm=fp32,backward=reordered"]
     mixed = make_record(label="ddp", training={"precision": "bf16-mixed"})
     assert reference_labels(mixed)[2:] == ["single:precision=fp32", "single:precision=cast"]
