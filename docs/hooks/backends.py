@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from docs.hooks.annotations import bounds, in_words
-from docs.hooks.settings import value
 from docs.hooks.tables import code, table
+from harness.annotations import bounds, in_words
 from harness.backends import registry
 from harness.backends.base import BackendOptions
+from harness.spec.reference import yaml_value
 
 HEAD = """\
 # Backends
@@ -31,7 +31,7 @@ def _options(options: type[BackendOptions]) -> list[list[str]]:
         [
             code(name),
             " ".join(part for part in (in_words(field.annotation), bounds(field.metadata)) if part),
-            code(value(field.default)),
+            code(yaml_value(field.default)),
             field.description or "",
         ]
         for name, field in options.model_fields.items()

@@ -12,12 +12,12 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel
 
-from docs.hooks.annotations import in_words, models_within, unit
-from docs.hooks.settings import value
 from docs.hooks.tables import code, table
+from harness.annotations import in_words, models_within, unit
 from harness.record import Record
 from harness.record.run import SCHEMA_VERSION
 from harness.spec import Section
+from harness.spec.reference import yaml_value
 
 TITLE = "Record schema"
 HEAD = f"""\
@@ -48,11 +48,11 @@ def record_fields(model: type) -> Iterator[tuple[str, Any, str]]:
         for field in fields(model):
             factory = field.default_factory
             default = field.default if factory is MISSING else factory()
-            yield field.name, hints[field.name], REQUIRED if default is MISSING else value(default)
+            yield field.name, hints[field.name], REQUIRED if default is MISSING else yaml_value(default)
         return
     assert issubclass(model, BaseModel)
     for name, info in model.model_fields.items():
-        default = REQUIRED if info.is_required() else value(info.get_default(call_default_factory=True))
+        default = REQUIRED if info.is_required() else yaml_value(info.get_default(call_default_factory=True))
         yield name, hints[name], default
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from docs.hooks.annotations import bounds, in_words, unit
 from docs.hooks.tables import code, table
+from harness.annotations import bounds, in_words, unit
 from harness.spec import Experiment
+from harness.spec.reference import yaml_value
 
 TITLE = "Settings"
 HEAD = """\
@@ -51,14 +51,7 @@ def _row(name: str, setting: FieldInfo) -> list[str]:
     return [
         code(name),
         " ".join(part for part in (in_words(setting.annotation), bounds(setting.metadata)) if part),
-        code(value(setting.get_default(call_default_factory=True))),
+        code(yaml_value(setting.get_default(call_default_factory=True))),
         unit(name),
         setting.description or "",
     ]
-
-
-def value(default: Any) -> str:
-    """A default as YAML writes it."""
-    if default is None or isinstance(default, bool):
-        return {None: "null", True: "true", False: "false"}[default]
-    return f"[{', '.join(map(str, default))}]" if isinstance(default, list) else str(default)

@@ -60,7 +60,15 @@ def _guarded(command: Callable[..., int], interrupted: str) -> Callable[..., Non
 def _at_most_one(context: click.Context, parameter: click.Parameter, given: tuple[Path, ...]) -> Path | None:
     if len(given) > 1:
         raise click.BadParameter(f"{len(given)} files given; give one, and what differs from it with --set")
-    return given[0] if given else None
+    if not given:
+        return None
+    from harness.errors import HarnessError
+    from harness.shipped import resolve
+
+    try:
+        return resolve(given[0], "configs")
+    except HarnessError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 config_option = click.option(
@@ -68,7 +76,7 @@ config_option = click.option(
     type=PATH,
     multiple=True,
     callback=_at_most_one,
-    help="YAML file; default: the built-in job.",
+    help="YAML file, or @NAME for one that is shipped, such as @default; default: the built-in job.",
 )
 set_option = click.option(
     "--set", "assignments", multiple=True, metavar="A.B=C", help="Override a setting; repeatable."

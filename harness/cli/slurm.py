@@ -34,6 +34,7 @@ from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.planning.forecast import Forecast
 from harness.planning.limits import Limits
+from harness.shipped import resolve
 from harness.slurm import client
 from harness.slurm.collection import RunState, look, records_of_cells
 from harness.slurm.collection import collect as collect_records
@@ -64,7 +65,7 @@ for command in (begin, finish, gate):
 
 
 @slurm.command()
-@click.option("--site", required=True, type=PATH, help="YAML file of the cluster.")
+@click.option("--site", required=True, type=PATH, help="YAML file of the cluster, or @NAME: @ibex.")
 @config_option
 @backends_option
 @click.option("--nodes", default="1", show_default=True, help="Numbers of nodes, comma-separated: 1,2,4.")
@@ -97,7 +98,7 @@ def render(
     fresh: bool,
 ) -> int:
     """Write the job scripts of backends x numbers of nodes x repeats."""
-    where = load_site(site)
+    where = load_site(resolve(site, "sites"))
     if time_limit is not None:
         where = with_time_limit(where, time_limit)
     experiment = on_site(load_experiment(config, assignments, notice), where)

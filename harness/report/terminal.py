@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.compare.comparison import Comparison
-from harness.compare.findings.groups import DOCUMENT, statements
+from harness.compare.findings.groups import statements
 from harness.report.sections.settings import TITLE
 
 
@@ -16,7 +16,7 @@ def where_to_read(comparison: Comparison) -> list[str]:
     """For the person who watches: where findings are explained, and how many settings differ."""
     lines = []
     if comparison.findings:
-        lines.append(f"findings are explained, with the remedy of each, in {DOCUMENT}#ID and in the report")
+        lines.append("`harness explain ID` has cause and fix of a finding, as the report has")
     settings = comparison.settings
     if settings:
         deep = sum(setting.effect == "mathematics" for setting in settings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ByteSize, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ByteSize, TypeAdapter, ValidationError, WithJsonSchema
 
 _SIZE = TypeAdapter(ByteSize)
 
@@ -20,5 +20,9 @@ def read_bytes(value: Any) -> int:
     return size
 
 
-Bytes = Annotated[int, BeforeValidator(read_bytes)]
+Bytes = Annotated[
+    int,
+    BeforeValidator(read_bytes),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]}),
+]
 """A setting in bytes."""

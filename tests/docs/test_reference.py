@@ -5,12 +5,12 @@ from dataclasses import fields
 import click
 from pydantic import TypeAdapter
 
-from docs.hooks.annotations import in_words, unit
 from docs.hooks.api import TOPICS, api_page
 from docs.hooks.backends import backends_page
 from docs.hooks.commands import commands, commands_page
 from docs.hooks.records import meaning, models, record_fields, records_page
 from docs.hooks.settings import settings, settings_page
+from harness.annotations import in_words, unit
 from harness.backends.registry import BUILT_IN
 from harness.cli import COMMANDS
 from harness.record import Record

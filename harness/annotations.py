@@ -9,8 +9,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from docs.hooks.tables import code
-
 PLAIN = {int: "integer", float: "number", str: "text", bool: "true or false", Any: "any value"}
 SUFFIXES = {
     "_bytes_per_second": "bytes/s",
@@ -21,9 +19,17 @@ SUFFIXES = {
     "_joules": "J",
 }
 """Endings of names that say a unit, longest first."""
-
-
 BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
+
+
+def code(text: str) -> str:
+    """Text as inline code."""
+    return f"`{text}`"
+
+
+def plain(text: str) -> str:
+    """Words about a type for a terminal: values that are allowed, with bars between them."""
+    return text.replace("` `", " | ").replace("`", "")
 
 
 def bounds(metadata: Iterable[Any]) -> str:

@@ -1,0 +1,35 @@
+"""Files that every installation brings: example configurations and sites, named '@default', '@ibex'.
+
+`configs` and `sites` are links to the folders of the repository.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from harness.backends.explain import choices
+from harness.errors import HarnessError
+
+MARK = "@"
+Kind = Literal["configs", "sites"]
+
+
+def names(kind: Kind) -> list[str]:
+    """The names of a kind, each with the mark in front."""
+    return sorted(f"{MARK}{path.stem}" for path in _folder(kind).glob("*.yaml"))
+
+
+def resolve(given: Path, kind: Kind) -> Path:
+    """The file that '@default' names; any other path as it is. Raises HarnessError for an unknown name."""
+    name = str(given)
+    if not name.startswith(MARK) or given.exists():
+        return given
+    if name not in names(kind):
+        what = "configuration" if kind == "configs" else "site"
+        raise HarnessError(f"{what} '{name}' is not shipped. Available: {choices(name, names(kind))}")
+    return _folder(kind) / f"{name.removeprefix(MARK)}.yaml"
+
+
+def _folder(kind: Kind) -> Path:
+    return Path(__file__).parent / kind

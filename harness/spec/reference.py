@@ -1,0 +1,95 @@
+"""Every setting in words, from the models that read configuration files: as help and as a file to fill in."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from inspect import cleandoc
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from harness.annotations import bounds, in_words, plain, unit
+from harness.spec.experiment import Experiment
+
+WIDTH = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One setting."""
+
+    section: str
+    key: str
+    kind: str
+    """Its type and range: 'integer (> 0) or null'."""
+    default: str
+    """As YAML writes it."""
+    unit: str
+    meaning: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.section}.{self.key}"
+
+
+def sections() -> dict[str, str]:
+    """The sections in their order, with what each is."""
+    return {name: cleandoc(_model(field).__doc__ or "") for name, field in Experiment.model_fields.items()}
+
+
+def settings(section: str | None = None) -> Iterator[Setting]:
+    """Every setting of a section, or of all."""
+    for name, field in Experiment.model_fields.items():
+        if section not in (None, name):
+            continue
+        for key, found in _model(field).model_fields.items():
+            yield Setting(
+                section=name,
+                key=key,
+                kind=plain(" ".join(filter(None, (in_words(found.annotation), bounds(found.metadata))))),
+                default=yaml_value(found.get_default(call_default_factory=True)),
+                unit=unit(key),
+                meaning=found.description or "",
+            )
+
+
+def commented_file(schema: str | None = None) -> str:
+    """A configuration file with every setting at its default, commented out.
+
+    `schema`: where an editor finds the JSON schema of the file.
+    """
+    lines = [f"# yaml-language-server: $schema={schema}"] if schema else []
+    lines += ["# Every setting with its default. Remove the # in front of those to change."]
+    for section, what in sections().items():
+        lines += ["", f"{section}:  # {what}"]
+        for setting in settings(section):
+            lines += textwrap.wrap(
+                f"{setting.meaning} [{setting.kind}]", WIDTH, initial_indent="  # ",
+                subsequent_indent="  #   ", break_long_words=False, break_on_hyphens=False,
+            )  # fmt: skip
+            lines.append(f"  #{setting.key}: {setting.default}")
+    return "\n".join(lines) + "\n"
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a configuration file, for editors."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Experiment.model_json_schema()}
+
+
+def yaml_value(default: Any) -> str:
+    """A default as YAML writes it."""
+    if default is None or isinstance(default, bool):
+        return {None: "null", True: "true", False: "false"}[default]
+    if isinstance(default, list):
+        quoted = (f'"{item}"' if ":" in str(item) else str(item) for item in default)
+        return f"[{', '.join(quoted)}]"
+    return str(default)
+
+
+def _model(field: FieldInfo) -> type[BaseModel]:
+    assert isinstance(field.annotation, type)
+    assert issubclass(field.annotation, BaseModel)
+    return field.annotation

@@ -1,0 +1,98 @@
+"""`harness settings`, `init` and `explain`, and the files that are shipped."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.cli.tables import WIDTH
+from harness.compare.findings.catalogue import kinds
+from harness.config import load_experiment
+from harness.errors import HarnessError
+from harness.shipped import names, resolve
+from harness.slurm.site import load_site
+from harness.spec import Experiment
+
+from .command_line import harness, refused
+
+
+def test_settings_of_a_section_fit_the_width(tmp_path: Path) -> None:
+    lines = harness("settings", "training", cwd=tmp_path).stdout.splitlines()
+    assert lines[0].startswith("training: Batch, length")
+    assert "  training.precision: fp32 | bf16-mixed | fp16-mixed | bf16, default fp32" in lines
+    assert max(map(len, lines)) <= WIDTH
+    assert not any("optimizer." in line for line in lines)
+
+
+def test_one_setting_and_a_mistyped_one(tmp_path: Path) -> None:
+    assert len(harness("settings", "training.steps", cwd=tmp_path).stdout.splitlines()) == 3
+    assert "Did you mean 'steps'?" in refused(tmp_path, "settings", "training.step")
+    assert "Did you mean 'training'?" in refused(tmp_path, "settings", "trainig")
+
+
+def test_settings_json_names_every_setting(tmp_path: Path) -> None:
+    document = json.loads(harness("settings", "--json", cwd=tmp_path).stdout)
+    found = {setting["name"] for setting in document["settings"]}
+    assert found == {f"{name}.{key}" for name, section in Experiment() for key in type(section).model_fields}
+
+
+def test_schema_takes_what_a_file_takes_and_no_unknown_key(tmp_path: Path) -> None:
+    schema = json.loads(harness("settings", "--schema", cwd=tmp_path).stdout)
+    assert set(schema["properties"]) == set(Experiment.model_fields)
+    assert schema["additionalProperties"] is False
+    limit = schema["$defs"]["RuntimeSection"]["properties"]["memory_limit"]
+    assert {"type": "string"} in limit["anyOf"][0].get("anyOf", limit["anyOf"])
+
+
+def test_init_writes_the_default_job(tmp_path: Path) -> None:
+    assert harness("init", cwd=tmp_path).returncode == 0
+    assert load_experiment(tmp_path / "job.yaml") == Experiment()
+    assert "'job.yaml' exists" in refused(tmp_path, "init")
+
+
+def test_every_setting_of_the_written_file_can_be_taken_in(tmp_path: Path) -> None:
+    harness("init", "mine.yaml", "--schema", cwd=tmp_path)
+    text = (tmp_path / "mine.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=mine.schema.json\n")
+    assert json.loads((tmp_path / "mine.schema.json").read_text())["title"] == "Experiment"
+    taken = re.sub(r"^  #(?! )", "  ", text, flags=re.MULTILINE)
+    assert taken.count("\n  ") > 60
+    (tmp_path / "mine.yaml").write_text(taken)
+    read = load_experiment(tmp_path / "mine.yaml")
+    assert read == Experiment()
+    assert read.training.model_fields_set == set(type(read.training).model_fields)
+
+
+def test_explain_has_cause_and_fix(tmp_path: Path) -> None:
+    shown = harness("explain", "gradient-scale", cwd=tmp_path).stdout
+    assert shown.startswith("gradient-scale: Gradients are scaled by a constant factor.\n  Cause: ")
+    assert "\n  Fix: " in shown
+    assert max(map(len, shown.splitlines())) <= WIDTH
+    assert "Did you mean 'gradient-scale'?" in refused(tmp_path, "explain", "gradient-scal")
+
+
+def test_explain_lists_every_finding(tmp_path: Path) -> None:
+    lines = harness("explain", cwd=tmp_path).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == [*kinds()]
+
+
+@pytest.mark.parametrize("name", names("configs"))
+def test_shipped_configurations_are_read(name: str) -> None:
+    assert load_experiment(resolve(Path(name), "configs"))
+
+
+@pytest.mark.parametrize("name", names("sites"))
+def test_shipped_sites_are_read(name: str) -> None:
+    assert load_site(resolve(Path(name), "sites"))
+
+
+def test_shipped_files_are_found_by_name_and_others_by_path(tmp_path: Path) -> None:
+    assert "@default" in names("configs")
+    assert "@ibex" in names("sites")
+    assert resolve(Path("job.yaml"), "configs") == Path("job.yaml")
+    with pytest.raises(HarnessError, match=r"'@defaults' is not shipped. .* Did you mean '@default'"):
+        resolve(Path("@defaults"), "configs")
+    done = harness("compare", "--config", "@defaults", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Did you mean '@default'?" in done.stderr
