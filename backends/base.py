@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from harness.backends.model_source import Loading
 from harness.backends.piece import Portable
 from harness.backends.unsupported import Unsupported as Unsupported
 from harness.backends.values import TypedValues
@@ -129,6 +130,8 @@ class Effective:
     """How gathering runs ahead of use, in the library's words."""
     optimizer_implementation: str | None = None
     """'for-loop', 'foreach' or 'fused' of torch's Adam; None: another optimizer, or the backend is silent."""
+    loading: Loading | None = None
+    """How the initial weights reached this rank; None: the backend does not say."""
     details: dict[str, Any] = field(default_factory=dict)
     """What only this library has: bucket sizes, thresholds, mesh."""
 
@@ -264,7 +267,8 @@ class Backend(ABC):
         """Build the engine; torch.distributed is initialised and the device is set.
 
         `build_model()` returns the whole model on the CPU, equal on every rank: fp32, or bf16 when
-        the precision is 'bf16'. `build_optimizer(named parameters)` takes names as in the bare model
+        the precision is 'bf16'. A strategy that shards weights need not hold it: the harness hands over a
+        `ModelSource`. `build_optimizer(named parameters)` takes names as in the bare model
         and returns AdamW with the job's constants and weight-decay groups. Raises `Unsupported` where
         the library cannot do what the context asks, with the library's version in the reason.
         """

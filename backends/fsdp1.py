@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -33,6 +34,8 @@ from harness.backends.base import (
 from harness.backends.blocks import parameter_count, transformer_blocks
 from harness.backends.checkpoints.torch_pieces import flat_parameter_pieces
 from harness.backends.hybrid import shard_size, unmet_hybrid
+from harness.backends.loading import fill_fsdp1, reserve_parameters
+from harness.backends.model_source import model_source
 from harness.backends.options import Fsdp1HybridOptions, Fsdp1Options, HybridOptions
 from harness.backends.piece import Piece
 from harness.backends.precision import compute_dtype, dtype_name, scaler_arguments
@@ -73,19 +76,26 @@ class Fsdp1Backend(Backend):
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
-        model = build_model()
+        source = model_source(build_model)
+        shards = self.strategy is not ShardingStrategy.NO_SHARD and context.world.world_size > 1
+        loading = source.loading if shards else "full"
+        model = source() if loading == "full" else source.skeleton()
         count = parameter_count(model)
         tied = len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
         precision = fsdp1_mixed_precision(context)
         arguments = self._arguments(model, precision, context.world)
+        if loading != "full":
+            reserve_parameters(model)
         fsdp = FullyShardedDataParallel(model, **arguments)
+        if loading != "full":
+            fill_fsdp1(fsdp, source)
         is_sharded = fsdp.sharding_strategy is not ShardingStrategy.NO_SHARD
         if tied and not is_sharded and precision is not None and context.accumulation_steps > 1:
             raise Unsupported(
                 f"torch {torch.__version__}: FSDP1 NO_SHARD at mixed precision cannot accumulate gradients "
                 "of tied parameters; under no_sync it shares a low-precision gradient with an fp32 parameter"
             )
-        strategy = self._strategy(fsdp, precision, count, arguments)
+        strategy = replace(self._strategy(fsdp, precision, count, arguments), loading=loading)
         optimizer = build_optimizer(
             (_bare_name(name), parameter) for name, parameter in fsdp.named_parameters()
         )

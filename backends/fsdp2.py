@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -25,6 +26,8 @@ from harness.backends.base import (
 from harness.backends.blocks import parameter_count, transformer_blocks
 from harness.backends.fsdp2_engine import Fsdp2Engine
 from harness.backends.hybrid import shard_size, unmet_hybrid
+from harness.backends.loading import fill_fsdp2, this_device
+from harness.backends.model_source import model_source
 from harness.backends.options import Fsdp2HybridOptions, Fsdp2Options, HybridOptions
 from harness.backends.precision import cast_parameters, compute_dtype, dtype_name
 from harness.backends.prefetch import describe_fsdp2_prefetch, set_fsdp2_prefetch
@@ -50,7 +53,8 @@ class Fsdp2Backend(Backend):
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
-        model = build_model()
+        source = model_source(build_model)
+        model = source() if source.loading == "full" else source.skeleton()
         count = parameter_count(model)
         if isinstance(self.options, Fsdp2Options) and self.options.master_dtype == "compute":
             cast_parameters(model, compute_dtype(context.precision))
@@ -74,8 +78,11 @@ class Fsdp2Backend(Backend):
         changes = fsdp2_changes(context.precision, context.preset, reshard=self.reshard)
         root_reshard = next((c.value for c in changes if c.setting == ROOT_RESHARD), None)
         fully_shard(model, **(arguments | {"reshard_after_forward": root_reshard}))
+        if source.loading != "full":
+            fill_fsdp2(model, source, torch.device("cpu") if self._offload else this_device(context.world))
         set_fsdp2_prefetch(model, list(blocks.values()), self.options)
         strategy = self._strategy(model, list(blocks.values()), mesh, policy, count, root_reshard)
+        strategy = replace(strategy, loading=source.loading)
         optimizer = build_optimizer(model.named_parameters())
         return Fsdp2Engine(model, optimizer, context, strategy, grad_scaler(context))
 

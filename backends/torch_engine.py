@@ -21,6 +21,7 @@ from harness.backends.checkpoints.adam import (
 )
 from harness.backends.checkpoints.torch_pieces import bare_optimizer, whole_pieces
 from harness.backends.gradients import clip, fp32_norm, global_norm, local_shard
+from harness.backends.model_source import Loading
 from harness.backends.optimizer_implementation import optimizer_implementation
 from harness.backends.piece import Piece, Progress
 from harness.backends.precision import autocast_dtype, dtype_name
@@ -46,6 +47,7 @@ class Strategy:
     prefetch: str | None = None
     library_autocast: torch.dtype | None = None
     """Autocast that the library itself puts around the forward pass."""
+    loading: Loading = "full"
     norm_group: dist.ProcessGroup | None = None
     """Ranks that hold disjoint parts of the gradient; None: every rank holds all of it."""
     fp32_norm: bool = False
@@ -158,6 +160,7 @@ class TorchEngine(Engine):
             reduce_bucket_bytes=self.strategy.reduce_bucket_bytes,
             prefetch=self.strategy.prefetch,
             optimizer_implementation=optimizer_implementation(optimizer, [trained]),
+            loading=self.strategy.loading,
             details=self.strategy.details,
         )
 

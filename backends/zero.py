@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from harness.backends.base import (
     Backend,
@@ -20,7 +21,10 @@ from harness.backends.base import (
     World,
 )
 from harness.backends.blocks import block_classes, parameter_count
+from harness.backends.loading import fill_zero3, reserve_parameters, this_device
+from harness.backends.model_source import ModelSource, model_source
 from harness.backends.options import ZeroOptions, gathers_blocks
+from harness.backends.precision import cast_parameters, compute_dtype
 from harness.backends.zero_config import zero_config
 from harness.backends.zero_engine import ZeroEngine, forget_dummy_step
 
@@ -52,10 +56,14 @@ class ZeroBackend(Backend):
         deepspeed.init_distributed(
             dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False
         )
-        model = build_model()
+        source = model_source(build_model)
+        loading = source.loading if self.stage == 3 else "full"
+        model = source() if loading == "full" else source.skeleton()
         count = parameter_count(model)
         blocks = block_classes(model) if gathers_blocks(self.zero_options) else ()
         config = zero_config(self.stage, self.zero_options, context, count, blocks)
+        if loading != "full":
+            self._partition(deepspeed, model, source, config, context)
         optimizer = build_optimizer(model.named_parameters())
         # Stage 0 in low precision takes an optimizer step on zero gradients while it sets up: at
         # learning rate 0 that step moves nothing.
@@ -64,7 +72,25 @@ class ZeroBackend(Backend):
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         if self.stage == 0:
             forget_dummy_step(optimizer)
-        return ZeroEngine(engine, context, config, self.stage, count)
+        return ZeroEngine(engine, context, config, self.stage, count, loading)
+
+    def _partition(
+        self,
+        deepspeed: ModuleType,
+        skeleton: nn.Module,
+        source: ModelSource,
+        config: dict[str, Any],
+        context: SetupContext,
+    ) -> None:
+        """Partition the parameters one by one before `deepspeed.initialize` does so, and fill the pieces."""
+        cast_parameters(skeleton, compute_dtype(context.precision))
+        reserve_parameters(skeleton)
+        deepspeed.zero.Init(module=skeleton, config_dict_or_path=config)
+        # `initialize` leaves the buffers of a partitioned model where they are.
+        device = this_device(context.world)
+        for buffer in skeleton.buffers():
+            buffer.data = buffer.data.to(device)
+        fill_zero3(skeleton, source)
 
 
 def import_deepspeed(world: World, precision: Precision) -> ModuleType:

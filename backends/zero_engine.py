@@ -12,6 +12,7 @@ from torch import Tensor
 from harness.backends.base import Batch, Effective, Engine, SetupContext, TensorKind
 from harness.backends.checkpoints.zero_pieces import continue_zero, zero_pieces, zero_progress
 from harness.backends.gradients import global_norm
+from harness.backends.model_source import Loading
 from harness.backends.optimizer_implementation import optimizer_implementation
 from harness.backends.piece import Piece, Progress
 from harness.backends.precision import dtype_name
@@ -29,12 +30,14 @@ class ZeroEngine(Engine):
         config: dict[str, Any],
         stage: int,
         parameter_count: int,
+        loading: Loading = "full",
     ) -> None:
         self.engine = engine
         self.context = context
         self.config = config
         self.stage = stage
         self.parameter_count = parameter_count
+        self.loading = loading
 
     def forward(self, batch: Batch) -> Tensor:
         return self.context.compute_loss(self.engine, batch)
@@ -119,6 +122,7 @@ class ZeroEngine(Engine):
             reduce_bucket_bytes=zero.reduce_bucket_size * parameter.element_size() if self.stage else None,
             prefetch=self._prefetch() if self.stage == 3 else None,
             optimizer_implementation=optimizer_implementation(optimizer, [trained]),
+            loading=self.loading,
             details=self._details(zero),
         )
 

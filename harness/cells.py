@@ -143,6 +143,7 @@ def make_cell(
         "machine": machine or machine_name(),
         "nodes": nodes,
         "memory_limit": limit,
+        "loading": experiment.runtime.loading,
         "optimizer_implementation": job.optimizer.implementation,
         "third_party": module_fingerprint(entry.target) if entry.is_third_party else None,
     }
@@ -224,6 +225,7 @@ def make_request(
         or max(1, (os.cpu_count() or 1) // ranks_per_node),
         micro_batch_size=cell.layout.micro_batch_size,
         accumulation_steps=cell.layout.accumulation_steps,
+        loading=experiment.runtime.loading,
         memory_limit_bytes=cell.memory_limit_bytes,
         # Whoever watches the ranks says more than a collective that gives up by itself, so it comes first.
         collective_timeout_seconds=max(600.0, experiment.runtime.phase_timeout_seconds + 30.0),

@@ -40,6 +40,7 @@ def of_record(record: Record, rank: int = 0) -> Workload | None:
         preset=world.preset,
         micro_batch_size=world.micro_batch_size,
         accumulation_steps=world.accumulation_steps,
+        loading=(record.backend.effective.loading if record.backend.effective else None) or "full",
         device=world.device,
         transport=world.collectives,
         options=record.backend.options,

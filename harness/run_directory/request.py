@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from harness.atomic_write import write_atomically
+from harness.backends.model_source import Loading
 from harness.record import PredictionPart
 from harness.record.run_id import RunId
 from harness.spec import Job, MeasureSection, Question
@@ -41,6 +42,8 @@ class RunRequest(BaseModel):
     accumulation_steps: int
     question: Question | None = None
     """What the comparison that asked for the run is made to answer."""
+    loading: Loading = "slices"
+    """How initial weights reach ranks that shard them."""
     memory_limit_bytes: int | None = None
     """What torch's allocator may serve each rank; None: all that there is."""
     prediction: PredictionPart | None = None
@@ -98,6 +101,11 @@ def snapshot_file(run_directory: Path, rank: int) -> Path:
 def checkpoint_folder(run_directory: Path) -> Path:
     """Where all ranks save a checkpoint, if one is asked for; deleted afterwards unless it is to be kept."""
     return run_directory / "checkpoint"
+
+
+def weights_folder(run_directory: Path) -> Path:
+    """Where the initial weights lie while ranks read them; removed before the training."""
+    return run_directory / "initial-weights"
 
 
 def rank_owner(run_directory: Path, rank: int) -> Path:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from harness.backends.model_source import Loading
 from harness.backends.registry import IN_DEFAULT_COMPARISON
 from harness.spec.job import Job
 from harness.spec.section import Section
@@ -120,6 +121,11 @@ class RuntimeSection(Section):
     preset: Literal["like-for-like", "library-defaults"] = Field(
         "like-for-like",
         description="like-for-like: settings that make strategies textbook-comparable",
+    )
+    loading: Loading = Field(
+        "slices",
+        description="how initial weights reach ranks that shard them: each reads its part of a file "
+        "(slices), rank 0 reads and broadcasts, or every rank builds the whole model first (full)",
     )
 
 

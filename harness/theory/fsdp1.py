@@ -18,6 +18,7 @@ from harness.theory.fsdp import (
     shard_role,
     sizes,
 )
+from harness.theory.loading import loading_collectives
 from harness.theory.layout import Tensor, ceil_to, elements
 from harness.theory.terms import (
     BACKWARD,
@@ -120,7 +121,7 @@ def collectives(workload: Workload) -> Volume:
         moved = gathers_and_reductions(workload, units, index, kept_within_step=not reshards)
         return [*moved, norm(shard_role(workload)), *_overflow(workload)]
 
-    found = over_steps(workload, step) + evaluation(workload, units)
+    found = loading_collectives(workload) + over_steps(workload, step) + evaluation(workload, units)
     if workload.window.digest:
         # `summon_full_params` gathers every unit in the dtype of the masters.
         dtype, role = workload.master_dtype, shard_role(workload)

@@ -14,6 +14,7 @@ from harness.theory.fsdp import (
     norm,
     shard_role,
 )
+from harness.theory.loading import loading_collectives
 from harness.theory.layout import Tensor, ceil_to, elements
 from harness.theory.terms import (
     BACKWARD,
@@ -85,7 +86,7 @@ def collectives(workload: Workload) -> Volume:
 
     found = over_steps(workload, step)
     if workload.world_size > 1:
-        found += evaluation(workload, units) + _digest(workload)
+        found += loading_collectives(workload) + evaluation(workload, units) + _digest(workload)
     remarks = []
     if reshards and not reshards_root:
         remarks.append((BACKWARD, ROOT_KEPT))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from harness.backends.base import OptimizerImplementation, Precision, Preset
+from harness.backends.model_source import Loading
 from harness.backends.strategy import StrategyKind
 from harness.theory.dtypes import COMPUTE, DTYPE_BYTES
 from harness.theory.layout import Layout
@@ -87,6 +88,8 @@ class Workload:
     """The module of each block in which its recomputation stops; None: not known."""
     optimizer_implementation: OptimizerImplementation = "default"
     """As the job has it; 'default': torch chooses by device."""
+    loading: Loading = "full"
+    """How initial weights reached ranks that shard them."""
     device: str = "cpu"
     transport: str = "gloo"
     has_fp64: bool = True

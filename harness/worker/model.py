@@ -62,6 +62,16 @@ def build_model(job: Job, config: PreTrainedConfig) -> nn.Module:
     At a mixed precision the initial weights are rounded to the compute dtype: DeepSpeed copies its fp32
     masters from low-precision weights, and every backend must start from the same numbers.
     """
+    model = draw_model(job, config)
+    finish_model(job, model)
+    return model
+
+
+def draw_model(job: Job, config: PreTrainedConfig, *, pretrained: bool = True) -> nn.Module:
+    """The model in fp32 as the library makes it: random weights from the seed, or those of a checkpoint.
+
+    `pretrained`: False leaves a checkpoint's weights unread.
+    """
     from transformers import AutoModelForCausalLM
 
     arguments: dict[str, Any] = {
@@ -71,14 +81,22 @@ def build_model(job: Job, config: PreTrainedConfig) -> nn.Module:
     }
     torch.manual_seed(job.training.seed)
     try:
-        if job.model.name and job.model.weights != "random":
-            model = AutoModelForCausalLM.from_pretrained(
+        if pretrained and job.model.name is not None and reads_checkpoint(job):
+            return AutoModelForCausalLM.from_pretrained(
                 job.model.name, config=config, revision=job.model.revision, **arguments
             )
-        else:
-            model = AutoModelForCausalLM.from_config(config, **arguments)
+        return AutoModelForCausalLM.from_config(config, **arguments)
     except (OSError, ValueError, ImportError) as error:
         raise JobError(f"model '{job.model.name or config.model_type}': {_first_line(error)}") from error
+
+
+def reads_checkpoint(job: Job) -> bool:
+    """Whether the initial weights are those of a checkpoint."""
+    return job.model.name is not None and job.model.weights != "random"
+
+
+def finish_model(job: Job, model: nn.Module) -> None:
+    """Put the job's precision and checkpointing on a model as the library made it."""
     if job.training.activation_checkpointing:
         enable_checkpointing(model)
     compute = COMPUTE_DTYPES[job.training.precision]
@@ -89,7 +107,6 @@ def build_model(job: Job, config: PreTrainedConfig) -> nn.Module:
     if job.training.precision == "bf16":
         nn.Module.to(model, torch.bfloat16)
     model.train()
-    return model
 
 
 def enable_checkpointing(model: Any) -> None:

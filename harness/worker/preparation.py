@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torch import nn
 
 from harness.backends.base import Backend, Engine, LossScale, SetupContext, World
 from harness.run_directory.request import RunRequest
 from harness.worker.description import Built
-from harness.worker.model import build_model, model_config
+from harness.worker.loading.source import JobModelSource
+from harness.worker.model import model_config
 from harness.worker.observer import Observer
 from harness.worker.optimizer import decaying_names
 
 
 def prepare_engine(
-    request: RunRequest, world: World, backend: Backend, vocabulary_size: int, observer: Observer
+    request: RunRequest,
+    world: World,
+    backend: Backend,
+    vocabulary_size: int,
+    observer: Observer,
+    weights_folder: Path,
 ) -> tuple[Engine, Built]:
-    """The engine, and what the record says of the bare model that it was given."""
+    """The engine, and what the record says of the bare model that it was given.
+
+    weights_folder: for files of initial weights, shared by the ranks of a machine.
+    """
     built = Built()
     job = request.job
     config = model_config(job, vocabulary_size)
     decaying: list[frozenset[str]] = []
 
-    def build() -> nn.Module:
-        model = build_model(job, config)
+    def note(model: nn.Module) -> None:
         decaying.append(decaying_names(model, job.optimizer))
         built.describe(model, decaying[-1])
         observer.built(model)
-        return model
 
+    source = JobModelSource(job, config, world, loading=request.loading, folder=weights_folder, on_built=note)
     context = SetupContext(
         world=world,
         precision=job.training.precision,
@@ -42,6 +52,6 @@ def prepare_engine(
         ),
     )
     engine = backend.prepare(
-        build, lambda named: observer.build_optimizer(named, job.optimizer, decaying[-1]), context
+        source, lambda named: observer.build_optimizer(named, job.optimizer, decaying[-1]), context
     )
     return engine, built

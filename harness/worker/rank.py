@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import sys
 import time
@@ -35,7 +36,7 @@ from harness.run_directory.events import (
 from harness.run_directory.out_of_memory import is_out_of_memory
 from harness.run_directory.outcome import EVENTS_LOST
 from harness.run_directory.rank_state import PositionWriter
-from harness.run_directory.request import RunRequest, checkpoint_folder, rank_file
+from harness.run_directory.request import RunRequest, checkpoint_folder, rank_file, weights_folder
 from harness.safe_text import described, encodable
 from harness.worker.checkpoint import CheckpointProbe
 from harness.worker.environment import device_name, join_process_group, prepare_process, world_of
@@ -110,13 +111,17 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
     sampler = Sampler(samples, request.job)
     position.enter("setup")
     with counter.counting("setup"):
-        engine, built = prepare_engine(request, world, backend, samples.vocabulary_size, observer)
+        engine, built = prepare_engine(
+            request, world, backend, samples.vocabulary_size, observer, weights_folder(run_directory)
+        )
     engine.train(True)
     instruments.probes.attach(engine, sampler.held_tensors)
     initial = _initial_weights(request, engine, instruments)
     loop = _loop(request, run_directory, world, samples, sampler, engine, instruments, telling)
     forms = own_forms(backend, request, world, loop, built, collectives)
     dist.barrier()
+    if world.local_rank == 0:
+        shutil.rmtree(weights_folder(run_directory), ignore_errors=True)
     with _explaining(request.backend):
         ready = SetupEvent(
             setup_seconds=time.perf_counter() - telling.started,

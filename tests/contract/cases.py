@@ -10,9 +10,10 @@ import torch
 
 from harness.backends.base import Backend, Engine, SetupContext, World
 from harness.spec import Job
-from harness.worker.model import build_model, model_config, summed_cross_entropy
+from harness.worker.model import summed_cross_entropy
 from harness.worker.optimizer import build_adamw, decaying_names
 from harness.worker.samples import IGNORED
+from tests.contract.sources import job_source
 
 STEPS = 6
 GLOBAL_BATCH = 8
@@ -93,12 +94,11 @@ def train(backend: Backend, case: Case, world: World) -> Trace:
     job = contract_job(case)
     decaying: list[frozenset[str]] = []
 
-    def build() -> torch.nn.Module:
-        model = build_model(job, model_config(job, VOCABULARY))
+    def note(model: torch.nn.Module) -> None:
         decaying.append(decaying_names(model, job.optimizer))
-        return model
 
-    engine = backend.prepare(build, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context)
+    source = job_source(job, VOCABULARY, world, note)
+    engine = backend.prepare(source, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context)
     engine.train(True)
     trace = _train(engine, case, world, micro)
     engine.close()

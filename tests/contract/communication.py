@@ -10,15 +10,12 @@ from typing import Any
 import torch
 
 from harness.backends.base import Backend, Effective, Engine, SetupContext, World
+from harness.backends.model_source import Loading
 from harness.record import LayoutPart, ModelPart
 from harness.spec import Job
 from harness.worker.communication import CommunicationCounter
 from harness.worker.description import Built
-from harness.worker.model import (
-    build_model,
-    model_config,
-    summed_cross_entropy,
-)
+from harness.worker.model import summed_cross_entropy
 from harness.worker.optimizer import build_adamw, decaying_names
 from tests.contract.cases import (
     GLOBAL_BATCH,
@@ -29,6 +26,7 @@ from tests.contract.cases import (
     contract_job,
     global_batches,
 )
+from tests.contract.sources import job_source
 
 PROBED_STEP = 3
 
@@ -113,6 +111,11 @@ def count_cases(backend: Backend, world: World) -> list[Counted]:
     return [_count(backend, world, case) for case in VOLUME_CASES]
 
 
+def count_broadcast(backend: Backend, world: World) -> list[Counted]:
+    """The same where rank 0 broadcasts the initial weights."""
+    return [_count(backend, world, case, "broadcast") for case in VOLUME_CASES]
+
+
 def count_twice(backend: Backend, world: World) -> tuple[dict[str, int], dict[str, int]]:
     """Payload by collective over setup and three steps: by the counter, and by the flight recorder."""
     before = len(_recorded())
@@ -134,10 +137,10 @@ def count_twice(backend: Backend, world: World) -> tuple[dict[str, int], dict[st
     return ours, theirs
 
 
-def _count(backend: Backend, world: World, case: VolumeCase) -> Counted:
+def _count(backend: Backend, world: World, case: VolumeCase, loading: Loading = "slices") -> Counted:
     counter = CommunicationCounter()
     with counter.counting("setup"):
-        engine, layout, model = prepare(backend, world, case)
+        engine, layout, model = prepare(backend, world, case, loading)
     for step, batch in enumerate(list(global_batches())[: case.probed_step + 1]):
         take_step(engine, batch, world, case, counter if step == case.probed_step else None)
     counted = Counted(layout=layout, model=model, effective=engine.effective(), rows=counter.rows())
@@ -145,17 +148,19 @@ def _count(backend: Backend, world: World, case: VolumeCase) -> Counted:
     return counted
 
 
-def prepare(backend: Backend, world: World, case: VolumeCase) -> tuple[Engine, LayoutPart, ModelPart]:
+def prepare(
+    backend: Backend, world: World, case: VolumeCase, loading: Loading = "slices"
+) -> tuple[Engine, LayoutPart, ModelPart]:
     """An engine, and layout and facts of its bare model."""
     job = _job(case)
     built = Built()
     decaying: list[frozenset[str]] = []
 
-    def build() -> torch.nn.Module:
-        model = build_model(job, model_config(job, VOCABULARY))
+    def note(model: torch.nn.Module) -> None:
         decaying.append(decaying_names(model, job.optimizer))
         built.describe(model, decaying[-1])
-        return model
+
+    source = job_source(job, VOCABULARY, world, note, loading)
 
     context = SetupContext(
         world=world,
@@ -166,7 +171,7 @@ def prepare(backend: Backend, world: World, case: VolumeCase) -> tuple[Engine, L
         preset=case.preset,  # type: ignore[arg-type]
         compute_loss=summed_cross_entropy,
     )
-    engine = backend.prepare(build, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context)
+    engine = backend.prepare(source, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context)
     engine.train(True)
     assert built.layout is not None
     assert built.model is not None

@@ -74,6 +74,7 @@ def _do(what: str, label: str, rank: int, world_size: int, port: int, folder: Pa
         RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank),
         LOCAL_WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
         OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", TORCH_FR_BUFFER_SIZE="20000",
+        CONTRACT_FOLDER=str(folder),
     )  # fmt: skip
     from importlib import import_module
 

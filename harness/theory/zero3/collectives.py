@@ -24,6 +24,7 @@ from harness.theory.terms import (
     over_steps,
 )
 from harness.theory.workload import Workload
+from harness.theory.loading import loading_collectives
 from harness.theory.zero import broadcast_model, bucket_calls, reduce_dtype, with_checkpoint
 from harness.theory.zero3.fetching import fetching, own_settings
 from harness.theory.zero3.states import sub_groups
@@ -212,8 +213,9 @@ def _evaluation(workload: Workload) -> list[Collective]:
 
 
 def _setup(workload: Workload) -> list[Collective]:
-    """The engine broadcasts every parameter, `Init._zero_init_param` once more while it partitions them,
-    and `create_reduce_and_remove_grad_hooks` (stage3.py) gathers each to attach its hook."""
+    """`Init._zero_init_param` broadcasts every parameter while it partitions them. Before that the engine
+    broadcasts a model that is not partitioned yet. Then
+    `create_reduce_and_remove_grad_hooks` (stage3.py) gathers each to attach its hook."""
     hooked = gathered(
         "setup", "weights gathered to attach hooks", _sizes(workload, workload.layout.parameters),
         workload.compute_dtype,
@@ -221,7 +223,10 @@ def _setup(workload: Workload) -> list[Collective]:
     barriers = Collective(
         phase="setup", op="barrier", dtype="none", term="barriers", payload_bytes=0, calls=3
     )
-    return [*broadcast_model(workload), *broadcast_model(workload), barriers, *hooked]
+    initial = loading_collectives(workload)
+    if workload.loading == "full":
+        initial = broadcast_model(workload)
+    return [*initial, *broadcast_model(workload), barriers, *hooked]
 
 
 def _digest(workload: Workload) -> list[Collective]:

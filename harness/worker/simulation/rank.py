@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -74,10 +75,12 @@ def _simulate(request: SimulationRequest) -> dict[str, Any]:
 
 
 def _run(request: SimulationRequest, world: World, backend: Backend, probe: AllocatorProbe) -> dict[str, Any]:
-    run, observer, counter = request.run, Observer(), CommunicationCounter()
+    # There are no other ranks that could share files of weights.
+    run = request.run.model_copy(update={"loading": "full"})
+    observer, counter = Observer(), CommunicationCounter()
     vocabulary_size = load_tokenizer(run.job.data.tokenizer).vocabulary_size
     config = model_config(run.job, vocabulary_size)
-    engine, built = prepare_engine(run, world, backend, vocabulary_size, observer)
+    engine, built = prepare_engine(run, world, backend, vocabulary_size, observer, Path())
     engine.train(True)
     substitutions = list(SUBSTITUTIONS) if request.tensors == "fake" else []
     substitutions += _replace_reducer(engine, fake=request.tensors == "fake")

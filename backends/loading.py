@@ -1,0 +1,92 @@
+"""Fills the shards of a model whose skeleton was sharded, so that no rank ever holds all of its weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from harness.backends.base import World
+from harness.backends.model_source import ModelSource
+
+
+def this_device(world: World) -> torch.device:
+    """The device of a rank."""
+    return torch.device("cuda", world.local_rank) if world.device == "cuda" else torch.device("cpu")
+
+
+def reserve_parameters(skeleton: nn.Module) -> None:
+    """Give each parameter memory on the CPU that is reserved and not written, so not resident.
+
+    A library that shards parameter by parameter or unit by unit then makes one of them resident at a time.
+    """
+    on_meta = list(skeleton.parameters())  # kept, so that their ids stay theirs
+    reserved = {
+        id(parameter): nn.Parameter(
+            torch.empty(parameter.shape, dtype=parameter.dtype), requires_grad=parameter.requires_grad
+        )
+        for parameter in on_meta
+    }
+    for module in skeleton.modules():
+        for name, parameter in _own_parameters(module):
+            module._parameters[name] = reserved[id(parameter)]
+
+
+def fill_fsdp2(model: nn.Module, source: ModelSource, device: torch.device) -> None:
+    """Give each parameter of a skeleton that `fully_shard` has cut its local part, on `device`."""
+    on_meta = list(model.named_parameters())
+    local = {id(parameter): _local_part(parameter, source, name, device) for name, parameter in on_meta}
+    for module in model.modules():
+        for name, parameter in _own_parameters(module):
+            # FSDP2 takes over what is assigned in this way (torch 2.13, `FSDPParam.reset_sharded_param`).
+            module.load_state_dict({name: local[id(parameter)]}, strict=False, assign=True)
+
+
+def _local_part(
+    parameter: nn.Parameter, source: ModelSource, name: str, device: torch.device
+) -> nn.Parameter:
+    assert isinstance(parameter, DTensor)
+    mesh, placements = parameter.device_mesh, parameter.placements
+    shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+    part = torch.empty(shape, dtype=parameter.dtype, device=device)
+    start = offset[0] * math.prod(parameter.shape[1:]) if part.numel() else 0
+    source.fill(part.view(-1), name, start)
+    sharded = DTensor.from_local(
+        part, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
+    return nn.Parameter(sharded, requires_grad=parameter.requires_grad)
+
+
+def fill_fsdp1(fsdp: FullyShardedDataParallel, source: ModelSource) -> None:
+    """Fill the flat shard of each unit; its metadata say which elements of which parameter lie where."""
+    for unit_name, unit in fsdp.named_modules():
+        flat = unit._flat_param if isinstance(unit, FullyShardedDataParallel) else None
+        if flat is None:
+            continue
+        prefix = f"{unit_name}.".replace("_fsdp_wrapped_module.", "") if unit_name else ""
+        shard: Tensor = flat.data  # `_local_shard` from the first forward pass on
+        for name, part in zip(flat._fqns, flat._shard_param_infos, strict=True):
+            start, elements = part.offset_in_shard or 0, part.numel_in_shard or 0
+            with torch.no_grad():
+                source.fill(shard[start : start + elements], prefix + name, part.intra_param_start_idx or 0)
+
+
+def fill_zero3(model: nn.Module, source: ModelSource) -> None:
+    """Fill the pieces into which `deepspeed.zero.Init` cut each flattened parameter, one per rank."""
+    for name, parameter in model.named_parameters():
+        partitioned: Any = parameter
+        piece: Tensor = partitioned.ds_tensor
+        start = dist.get_rank() * piece.numel()
+        elements = max(0, min(piece.numel(), partitioned.ds_numel - start))
+        piece[elements:].zero_()
+        source.fill(piece[:elements], name, start)
+
+
+def _own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return list(module.named_parameters(recurse=False, remove_duplicate=False))

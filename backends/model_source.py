@@ -1,0 +1,69 @@
+"""Where a strategy gets the model from: built whole, or as a skeleton that it fills piece by piece.
+
+Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Loading = Literal["slices", "broadcast", "full"]
+"""How initial weights reach ranks that shard them: each reads its part of a file; rank 0 reads and
+broadcasts; every rank builds the whole model, then shards it."""
+
+
+class ModelSource(ABC):
+    """What `Backend.prepare` is given as `build_model`: calling it returns the whole model.
+
+    A strategy that shards weights should not call it unless `loading` is 'full', but build the `skeleton`,
+    shard that, and `fill` what it keeps of each parameter.
+    """
+
+    loading: Loading
+    """What was asked for."""
+
+    @abstractmethod
+    def __call__(self) -> nn.Module:
+        """The whole model on the CPU, equal on every rank."""
+
+    @abstractmethod
+    def skeleton(self) -> nn.Module:
+        """The same model with its parameters on the meta device; buffers hold their values on the CPU.
+
+        A collective where `loading` is not 'full'.
+        """
+
+    @abstractmethod
+    def fill(self, target: Tensor, name: str, start: int) -> None:
+        """Write initial weights of one parameter to `target`, a 1-D tensor of any floating dtype and device.
+
+        They are elements `start` to `start + target.numel()` of the flattened parameter. Under 'broadcast'
+        this is a collective: every rank calls it for the same parameters in the same order, with an empty
+        target where it keeps nothing.
+        """
+
+
+class _Callable(ModelSource):
+    loading: Loading = "full"
+
+    def __init__(self, build: Callable[[], nn.Module]) -> None:
+        self._build = build
+
+    def __call__(self) -> nn.Module:
+        return self._build()
+
+    def skeleton(self) -> nn.Module:
+        raise NotImplementedError("a plain function builds the whole model only")
+
+    def fill(self, target: Tensor, name: str, start: int) -> None:
+        raise NotImplementedError("a plain function builds the whole model only")
+
+
+def model_source(build_model: Callable[[], nn.Module]) -> ModelSource:
+    """The source itself, or one that builds the whole model from a function that returns it."""
+    return build_model if isinstance(build_model, ModelSource) else _Callable(build_model)

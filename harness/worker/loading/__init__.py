@@ -1,0 +1,1 @@
+"""How initial weights come to a rank without any rank holding all of them."""

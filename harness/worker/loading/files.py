@@ -1,0 +1,124 @@
+"""Makes sure that the initial weights of a job lie in files, once for all ranks that share a folder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from torch import nn
+
+from harness.atomic_write import write_atomically
+from harness.backends.precision import COMPUTE_DTYPES
+from harness.errors import HarnessError
+from harness.file_lock import NO_LOCKS
+from harness.spec import Job
+from harness.worker.loading.checkpoint_files import checkpoint_tensors
+from harness.worker.loading.streaming import CannotStream, stream_weights
+from harness.worker.loading.weight_file import StoredTensor, WeightWriter
+from harness.worker.model import build_model, draw_model, model_config, reads_checkpoint
+
+POLL_SECONDS = 0.05
+LIST_NAME = "tensors.json"
+"""Written last: where each parameter lies."""
+Stored = Mapping[str, StoredTensor]
+
+
+def provide_weights(
+    job: Job, config: Any, skeleton: nn.Module, numbers: Mapping[int, str], folder: Path
+) -> None:
+    """Write the weights to `folder` unless they are there, or note where the user's checkpoint has them.
+
+    skeleton, numbers: see `streaming.parameter_numbers`. At most one process at a time writes to a folder.
+    Raises HarnessError where it cannot be written.
+    """
+    listed = folder / LIST_NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / "lock"):
+            if not listed.exists():
+                stored = _provide(job, config, skeleton, numbers, folder)
+                places = {name: [str(tensor.file), tensor.name] for name, tensor in stored.items()}
+                write_atomically(listed, json.dumps(places))
+    except OSError as error:
+        raise HarnessError(
+            f"initial weights cannot be written to '{folder}': {error.strerror}; free space there, or set "
+            "runtime.loading=full, which needs none"
+        ) from error
+
+
+def await_weights(folder: Path) -> Stored:
+    """Where each parameter lies, once another process of this machine has written it."""
+    listed = folder / LIST_NAME
+    while not listed.exists():
+        time.sleep(POLL_SECONDS)
+    places = json.loads(listed.read_text(encoding="utf-8"))
+    return {name: StoredTensor(file=Path(file), name=inside) for name, (file, inside) in places.items()}
+
+
+def _provide(job: Job, config: Any, skeleton: nn.Module, numbers: Mapping[int, str], folder: Path) -> Stored:
+    if reads_checkpoint(job):
+        found = checkpoint_tensors(job, skeleton)
+        if found is not None:
+            return found
+    path = folder / "weights.safetensors"
+    shapes = {name: list(parameter.shape) for name, parameter in skeleton.named_parameters()}
+    try:
+        if reads_checkpoint(job):
+            raise CannotStream("transformers converts this checkpoint while it reads it")
+        with _writer(job, shapes, path) as writer:
+            stream_weights(lambda: draw_model(job, config), numbers, writer.write)
+    except CannotStream:
+        _build_in_another_process(job, shapes, path, config.vocab_size)
+    return {name: StoredTensor(file=path, name=name) for name in shapes}
+
+
+def _writer(job: Job, shapes: Mapping[str, Sequence[int]], path: Path) -> WeightWriter:
+    # At a low precision the initial weights are rounded to it anyway.
+    return WeightWriter(path, shapes, COMPUTE_DTYPES[job.training.precision])
+
+
+def _build_in_another_process(
+    job: Job, shapes: Mapping[str, Sequence[int]], path: Path, vocabulary_size: int
+) -> None:
+    """Have a process that is no rank build the whole model and write it."""
+    request = {"job": job.model_dump(mode="json"), "path": str(path), "vocabulary_size": vocabulary_size}
+    command = [sys.executable, "-m", "harness.worker.loading"]
+    done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:]
+        raise HarnessError(f"building the initial weights failed: {''.join(last)}")
+
+
+def write_whole_model(request: Mapping[str, Any]) -> None:
+    """What that process does."""
+    job = Job.model_validate(request["job"])
+    torch.set_num_threads(1)
+    model = build_model(job, model_config(job, request["vocabulary_size"]))
+    shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    with _writer(job, shapes, Path(request["path"])) as writer:
+        for name, parameter in model.named_parameters():
+            writer.write(name, parameter)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock where the file system has locks."""
+    lock = FileLock(path, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            lock.release()

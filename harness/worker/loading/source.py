@@ -1,0 +1,95 @@
+"""The job's model as backends get it: whole, or a skeleton and parts of its initial weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from harness.backends.base import World
+from harness.backends.model_source import Loading, ModelSource
+from harness.backends.precision import COMPUTE_DTYPES
+from harness.spec import Job
+from harness.worker.loading.files import await_weights, provide_weights
+from harness.worker.loading.streaming import parameter_numbers
+from harness.worker.loading.weight_file import WeightReader, pieces
+from harness.worker.model import build_model, draw_model, finish_model
+
+
+class JobModelSource(ModelSource):
+    """Of one rank. `folder`: where ranks of this machine find or put the weights."""
+
+    def __init__(
+        self,
+        job: Job,
+        config: Any,
+        world: World,
+        *,
+        loading: Loading,
+        folder: Path,
+        on_built: Callable[[nn.Module], None],
+    ) -> None:
+        self.loading = loading
+        self._job = job
+        self._config = config
+        self._world = world
+        self._folder = folder
+        self._on_built = on_built
+        self._compute = COMPUTE_DTYPES[job.training.precision]
+        self._elements: dict[str, int] = {}
+        self._first_names: dict[str, str] = {}
+        self._reader: WeightReader | None = None
+
+    def __call__(self) -> nn.Module:
+        model = build_model(self._job, self._config)
+        self._on_built(model)
+        return model
+
+    def skeleton(self) -> nn.Module:
+        model, numbers = parameter_numbers(lambda: draw_model(self._job, self._config, pretrained=False))
+        firsts = {id(parameter): name for name, parameter in model.named_parameters()}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            self._first_names[name] = firsts[id(parameter)]
+            self._elements[name] = parameter.numel()
+        if self._reads:
+            writes = self._world.local_rank == 0
+            if writes:
+                provide_weights(self._job, self._config, model, numbers, self._folder)
+            self._reader = WeightReader(await_weights(self._folder))
+        finish_model(self._job, model)
+        self._on_built(model)
+        return model
+
+    def fill(self, target: Tensor, name: str, start: int) -> None:
+        name = self._first_names[name]
+        with torch.no_grad():
+            if self.loading == "broadcast":
+                self._receive(target, name, start)
+                return
+            for low, high in pieces(start, start + target.numel()):
+                target[low - start : high - start].copy_(self._read(name, low, high))
+
+    @property
+    def _reads(self) -> bool:
+        return self.loading == "slices" or self._world.rank == 0
+
+    def _read(self, name: str, low: int, high: int) -> Tensor:
+        """Part of a parameter, rounded to the compute dtype as every backend's initial weights are."""
+        assert self._reader is not None
+        return self._reader.read(name, low, high).to(self._compute)
+
+    def _receive(self, target: Tensor, name: str, start: int) -> None:
+        device = torch.device(self._world.device)
+        for low, high in pieces(0, self._elements[name]):
+            if self._reads:
+                piece = self._read(name, low, high).to(device)
+            else:
+                piece = torch.empty(high - low, dtype=self._compute, device=device)
+            dist.broadcast(piece, 0)
+            first, last = max(low, start), min(high, start + target.numel())
+            if first < last:
+                target[first - start : last - start].copy_(piece[first - low : last - low])

@@ -1,0 +1,35 @@
+"""Whatever the loading, every strategy starts from the weights of a plain build, to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.contract.loaded_weights import LOADINGS
+from tests.contract.ranks import on_ranks
+
+SHARDING = [
+    ("fsdp", 2),
+    ("fsdp-hybrid", 4),
+    ("fsdp1", 2),
+    ("fsdp1-hybrid-grad-op", 4),
+    ("zero3", 2),
+    ("fsdp", 3),
+]
+
+
+@pytest.mark.long(seconds=60)
+@pytest.mark.parametrize(("name", "ranks"), SHARDING)
+def test_slices_and_broadcast_equal_the_whole_model(name: str, ranks: int, tmp_path: Path) -> None:
+    for per_rank in on_ranks("tests.contract.loaded_weights:loaded_weights", name, ranks, tmp_path):
+        for per_case in per_rank:
+            assert [said for said, *_ in per_case] == list(LOADINGS)
+            whole = per_case[0][1:]
+            assert all(loaded[1:] == whole for loaded in per_case)
+
+
+@pytest.mark.parametrize("name", ["ddp", "zero2", "fsdp1-no-shard"])
+def test_a_strategy_that_holds_the_whole_model_builds_it(name: str, tmp_path: Path) -> None:
+    for per_rank in on_ranks("tests.contract.loaded_weights:loaded_weights", name, 2, tmp_path):
+        assert {said for per_case in per_rank for said, *_ in per_case} == {"full"}

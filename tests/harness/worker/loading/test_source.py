@@ -1,0 +1,105 @@
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from harness.errors import HarnessError
+from harness.spec import DataSection, Job, ModelSection, TrainingSection
+from harness.worker.description import describe_layout, describe_model
+from harness.worker.loading.source import JobModelSource
+from harness.worker.model import draw_model, model_config
+from tests.harness.worker.loading.models import CONFIGS, LLAMA, MAMBA, VOCABULARY, job_of, source_of
+
+
+def filled(source: JobModelSource) -> dict[str, Tensor]:
+    """Every parameter, in two parts that divide no row."""
+    weights = {}
+    for name, parameter in source.skeleton().named_parameters():
+        flat = torch.empty(parameter.numel(), dtype=parameter.dtype)
+        middle = len(flat) // 3 + 1
+        source.fill(flat[:middle], name, 0)
+        source.fill(flat[middle:], name, middle)
+        weights[name] = flat.view(parameter.shape)
+    return weights
+
+
+def assert_equal(weights: dict[str, Tensor], model: nn.Module) -> None:
+    expected = dict(model.named_parameters())
+    assert weights.keys() == expected.keys()
+    for name, parameter in expected.items():
+        assert weights[name].dtype == parameter.dtype
+        assert torch.equal(weights[name], parameter), name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "fp16-mixed", "bf16"])
+@pytest.mark.parametrize("architecture", ["tied llama", "gpt2"])
+def test_parts_of_weights_equal_the_whole_model(architecture: str, precision: str, tmp_path: Path) -> None:
+    source = source_of(job_of(CONFIGS[architecture], precision=precision), tmp_path)
+    assert_equal(filled(source), source())
+
+
+def test_a_model_that_cannot_be_streamed_is_built_in_another_process(tmp_path: Path) -> None:
+    source = source_of(job_of(MAMBA), tmp_path)
+    assert_equal(filled(source), source())
+
+
+@pytest.mark.parametrize("architecture", list(CONFIGS))
+def test_the_skeleton_is_the_model_without_its_weights(architecture: str, tmp_path: Path) -> None:
+    source = source_of(job_of(CONFIGS[architecture], activation_checkpointing=True), tmp_path)
+    skeleton, model = source.skeleton(), source()
+    assert all(parameter.is_meta for parameter in skeleton.parameters())
+    assert describe_model(skeleton) == describe_model(model)
+    assert describe_layout(skeleton, frozenset()) == describe_layout(model, frozenset())
+    buffers = dict(skeleton.named_buffers())
+    assert all(torch.equal(buffers[name], buffer) for name, buffer in model.named_buffers())
+    assert skeleton.training == model.training
+
+
+def test_the_file_is_in_the_compute_dtype_and_written_once(tmp_path: Path) -> None:
+    job = job_of(LLAMA, precision="bf16-mixed")
+    source_of(job, tmp_path).skeleton()
+    (file,) = tmp_path.glob("*.safetensors")
+    assert {tensor.dtype for tensor in load_file(file).values()} == {torch.bfloat16}
+    written = file.stat().st_mtime_ns
+    source_of(job, tmp_path).skeleton()
+    assert file.stat().st_mtime_ns == written
+
+
+def checkpoint(folder: Path, **training: object) -> Job:
+    """A job on a checkpoint in bf16 and several files, whose names lack the prefix of the head's class."""
+    job = job_of(LLAMA, seed=5)
+    model = draw_model(job, model_config(job, VOCABULARY)).to(torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size="20KB")  # type: ignore[operator]
+    return Job(
+        model=ModelSection(name=str(folder)),
+        data=DataSection(sequence_length=32),
+        training=TrainingSection(**training),  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16-mixed"])
+def test_a_sharded_checkpoint_is_read_where_it_lies(precision: str, tmp_path: Path) -> None:
+    job = checkpoint(tmp_path / "model", precision=precision)
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) > 1
+    source = source_of(job, tmp_path / "weights")
+    assert_equal(filled(source), source())
+    assert not list((tmp_path / "weights").glob("*.safetensors"))
+
+
+def test_names_of_a_checkpoint_without_the_head_are_found(tmp_path: Path) -> None:
+    job = job_of(CONFIGS["bloom"], seed=5)
+    model = draw_model(job, model_config(job, VOCABULARY))
+    model.transformer.save_pretrained(tmp_path / "model")  # type: ignore[union-attr,operator]
+    named = job.model_copy(update={"model": ModelSection(name=str(tmp_path / "model"))})
+    source = source_of(named, tmp_path / "weights")
+    assert_equal(filled(source), source())
+    assert not list((tmp_path / "weights").glob("*.safetensors"))
+
+
+def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
+    taken = tmp_path / "file"
+    taken.touch()
+    with pytest.raises(HarnessError, match=r"runtime\.loading=full"):
+        source_of(job_of(LLAMA), taken / "weights").skeleton()
