@@ -18,8 +18,8 @@ from harness.theory.fsdp import (
     shard_role,
     sizes,
 )
-from harness.theory.loading import loading_collectives
 from harness.theory.layout import Tensor, ceil_to, elements
+from harness.theory.loading import loading_collectives
 from harness.theory.terms import (
     BACKWARD,
     DIGEST,

@@ -14,8 +14,8 @@ from harness.theory.fsdp import (
     norm,
     shard_role,
 )
-from harness.theory.loading import loading_collectives
 from harness.theory.layout import Tensor, ceil_to, elements
+from harness.theory.loading import loading_collectives
 from harness.theory.terms import (
     BACKWARD,
     DIGEST,

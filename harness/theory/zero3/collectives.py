@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from harness.theory.layout import Tensor, ceil_to
+from harness.theory.loading import loading_collectives
 from harness.theory.terms import (
     BACKWARD,
     DIGEST,
@@ -24,7 +25,6 @@ from harness.theory.terms import (
     over_steps,
 )
 from harness.theory.workload import Workload
-from harness.theory.loading import loading_collectives
 from harness.theory.zero import broadcast_model, bucket_calls, reduce_dtype, with_checkpoint
 from harness.theory.zero3.fetching import fetching, own_settings
 from harness.theory.zero3.states import sub_groups
