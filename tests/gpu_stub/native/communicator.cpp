@@ -145,6 +145,6 @@ EXPORT const char* ncclGetErrorString(ncclResult_t error) {
     default: return "error of the NCCL stub";
   }
 }
-EXPORT const char* ncclGetLastError(ncclComm_t communicator) {
-  return communicator ? communicator->last_error.c_str() : "";
+EXPORT const char* ncclGetLastError(ncclComm_t) {
+  return ncclComm::last_error.c_str();
 }

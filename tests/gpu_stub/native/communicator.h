@@ -31,7 +31,7 @@ struct ncclComm {
   std::string name;
   std::atomic<bool> aborted{false};
   std::atomic<ncclResult_t> error{ncclSuccess};  // what ncclCommGetAsyncError tells
-  std::string last_error;
+  static inline std::string last_error;  // of the process: torch asks without a communicator
 
   char* slot(int of_rank) const { return slots + stub::SLOT_BYTES * of_rank; }
   char* letter(int from, int to) const { return letters + stub::LETTER_BYTES * (from * size + to); }
