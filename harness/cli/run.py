@@ -150,7 +150,7 @@ def _run_as_rank(
         return code
 
     supervisor = supervise(external_rank(), world_size, store.root, patience_of(experiment), become_rank)
-    record = supervisor.missing_record()
+    record = supervisor.missing_record() or supervisor.early_record(request)
     if record is not None:
         _present_run(record, store, as_json)
     supervisor.leave()

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from harness.backends.base import World
-from harness.errors import HarnessError
 from harness.fabric.result import FabricResult, FabricRow, pairs_to_test, sizes_to_test, whole_elements
 from harness.launch.external import external_rank, external_ranks_per_node, external_world_size
+from harness.worker.devices import take_device
 from harness.worker.environment import join_process_group
 
 COLLECTIVE_TIMEOUT_SECONDS = 600.0
@@ -39,9 +39,7 @@ def measure(
         device=device,
     )
     if device == "cuda":
-        if not torch.cuda.is_available():
-            raise HarnessError("--device cuda: torch sees no GPU in this rank; give --device cpu")
-        torch.cuda.set_device(world.local_rank)
+        take_device(world)
     join_process_group(world, COLLECTIVE_TIMEOUT_SECONDS)
     test = FabricTest(device, repeats=repeats, warmup=warmup, seconds_per_row=seconds_per_row)
     result = test.run(largest, operations)

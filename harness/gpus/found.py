@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -125,7 +126,7 @@ def read_answer(
     devices = tuple(
         Gpu(**(entry | {"capability": tuple(entry["capability"])})) for entry in answer.get("devices", ())
     )
-    driver = _cuda_version(answer.get("driver_cuda"))
+    driver = _cuda_version(answer.get("driver_cuda") or _found_version(str(answer.get("error"))))
     architectures = tuple(answer.get("architectures", ()))
     refusal, why = None, None
     if answer.get("xpu_devices"):
@@ -173,6 +174,12 @@ def _why_none(error: str, wheel: Wheel, driver: str | None) -> str:
     if first in ("", "No CUDA GPUs are available"):
         return f"{wheel} finds no GPU here"
     return f"{wheel} cannot use a GPU: {first}"
+
+
+def _found_version(error: str) -> int | None:
+    """The driver's version of CUDA that torch names where it is too old."""
+    match = re.search(r"found version (\d+)", error)
+    return int(match[1]) if match else None
 
 
 def _cuda_version(number: int | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
@@ -13,7 +14,9 @@ from pathlib import Path
 from types import FrameType
 
 from harness.atomic_write import write_atomically
+from harness.errors import HarnessError
 from harness.launch.claim import claimed
+from harness.launch.early_end import EarlyEnd, read_early_end, record_early_end, telling_why
 from harness.launch.watch import ANSWER_SECONDS, STATE_SIGNAL, Patience, Watch, is_stopped
 from harness.record import Record
 from harness.record.run_id import run_folder
@@ -51,7 +54,8 @@ def supervise(rank: int, world_size: int, runs: Path, patience: Patience, become
         die_with(parent, signal.SIGKILL)
         signal.signal(STATE_SIGNAL, signal.SIG_IGN)  # until the rank answers it
         os.close(reader)
-        code = become(lambda run_id: _tell(writer, run_id))
+        with telling_why(writer):
+            code = become(lambda run_id: _tell(writer, run_id))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -64,7 +68,6 @@ def supervise(rank: int, world_size: int, runs: Path, patience: Patience, become
 
 def _tell(writer: int, run_id: str) -> None:
     os.write(writer, run_id.encode())
-    os.close(writer)
 
 
 @dataclass
@@ -80,6 +83,8 @@ class Supervisor:
     directory: Path | None = None
     """None: the ranks have not agreed on a run yet."""
     code: int | None = None
+    early_end: EarlyEnd | None = None
+    """Why the rank ended before the ranks agreed on a run, if it said so."""
     _told_at: float | None = None
     _asked: bool = False
     _watch: Watch | None = None
@@ -107,9 +112,9 @@ class Supervisor:
     def missing_record(self) -> Record | None:
         """Write and return the record if nobody else does; None: there is one, or another rank writes it."""
         directory = self.directory
-        if directory is None or self.code == 0 or not rank_file(directory, 0).exists():
+        if directory is None or self.code == 0:
             return None
-        if self.rank != 0 and not is_gone(directory, 0):
+        if self.rank != 0 and not (rank_file(directory, 0).exists() and is_gone(directory, 0)):
             return None
         stuck = (directory / STUCK_NAME).exists()
         if not stuck:
@@ -125,6 +130,18 @@ class Supervisor:
             record = assemble(directory, RunRequest.read(directory), outcome)
             write_record(directory, record)
         return record
+
+    def early_record(self, make_request: Callable[[], RunRequest]) -> Record | None:
+        """Write and return the record of a run that ended before its ranks agreed on it.
+
+        `make_request`: of what this rank would have proposed. None: they agreed, a launcher ended this rank,
+        another rank of this node was first, or there is nothing to propose.
+        """
+        if self.directory is not None or self.code in (0, None) or self._told_at is not None:
+            return None
+        with suppress(HarnessError):  # which the rank has printed
+            return record_early_end(self.runs, make_request(), self.rank, self.code or 0, self.early_end)
+        return None
 
     def _pass_on(self, number: int, _frame: FrameType | None) -> None:
         self._told_at = self._told_at or time.monotonic()
@@ -171,9 +188,11 @@ class Supervisor:
     def _find_folder(self) -> Path | None:
         if self.directory is None:
             with suppress(BlockingIOError):
-                run_id = os.read(self.reader, 4096).decode()
-                if run_id:
-                    self.directory = run_folder(self.runs, run_id)
+                said = os.read(self.reader, select.PIPE_BUF).decode(errors="replace")
+                if said.startswith("{"):
+                    self.early_end = read_early_end(said)
+                elif said:
+                    self.directory = run_folder(self.runs, said)
                     self._begin(self.directory)
         return self.directory
 

@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from harness.backends.base import World
 from harness.run_directory.request import LOCAL_RENDEZVOUS, RunRequest
+from harness.worker.devices import require_own_devices, take_device
 from harness.worker.progress_bars import keep_lock_of_bars
 
 LOOPBACK = "127.0.0.1"
@@ -42,7 +45,7 @@ def prepare_process(request: RunRequest, world: World) -> None:
     torch.set_num_threads(request.threads_per_rank)
     deterministic = request.job.training.deterministic
     if world.device == "cuda":
-        torch.cuda.set_device(world.local_rank)
+        take_device(world)
         note_out_of_memory()
         torch.backends.cuda.matmul.allow_tf32 = request.job.training.tf32
         torch.backends.cudnn.allow_tf32 = request.job.training.tf32
@@ -92,16 +95,28 @@ def join_process_group(world: World, timeout_seconds: float) -> str:
     backend = "nccl" if world.device == "cuda" else "gloo"
     if dist.is_initialized():
         return backend
-    device = torch.device("cuda", world.local_rank) if world.device == "cuda" else None
+    store = _local_store(world, timeout_seconds) if LOCAL_RENDEZVOUS in os.environ else None
+    device = None
+    if world.device == "cuda":
+        store = store or _agreed_store(world, timeout_seconds)
+        require_own_devices(world, store)
+        device = torch.device("cuda", world.local_rank)
     dist.init_process_group(
         backend,
-        store=_local_store(world, timeout_seconds) if LOCAL_RENDEZVOUS in os.environ else None,
+        store=store,
         rank=world.rank,
         world_size=world.world_size,
         timeout=timedelta(seconds=timeout_seconds),
         device_id=device,
     )
     return backend
+
+
+def _agreed_store(world: World, timeout_seconds: float) -> Any:
+    """The store that torchrun's variables name."""
+    found = rendezvous("env://", world.rank, world.world_size, timeout=timedelta(seconds=timeout_seconds))
+    store, _, _ = next(found)
+    return PrefixStore("default_pg", store)
 
 
 def _local_store(world: World, timeout_seconds: float) -> Any:

@@ -73,13 +73,17 @@ class Machine:
         references = [registry.REFERENCE, *noise_labels(layout, experiment)]
         return Comparison([self.run(label, nproc, settings) for label in [*references, *labels]])
 
+    def variables(self, **more: str) -> dict[str, str]:
+        """Of a process on the machine that is not one of the launcher's ranks."""
+        own = {name: value for name, value in os.environ.items() if name != FORKS}
+        return own | {"CUDA_STUB_DEVICES": str(DEVICES)} | more
+
     def harness(
         self, *words: str, environment: Mapping[str, str] | None = None, launched_by: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
         """Run the command line in the machine's folder; `launched_by`: words before `-m harness`."""
-        variables = os.environ | {"CUDA_STUB_DEVICES": str(DEVICES)} | dict(environment or {})
-        variables.pop(FORKS, None)
         return subprocess.run(
-            [sys.executable, *launched_by, "-m", "harness", *words], cwd=self.folder, env=variables,
-            capture_output=True, text=True, check=False, timeout=300,
+            [sys.executable, *launched_by, "-m", "harness", *words], cwd=self.folder,
+            env=self.variables(**(environment or {})), capture_output=True, text=True, check=False,
+            timeout=300,
         )  # fmt: skip

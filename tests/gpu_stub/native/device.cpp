@@ -2,8 +2,9 @@
 // the environment says, so that no record of a run on them can pass for one of a GPU.
 #include "device.h"
 
+#include <algorithm>
 #include <cstdio>
-#include <set>
+#include <vector>
 
 #include "settings.h"
 
@@ -30,11 +31,14 @@ int device_of(const std::string& word, int count) {
 
 // As the driver reads CUDA_VISIBLE_DEVICES: words count up to the first that names no device; one that is
 // named twice makes the whole list invalid.
-int visible_devices() {
+std::vector<int> visible() {
   const int count = static_cast<int>(number("CUDA_STUB_DEVICES", 2));
+  std::vector<int> found;
   const char* listed = text("CUDA_VISIBLE_DEVICES");
-  if (!listed) return count;
-  std::set<int> seen;
+  if (!listed) {
+    for (int device = 0; device < count; device++) found.push_back(device);
+    return found;
+  }
   std::string word;
   for (const char c : std::string(listed) + ",") {
     if (c == ' ') continue;
@@ -44,11 +48,14 @@ int visible_devices() {
     }
     const int device = device_of(word, count);
     if (device < 0) break;
-    if (!seen.insert(device).second) return 0;
+    if (std::find(found.begin(), found.end(), device) != found.end()) return {};
+    found.push_back(device);
     word.clear();
   }
-  return static_cast<int>(seen.size());
+  return found;
 }
+
+int visible_devices() { return static_cast<int>(visible().size()); }
 
 size_t device_memory_bytes() { return number("CUDA_STUB_MEMORY_BYTES", 80ull << 30); }
 
@@ -98,7 +105,8 @@ EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp* found, int device) {
   std::memset(found, 0, sizeof *found);
   const char* name = stub::text("CUDA_STUB_NAME");
   std::snprintf(found->name, sizeof found->name, name && *name ? "CUDA stub %s" : "CUDA stub", name);
-  for (int i = 0; i < 16; i++) found->uuid.bytes[i] = static_cast<char>(16 * device + i);
+  const int number = stub::visible()[device];  // of the machine, whatever the process calls it
+  for (int i = 0; i < 16; i++) found->uuid.bytes[i] = static_cast<char>(16 * number + i);
   found->totalGlobalMem = stub::device_memory_bytes();
   found->major = 8;
   found->minor = 0;
