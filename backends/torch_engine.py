@@ -125,7 +125,8 @@ class TorchEngine(Engine):
     def _unsharded_gradients(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._bare_module().named_parameters():
             if parameter.grad is not None:
-                yield name, full_tensor(parameter.grad)
+                # Offloaded shards lie on the CPU while NCCL gathers device memory only.
+                yield name, full_tensor(parameter.grad.to(self.context.world.device))
 
     def effective(self) -> Effective:
         parameter = next(self.module.parameters())

@@ -103,6 +103,8 @@ class RankPart(Part):
     """Memory at each moment of the probed steps."""
     overlap: list[OverlapPart] = []
     """How each traced step divides."""
+    overlap_missing: str | None = None
+    """Why steps were traced and `overlap` is empty."""
     probe_seconds: dict[str, float] = {}
     """What each probe cost by its own clock, seconds per step in which it ran."""
     timed_probes: list[str] = []

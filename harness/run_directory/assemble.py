@@ -221,6 +221,7 @@ def _rank(rank: int, events: RankEvents) -> RankPart | None:
         probe_loss=final.probe_loss if final else None,
         memory=measured.memory if measured else [],
         overlap=measured.overlap if measured else [],
+        overlap_missing=measured.overlap_missing if measured else None,
         probe_seconds=measured.probe_seconds if measured else {},
         timed_probes=measured.timed_probes if measured else [],
         matmul_flops_per_second=setup.matmul_flops_per_second,

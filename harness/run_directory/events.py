@@ -142,6 +142,7 @@ class MeasuredEvent(Part):
     communication: list[CommunicationPart]
     early_reduced_bytes: int | None
     overlap: list[OverlapPart]
+    overlap_missing: str | None = None
     probe_seconds: dict[str, float]
     timed_probes: list[str]
     reserved_bytes: int | None

@@ -31,7 +31,8 @@ class MeasureSection(Section):
     )
     traced_steps: NonNegativeInt = Field(
         1,
-        description="steps after those under torch's profiler, not timed: how far communication overlaps",
+        description="steps after those under torch's profiler, not timed: how far communication overlaps; on CUDA "
+        "one more goes before them and is discarded",
     )
     cooldown_steps: NonNegativeInt = Field(
         3,
@@ -78,9 +79,14 @@ class MeasureSection(Section):
         """These settings for a run that nothing looks at but its losses, norms and weights."""
         return MeasureSection(probed_steps=0, traced_steps=0, timed=False, weight_digests=self.weight_digests)
 
-    def window(self, step: int, steps: int) -> Literal["warmup", "probed", "traced", "cooldown", "timed"]:
-        """Which window a step of a run of `steps` belongs to; they follow each other in this order."""
-        watched = self.probed_steps + self.traced_steps
+    def window(
+        self, step: int, steps: int, *, discarded: int = 0
+    ) -> Literal["warmup", "probed", "traced", "cooldown", "timed"]:
+        """Which window a step of a run of `steps` belongs to; they follow each other in this order.
+
+        `discarded`: steps that are traced in addition, only to start the profiler.
+        """
+        watched = self.probed_steps + self.traced_steps + (discarded if self.traced_steps else 0)
         left = steps - self.warmup_steps - watched
         cooldown = self.cooldown_steps if watched and left - self.cooldown_steps >= LEAST_TIMED_STEPS else 0
         if step < self.warmup_steps or not self.timed:

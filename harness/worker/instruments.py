@@ -69,6 +69,7 @@ class Instruments:
             communication=[CommunicationPart(rank=self.rank, **row) for row in self.counter.rows()],
             early_reduced_bytes=self.counter.early_reduced_bytes,
             overlap=[OverlapPart(**row) for row in self.tracer.rows],
+            overlap_missing=self.tracer.missing,
             probe_seconds=self.probes.seconds_per_step() | self._tracer_seconds(),
             timed_probes=sorted(self.probes.timed_probes),
             reserved_bytes=self.allocator.reserved_peak_bytes(),

@@ -17,6 +17,7 @@ from harness.record import DataPart
 from harness.run_directory.events import EvaluationEvent, StepEvent
 from harness.run_directory.rank_state import PositionWriter
 from harness.spec import Job, MeasureSection
+from harness.worker.batch_transfer import to_device
 from harness.worker.checkpoint import CheckpointProbe
 from harness.worker.events import EventWriter
 from harness.worker.examine import Examination
@@ -68,7 +69,7 @@ class Loop:
         self._trace(wanted=False)
 
     def _train_step(self, step: int) -> None:
-        window = self.measure.window(step, self.steps)
+        window = self.measure.window(step, self.steps, discarded=self.tracer.discarded_steps)
         rate = learning_rate(step, self.steps, self.job.optimizer, self.job.schedule)
         global_targets = int(self.samples.targets[self.sampler.step_ids(step)].sum())
         hashes = SampleHashes(self.samples)
@@ -154,7 +155,8 @@ class Loop:
     def probe_batch(self) -> Batch:
         """The first micro-batch that rank 0 trained on: the same on every rank."""
         ids = self.sampler.step_ids(0)[: self.layout.micro_batch_size]
-        return self._to_device({"tokens": self.samples.tokens[ids], "labels": self.samples.labels[ids]})
+        batch = {"tokens": self.samples.tokens[ids], "labels": self.samples.labels[ids]}
+        return to_device(batch, self.world.device)
 
     def _enter(self, phase: str | None) -> None:
         """A phase of the step begins; None: fetching a batch, or the end of the step."""
@@ -179,7 +181,8 @@ class Loop:
             step, micro_step, self.world.rank, self.world.world_size, self.layout
         )
         hashes.note(ids)
-        return self._to_device({"tokens": self.samples.tokens[ids], "labels": self.samples.labels[ids]})
+        batch = {"tokens": self.samples.tokens[ids], "labels": self.samples.labels[ids]}
+        return to_device(batch, self.world.device)
 
     @torch.no_grad()
     def _evaluate(self, steps_taken: int) -> None:
@@ -226,13 +229,8 @@ class Loop:
         padded = (mine + ids[:1] * size)[:size]
         labels = self.samples.labels[padded].clone()
         labels[len(mine) :] = IGNORED
-        batch = self._to_device({"tokens": self.samples.tokens[padded], "labels": labels})
+        batch = to_device({"tokens": self.samples.tokens[padded], "labels": labels}, self.world.device)
         return batch, int((labels[:, 1:] != IGNORED).sum())
-
-    def _to_device(self, batch: Batch) -> dict[str, Tensor]:
-        if self.world.device == "cpu":
-            return batch
-        return {key: value.to(self.world.device, non_blocking=True) for key, value in batch.items()}
 
     def _synchronise(self) -> None:
         if self.world.device == "cuda":

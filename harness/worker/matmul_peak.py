@@ -21,9 +21,16 @@ def matmul_flops_per_second(device: str, dtype: torch.dtype) -> float:
 
 
 def measured_peaks(device: str, dtype: torch.dtype) -> dict[str, float]:
-    """The peak by dtype, in the form of `record.RankPart.matmul_flops_per_second`."""
+    """The peak by dtype, in the form of `record.RankPart.matmul_flops_per_second`.
+
+    Call it before anything of the job lies on the device: what it used is given back, and peaks begin anew.
+    """
+    peak = matmul_flops_per_second(device, dtype)
+    if device == "cuda":  # else the matrices' memory would count as reserved by the training
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     tf32 = device == "cuda" and dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    return {"tf32" if tf32 else dtype_name(dtype): matmul_flops_per_second(device, dtype)}
+    return {"tf32" if tf32 else dtype_name(dtype): peak}
 
 
 def _best(device: str, dtype: torch.dtype, size: int) -> float:

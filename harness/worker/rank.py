@@ -106,6 +106,9 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
     position.enter("rendezvous")
     with counter.counting("setup"):
         collectives = join_process_group(world, request.collective_timeout_seconds)
+    began = time.perf_counter()
+    peaks = _matmul_peaks(request)
+    not_setup = time.perf_counter() - began
     position.enter("load data")
     samples = load_samples(request.job)
     sampler = Sampler(samples, request.job)
@@ -124,7 +127,7 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
         shutil.rmtree(weights_folder(run_directory), ignore_errors=True)
     with _explaining(request.backend):
         ready = SetupEvent(
-            setup_seconds=time.perf_counter() - telling.started,
+            setup_seconds=time.perf_counter() - telling.started - not_setup,
             effective=engine.effective(),
             native_config=engine.native_config(),
             versions={name: _version(name) for name in backend.packages},
@@ -138,7 +141,7 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
             layout=built.layout,
             data=describe_data(samples, sampler),
             steps=loop.steps,
-            matmul_flops_per_second=_matmul_peaks(request),
+            matmul_flops_per_second=peaks,
         )
         events.write(ready)
         telling.signals.on_termination(lambda: _write_before_ending(instruments, telling))
@@ -254,9 +257,10 @@ def _explaining(label: str) -> Iterator[None]:
 
 
 def _matmul_peaks(request: RunRequest) -> dict[str, float]:
-    """What matrix products alone reach, where that was asked for."""
+    """What matrix products alone reach, all ranks at once, where that was asked for."""
     if not request.measure.matmul_peak:
         return {}
+    dist.barrier()
     return measured_peaks(request.device, compute_dtype(request.job.training.precision))
 
 

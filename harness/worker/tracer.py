@@ -17,6 +17,13 @@ from harness.worker.overlap import Communication, Interval, Operator, computing_
 
 STEP, PHASE = "harness::step ", "harness::phase "
 # Their own time is waiting, or Python that may wait; what computes inside of them is seen by itself.
+DISCARDED_STEPS = {"cuda": 1}
+"""First steps under the profiler that are left out, by device: they hold the start of CUPTI."""
+DEVICE_ACTIVITIES = ("kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset")
+NOTHING_SEEN = (
+    "the profiler saw no kernel on the GPU: CUPTI is missing, another profiler uses it, or the driver allows "
+    "it to administrators only (NVreg_RestrictProfilingToAdminUsers)"
+)
 NOT_COMPUTING = ("c10d::", "_c10d_functional::", "autograd::", "torch::", "torch.", "FSDP::")
 
 
@@ -26,6 +33,9 @@ class Tracer:
     def __init__(self, device: str, trace_file: Path | None) -> None:
         self.rows: list[dict[str, Any]] = []
         """Per traced step, in the form of `record.OverlapPart`."""
+        self.missing: str | None = None
+        """Why steps were traced and there is no row."""
+        self.discarded_steps = DISCARDED_STEPS.get(device, 0)
         self.seconds = 0.0
         """What starting, stopping and reading cost, outside of the steps."""
         self._device = device
@@ -80,10 +90,18 @@ class Tracer:
         stopped, self._profile = self._profile, None
         stopped.stop()
         results: Any = stopped.profiler.kineto_results  # type: ignore[union-attr]
-        self.rows += divide_steps(results.events(), self._device)
+        rows, self.missing = read_trace(results.events(), self._device)
+        self.rows += rows
         if self._trace_file is not None:
             stopped.export_chrome_trace(str(self._trace_file))
         self.seconds += time.perf_counter() - begin
+
+
+def read_trace(events: Any, device: str) -> tuple[list[dict[str, Any]], str | None]:
+    """Rows of the steps that count, and why there is none: without events of the GPU it would look idle."""
+    if device == "cuda" and not any(e.activity_type() in DEVICE_ACTIVITIES for e in events):
+        return [], NOTHING_SEEN
+    return divide_steps(events, device)[DISCARDED_STEPS.get(device, 0) :], None
 
 
 def divide_steps(events: Any, device: str) -> list[dict[str, Any]]:
@@ -129,7 +147,7 @@ def _device_work(events: Any, phases: Phases) -> Work:
     computing: list[Interval] = []
     communications: list[Communication] = []
     for e in events:
-        if e.activity_type() not in ("kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset"):
+        if e.activity_type() not in DEVICE_ACTIVITIES:
             continue
         if e.name().startswith("nccl"):
             phase = _phase_at(launched.get(e.correlation_id(), e.start_ns()), phases)

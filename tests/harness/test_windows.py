@@ -38,3 +38,11 @@ def test_a_run_of_losses_alone_times_and_probes_nothing() -> None:
 
 def test_the_cooldown_can_be_left_out() -> None:
     assert windows(20, cooldown_steps=0)[-1] == ("timed", 14)
+
+
+def test_a_traced_step_more_that_is_discarded_leaves_as_many_that_count() -> None:
+    measure = MeasureSection()
+    found = [measure.window(step, 20, discarded=1) for step in range(20)]
+    assert (found.count("traced"), found.count("timed")) == (2, 10)
+    untraced = MeasureSection(traced_steps=0)
+    assert "traced" not in [untraced.window(step, 20, discarded=1) for step in range(20)]

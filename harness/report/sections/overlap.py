@@ -15,6 +15,7 @@ from harness.report.formats import milliseconds, percent
 from harness.report.sections.overlap_words import overlap_words
 from harness.report.tables import LABELS
 
+TITLE = "Overlap of computation and communication"
 LONGEST_WAITS = 3
 
 TEXTS = {
@@ -60,8 +61,9 @@ def overlap_section(comparison: Comparison) -> Section | None:
     """One line per backend and rank, its median traced step of all repeats; None where none was traced."""
     groups = comparison.groups
     body = [line for group in groups for line in _lines(group)]
+    missing = _missing(groups)
     if not body:
-        return None
+        return Section("overlap", TITLE, [missing]) if missing else None
     traced = [row.record for row in comparison.rows if any(rank.overlap for rank in row.record.ranks)]
     texts = [TEXTS[device] for device in dict.fromkeys(record.world.device for record in traced)]
     blocks: list[Block] = [Paragraph(text) for text in [*texts, SUM_TEXT]]
@@ -70,6 +72,8 @@ def overlap_section(comparison: Comparison) -> Section | None:
     for group in groups:
         if (sentence := overlap_sentence(group)) is not None:
             by_sentence.setdefault((marks[group.record.job_id], sentence), []).append(group.cell)
+    if missing:
+        blocks.append(missing)
     if by_sentence:
         items = [f"{name_cells(cells)}{job}: {sentence}" for (job, sentence), cells in by_sentence.items()]
         blocks.append(Items(items))
@@ -90,7 +94,17 @@ def overlap_section(comparison: Comparison) -> Section | None:
     if traces:
         text = "Traces in the folder of the runs; open them at ui.perfetto.dev or in chrome://tracing."
         blocks.append(Folded("Traces", [Paragraph(text), Items(traces)]))
-    return Section("overlap", "Overlap of computation and communication", blocks)
+    return Section("overlap", TITLE, blocks)
+
+
+def _missing(groups: Sequence[Repeats]) -> Items | None:
+    """Why a traced cell has no line."""
+    cells: dict[str, list[Cell]] = {}
+    for group in groups:
+        for reason in {rank.overlap_missing for row in group.rows for rank in row.record.ranks} - {None}:
+            cells.setdefault(str(reason), []).append(group.cell)
+    items = [f"{name_cells(of_reason)}: n/a: {reason}." for reason, of_reason in cells.items()]
+    return Items(items) if items else None
 
 
 def hidden_share(parts: Sequence[OverlapPart]) -> float | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.worker.tracer import divide_steps
+from harness.worker.tracer import NOTHING_SEEN, divide_steps, read_trace
 
 
 @dataclass
@@ -129,3 +129,20 @@ def test_each_step_is_divided_apart() -> None:
 def test_a_step_without_events_is_idle(device: str) -> None:
     (row,) = divide_steps([note("step 0", 0, 10)], device)
     assert nanoseconds(row) == {"compute": 0, "communication": 0, "exposed": 0, "idle": 10}
+
+
+TWO_STEPS = [note("step 5", 0, 100), note("step 6", 100, 200)]
+
+
+def test_a_gpu_of_which_nothing_was_seen_is_not_idle() -> None:
+    assert read_trace([*TWO_STEPS, launch(30, 11)], "cuda") == ([], NOTHING_SEEN)
+
+
+def test_the_first_traced_step_on_a_gpu_only_starts_the_profiler() -> None:
+    rows, missing = read_trace([*TWO_STEPS, kernel("gemm", 110, 150)], "cuda")
+    assert ([row["step"] for row in rows], missing) == ([6], None)
+
+
+def test_on_the_cpu_every_traced_step_counts() -> None:
+    rows, missing = read_trace([*TWO_STEPS, Event("aten::mm", 110, 150)], "cpu")
+    assert ([row["step"] for row in rows], missing) == ([5, 6], None)

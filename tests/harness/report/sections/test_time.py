@@ -121,6 +121,15 @@ def test_cells_of_which_the_same_is_said_stand_together() -> None:
     assert cells == ["ddp and zero1 on 2 ranks", "zero2 on 2 ranks"]
 
 
+def test_a_trace_without_the_gpu_is_not_available_and_says_why() -> None:
+    changes = {"overlap": [], "overlap_missing": "no kernel was seen"}
+    record = traced(0.1)
+    record = record.model_copy(update={"ranks": [r.model_copy(update=changes) for r in record.ranks]})
+    section = overlap_section(Comparison([record]))
+    assert section is not None
+    assert section.blocks == [Items(["ddp on 2 ranks: n/a: no kernel was seen."])]
+
+
 def test_one_rank_waits_for_nobody() -> None:
     record = traced(0.1)
     alone = record.model_copy(update={"world": record.world.model_copy(update={"world_size": 1})})
