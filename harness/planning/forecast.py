@@ -16,7 +16,7 @@ from harness.errors import HarnessError
 from harness.planning.job import data_bytes, planned_model, scenario_of, scenario_of_request
 from harness.planning.limits import Limits
 from harness.planning.models import job_model
-from harness.planning.preflight import least_on_host, predict_run, size, tightest_demand
+from harness.planning.preflight import least_on_host, predict_run, size, telling_demand
 from harness.planning.profiles import Trace
 from harness.planning.scenario import Scenario
 from harness.planning.verdict import Answer
@@ -196,7 +196,7 @@ def _is_unmet(run: Candidate) -> bool:
 
 def words(part: PredictionPart, run: Candidate, *, most: bool = False) -> str:
     """'fits: 1.2 MB of 3.9 GB per rank', 'cannot fit: 131 GB of 80 GB per rank'."""
-    demand = tightest_demand(part, min(run.ranks_per_node, run.world_size))
+    demand = telling_demand(part, min(run.ranks_per_node, run.world_size), run.torch_device)
     if demand is None:
         return f"{size(part.peak_bytes)} per rank, of a device whose memory is not known"
     verdict = "cannot fit" if part.verdict == DOES_NOT_FIT else part.verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from harness.planning.limits import Limits
 from harness.planning.memory import MemoryPrediction, predict_memory
@@ -25,6 +25,8 @@ class Demand:
     needed_bytes: int
     limit_bytes: int
     place: str
+    on_device: bool = False
+    """Of a rank's own; otherwise of the host."""
 
     @property
     def share(self) -> float:
@@ -67,7 +69,7 @@ def judged(
         device_limit_bytes=_smallest(limits.device_bytes, limits.imposed_bytes),
         host_bytes=_host_bytes(scenario, prediction) + data_bytes * _ranks_per_node(scenario),
         host_limit_bytes=limits.host_bytes,
-        made_by=f"{DISTRIBUTION} {version(DISTRIBUTION)}",
+        made_by=_made_by(),
     )
     tightest = tightest_demand(part, _ranks_per_node(scenario))
     return part.model_copy(update={"verdict": tightest.answer if tightest else None})
@@ -87,7 +89,7 @@ def least_on_host(
     part = PredictionPart(
         peak_bytes=rank_bytes, moment="at least", kinds=shares, device_bytes=rank_bytes,
         device_limit_bytes=limits.imposed_bytes, host_bytes=rank_bytes * min(ranks_per_node, world_size),
-        host_limit_bytes=limits.host_bytes, made_by=f"{DISTRIBUTION} {version(DISTRIBUTION)}",
+        host_limit_bytes=limits.host_bytes, made_by=_made_by(),
     )  # fmt: skip
     tightest = tightest_demand(part, min(ranks_per_node, world_size))
     return part.model_copy(update={"verdict": tightest.answer if tightest else None})
@@ -98,9 +100,22 @@ def tightest_demand(part: PredictionPart, ranks_per_node: int) -> Demand | None:
     return max(_demands(part, ranks_per_node), key=lambda demand: demand.share, default=None)
 
 
+def telling_demand(part: PredictionPart, ranks_per_node: int, torch_device: str) -> Demand | None:
+    """What a person wants to know: the device of a run on GPUs, unless the host decides against the run."""
+    tightest = tightest_demand(part, ranks_per_node)
+    if torch_device == "cpu" or tightest is None or tightest.answer != "fits":
+        return tightest
+    return next((demand for demand in _demands(part, ranks_per_node) if demand.on_device), None)
+
+
 def _demands(part: PredictionPart, ranks_per_node: int) -> Iterator[Demand]:
     if part.device_limit_bytes is not None:
-        yield Demand(needed_bytes=part.device_bytes, limit_bytes=part.device_limit_bytes, place="per rank")
+        yield Demand(
+            needed_bytes=part.device_bytes,
+            limit_bytes=part.device_limit_bytes,
+            place="per rank",
+            on_device=True,
+        )
     if part.host_limit_bytes is not None:
         yield Demand(
             needed_bytes=part.host_bytes // ranks_per_node,
@@ -120,6 +135,14 @@ def _host_bytes(scenario: Scenario, prediction: MemoryPrediction) -> int:
 
 def _ranks_per_node(scenario: Scenario) -> int:
     return min(scenario.ranks_per_node, scenario.world_size)
+
+
+def _made_by() -> str:
+    """'sharding-harness 0.1.0'; a checkout that is not installed has no version."""
+    try:
+        return f"{DISTRIBUTION} {version(DISTRIBUTION)}"
+    except PackageNotFoundError:
+        return f"{DISTRIBUTION}, not installed"
 
 
 def _smallest(*limits: int | None) -> int | None:

@@ -42,6 +42,10 @@ DEVICE_PEAKS = (
     _nvidia("H100", fp32=67, tf32=494.5, bf16=989.5, fp8=1979, sheet=_H100),
     _nvidia("H800", "PCIe", fp32=51, tf32=378, bf16=756.5, fp8=1513, sheet="NVIDIA H800 specification"),
     _nvidia("H800", fp32=67, tf32=494.5, bf16=989.5, fp8=1979, sheet="NVIDIA H800 specification"),
+    # The sheet prints the rates of 72 GPUs, with sparsity.
+    _nvidia("GB200", fp32=80, tf32=1250, bf16=2500, fp8=5000, sheet="NVIDIA GB200 NVL72 datasheet, per GPU"),
+    # Hopper with 78 of the H100's 132 multiprocessors; NVIDIA publishes no sheet.
+    _nvidia("H20", fp32=44, tf32=74, bf16=148, fp8=296, sheet="NVIDIA H20 specification of vendors"),
     _nvidia("B200", fp32=75, tf32=1125, bf16=2250, fp8=4500, sheet="NVIDIA DGX B200 datasheet, per GPU"),
     # CINECA's Leonardo: 124 multiprocessors where the A100 has 108 (arXiv 2307.16885), rates in proportion.
     _nvidia("A100", "64GB", fp32=22.4, tf32=179.1, bf16=358.2, sheet="custom A100 of Leonardo"),

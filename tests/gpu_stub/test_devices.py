@@ -65,6 +65,13 @@ def test_what_cannot_be_meant_is_refused_in_one_line(
     assert line.startswith(f"harness: {said}")
 
 
+def test_a_prediction_is_held_against_the_memory_of_the_device(machine: Machine) -> None:
+    done = machine.harness(*RUN, "--nproc", "2", "--runs", "predicted")
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("predicted memory: "))
+    assert line.endswith("of 85.9 GB per rank")
+
+
 def under_torchrun(machine: Machine, script: str, folder: str) -> tuple[Record, str]:
     """The record of two ranks that torchrun starts through a script of the shell, and what they printed."""
     through = (*TORCHRUN, "--no-python", "bash", "-c", f'{script}; exec {sys.executable} "$@"', "rank")

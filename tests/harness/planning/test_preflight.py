@@ -4,7 +4,7 @@ import pytest
 
 from harness.planning.limits import Limits
 from harness.planning.memory import MemoryPrediction, Moment
-from harness.planning.preflight import judged, size, tightest_demand
+from harness.planning.preflight import judged, size, telling_demand, tightest_demand
 from harness.planning.setup import setup_bytes
 from harness.planning.term import MemoryTerm
 from harness.record import PredictionPart
@@ -68,6 +68,18 @@ def test_the_host_must_hold_the_whole_model_once_for_each_rank() -> None:
     demand = tightest_demand(part, 8)
     assert demand is not None
     assert str(demand).endswith("of 25 GB host memory per rank")
+
+
+def test_a_run_on_gpus_shows_the_memory_of_the_device() -> None:
+    """The host has less to spare, but enough."""
+    part = on_gpus(10 * GB, device_bytes=80 * GB, host_bytes=400 * GB)
+    tightest, shown = tightest_demand(part, 8), telling_demand(part, 8, "cuda")
+    assert tightest is not None
+    assert tightest.place == "host memory per rank"
+    assert str(shown) == "11 GB of 80 GB per rank"
+    assert telling_demand(part, 8, "cpu") == tightest
+    short = on_gpus(10 * GB, device_bytes=80 * GB, host_bytes=200 * GB)
+    assert str(telling_demand(short, 8, "cuda")).endswith("of 25 GB host memory per rank")
 
 
 def test_ranks_on_the_cpu_share_the_memory_of_the_host() -> None:
