@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from harness.cells import Cell, is_refused
 from harness.cli.arguments import command_line
+from harness.cli.matrix_progress import MatrixProgress
 from harness.cli.output import echo
 from harness.cli.preflight import foresee, show
-from harness.cli.progress import Progress
+from harness.cli.view import View
 from harness.launch.cell import modules_to_preload, run_cell
 from harness.launch.claim import OthersRecords, claimed
 from harness.launch.local import LocalLauncher
@@ -40,8 +41,10 @@ class MissingCells:
         *,
         fresh: bool,
         force: bool,
+        view: View,
     ) -> None:
         self._store = store
+        self._view = view
         self._experiment = experiment
         self._device = device
         self._fresh = fresh
@@ -77,19 +80,33 @@ class MissingCells:
         jobs = {cell.job_id: cell.job for cell in cells}
         facts = {job_id: launcher.check(job.model_dump_json()) for job_id, job in jobs.items()}
         foreseen = foresee(cells, facts, self._experiment, launcher, force=self._force)
-        show(foreseen)
+        if not self._view.quiet:
+            show(foreseen)
         forget_refused(self._store, self._found, cells)
         others = OthersRecords(self._store.root, self.files.values())
-        for number, cell in enumerate(cells, start=1):
-            name = f"[{number}/{len(cells)}] {cell.backend} on {cell.world_size} ranks"
-            with claimed(self._store.root, cell.key, lambda name=name: _wait_for(name)):  # type: ignore[misc]
-                record = self._made_by_another(others, cell) or self._run(launcher, cell, others, foreseen)
-            done[cell.key] = record
-            echo(f"[{number}/{len(cells)}] {_line(record)}", err=True)
-            if record.error is not None and record.error.kind == "Interrupted":
-                self.interrupted = True
-                break
+        progress = MatrixProgress(len(cells), sys.stderr, self._view)
+        try:
+            for cell in cells:
+                done[cell.key] = record = self._record(launcher, cell, others, foreseen, progress)
+                progress.end(_line(record))
+                if record.error is not None and record.error.kind == "Interrupted":
+                    self.interrupted = True
+                    break
+        finally:
+            progress.close()
         return done
+
+    def _record(
+        self, launcher: LocalLauncher, cell: Cell, others: OthersRecords, foreseen: Forecast,
+        progress: MatrixProgress,
+    ) -> Record:  # fmt: skip
+        progress.begin(cell)
+        name = f"{cell.backend} on {cell.world_size} ranks"
+        waiting = f"{name}: another comparison on this folder runs it; waiting for its record"
+        with claimed(self._store.root, cell.key, lambda: progress.say(waiting)):
+            return self._made_by_another(others, cell) or self._run(
+                launcher, cell, others, foreseen, progress
+            )
 
     def _made_by_another(self, others: OthersRecords, cell: Cell) -> Record | None:
         found = None if self._fresh else others.of_cell(cell.key)
@@ -98,15 +115,14 @@ class MissingCells:
         self.files[id(found[1])] = found[0]
         return found[1]
 
-    def _run(self, launcher: LocalLauncher, cell: Cell, others: OthersRecords, foreseen: Forecast) -> Record:
-        progress = Progress(cell.backend, cell.world_size, sys.stderr, plain_lines=False)
-        try:
-            record = run_cell(
-                cell, self._experiment, self._store, launcher, command=command_line(), on_event=progress,
-                prediction=foreseen.parts.get(cell.key), refusal=foreseen.refusal(cell.key),
-            )  # fmt: skip
-        finally:
-            progress.close()
+    def _run(
+        self, launcher: LocalLauncher, cell: Cell, others: OthersRecords, foreseen: Forecast,
+        progress: MatrixProgress,
+    ) -> Record:  # fmt: skip
+        record = run_cell(
+            cell, self._experiment, self._store, launcher, command=command_line(), on_event=progress,
+            prediction=foreseen.parts.get(cell.key), refusal=foreseen.refusal(cell.key),
+        )  # fmt: skip
         path = self.files[id(record)] = self._store.record_path(record)
         others.is_own(path)
         return record
@@ -148,10 +164,6 @@ def open_store(runs: Path) -> Store:
             err=True,
         )
     return store
-
-
-def _wait_for(name: str) -> None:
-    echo(f"{name}: another comparison on this folder runs it; waiting for its record", err=True)
 
 
 def _line(record: Record) -> str:

@@ -13,6 +13,7 @@ from harness.cells import Cell, plan, reusable
 from harness.cli.arguments import numbers, require_gpus, split_backends
 from harness.cli.cell_runs import MissingCells, largest_batches, open_store
 from harness.cli.device import resolve_device
+from harness.cli.dry_run import show_plan
 from harness.cli.options import (
     EXIT_INTERRUPTED,
     EXIT_STRICT,
@@ -32,6 +33,8 @@ from harness.cli.options import (
 )
 from harness.cli.output import echo
 from harness.cli.preflight import force_option
+from harness.cli.view import View, view_options
+from harness.compare.wording import ranks
 from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.launch.external import started_as_rank
@@ -68,8 +71,12 @@ if TYPE_CHECKING:
 @click.option("--strict", is_flag=True, help="Exit with 3 if a cell failed or parity failed.")
 @force_option
 @trace_option
+@click.option(
+    "--dry-run", is_flag=True, help="List the cells, which have a record and how long the others take."
+)
 @json_option
 @measuring
+@view_options
 def compare(
     config: Path | None,
     backends: str | None,
@@ -83,11 +90,14 @@ def compare(
     strict: bool,
     force: bool,
     trace: bool,
+    dry_run: bool,
     as_json: bool,
+    view: View,
 ) -> int:
     """Run the missing cells of backends x world sizes x repeats and compare them all."""
     _require_no_launcher()
     experiment = load_experiment(config, with_trace(assignments, trace), notice)
+    view.begin("checking the job, its data and this machine")
     device = resolve_device(experiment.runtime.device)
     names = split_backends(backends) if backends is not None else experiment.compare.backends
     names = with_new_options(names)
@@ -95,18 +105,21 @@ def compare(
     cells = plan(experiment, names, sizes, repeats or experiment.compare.repeats, device)
     for size in sizes:
         require_gpus(device, size)
-    store = open_store(runs)
-    _require_writable(report)
+    store = Store(runs) if dry_run else open_store(runs)
+    _require_writable(None if dry_run else report)
     job = requeued_job()
     found = _takeable_runs(store, fresh, job)
     known = reusable([record for _, record in found], lambda _: True)
     batches = largest_batches(cells, experiment, device) if batch == "largest" else None
     cells = _enlarged(cells, batches) if batches is not None else cells
-    _tell_known(cells, known, job)
-    runs_made = MissingCells(store, experiment, device, found, fresh=fresh and job is None, force=force)
+    if dry_run:
+        return show_plan(cells, known, found, as_json=as_json, view=view)
+    _tell_known(cells, known, job, view)
+    fresh = fresh and job is None
+    runs_made = MissingCells(store, experiment, device, found, fresh=fresh, force=force, view=view)
     records = runs_made.records(cells, known, batches)
     runs_shown = [(runs_made.files[id(record)], record) for record in records]
-    comparison = _show(runs_shown, report, experiment.compare.question, as_json)
+    comparison = _show(runs_shown, report, experiment.compare.question, as_json, view)
     if runs_made.interrupted:
         return EXIT_INTERRUPTED
     return EXIT_STRICT if strict and _any_bad(comparison.rows) else 0
@@ -121,11 +134,14 @@ def _enlarged(cells: Sequence[Cell], batches: LargestBatches) -> list[Cell]:
     return enlarged
 
 
-def _tell_known(cells: Sequence[Cell], known: Mapping[str, Record], job: str | None) -> None:
+def _tell_known(cells: Sequence[Cell], known: Mapping[str, Record], job: str | None, view: View) -> None:
     count = sum(cell.key in known for cell in cells)
     if count:
         again = f"job {job} was started again: " if job is not None else ""
-        echo(f"{again}{count} of {len(cells)} cells have a record", err=True)
+        view.say(f"{again}{count} of {len(cells)} cells have a record")
+    for cell in cells:
+        if view.verbose and cell.key in known:
+            view.say(f"{cell.backend} on {ranks(cell.world_size)}: record {known[cell.key].run_id}")
 
 
 def _require_no_launcher() -> None:
@@ -166,11 +182,11 @@ def _takeable_runs(store: Store, fresh: bool, requeued: str | None) -> list[tupl
 
 
 def _show(
-    runs: Sequence[tuple[Path, Record]], report: Path | None, question: Question, as_json: bool
+    runs: Sequence[tuple[Path, Record]], report: Path | None, question: Question, as_json: bool, view: View
 ) -> Comparison:
     """Write the report and print the table; a record of which nothing can be shown is passed over by name."""
     try:
-        return _present(runs, report, question, as_json)
+        return _present(runs, report, question, as_json, view)
     except (HarnessError, OSError):
         raise
     except Exception:
@@ -178,39 +194,40 @@ def _show(
         from harness.report.report import prepare_report
 
         def trial(some: Sequence[tuple[Path, Record]]) -> object:
-            return _texts(some), prepare_report(some, report) if report is not None else None
+            return _texts(some, view), prepare_report(some, report) if report is not None else None
 
         sound, odd = without_odd_runs(runs, trial)
         warn_skipped(odd)
-        return _present(sound, report, question, as_json)
+        return _present(sound, report, question, as_json, view)
 
 
 def _present(
-    runs: Sequence[tuple[Path, Record]], report: Path | None, question: Question, as_json: bool
+    runs: Sequence[tuple[Path, Record]], report: Path | None, question: Question, as_json: bool, view: View
 ) -> Comparison:
     from harness.report.terminal import where_to_read
 
-    comparison, table, document = _texts(runs)
+    comparison, table, document = _texts(runs, view)
     _write_report(runs, report, question)
     # With --json a person reads the table, a program the document.
     echo(table, err=as_json)
     if as_json:
         echo(document)
     for line in where_to_read(comparison):
-        echo(line, err=True)
+        view.say(line)
     if report is not None:
-        echo(f"report: {report}", err=True)
+        view.say(f"report: {report}")
     return comparison
 
 
-def _texts(runs: Sequence[tuple[Path, Record]]) -> tuple[Comparison, str, str]:
+def _texts(runs: Sequence[tuple[Path, Record]], view: View) -> tuple[Comparison, str, str]:
     """The comparison, its table and its document."""
     from harness.compare.comparison import Comparison
-    from harness.report.tables import main_table
-    from harness.report.terminal import finding_lines
+    from harness.report.terminal import finding_lines, terminal_table
 
     comparison = Comparison(record for _, record in runs)
-    table = "\n".join([main_table(comparison), *finding_lines(comparison)])
+    table = "\n".join(
+        [terminal_table(comparison, wide=view.wide), *finding_lines(comparison, wide=view.wide)]
+    )
     return comparison, table, json.dumps(comparison.as_json(), indent=1)
 
 

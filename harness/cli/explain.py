@@ -11,9 +11,9 @@ import click
 from harness.backends.explain import choices
 from harness.cli.options import common, json_option
 from harness.cli.output import echo
-from harness.cli.tables import WIDTH
 from harness.compare.findings.catalogue import kinds
 from harness.errors import HarnessError
+from harness.report.narrow import WIDTH
 
 
 @click.command()

@@ -45,13 +45,15 @@ def foresee(
 
 
 def foresee_one(
-    cell: Cell, facts: dict[str, Any], experiment: Experiment, launcher: LocalLauncher, *, force: bool
-) -> PredictionPart | None:
-    """The same for one cell, and show it. Raises HarnessError if it cannot fit."""
+    cell: Cell, facts: dict[str, Any], experiment: Experiment, launcher: LocalLauncher, *, force: bool,
+    shows: bool = True,
+) -> PredictionPart | None:  # fmt: skip
+    """The same for one cell, and show it if `shows`. Raises HarnessError if it cannot fit."""
     foreseen = foresee([cell], {cell.job_id: facts}, experiment, launcher, force=force)
     if (refusal := foreseen.refusal(cell.key)) is not None:
         raise HarnessError(f"{cell.backend} on {ranks(cell.world_size)}: {refusal}")
-    show(foreseen)
+    if shows:
+        show(foreseen)
     return foreseen.parts.get(cell.key)
 
 

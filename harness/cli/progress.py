@@ -17,11 +17,13 @@ PLAIN_LINES = 5
 class Progress:
     """Follows the events of one run's rank 0."""
 
-    def __init__(self, label: str, world_size: int, stream: TextIO, *, plain_lines: bool) -> None:
+    def __init__(
+        self, label: str, world_size: int, stream: TextIO, *, plain_lines: bool, bar: bool = True
+    ) -> None:
         self._label = label
         self._world_size = world_size
         self._stream = stream
-        self._terminal = stream.isatty()
+        self._terminal = bar and stream.isatty()
         self._plain_lines = plain_lines and not self._terminal
         self._steps = 0
         self._bar: tqdm[Any] | None = None
@@ -43,20 +45,21 @@ class Progress:
             self._bar.close()
 
     def _show(self, event: StepEvent) -> None:
-        # Rank 0 knows its own share only; the record has the loss over all ranks.
-        mean = event.loss_sum
-        if mean is not None and event.target_tokens:
-            mean /= event.target_tokens
-        loss = "not finite" if mean is None else f"{mean:.4f}"
-        speed = event.tokens * self._world_size / event.seconds
         if self._bar is not None:
-            self._bar.set_postfix_str(f"loss {loss}, {speed:,.0f} tokens/s", refresh=False)
+            self._bar.set_postfix_str(step_words(event, self._world_size), refresh=False)
             self._bar.update()
         elif self._plain_lines:
             done = event.step + 1
             every = max(1, self._steps // PLAIN_LINES)
             if done % every == 0 or done == self._steps:
-                echo(
-                    f"{self._label}: step {done}/{self._steps}, loss {loss} (rank 0), {speed:,.0f} tokens/s",
-                    err=True,
-                )
+                words = step_words(event, self._world_size)
+                echo(f"{self._label}: step {done}/{self._steps}, {words}", err=True)
+
+
+def step_words(event: StepEvent, world_size: int) -> str:
+    """'loss 4.6553 (rank 0), 30,098 tokens/s': rank 0 knows its own share of the loss only."""
+    mean = event.loss_sum
+    if mean is not None and event.target_tokens:
+        mean /= event.target_tokens
+    loss = "not finite" if mean is None else f"{mean:.4f}"
+    return f"loss {loss} (rank 0), {event.tokens * world_size / event.seconds:,.0f} tokens/s"

@@ -30,6 +30,7 @@ from harness.cli.options import (
 from harness.cli.output import echo
 from harness.cli.preflight import force_option, foresee_one, refuse_as_rank
 from harness.cli.progress import Progress
+from harness.cli.view import View, view_options
 from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.launch.cell import modules_to_preload, patience_of, run_cell
@@ -60,6 +61,7 @@ from harness.store import Store
 @trace_option
 @json_option
 @measuring
+@view_options
 def run(
     backend: str,
     config: Path | None,
@@ -71,6 +73,7 @@ def run(
     force: bool,
     trace: bool,
     as_json: bool,
+    view: View,
 ) -> int:
     """Run one job under one backend and record it.
 
@@ -81,7 +84,7 @@ def run(
     device = resolve_device(experiment.runtime.device)
     store = Store(runs)
     if started_as_rank():
-        return _run_as_rank(experiment, label, device, store, nproc, force, as_json)
+        return _run_as_rank(experiment, label, device, store, nproc, force, as_json, view)
     if nodes > 1:
         raise HarnessError(
             f"--nodes {nodes}: this command starts ranks on its own machine only; under Slurm use "
@@ -93,12 +96,13 @@ def run(
     if port is not None:
         require_port(port)
     layout = batch_layout(experiment.training, world_size)
+    view.begin("checking the job, its data and this machine")
     cell = make_cell(experiment, label, world_size, layout, 0, device)
     store = open_store(runs)
     launcher = LocalLauncher(device, modules_to_preload(experiment, [label]))
     facts = launcher.check(cell.job.model_dump_json())
-    prediction = foresee_one(cell, facts, experiment, launcher, force=force)
-    progress = Progress(label, world_size, sys.stderr, plain_lines=True)
+    prediction = foresee_one(cell, facts, experiment, launcher, force=force, shows=not view.quiet)
+    progress = Progress(label, world_size, sys.stderr, plain_lines=not view.quiet, bar=not view.quiet)
     try:
         record = run_cell(
             cell, experiment, store, launcher, command=command_line(), on_event=progress, port=port,
@@ -106,7 +110,7 @@ def run(
         )  # fmt: skip
     finally:
         progress.close()
-    return _present_run(record, store, as_json)
+    return _present_run(record, store, as_json, view)
 
 
 def _world_size(label: str, nproc: int | None, device: str) -> int:
@@ -119,7 +123,7 @@ def _world_size(label: str, nproc: int | None, device: str) -> int:
 
 def _run_as_rank(
     experiment: Experiment, label: str, device: str, store: Store, nproc: int | None, force: bool,
-    as_json: bool,
+    as_json: bool, view: View,
 ) -> int:  # fmt: skip
     """Become one rank of a run that torchrun or accelerate launch started."""
     world_size = external_world_size()
@@ -146,18 +150,18 @@ def _run_as_rank(
 
         record, code = run_external(request, store.root, tell)
         if record is not None and external_rank() == 0:
-            code = _present_run(record, store, as_json)
+            code = _present_run(record, store, as_json, view)
         return code
 
     supervisor = supervise(external_rank(), world_size, store.root, patience_of(experiment), become_rank)
     record = supervisor.missing_record() or supervisor.early_record(request)
     if record is not None:
-        _present_run(record, store, as_json)
+        _present_run(record, store, as_json, view)
     supervisor.leave()
     return 1
 
 
-def _present_run(record: Record, store: Store, as_json: bool) -> int:
+def _present_run(record: Record, store: Store, as_json: bool, view: View) -> int:
     if record.error is not None and record.error.kind == "JobError":
         store.discard(record.run_id)
         raise HarnessError(record.error.message)
@@ -175,8 +179,8 @@ def _present_run(record: Record, store: Store, as_json: bool) -> int:
         raise HarnessError(f"run {record.status}: {reason(record)} (record and logs: {path.parent})")
     if not as_json:
         from harness.compare.comparison import Comparison
-        from harness.report.tables import main_table
+        from harness.report.terminal import terminal_table
 
-        echo(main_table(Comparison([record])))
-    echo(f"record: {path}", err=True)
+        echo(terminal_table(Comparison([record]), wide=view.wide))
+    view.say(f"record: {path}")
     return 0

@@ -10,8 +10,8 @@ import click
 from harness.backends.explain import choices
 from harness.cli.options import common, json_option
 from harness.cli.output import echo
-from harness.cli.tables import WIDTH
 from harness.errors import HarnessError
+from harness.report.narrow import WIDTH
 from harness.spec.reference import Setting, json_schema, sections
 from harness.spec.reference import settings as all_settings
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.tables import WIDTH
 from harness.record import ErrorPart
+from harness.report.narrow import WIDTH
 from harness.store import write_record
 from tests.records import make_record
 

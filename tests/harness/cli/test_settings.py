@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.tables import WIDTH
 from harness.compare.findings.catalogue import kinds
 from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.report.narrow import WIDTH
 from harness.shipped import names, resolve
 from harness.slurm.site import load_site
 from harness.spec import Experiment

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 WIDTH = 100
 """Characters of a line without --wide."""
 LEAST = 12
 """Characters of a column that is shortened."""
-GAP = 2
-PADDING = 2
-"""What tabulate keeps free next to a heading."""
+GAP = "  "
 CUT = "…"
 
 
@@ -20,24 +18,33 @@ def narrow(
     *,
     shrinks: Sequence[str] = (),
     keeps_end: Sequence[str] = (),
+    alignments: Mapping[str, str] | None = None,
     wide: bool = False,
 ) -> str:
     """A table of texts; unless `wide`, columns of `shrinks` are cut where it is too wide, in their order.
 
-    Those of `keeps_end` lose their beginning, the others their end.
+    Those of `keeps_end` lose their beginning, the others their end. `alignments`: 'left' or 'right' by
+    heading; left where there is none.
     """
-    from tabulate import tabulate
-
     table = [[*row] for row in rows]
     for name in () if wide else shrinks:
         place = [*headers].index(name)
-        excess = _width(table, headers) - WIDTH
+        excess = sum(_widths(table, headers)) + len(GAP) * (len(headers) - 1) - WIDTH
         longest = max((len(row[place]) for row in table), default=0)
         if excess > 0:
             most = max(LEAST, len(name), longest - excess)
             for row in table:
                 row[place] = shortened(row[place], most, keeps_end=name in keeps_end)
-    return tabulate(table, headers=headers, disable_numparse=True)
+    widths = _widths(table, headers)
+    right = [(alignments or {}).get(name) == "right" for name in headers]
+    lines = [headers, ["-" * width for width in widths], *table]
+    return "\n".join(
+        GAP.join(
+            text.rjust(width) if is_right else text.ljust(width)
+            for text, width, is_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in lines
+    )
 
 
 def shortened(text: str, most: int, *, keeps_end: bool = False) -> str:
@@ -47,7 +54,5 @@ def shortened(text: str, most: int, *, keeps_end: bool = False) -> str:
     return CUT + text[1 - most :] if keeps_end else text[: most - 1] + CUT
 
 
-def _width(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> int:
-    padded = [name + " " * PADDING for name in headers]
-    columns = [max(len(text) for text in column) for column in zip(padded, *rows, strict=True)]
-    return sum(columns) + GAP * (len(columns) - 1)
+def _widths(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> list[int]:
+    return [max(len(text) for text in column) for column in zip(headers, *rows, strict=True)]

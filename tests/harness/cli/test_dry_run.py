@@ -1,0 +1,80 @@
+"""`harness compare --dry-run`: what would run and why, and nothing runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.cells import Cell, plan
+from harness.config import load_experiment
+from harness.record import Record
+from harness.store import write_record
+from tests.records import make_record
+
+from .command_line import harness
+
+SET = ["compare.noise_runs=false", "training.steps=4"]
+
+
+@pytest.fixture(scope="module")
+def cells() -> dict[str, Cell]:
+    return {cell.backend: cell for cell in plan(load_experiment(None, SET), ["ddp", "zero3"], [2], 1, "cpu")}
+
+
+def recorded(cell: Cell, /, **changes: object) -> Record:
+    """A record of a cell as a run of it leaves it."""
+    record = make_record(
+        run_id=f"run-{cell.backend}", label=cell.backend, cell=cell.key, job_id=cell.job_id,
+        repeat=cell.repeat, measure=cell.measure.model_dump(),
+    )  # fmt: skip
+    return record.model_copy(update={"job": cell.job, **changes})
+
+
+def dry_run(folder: Path, *records: Record, settings: list[str] = SET) -> dict[str, dict]:
+    for record in records:
+        run = folder / "runs" / record.run_id
+        run.mkdir(parents=True)
+        write_record(run, record)
+    before = sorted((folder / "runs").iterdir()) if records else []
+    given = [word for setting in settings for word in ("--set", setting)]
+    done = harness(
+        "compare", "--dry-run", "--json", "--backends", "ddp,zero3", "--nproc", "2", *given, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert (sorted((folder / "runs").iterdir()) if records else []) == before
+    return {cell["backend"]: cell for cell in json.loads(done.stdout)["cells"]}
+
+
+def test_cells_with_a_record_are_named_and_the_others_have_a_reason(tmp_path: Path, cells: dict) -> None:
+    found = dry_run(tmp_path, recorded(cells["ddp"]))
+    assert (found["ddp"]["run_id"], found["ddp"]["why"]) == ("run-ddp", None)
+    assert (found["zero3"]["run_id"], found["zero3"]["why"]) == (None, "never ran in this folder")
+
+
+def test_an_empty_folder_has_no_estimate_and_is_not_created(tmp_path: Path) -> None:
+    found = dry_run(tmp_path)
+    assert {cell["seconds"] for cell in found.values()} == {None}
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("training.steps=5", "another job: training.steps"),
+        ("measure.probed_steps=1", "measured otherwise: measure.probed_steps"),
+    ],
+)
+def test_the_setting_that_differs_is_named(tmp_path: Path, cells: dict, setting: str, why: str) -> None:
+    assert dry_run(tmp_path, recorded(cells["ddp"]), settings=[*SET, setting])["ddp"]["why"] == why
+
+
+def test_a_failed_run_does_not_count(tmp_path: Path, cells: dict) -> None:
+    found = dry_run(tmp_path, recorded(cells["ddp"], status="failed"))
+    assert found["ddp"]["why"] == "the last run is failed"
+
+
+def test_other_code_is_a_reason(tmp_path: Path, cells: dict) -> None:
+    record = recorded(cells["ddp"], cell="of other code")
+    same = record.backend.model_copy(update={"versions": {}})
+    why = dry_run(tmp_path, record.model_copy(update={"backend": same}))["ddp"]["why"]
+    assert why == "code, machine, device or threads changed"

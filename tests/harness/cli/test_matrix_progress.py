@@ -1,0 +1,53 @@
+"""Progress of a comparison where there is no terminal, and on one."""
+
+import io
+import time
+from typing import Any
+
+import pytest
+
+from harness.cells import Cell, plan
+from harness.cli.matrix_progress import MatrixProgress, duration
+from harness.cli.view import View
+from harness.config import load_experiment
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def one_cell() -> Cell:
+    return plan(load_experiment(None, ["compare.noise_runs=false"]), ["ddp"], [2], 1, "cpu")[-1]
+
+
+def run(stream: Any, view: View) -> None:
+    progress = MatrixProgress(2, stream, view)
+    for text in ("ddp: ok", "zero3: ok"):
+        progress.begin(one_cell())
+        time.sleep(0.01)
+        progress.end(text)
+    progress.close()
+
+
+def test_lines_say_how_much_time_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    run(io.StringIO(), View())
+    assert capsys.readouterr().err == "[1/2] ddp: ok; about 0 s left\n[2/2] zero3: ok\n"
+
+
+def test_a_terminal_has_one_bar_for_all_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = Terminal()
+    run(stream, View())
+    assert "1.0/2 runs" in stream.getvalue()
+    assert capsys.readouterr().err == "[1/2] ddp: ok\n[2/2] zero3: ok\n"
+
+
+def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = Terminal()
+    run(stream, View(quiet=True))
+    assert (stream.getvalue(), capsys.readouterr().err) == ("", "")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(40, "40 s"), (720, "12 min"), (12_600, "3.5 h")])
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
