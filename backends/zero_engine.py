@@ -18,6 +18,7 @@ from harness.backends.piece import Piece, Progress
 from harness.backends.precision import dtype_name
 from harness.backends.presets import TIMER_WAITS
 from harness.backends.torch_engine import describe_groups, full_tensor
+from harness.backends.zero_loss_scale import forgotten_loss_scale, loss_scale
 
 
 class ZeroEngine(Engine):
@@ -44,6 +45,8 @@ class ZeroEngine(Engine):
 
     def backward(self, loss: Tensor, *, last_micro_step: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last_micro_step)
+        if self.stage == 0 and self.context.preset == "like-for-like":
+            loss = loss * forgotten_loss_scale(self.engine)
         self.engine.backward(loss, scale_wrt_gas=False)
         if not last_micro_step:
             self.engine.step()  # between boundaries it only counts
@@ -55,7 +58,7 @@ class ZeroEngine(Engine):
         own_norm = hasattr(self.engine.optimizer, "_global_grad_norm")
         norm = 0.0 if own_norm else self._unsharded_gradient_norm()
         # The optimizer of stage 0 in fp16 reports the norm of the gradients before unscaling.
-        scale = (self._loss_scale() or 1.0) if self.stage == 0 else 1.0
+        scale = (loss_scale(self.engine) or 1.0) if self.stage == 0 else 1.0
         self.engine.step()
         if own_norm:
             norm = float(self.engine.get_global_grad_norm()) / scale
@@ -76,7 +79,7 @@ class ZeroEngine(Engine):
             yield name, full.detach().to(device="cpu", dtype=torch.float32, copy=True)
 
     def full_gradients(self) -> Iterator[tuple[str, Tensor]] | None:
-        return None if self._loss_scale() is not None else self._unsharded_gradients()
+        return None if loss_scale(self.engine) is not None else self._unsharded_gradients()
 
     def _unsharded_gradients(self) -> Iterator[tuple[str, Tensor]]:
         from deepspeed.utils import safe_get_full_grad
@@ -114,7 +117,7 @@ class ZeroEngine(Engine):
             gradient_clipping=self.engine.gradient_clipping() or None,
             accumulation_steps=self.engine.gradient_accumulation_steps(),
             gradient_synchronisation=("every micro-step" if self.stage >= 2 else "last micro-step"),
-            loss_scale=self._loss_scale(),
+            loss_scale=loss_scale(self.engine),
             offload=offload,
             parameter_count=self.parameter_count,
             gather_dtype=dtype_name(parameter.dtype) if self.stage > 0 else None,
@@ -236,11 +239,6 @@ class ZeroEngine(Engine):
     def _unsharded_gradient_norm(self) -> float:
         gradients = (p.grad for p in self.engine.module.parameters() if p.grad is not None)
         return global_norm(gradients, None)
-
-    def _loss_scale(self) -> float | None:
-        if not self.engine.fp16_enabled():
-            return None
-        return float(getattr(self.engine.optimizer, "cur_scale", self.engine.optimizer.loss_scale))
 
     def _unfused_masters(self) -> dict[int, Tensor]:
         """Stage 0 in low precision keeps fp32 masters in lists parallel to the model's parameters."""

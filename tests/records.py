@@ -126,6 +126,13 @@ def make_ranks(world_size: int, state_bytes: int = 16_000) -> list[RankPart]:
     ]
 
 
+def on_stub(record: Record) -> Record:
+    """The same run on devices of the CUDA stub."""
+    ranks = [rank.model_copy(update={"device_name": "CUDA stub"}) for rank in record.ranks]
+    world = record.world.model_copy(update={"device": "cuda", "collectives": "nccl"})
+    return record.model_copy(update={"world": world, "ranks": ranks})
+
+
 def make_communication(
     world_size: int, op: str = "all_reduce", payload_bytes: int = 4000
 ) -> list[CommunicationPart]:

@@ -25,7 +25,12 @@ def timed_steps(record: Record) -> list[StepPart]:
 
 
 def first_timed(record: Record) -> int:
-    """Index of the first timed step; all that follow are timed too. Without any, the number of steps."""
+    """Index of the first timed step; all that follow are timed too. Without any, the number of steps.
+
+    Steps on a CUDA stub are not timed, whatever their window: the one place that leaves its speeds out.
+    """
+    if record.on_stub:
+        return len(record.steps)
     return next((i for i, step in enumerate(record.steps) if step.window == "timed"), len(record.steps))
 
 

@@ -20,6 +20,7 @@ from harness.record.settings import RecordedJob, RecordedMeasure
 from harness.record.steps import EvaluationPart, StepPart, WindowsPart
 from harness.record.world import WorldPart
 from harness.spec import Question
+from harness.theory.device_peaks import is_stub
 from harness.theory.terms import OwnForms
 
 SCHEMA_VERSION: Literal[2] = 2
@@ -157,3 +158,8 @@ class Record(Part):
     """Updates that a loss scaler skipped."""
     artifacts: Annotated[list[ArtifactPart], BeforeValidator(as_artifacts)] = []
     """Files and folders next to the record."""
+
+    @property
+    def on_stub(self) -> bool:
+        """Whether a device was a CUDA stub, on which no kernel runs: durations then say nothing at all."""
+        return any(is_stub(rank.device_name) for rank in self.ranks)

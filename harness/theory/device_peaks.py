@@ -86,6 +86,15 @@ DEVICE_PEAKS = (
 )  # fmt: skip
 
 
+STUB = "CUDA stub"
+"""The name of devices without hardware begins so (`tests/gpu_stub/native/device.cpp`)."""
+
+
+def is_stub(device_name: str) -> bool:
+    """Whether a device only answers as one would, as in the project's tests."""
+    return device_name.startswith(STUB)
+
+
 @lru_cache
 def find_peak(device_name: str, dtype: str) -> tuple[float, str] | None:
     """Peak in FLOP/s and the sheet it is from; None: the device or its rate for the dtype is unknown.
@@ -94,7 +103,7 @@ def find_peak(device_name: str, dtype: str) -> tuple[float, str] | None:
     dtype: 'float32', 'tf32', 'bfloat16', 'float16', 'float8'.
     """
     words = device_name.replace("-", " ").replace("_", " ").upper().split()
-    if "MIG" in words:  # a slice of the device
+    if "MIG" in words or is_stub(device_name):  # a slice of the device, or none
         return None
     for device in DEVICE_PEAKS:
         if all(word.upper() in words for word in device.words):

@@ -11,6 +11,7 @@ from harness.record import EnvironmentPart, Record
 from harness.report.document import Block, Items, Section
 from harness.report.formats import number
 from harness.report.sections.slurm import slurm_jobs
+from harness.theory.device_peaks import is_stub
 
 
 def machine_section(comparison: Comparison) -> Section:
@@ -25,13 +26,19 @@ def machine_section(comparison: Comparison) -> Section:
             ("system", f"{e.platform}, Python {e.python}"),
             ("packages", ", ".join(f"{name} {v}" for name, v in sorted(e.packages.items()))),
             ("harness code", e.code + commit_words(e)),
-            ("device", f"{world.device}, collectives over {world.collectives}"),
+            ("device", f"{_device(row.record)}, collectives over {world.collectives}"),
         ]
         facts += _network(e)
         seen.setdefault(tuple(facts), []).append(row.record)
     blocks: list[Block] = [Items([*facts, *_time_and_load(runs)]) for facts, runs in seen.items()]
     jobs = slurm_jobs(comparison)
     return Section("machine", "Machine and versions", [*blocks, jobs] if jobs else blocks)
+
+
+def _device(record: Record) -> str:
+    """'cpu', 'cuda', 'cuda (CUDA stub)'."""
+    names = sorted({rank.device_name for rank in record.ranks if is_stub(rank.device_name)})
+    return f"{record.world.device} ({listed(names)})" if names else record.world.device
 
 
 def _time_and_load(records: Sequence[Record]) -> list[tuple[str, str]]:

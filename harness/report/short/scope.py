@@ -12,6 +12,10 @@ from harness.report.short.title import job_words, rank_words
 from harness.spec import Question
 
 LIBRARIES = ("torch", "deepspeed")
+ON_STUB = (
+    "bytes, states and parity carry over to GPUs; no kernel ran on one, so peaks lack what kernels allocate "
+    "and speeds mean nothing"
+)
 ON_CPU = "bytes, states and parity carry over to GPUs, peaks and speeds do not"
 
 
@@ -25,7 +29,9 @@ def scope_section(comparison: Comparison, question: Question) -> Section | None:
     facts = [f"{rank_words(comparison)} over {transports}", job_words(comparison), precisions]
     facts += [_preset(worlds), _versions(comparison), _runs(comparison)]
     text = ", ".join(fact for fact in facts if fact)
-    if any(world.device == "cpu" for world in worlds):
+    if any(row.record.on_stub for row in comparison.rows):
+        text += f": {ON_STUB}"
+    elif any(world.device == "cpu" for world in worlds):
         text += f": {ON_CPU}"
     return Section("scope", "Scope", [Line(f"{text}.", details="machine")])
 

@@ -17,6 +17,7 @@ from harness.report.short.words import names, sentence
 
 FEW_TIMED_STEPS = 8
 """With fewer per run, speeds are rough."""
+ON_STUB = "No speed to compare: no kernel runs on a CUDA stub, so its durations are left out."
 NOTHING_TIMED = "No speed to compare: no configuration that trains the same model was timed."
 
 
@@ -24,7 +25,7 @@ def speed_sentence(stage: Stage) -> str:
     """The fastest, those tied with it and the slowest; or why there is no order."""
     timed = stage.timed
     if not timed:
-        return NOTHING_TIMED
+        return ON_STUB if any(group.record.on_stub for group in stage.groups) else NOTHING_TIMED
     if stage.is_alone:
         text = "no two cells were measured under the same conditions, so speeds are not compared"
     else:

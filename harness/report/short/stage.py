@@ -67,7 +67,7 @@ class Stage:
     @property
     def on_cpu(self) -> bool:
         """Whether speeds say nothing of GPUs."""
-        return any(group.record.world.device == "cpu" for group in self.groups)
+        return any(group.record.world.device == "cpu" or group.record.on_stub for group in self.groups)
 
     def figures(self, read: Callable[[Repeats], float | None]) -> dict[str, float]:
         """A figure of each cell that has it, by label, least first."""

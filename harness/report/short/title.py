@@ -8,8 +8,10 @@ from harness.compare.comparison import Comparison
 from harness.compare.repeats import Repeats
 from harness.compare.scaling import strong_scaling, weak_scaling
 from harness.compare.wording import listed
+from harness.record import Record
 from harness.report.figures import BASE
 from harness.spec import Question
+from harness.theory.device_peaks import STUB
 
 QUESTIONS: dict[Question, str] = {
     "speed": "which strategy is fastest?",
@@ -71,6 +73,12 @@ def _scaling_words(comparison: Comparison) -> str:
     return STRONG if strong else WEAK
 
 
+def _device_word(record: Record) -> str:
+    if record.on_stub:
+        return STUB
+    return "GPU" if record.world.device == "cuda" else "CPU"
+
+
 def _measured(comparison: Comparison) -> Sequence[Repeats]:
     """All cells but the reference; the reference where nothing else ran."""
     return [group for group in comparison.groups if not group.is_reference] or comparison.groups
@@ -95,7 +103,7 @@ def rank_words(comparison: Comparison) -> str:
     """'2 CPU ranks', '4 and 8 GPU ranks of 1 and 2 nodes'; of the reference only where nothing else ran."""
     groups = _measured(comparison)
     sizes = sorted({group.world_size for group in groups})
-    devices = dict.fromkeys("GPU" if group.record.world.device == "cuda" else "CPU" for group in groups)
+    devices = dict.fromkeys(_device_word(group.record) for group in groups)
     nodes = sorted({group.record.world.nodes for group in groups})
     on_nodes = "" if nodes == [1] else f" of {listed([str(n) for n in nodes])} nodes"
     noun = "rank" if sizes == [1] else "ranks"

@@ -1,0 +1,49 @@
+"""What the stub itself counted, read from CUDA_STUB_LOG."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.gpu_stub.ranks import COUNTING, NOT_COUNTING
+
+COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "send", "recv")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the runtime or of NCCL; bytes are those of the complete tensor."""
+
+    name: str
+    group_size: int
+    bytes: int
+
+
+def calls(folder: Path, rank: int) -> Iterator[Call]:
+    """All of a rank, in their order."""
+    for line in (folder / f"rank-{rank}.tsv").read_text().splitlines():
+        _, name, group_size, size = line.split("\t")
+        yield Call(name, int(group_size), int(size))
+
+
+def counted_collectives(folder: Path, rank: int) -> Counter[tuple[str, int]]:
+    """Bytes by collective and size of its group, of those that the harness should have counted."""
+    found: Counter[tuple[str, int]] = Counter()
+    counting = False
+    for call in calls(folder, rank):
+        if call.name in (COUNTING, NOT_COUNTING):
+            counting = call.name == COUNTING
+        elif counting and call.name in COLLECTIVES:
+            found[call.name, call.group_size] += call.bytes
+    return found
+
+
+def largest_held_bytes(folder: Path, rank: int) -> int:
+    """Most device memory that the rank's allocator held at once."""
+    held = most = 0
+    for call in calls(folder, rank):
+        held += {"allocate": call.bytes, "free": -call.bytes}.get(call.name, 0)
+        most = max(most, held)
+    return most

@@ -1,0 +1,39 @@
+"""The clean matrix on the CUDA stub: which cells there are, and what must hold of them."""
+
+from __future__ import annotations
+
+from harness.backends import registry
+from harness.compare.comparison import Comparison
+from harness.compare.findings.finding import Finding
+from harness.doctor.check import ABOUT_TIME
+from tests.gpu_stub.machine import Machine
+
+PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed")
+HYBRID = ("fsdp-hybrid", "fsdp1-hybrid", "fsdp1-hybrid-grad-op")
+UNSUPPORTED = {
+    (label, 2): "hybrid sharding needs at least 2 replicas of at least 2 shards" for label in HYBRID
+}
+"""By label and number of ranks: how the reason begins. Nothing else may be unsupported."""
+
+
+def labels() -> list[str]:
+    """Every built-in backend but the reference."""
+    return [
+        name
+        for name, entry in registry.entries().items()
+        if name != registry.REFERENCE and entry.target.startswith("harness.backends.")
+    ]
+
+
+def settings(precision: str) -> list[str]:
+    return [f"training.precision={precision}"]
+
+
+def clean_comparison(machine: Machine, nproc: int, precision: str, wanted: list[str]) -> Comparison:
+    """The cells of one number of ranks and one precision next to their reference."""
+    return machine.compare(wanted, nproc, settings(precision))
+
+
+def findings(comparison: Comparison) -> list[Finding]:
+    """All but those that tell of a busy machine."""
+    return [finding for finding in comparison.findings if finding.id not in ABOUT_TIME]

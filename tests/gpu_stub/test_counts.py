@@ -1,0 +1,81 @@
+"""What records say of bytes, against counts that the stub and torch's allocator made themselves."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.record import Record
+from tests.gpu_stub.log import counted_collectives, largest_held_bytes
+from tests.gpu_stub.machine import Machine
+from tests.gpu_stub.matrix import labels
+
+BARRIER_BYTES = 4
+"""ProcessGroupNCCL makes an all-reduce of one fp32 element of it."""
+
+ALLOCATION_BYTES = 512
+"""The caching allocator rounds up to these; its history lists what was asked for."""
+
+
+def logged(machine: Machine, label: str, nproc: int, *settings: str) -> tuple[Record, Path]:
+    folder = machine.folder / f"log-{label}-{nproc}"
+    folder.mkdir(exist_ok=True)
+    record = machine.run(label, nproc, settings, {"CUDA_STUB_LOG": str(folder)})
+    assert record.status in ("ok", "unsupported"), record.error
+    return record, folder
+
+
+def told(record: Record, rank: int) -> Counter[tuple[str, int]]:
+    """Bytes by collective and size of its group, of one rank."""
+    found: Counter[tuple[str, int]] = Counter()
+    for part in record.comm:
+        if part.rank == rank and part.op == "barrier":
+            found["all_reduce", part.group_size] += BARRIER_BYTES * part.calls
+        elif part.rank == rank:
+            found[part.op, part.group_size] += part.payload_bytes
+    return found
+
+
+@pytest.mark.parametrize("label", labels())
+def test_the_stub_of_nccl_counts_the_same_bytes(label: str, machine: Machine) -> None:
+    nproc = 4 if "hybrid" in label else 2
+    record, folder = logged(machine, label, nproc)
+    assert record.comm
+    for rank in range(nproc):
+        assert told(record, rank) == counted_collectives(folder, rank)
+        held = record.ranks[rank].reserved_bytes
+        assert held is not None
+        assert held == largest_held_bytes(folder, rank)
+
+
+@pytest.mark.parametrize("label", ["zero3", "fsdp"])
+def test_allocator_peaks_are_those_of_its_own_history(label: str, machine: Machine) -> None:
+    """Peaks of the record against the sum over every allocation that torch's snapshot lists."""
+    record = machine.run(label, 2, ["measure.memory_snapshot=true"])
+    assert record.status == "ok", record.error
+    for part in record.ranks:
+        peaks = [row.peak_bytes for row in part.memory if row.peak_bytes is not None]
+        (file,) = machine.run_directory(record).glob(f"*snapshot*{part.rank:05}*")
+        snapshot = pickle.loads(file.read_bytes())
+        assert max(peaks) == largest_allocated_bytes(snapshot, part.rank)
+
+
+def largest_allocated_bytes(snapshot: dict[str, Any], device: int) -> int:
+    """From what is allocated at the end, back through the history."""
+    held = sum(
+        block["size"]
+        for segment in snapshot["segments"]
+        if segment["device"] == device
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    )
+    most = held
+    for event in reversed(snapshot["device_traces"][device]):
+        size = -(-event["size"] // ALLOCATION_BYTES) * ALLOCATION_BYTES
+        held += {"alloc": -size, "free_completed": size}.get(event["action"], 0)
+        most = max(most, held)
+    return int(most)
