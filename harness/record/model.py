@@ -123,4 +123,4 @@ class ObservedPart(Part):
     tf32: bool | None = None
     """Whether matrix products on CUDA may use TF32."""
     deterministic: bool | None = None
-    """Whether torch was told to use deterministic kernels."""
+    """Whether torch uses deterministic kernels. Not if CUDA's attention would only warn."""

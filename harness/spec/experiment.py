@@ -31,8 +31,8 @@ class MeasureSection(Section):
     )
     traced_steps: NonNegativeInt = Field(
         1,
-        description="steps after those under torch's profiler, not timed: how far communication overlaps; on CUDA "
-        "one more goes before them and is discarded",
+        description="steps after those under torch's profiler, not timed: how far communication overlaps; on "
+        "CUDA one more goes before them and is discarded",
     )
     cooldown_steps: NonNegativeInt = Field(
         3,

@@ -83,7 +83,9 @@ class TrainingSection(Section):
         1000, description="steps without overflow before fp16-mixed doubles its loss scale"
     )
     seed: NonNegativeInt = Field(0, lt=2**63, description="seed of random weights and of the data order")
-    deterministic: bool = Field(True, description="deterministic kernels where torch has them")
+    deterministic: bool = Field(
+        True, description="deterministic kernels; on CUDA an operator without one fails the run"
+    )
     tf32: bool = Field(False, description="TF32 matrix products on CUDA")
 
     @model_validator(mode="after")

@@ -43,17 +43,12 @@ def prepare_process(request: RunRequest, world: World) -> None:
     keep_freed_memory()
     keep_lock_of_bars()
     torch.set_num_threads(request.threads_per_rank)
-    deterministic = request.job.training.deterministic
     if world.device == "cuda":
         take_device(world)
         note_out_of_memory()
         torch.backends.cuda.matmul.allow_tf32 = request.job.training.tf32
         torch.backends.cudnn.allow_tf32 = request.job.training.tf32
-        if deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(deterministic, warn_only=True)
-    # Deterministic mode would fill every fresh buffer, which costs time and changes no result.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    pin_determinism(world.device, wanted=request.job.training.deterministic)
 
 
 def note_out_of_memory() -> None:
@@ -73,6 +68,27 @@ def _tell_of_refusal(device: int, wanted_bytes: int, total_bytes: int, free_byte
         f"{total_bytes} are free\n"
     )
     sys.stderr.flush()
+
+
+def pin_determinism(device: str, *, wanted: bool) -> None:
+    """Deterministic kernels or none: on CUDA an operator that has none raises.
+
+    With `warn_only` the backward pass of attention adds up in any order (torch 2.13,
+    ATen/native/transformers/cuda/attention_backward.cu), so that repeats of a run differ. On the CPU kernels
+    that torch only warns of are deterministic on as many threads.
+    """
+    if wanted and device == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")  # transformers, the kernel of flash_attn
+    torch.use_deterministic_algorithms(wanted, warn_only=device == "cpu")
+    # Deterministic mode would fill every fresh buffer, which costs time and changes no result.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def is_deterministic(device: str) -> bool:
+    """Whether `pin_determinism`, or whoever came after it, leaves only deterministic kernels."""
+    only_warns = device == "cuda" and torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.are_deterministic_algorithms_enabled() and not only_warns
 
 
 def keep_freed_memory() -> None:

@@ -16,6 +16,7 @@ from harness.backends.base import Batch, Engine
 from harness.backends.precision import dtype_name
 from harness.spec import OptimizerSection
 from harness.worker.batch_digest import SeenBatch, batch_hash_sum, content_digests
+from harness.worker.environment import is_deterministic
 from harness.worker.model import summed_cross_entropy
 from harness.worker.optimizer import build_adamw
 from harness.worker.optimizer_watch import OptimizerWatch
@@ -244,5 +245,5 @@ def _largest_dropout(model: Any) -> float:
 def _process_facts() -> dict[str, Any]:
     return {
         "tf32": bool(torch.backends.cuda.matmul.allow_tf32),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "deterministic": is_deterministic("cuda" if torch.cuda.is_initialized() else "cpu"),
     }

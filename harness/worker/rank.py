@@ -51,6 +51,13 @@ from harness.worker.samples import Sampler, Samples, load_samples
 from harness.worker.signals import SignalThread
 from harness.worker.weights import digest_weights
 
+NOT_DETERMINISTIC = "does not have a deterministic implementation"
+"""In the error of torch's `alertNotDeterministic`."""
+USE_OTHER_KERNELS = (
+    "set training.deterministic=false: an operator has no deterministic kernel on CUDA, and repeats of a run "
+    "will differ by rounding"
+)
+
 
 def run_rank(run_directory: Path, on_termination: Callable[[], None] | None = None) -> int:
     """Run this rank's part and write its events; return the exit code.
@@ -101,22 +108,19 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
     if reasons := backend.unmet_requirements(world):
         events.write(UnsupportedEvent(reasons=reasons))
         return
+    weights = weights_folder(run_directory)
     instruments = Instruments.install(request, run_directory, world)
     counter, observer = instruments.counter, instruments.observer
     position.enter("rendezvous")
     with counter.counting("setup"):
         collectives = join_process_group(world, request.collective_timeout_seconds)
-    began = time.perf_counter()
-    peaks = _matmul_peaks(request)
-    not_setup = time.perf_counter() - began
+    peaks, not_setup = _matmul_peaks(request)
     position.enter("load data")
     samples = load_samples(request.job)
     sampler = Sampler(samples, request.job)
     position.enter("setup")
     with counter.counting("setup"):
-        engine, built = prepare_engine(
-            request, world, backend, samples.vocabulary_size, observer, weights_folder(run_directory)
-        )
+        engine, built = prepare_engine(request, world, backend, samples.vocabulary_size, observer, weights)
     engine.train(True)
     instruments.probes.attach(engine, sampler.held_tensors)
     initial = _initial_weights(request, engine, instruments)
@@ -124,7 +128,7 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
     forms = own_forms(backend, request, world, loop, built, collectives)
     dist.barrier()
     if world.local_rank == 0:
-        shutil.rmtree(weights_folder(run_directory), ignore_errors=True)
+        shutil.rmtree(weights, ignore_errors=True)
     with _explaining(request.backend):
         ready = SetupEvent(
             setup_seconds=time.perf_counter() - telling.started - not_setup,
@@ -233,7 +237,7 @@ def _fail(telling: _Telling, error: BaseException, status: Literal["oom", "faile
     failure = FailureEvent(
         status=status,
         error_kind=encodable(type(error).__name__),
-        message=described(error),
+        message=_message(error),
         at=time.time(),
         step=position.step,
         phase=position.phase,
@@ -247,6 +251,11 @@ def _fail(telling: _Telling, error: BaseException, status: Literal["oom", "faile
     return 1
 
 
+def _message(error: BaseException) -> str:
+    text = described(error)
+    return f"{USE_OTHER_KERNELS} ({text})" if NOT_DETERMINISTIC in text else text
+
+
 @contextmanager
 def _explaining(label: str) -> Iterator[None]:
     """Raise HarnessError for what a backend says of itself in types that the contract does not have."""
@@ -256,12 +265,14 @@ def _explaining(label: str) -> Iterator[None]:
         raise HarnessError(f"backend '{label}' breaks its contract: {explain(error, SetupEvent)}") from error
 
 
-def _matmul_peaks(request: RunRequest) -> dict[str, float]:
-    """What matrix products alone reach, all ranks at once, where that was asked for."""
+def _matmul_peaks(request: RunRequest) -> tuple[dict[str, float], float]:
+    """What matrix products alone reach, all ranks at once, where that was asked for; seconds that it took."""
     if not request.measure.matmul_peak:
-        return {}
+        return {}, 0.0
+    began = time.perf_counter()
     dist.barrier()
-    return measured_peaks(request.device, compute_dtype(request.job.training.precision))
+    peaks = measured_peaks(request.device, compute_dtype(request.job.training.precision))
+    return peaks, time.perf_counter() - began
 
 
 def _version(package: str) -> str:
