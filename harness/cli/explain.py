@@ -9,6 +9,7 @@ from dataclasses import asdict
 import click
 
 from harness.backends.explain import choices
+from harness.cli import completion
 from harness.cli.options import common, json_option
 from harness.cli.output import echo
 from harness.compare.findings.catalogue import kinds
@@ -17,7 +18,7 @@ from harness.report.narrow import WIDTH
 
 
 @click.command()
-@click.argument("finding", required=False)
+@click.argument("finding", required=False, shell_complete=completion.finding)
 @json_option
 @common
 def explain(finding: str | None, as_json: bool) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from harness.cli import completion
 from harness.cli.output import echo
 from harness.safe_text import described
 
@@ -76,12 +77,21 @@ config_option = click.option(
     type=PATH,
     multiple=True,
     callback=_at_most_one,
+    shell_complete=completion.configuration,
     help="YAML file, or @NAME for one that is shipped, such as @default; default: the built-in job.",
 )
 set_option = click.option(
-    "--set", "assignments", multiple=True, metavar="A.B=C", help="Override a setting; repeatable."
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="A.B=C",
+    help="Override a setting; repeatable.",
+    shell_complete=completion.setting,
 )
-backends_option = click.option("--backends", help="Comma-separated names with their options, or all.")
+backends_option = click.option(
+    "--backends", help="Comma-separated names with their options, or all.",
+    shell_complete=completion.backends,
+)  # fmt: skip
 repeats_option = click.option("--repeats", type=click.IntRange(1), help="Runs of each cell.")
 runs_option = click.option(
     "--runs", type=PATH, default=Path("runs"), show_default=True,

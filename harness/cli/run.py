@@ -12,6 +12,7 @@ import click
 from harness.backends import registry
 from harness.batch import batch_layout
 from harness.cells import canonical_label, make_cell, make_request
+from harness.cli import completion
 from harness.cli.arguments import command_line, default_ranks, require_gpus
 from harness.cli.cell_runs import open_store
 from harness.cli.device import resolve_device
@@ -50,7 +51,10 @@ from harness.store import Store
 
 
 @click.command()
-@click.option("--backend", required=True, help="Name, with options after a colon: zero3:offload=cpu.")
+@click.option(
+    "--backend", required=True, help="Name, with options after a colon: zero3:offload=cpu.",
+    shell_complete=completion.backend,
+)  # fmt: skip
 @config_option
 @click.option("--nproc", type=click.IntRange(1), help="Ranks on this machine.")
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Machines.")

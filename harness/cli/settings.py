@@ -8,6 +8,7 @@ import textwrap
 import click
 
 from harness.backends.explain import choices
+from harness.cli import completion
 from harness.cli.options import common, json_option
 from harness.cli.output import echo
 from harness.errors import HarnessError
@@ -19,7 +20,7 @@ INDENT = 6
 
 
 @click.command()
-@click.argument("section", required=False)
+@click.argument("section", required=False, shell_complete=completion.section)
 @click.option("--schema", is_flag=True, help="Print the JSON schema of a configuration file, for editors.")
 @json_option
 @common

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from harness.cli import completion
 from harness.cli.options import common, json_option, runs_option
 from harness.cli.output import echo
 from harness.cli.selection import LATEST, one_run
@@ -26,7 +27,7 @@ UNITS = {"bytes": "MB", "seconds": "ms"}
 
 
 @click.command()
-@click.argument("run", default=LATEST)
+@click.argument("run", default=LATEST, shell_complete=completion.run)
 @runs_option
 @json_option
 @common
