@@ -195,6 +195,35 @@ def _read_all(paths: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[st
     return list(seen.items()), problems
 
 
+def keep_runs(runs: Sequence[tuple[Path, Record]], folder: Path) -> list[tuple[Path, Record]]:
+    """Make a folder hold exactly these records, as links where it can; returns them by their paths in it.
+
+    It holds nothing but records, so that others of an earlier call are removed. Raises HarnessError.
+    """
+    kept = [(run_folder(folder, record.run_id) / RECORD_NAME, record) for _, record in runs]
+    try:
+        for (path, _), (own, _) in zip(runs, kept, strict=True):
+            own.parent.mkdir(parents=True, exist_ok=True)
+            if not (own.exists() and own.samefile(path)):
+                _link(path, own)
+        for other in set(folder.glob(f"*/{RECORD_NAME}")) - {own for own, _ in kept}:
+            other.unlink()
+            other.parent.rmdir()
+    except OSError as error:
+        raise HarnessError(f"records cannot be kept in '{folder}': {error.strerror}") from error
+    return kept
+
+
+def _link(path: Path, own: Path) -> None:
+    """Give a file a second name, or copy it to another file system."""
+    temporary = own.with_name(f".{own.name}.{os.getpid()}")
+    try:
+        temporary.hardlink_to(path.resolve())
+    except OSError:
+        shutil.copyfile(path, temporary)
+    os.replace(temporary, own)
+
+
 def archive_runs(runs: Sequence[tuple[Path, Record]], archive: Path) -> list[tuple[Path, Record]]:
     """Copy records byte by byte into an archive; returns them by their paths in it.
 

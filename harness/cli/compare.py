@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from harness.atomic_write import stream_number
 from harness.cells import Cell, plan, reusable
 from harness.cli.arguments import numbers, require_gpus, split_backends
 from harness.cli.cell_runs import MissingCells, largest_batches, open_store
@@ -41,12 +42,15 @@ from harness.launch.external import started_as_rank
 from harness.launch.requeued import made_in_job, requeued_job
 from harness.record import Record
 from harness.spec import Question
-from harness.store import Store
+from harness.store import Store, keep_runs
 
 if TYPE_CHECKING:
     from harness.compare.comparison import Comparison
     from harness.compare.rows import Row
     from harness.planning.fit.comparison import LargestBatches
+
+RECORDS_SUFFIX = ".runs"
+"""Of the folder with the records of a report."""
 
 # What makes tables is imported where it is used: the ranks' imports, which take longer, start before.
 
@@ -160,10 +164,16 @@ def _require_writable(report: Path | None) -> None:
 
 
 def _write_report(runs: Sequence[tuple[Path, Record]], report: Path | None, question: Question) -> None:
-    if report is not None:
-        from harness.report.report import write_report
+    """Write the report with a folder of its own records next to it: later runs do not concern it."""
+    if report is None:
+        return
+    from harness.report.report import write_report
 
+    if stream_number(report) is not None:
         write_report(runs, report, question=question)
+        return
+    folder = report.with_name(report.name + RECORDS_SUFFIX)
+    write_report(keep_runs(runs, folder), report, question=question, folders=[folder])
 
 
 def _takeable_runs(store: Store, fresh: bool, requeued: str | None) -> list[tuple[Path, Record]]:

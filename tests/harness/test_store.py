@@ -1,11 +1,12 @@
 import gc
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from harness.errors import HarnessError
-from harness.store import Store, read_record, read_runs, without_collection, write_record
+from harness.store import Store, keep_runs, read_record, read_runs, without_collection, write_record
 from tests.records import make_record
 
 
@@ -129,3 +130,20 @@ def test_discarded_run_leaves_nothing(tmp_path: Path) -> None:
     (store.run_directory("run") / "rank-00000.log").write_text("x")
     store.discard("run")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_kept_records_are_exactly_those_and_outlive_the_run_folders(tmp_path: Path) -> None:
+    runs = []
+    for name in ("one", "two", "three"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        record = make_record(run_id=name)
+        runs.append((write_record(tmp_path / "runs" / name, record), record))
+    folder = tmp_path / "report.md.runs"
+    keep_runs(runs[:2], folder)
+    kept = keep_runs(runs[1:], folder)
+    assert [path for path, _ in kept] == [folder / name / "record.json" for name in ("two", "three")]
+    assert sorted(path.parent.name for path in folder.glob("*/record.json")) == ["three", "two"]
+    assert sorted(path.name for path in folder.iterdir()) == ["three", "two"]
+    before = runs[1][0].read_bytes()
+    shutil.rmtree(tmp_path / "runs")
+    assert kept[0][0].read_bytes() == before

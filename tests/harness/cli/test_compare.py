@@ -2,12 +2,13 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from harness.doctor.check import ABOUT_TIME
-from harness.store import read_record
+from harness.store import read_record, write_record
 from tests.harness.compare.test_rows import ROW_KEYS
 
 from .command_line import harness, records, refused
@@ -147,3 +148,17 @@ def test_compare_refuses_what_is_no_number_of_ranks(tmp_path: Path, sizes: str) 
     assert f"--nproc was given '{sizes}'" in refused(
         tmp_path, "compare", "--backends", "ddp", "--nproc", sizes
     )
+
+
+def test_a_later_run_in_the_folder_does_not_break_the_report(comparison: Comparison, tmp_path: Path) -> None:
+    for name in ("runs", "report.md.runs"):
+        shutil.copytree(comparison.folder / name, tmp_path / name)
+    for path in comparison.folder.glob("report.*"):
+        if path.is_file():
+            shutil.copy(path, tmp_path)
+    (first, *_) = records(tmp_path / "runs")
+    later = first.model_copy(update={"run_id": "later", "created_at": "2099-01-01T00:00:00+00:00"})
+    (tmp_path / "runs" / "later").mkdir()
+    write_record(tmp_path / "runs" / "later", later)
+    done = harness("verify", "report.md", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
