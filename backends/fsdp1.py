@@ -232,10 +232,15 @@ def fsdp1_mixed_precision(context: SetupContext) -> MixedPrecision | None:
 
 
 def fsdp1_full_parameters(fsdp: FullyShardedDataParallel) -> Iterator[tuple[str, Tensor]]:
-    """Gather all parameters of a sharded model; a collective."""
-    with FullyShardedDataParallel.summon_full_params(fsdp, writeback=False):
-        for name, parameter in fsdp.named_parameters():
-            yield _bare_name(name), parameter
+    """Gather the parameters of a sharded model unit by unit, the root first; a collective."""
+    for unit_name, unit in list(fsdp.named_modules()):
+        if not isinstance(unit, FullyShardedDataParallel):
+            continue
+        prefix = _bare_name(f"{unit_name}.") if unit_name else ""
+        with FullyShardedDataParallel.summon_full_params(unit, recurse=False, writeback=False):
+            flat = unit._flat_param
+            for name, own in zip(flat._fqns, flat._param_infos, strict=True) if flat is not None else ():
+                yield prefix + name, getattr(own.module, own.param_name)
 
 
 def _bare_name(name: str) -> str:

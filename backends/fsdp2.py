@@ -127,6 +127,7 @@ class Fsdp2Backend(Backend):
             },
             norm_group=mesh.get_group(mesh.ndim - 1),
             set_synchronisation=partial(synchronise, model),
+            gathers_anew=mesh.shape[-1] > 1,
             named_full_parameters=partial(fsdp2_full_parameters, model, mesh.device_type),
         )
 
@@ -175,4 +176,6 @@ def fsdp2_full_parameters(model: nn.Module, device: str) -> Iterator[tuple[str, 
     for name, parameter in model.named_parameters():
         # Offloaded shards lie on the CPU while NCCL gathers device memory only.
         sharded = parameter.detach().to(device)
-        yield name, sharded.full_tensor() if isinstance(sharded, DTensor) else sharded
+        full = sharded.full_tensor() if isinstance(sharded, DTensor) else sharded
+        yield name, full
+        del full

@@ -56,6 +56,8 @@ class Strategy:
     """Context of a micro-step that is not the last."""
     set_synchronisation: Callable[[bool], None] | None = None
     """Alternative to the context: called with whether this micro-step is the last."""
+    gathers_anew: bool = False
+    """Whether what `named_full_parameters` yields belongs to nobody else."""
     named_full_parameters: Callable[[], Iterator[tuple[str, Tensor]]] | None = None
     """Gathers full parameters; None: they are not sharded."""
 
@@ -115,7 +117,10 @@ class TorchEngine(Engine):
         named = gather() if gather else self._bare_module().named_parameters()
         for name, tensor in named:
             # A copy: a numpy view of a live FSDP1 parameter would keep its storage from being freed.
-            yield name, tensor.detach().to(device="cpu", dtype=torch.float32, copy=True)
+            copies = not self.strategy.gathers_anew
+            tensor = tensor.detach().to(device="cpu", dtype=torch.float32, copy=copies)
+            yield name, tensor
+            del tensor  # before the next one is gathered
 
     def full_gradients(self) -> Iterator[tuple[str, Tensor]] | None:
         if self.scaler is not None:

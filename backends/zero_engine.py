@@ -71,12 +71,12 @@ class ZeroEngine(Engine):
 
         masters = self._unfused_masters()
         for name, parameter in self.engine.module.named_parameters():
-            full = masters.get(id(parameter))
-            if full is None:
-                full = safe_get_full_fp32_param(parameter)
-            if full is None:
-                full = parameter
-            yield name, full.detach().to(device="cpu", dtype=torch.float32, copy=True)
+            held = masters.get(id(parameter))
+            full = safe_get_full_fp32_param(parameter) if held is None else None  # a tensor of its own
+            live = full is None
+            full = (parameter if held is None else held) if full is None else full
+            yield name, full.detach().to(device="cpu", dtype=torch.float32, copy=live)
+            del full  # before the next one is gathered
 
     def full_gradients(self) -> Iterator[tuple[str, Tensor]] | None:
         return None if loss_scale(self.engine) is not None else self._unsharded_gradients()

@@ -13,7 +13,7 @@ from harness.record.environment import (
     SlurmPart,
 )
 from harness.record.error import ErrorPart, RankStatePart
-from harness.record.memory import MemoryPart, Moment
+from harness.record.memory import MemoryPart, Moment, SetupMemoryPart
 from harness.record.model import (
     DataPart,
     GeometryPart,

@@ -45,3 +45,16 @@ class MemoryPart(Part):
     """Resident set of the process, libraries included."""
     pinned_bytes: int | None = None
     """CUDA: page-locked host memory that torch allocated."""
+
+
+class SetupMemoryPart(Part):
+    """Host memory of one rank while it is set up: resident and backed by no file, libraries included."""
+
+    before_bytes: int
+    """Before the model is built."""
+    engine_peak_bytes: int
+    """Most until the engine is ready: the model built, sharded and filled with its initial weights."""
+    engine_bytes: int
+    """When it is ready."""
+    digest_peak_bytes: int
+    """Most while the initial weights are gathered and digested."""

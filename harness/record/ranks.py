@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.record.memory import MemoryPart
+from harness.record.memory import MemoryPart, SetupMemoryPart
 from harness.record.part import Part
 
 
@@ -67,6 +67,8 @@ class RankPart(Part):
     """Name of its GPU or processor."""
     setup_seconds: float
     """From the start of the rank to its first step."""
+    setup_memory: SetupMemoryPart | None = None
+    """Host memory until then; None: the system does not tell, or an older record."""
     step_seconds: list[float]
     """Duration of each step."""
     data_seconds: list[float]

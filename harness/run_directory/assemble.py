@@ -204,6 +204,7 @@ def _rank(rank: int, events: RankEvents) -> RankPart | None:
         host=setup.host,
         device_name=setup.device_name,
         setup_seconds=setup.setup_seconds,
+        setup_memory=setup.host_memory,
         step_seconds=[row.seconds for row in steps],
         data_seconds=[row.data_seconds for row in steps],
         phase_seconds={phase: [row.phase_seconds[phase] for row in steps] for phase in PHASES},

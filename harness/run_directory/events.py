@@ -19,6 +19,7 @@ from harness.record import (
     OverlapPart,
     Part,
     ProcessorPart,
+    SetupMemoryPart,
     WeightsPart,
     Window,
 )
@@ -73,6 +74,7 @@ class SetupEvent(Part):
     data: DataPart
     steps: int
     """Of the whole training."""
+    host_memory: SetupMemoryPart | None = None
     matmul_flops_per_second: dict[str, float] = {}
     setup_seconds: float
 

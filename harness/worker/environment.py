@@ -25,6 +25,7 @@ M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 LARGEST_HEAP_BLOCK_BYTES = 32 * 2**20
 KEPT_BYTES = 2**30
+SMALLEST_MAPPED_BLOCK_BYTES = 2**16
 
 
 def world_of(request: RunRequest) -> World:
@@ -40,7 +41,7 @@ def world_of(request: RunRequest) -> World:
 
 def prepare_process(request: RunRequest, world: World) -> None:
     """Pin threads, determinism and the device before anything is built."""
-    keep_freed_memory()
+    return_freed_memory()
     keep_lock_of_bars()
     torch.set_num_threads(request.threads_per_rank)
     if world.device == "cuda":
@@ -91,6 +92,14 @@ def is_deterministic(device: str) -> bool:
     return torch.are_deterministic_algorithms_enabled() and not only_warns
 
 
+def return_freed_memory() -> None:
+    """Have the C library give freed tensors back at once, while a model is set up.
+
+    Otherwise it keeps pieces between others that live on: the host then holds much more than its shards.
+    """
+    _set_malloc(SMALLEST_MAPPED_BLOCK_BYTES, SMALLEST_MAPPED_BLOCK_BYTES)
+
+
 def keep_freed_memory() -> None:
     """Have the C library keep what tensors free, up to KEPT_BYTES, instead of giving it back.
 
@@ -98,12 +107,16 @@ def keep_freed_memory() -> None:
     steps of one job, some percent of their time. Left alone where the user chose (MALLOC_* is set) or where
     the C library is not glibc.
     """
+    _set_malloc(LARGEST_HEAP_BLOCK_BYTES, KEPT_BYTES)
+
+
+def _set_malloc(mmap_threshold: int, trim_threshold: int) -> None:
     if any(name.startswith("MALLOC_") for name in os.environ):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGEST_HEAP_BLOCK_BYTES)
-        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(M_MMAP_THRESHOLD, mmap_threshold)
+        mallopt(M_TRIM_THRESHOLD, trim_threshold)
 
 
 def join_process_group(world: World, timeout_seconds: float) -> str:

@@ -24,7 +24,7 @@ from harness.backends.explain import explain
 from harness.backends.precision import compute_dtype
 from harness.batch import BatchLayout
 from harness.errors import HarnessError
-from harness.record import ObservedPart, WeightsPart
+from harness.record import ObservedPart
 from harness.run_directory.events import (
     DoneEvent,
     FailureEvent,
@@ -39,8 +39,16 @@ from harness.run_directory.rank_state import PositionWriter
 from harness.run_directory.request import RunRequest, checkpoint_folder, rank_file, weights_folder
 from harness.safe_text import described, encodable
 from harness.worker.checkpoint import CheckpointProbe
-from harness.worker.environment import device_name, join_process_group, prepare_process, world_of
+from harness.worker.environment import (
+    device_name,
+    join_process_group,
+    keep_freed_memory,
+    prepare_process,
+    world_of,
+)
 from harness.worker.events import EventWriter
+from harness.worker.host_peak import HostPeak
+from harness.worker.initial_weights import digest_initial_weights
 from harness.worker.instruments import Instruments
 from harness.worker.loop import Loop, describe_data
 from harness.worker.matmul_peak import measured_peaks
@@ -119,16 +127,15 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
     samples = load_samples(request.job)
     sampler = Sampler(samples, request.job)
     position.enter("setup")
-    with counter.counting("setup"):
+    with counter.counting("setup"), HostPeak() as of_engine:
         engine, built = prepare_engine(request, world, backend, samples.vocabulary_size, observer, weights)
     engine.train(True)
     instruments.probes.attach(engine, sampler.held_tensors)
-    initial = _initial_weights(request, engine, instruments)
+    initial, host_memory = digest_initial_weights(request, engine, counter, of_engine)
     loop = _loop(request, run_directory, world, samples, sampler, engine, instruments, telling)
     forms = own_forms(backend, request, world, loop, built, collectives)
     dist.barrier()
-    if world.local_rank == 0:
-        shutil.rmtree(weights, ignore_errors=True)
+    shutil.rmtree(weights, ignore_errors=True)
     with _explaining(request.backend):
         ready = SetupEvent(
             setup_seconds=time.perf_counter() - telling.started - not_setup,
@@ -145,18 +152,15 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
             layout=built.layout,
             data=describe_data(samples, sampler),
             steps=loop.steps,
+            host_memory=host_memory,
             matmul_flops_per_second=peaks,
         )
         events.write(ready)
+        keep_freed_memory()
         telling.signals.on_termination(lambda: _write_before_ending(instruments, telling))
         instruments.before_training(request)
         loop.run()
     _finish(engine, instruments, loop, telling, digests=request.measure.weight_digests)
-
-
-def _initial_weights(request: RunRequest, engine: Engine, instruments: Instruments) -> WeightsPart | None:
-    with instruments.counter.counting("digest"):
-        return digest_weights(engine) if request.measure.weight_digests else None
 
 
 def _finish(

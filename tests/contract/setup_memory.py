@@ -1,0 +1,80 @@
+"""On real ranks: host memory while an engine is set up, next to what it then holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.backends.base import Backend, SetupContext, World
+from harness.backends.model_source import Loading
+from harness.spec import DataSection, Job, ModelSection
+from harness.worker.environment import return_freed_memory
+from harness.worker.host_peak import HostPeak
+from harness.worker.memory import NoAllocatorProbe, live_bytes_by_kind
+from harness.worker.model import summed_cross_entropy
+from harness.worker.optimizer import build_adamw, decaying_names
+from harness.worker.weights import digest_weights
+from tests.contract.sources import job_source
+
+VOCABULARY = 512
+CONFIG = {
+    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 16,
+    "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": VOCABULARY,
+}  # fmt: skip
+"""52 million parameters, nearly all of them in blocks of 3.2 million."""
+
+
+@dataclass(frozen=True)
+class SetupMemory:
+    """Of one rank, in bytes."""
+
+    added_peak: int
+    """Above what the process had before."""
+    held: int
+    """Weights, masters, gradients and optimizer states of the engine."""
+    digest_peak: int
+    """Most while the weights were digested, above what the engine held."""
+    block: int
+    parameters: int
+
+
+def of_slices(backend: Backend, world: World) -> SetupMemory:
+    return _measure(backend, world, "slices")
+
+
+def of_whole_model(backend: Backend, world: World) -> SetupMemory:
+    return _measure(backend, world, "full")
+
+
+def _measure(backend: Backend, world: World, loading: Loading) -> SetupMemory:
+    return_freed_memory()
+    job = Job(model=ModelSection(config=CONFIG), data=DataSection(sequence_length=32))
+    decaying: list[frozenset[str]] = []
+    sizes: dict[str, int] = {}
+
+    def note(model) -> None:
+        decaying.append(decaying_names(model, job.optimizer))
+        sizes.update((name, 4 * parameter.numel()) for name, parameter in model.named_parameters())
+
+    context = SetupContext(
+        world=world, precision="fp32", gradient_clipping=None, micro_batch_size=1, accumulation_steps=1,
+        preset="like-for-like", compute_loss=summed_cross_entropy,
+    )  # fmt: skip
+    with HostPeak() as watched:
+        source = job_source(job, VOCABULARY, world, note, loading)
+        engine = backend.prepare(
+            source, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context
+        )
+    live = live_bytes_by_kind(engine.state_tensors(), NoAllocatorProbe()).inside or {}
+    with HostPeak() as digesting:
+        digest_weights(engine)
+    assert watched.before_bytes is not None
+    assert watched.peak_bytes is not None
+    assert digesting.before_bytes is not None
+    assert digesting.peak_bytes is not None
+    return SetupMemory(
+        added_peak=watched.peak_bytes - watched.before_bytes,
+        held=sum(live.values()),
+        digest_peak=digesting.peak_bytes - digesting.before_bytes,
+        block=sum(size for name, size in sizes.items() if ".layers.0." in name),
+        parameters=sum(sizes.values()),
+    )

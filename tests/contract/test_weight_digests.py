@@ -1,0 +1,37 @@
+import hashlib
+import math
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from harness.worker.sketch import sketch
+from tests.contract.ranks import on_ranks
+from tests.contract.weight_digests import NAMES, tensors
+
+MODULE = "tests.contract.weight_digests"
+
+
+def expected(held: dict[str, Tensor]) -> str:
+    lines = [
+        f"{name} {tuple(tensor.shape)} {hashlib.sha256(tensor.numpy().tobytes()).hexdigest()}"
+        for name, tensor in held.items()
+    ]
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_digest_shared_over_ranks_is_that_of_one(ranks: int, tmp_path: Path) -> None:
+    held = tensors()
+    for part in on_ranks(f"{MODULE}:of_equal_ranks", "ddp", ranks, tmp_path):
+        assert part.digest == expected(held)
+        assert part.parameter_count == sum(tensor.numel() for tensor in held.values())
+        assert part.sketch == {name: sketch(name, held[name]) for name in NAMES}
+        assert list(part.sketch) == list(NAMES)
+        assert part.l2_norm == pytest.approx(math.sqrt(sum(float((t**2).sum()) for t in held.values())))
+
+
+def test_each_rank_tells_its_own_weights_where_they_differ(tmp_path: Path) -> None:
+    first, second = on_ranks(f"{MODULE}:of_a_rank_that_differs", "ddp", 2, tmp_path)
+    assert first.digest == expected(tensors())
+    assert second.digest == expected(tensors(differing=0.5))

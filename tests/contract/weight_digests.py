@@ -1,0 +1,39 @@
+"""On real ranks: a digest that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.backends.base import Backend, World
+from harness.record import WeightsPart
+from harness.worker.weights import digest_weights
+
+NAMES = ("embed", "block.weight", "block.bias", "head")
+
+
+def tensors(differing: float = 0.0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    found = {name: torch.randn(7 + 5 * n, 3, generator=generator) for n, name in enumerate(NAMES)}
+    found["block.bias"][0, 0] += differing
+    return found
+
+
+def of_equal_ranks(backend: Backend, world: World) -> WeightsPart:
+    return digest_weights(_engine(tensors()))
+
+
+def of_a_rank_that_differs(backend: Backend, world: World) -> WeightsPart:
+    """Rank 1 has another value in one tensor, whichever rank digests that."""
+    return digest_weights(_engine(tensors(differing=0.5 if world.rank == 1 else 0.0)))
+
+
+def _engine(held: dict[str, Tensor]) -> Any:
+    def full_parameters() -> Iterator[tuple[str, Tensor]]:
+        yield from held.items()
+
+    return SimpleNamespace(full_parameters=full_parameters)
