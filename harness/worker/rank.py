@@ -111,12 +111,11 @@ class _Telling:
 
 
 def _train(request: RunRequest, run_directory: Path, world: World, telling: _Telling) -> None:
-    events, position = telling.events, telling.position
+    events, position, weights = telling.events, telling.position, weights_folder(run_directory)
     backend = registry.create(request.backend)
     if reasons := backend.unmet_requirements(world):
         events.write(UnsupportedEvent(reasons=reasons))
         return
-    weights = weights_folder(run_directory)
     instruments = Instruments.install(request, run_directory, world)
     counter, observer = instruments.counter, instruments.observer
     position.enter("rendezvous")
