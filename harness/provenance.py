@@ -23,12 +23,13 @@ VARIABLES = (
     "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_THREADS",
     "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR",
     "CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF",
-    "NCCL_DEBUG", "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_SOCKET_IFNAME", "NCCL_ALGO",
-    "NCCL_PROTO", "NCCL_IB_HCA", "NCCL_NET_GDR_LEVEL", "GLOO_SOCKET_IFNAME",
-    "TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_COMPILE_DISABLE",
-    "CUDA_LAUNCH_BLOCKING", "TORCH_DISTRIBUTED_DEBUG", "TORCH_NCCL_BLOCKING_WAIT",
+    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "PYTORCH_HIP_ALLOC_CONF",
+    "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_MODULE_LOADING", "GLOO_SOCKET_IFNAME", "TORCH_COMPILE_DISABLE",
+    "CUDA_LAUNCH_BLOCKING", "TORCH_DISTRIBUTED_DEBUG",
     "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_JOB_PARTITION",
 )  # fmt: skip
+PREFIXES = ("NCCL_", "TORCH_NCCL_", "RCCL_")
 # What decides a measurement. Reports and tables may change without making records stale.
 MEASURING_SOURCES = (
     "harness/backends", "harness/worker", "harness/launch", "harness/run_directory", "harness/record",
@@ -49,8 +50,14 @@ def environment() -> EnvironmentPart:
         packages=package_versions(),
         code=code_fingerprint(),
         git=git_state(),
-        variables={name: os.environ[name] for name in VARIABLES if name in os.environ},
+        variables={name: os.environ[name] for name in _recorded_variables()},
     )
+
+
+def _recorded_variables() -> list[str]:
+    """Names of those that are set: of the list in its order, then by prefix."""
+    listed = [name for name in VARIABLES if name in os.environ]
+    return listed + sorted(name for name in os.environ if name.startswith(PREFIXES))
 
 
 def host_memory_bytes() -> int:

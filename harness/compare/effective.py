@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from harness.compare.optimizer_constants import (
 from harness.compare.wording import both, differs
 from harness.record import Record
 
+_WITHOUT_EFFECT = re.compile(r"_FILE$|DEBUG|COMM_ID|HOSTID|SOCKET_IFNAME|ASYNC_ERROR_HANDLING|TRACE|DUMP")
 Effect = Literal["mathematics", "cost"]
 CLIPPING_TOLERANCE = 1e-2
 """Relative. Libraries round the norm that they tell; what clips changes it by more, or does not matter."""
@@ -179,6 +181,22 @@ def reduce_dtypes(record: Record) -> list[str] | None:
     return [reported] if reported and record.world.world_size > 1 else None
 
 
+def transport_variables(record: Record) -> dict[str, str] | None:
+    """Variables of NCCL that can change its algorithms, and of torch's use of it; None on the CPU.
+
+    They decide the order in which sums are taken, and speed. Those that name files, hosts or devices, that
+    ask for a log, or that torchrun sets by itself, do not.
+    """
+    if record.world.device != "cuda" or record.environment.accelerator is None:
+        return None  # older records have some of the variables only
+    variables = record.environment.variables
+    return {
+        name: value
+        for name, value in variables.items()
+        if name.startswith(("NCCL_", "TORCH_NCCL_", "RCCL_")) and not _WITHOUT_EFFECT.search(name)
+    }
+
+
 SETTINGS = (
     Setting(name="gradient clipping", effect="mathematics", read=clipping),
     Setting(name="norm that clips", effect="mathematics", read=_reported("gradient_norm")),
@@ -206,6 +224,12 @@ SETTINGS = (
     Setting(name="attention kernel", effect="mathematics", read=_seen("attention")),
     Setting(name="dropout", effect="mathematics", read=_seen("dropout")),
     Setting(name="TF32", effect="mathematics", read=_seen("tf32")),
+    Setting(
+        name="settings of NCCL",
+        plural=True,
+        effect="mathematics",
+        read=transport_variables,
+    ),
     # A compiler fuses operations and reorders sums, so that results differ by rounding.
     Setting(name="compiled", effect="mathematics", read=_seen("compiled")),
     Setting(name="loss scale", effect="mathematics", read=loss_scale),

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 from harness.compare.wording import counted
-from harness.record import Record
+from harness.record import EnvironmentPart, Record
 
 Facts = Mapping[str, str]
 
@@ -27,6 +27,7 @@ def facts(record: Record) -> Facts:
         "micro-batch": f"micro-batch {world.micro_batch_size}",
         "optimizer": f"{record.job.optimizer.implementation} optimizer",
         **{name: f"{name} {version}" for name, version in environment.packages.items()},
+        **accelerator_facts(environment),
         "python": f"python {environment.python}",
         "code": f"code {environment.code}",
         "cpu": environment.cpu,
@@ -34,6 +35,23 @@ def facts(record: Record) -> Facts:
         "gpus": f"{len(gpus)} x {gpus[0]}" if len(set(gpus)) == 1 else "; ".join(gpus),
         **{(key := f"measure.{name}"): f"{key}={json.dumps(value)}" for name, value in measure.items()},
     }
+
+
+def accelerator_facts(environment: EnvironmentPart) -> Facts:
+    """Driver and libraries of the GPUs: {'nccl': 'NCCL 2.29.7', ...}; those that are known."""
+    own = environment.accelerator
+    if own is None:
+        return {}
+    collectives, convolutions = ("RCCL", "MIOpen") if own.hip else ("NCCL", "cuDNN")
+    known = {
+        "driver": ("driver", own.driver),
+        "driver_cuda": ("driver for CUDA", own.driver_cuda),
+        "cuda": ("CUDA", own.cuda),
+        "hip": ("HIP", own.hip),
+        "nccl": (collectives, own.nccl),
+        "cudnn": (convolutions, own.cudnn),
+    }
+    return {key: f"{name} {version}" for key, (name, version) in known.items() if version is not None}
 
 
 def varying(records: Iterable[Record]) -> list[str]:

@@ -5,6 +5,7 @@ Integers are bytes, floats seconds, values per rank and not aggregated, unless a
 
 from harness.record.communication import CommunicationPart
 from harness.record.environment import (
+    AcceleratorPart,
     EnvironmentPart,
     FabricPart,
     GitPart,

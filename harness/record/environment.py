@@ -104,6 +104,27 @@ class FabricPart(Part):
     """Time of the smallest all-reduce."""
 
 
+class AcceleratorPart(Part):
+    """Driver and libraries of the GPUs, as a rank finds them."""
+
+    driver: str | None
+    """Release of the kernel's driver, such as '580.65.06'; None: not known."""
+    driver_cuda: str | None = None
+    """Newest CUDA that the driver takes, such as '13.0'; None: not known, or AMD's."""
+    cuda: str | None
+    """CUDA that torch was built for; None: it was built for ROCm."""
+    hip: str | None = None
+    """HIP that torch was built for; None: it was built for CUDA."""
+    nccl: str | None
+    """NCCL, or RCCL, that is loaded."""
+    cudnn: str | None
+    """cuDNN, or MIOpen, that is loaded."""
+    float32_matmul: str | None = None
+    """How torch computes fp32 matrix products: 'highest' (fp32), 'high' (TF32 or bf16x3), 'medium' (bf16)."""
+    cudnn_tf32: bool | None = None
+    """Whether cuDNN may use TF32."""
+
+
 class EnvironmentPart(Part):
     """Of several nodes, the first one's."""
 
@@ -123,6 +144,8 @@ class EnvironmentPart(Part):
     """Physical memory."""
     gpus: list[str]
     """Names of the GPUs."""
+    accelerator: AcceleratorPart | None = None
+    """None on the CPU, in older records, and of runs that ended before they trained."""
     packages: dict[str, str]
     """Versions of the libraries."""
     code: str
@@ -130,7 +153,7 @@ class EnvironmentPart(Part):
     git: GitPart | None = None
     """None outside of a checkout."""
     variables: dict[str, str]
-    """Those of an allow-list that were set."""
+    """Those of an allow-list that were set, and all of NCCL and of torch's use of it."""
     nodes: list[NodePart] = []
     """Of runs that a launcher of several nodes started."""
     slurm: SlurmPart | None = None

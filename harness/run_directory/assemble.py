@@ -78,7 +78,9 @@ def _record(
         question=request.question,
         backend=_backend(request, setup),
         world=_world(request, setup),
-        environment=run_environment(run_directory).model_copy(update={"broken_event_lines": broken}),
+        environment=run_environment(run_directory).model_copy(
+            update={"broken_event_lines": broken, "accelerator": setup.accelerator if setup else None}
+        ),
         layout=setup.layout if setup else None,
         model=setup.model if setup else None,
         data=setup.data if setup else None,

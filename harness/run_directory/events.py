@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
 from harness.backends.base import Effective
 from harness.backends.strategy import StrategyKind
 from harness.record import (
+    AcceleratorPart,
     CommunicationPart,
     DataPart,
     LayoutPart,
@@ -68,6 +69,7 @@ class SetupEvent(Part):
     """Of rank 0 only."""
     host: str
     device_name: str
+    accelerator: AcceleratorPart | None = None
     layout: LayoutPart | None = None
     """None: the backend did not build the model."""
     model: ModelPart | None = None

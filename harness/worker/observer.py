@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from harness.backends.base import Batch, Engine
 from harness.backends.precision import dtype_name
 from harness.spec import OptimizerSection
+from harness.worker.accelerator import uses_tf32
 from harness.worker.batch_digest import SeenBatch, batch_hash_sum, content_digests
 from harness.worker.environment import is_deterministic
 from harness.worker.model import summed_cross_entropy
@@ -244,6 +245,6 @@ def _largest_dropout(model: Any) -> float:
 
 def _process_facts() -> dict[str, Any]:
     return {
-        "tf32": bool(torch.backends.cuda.matmul.allow_tf32),
+        "tf32": uses_tf32(),
         "deterministic": is_deterministic("cuda" if torch.cuda.is_initialized() else "cpu"),
     }

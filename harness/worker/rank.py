@@ -38,6 +38,7 @@ from harness.run_directory.outcome import EVENTS_LOST
 from harness.run_directory.rank_state import PositionWriter
 from harness.run_directory.request import RunRequest, checkpoint_folder, rank_file, weights_folder
 from harness.safe_text import described, encodable
+from harness.worker.accelerator import describe_accelerator
 from harness.worker.checkpoint import CheckpointProbe
 from harness.worker.environment import (
     device_name,
@@ -147,6 +148,7 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
             own_forms=forms,
             host=socket.gethostname(),
             device_name=device_name(world),
+            accelerator=describe_accelerator(world.device),
             model=built.model,
             layout=built.layout,
             data=describe_data(samples, sampler),

@@ -62,11 +62,13 @@ KINDS = (
     ),
     Kind(
         id="step-environment-differs",
-        title="Activation checkpointing, attention kernel, compile or TF32 differ",
+        title="Activation checkpointing, attention kernel, compile, TF32 or NCCL differ",
         cause="One run uses different kernels, which changes speed and rounding (torch.compile fuses "
-        "operations and reorders sums, TF32 rounds the factors of matrix products to 10 bits), or "
-        "recomputes activations, which changes speed and memory.",
-        confirm="Compare `observed` of the records.",
+        "operations and reorders sums, TF32 rounds the factors of matrix products to 10 bits), "
+        "recomputes activations, which changes speed and memory, or has NCCL take other algorithms, which "
+        "add in another order.",
+        confirm="Compare `observed` and the NCCL variables in `environment.variables` of the records. "
+        "`NVIDIA_TF32_OVERRIDE=0` turns TF32 off whatever the job says.",
         fix="Use the same settings for all backends.",
     ),
     Kind(
@@ -100,6 +102,7 @@ BY_SETTING = {
     "dtype of optimizer states": "master-dtype-differs",
     "attention kernel": "step-environment-differs",
     "TF32": "step-environment-differs",
+    "settings of NCCL": "step-environment-differs",
     "activation checkpointing": "step-environment-differs",
     "compiled": "step-environment-differs",
 }

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from harness.compare.comparison import Comparison
 from harness.compare.disturbance import disturbance
+from harness.compare.run_conditions import accelerator_facts
 from harness.compare.wording import listed
 from harness.record import EnvironmentPart, Record
 from harness.report.document import Block, Items, Section
 from harness.report.formats import number
 from harness.report.sections.slurm import slurm_jobs
 from harness.theory.device_peaks import is_stub
+
+_OF_GPUS = re.compile(r"NCCL|RCCL|TF32|^CUDA_|^CUBLAS|ALLOC_CONF|_VISIBLE_DEVICES")
 
 
 def machine_section(comparison: Comparison) -> Section:
@@ -23,6 +27,7 @@ def machine_section(comparison: Comparison) -> Section:
         facts = [
             ("CPU", f"{e.cpu}, {e.cores} cores, {e.memory_bytes / 2**30:.1f} GiB"),
             ("accelerators", "; ".join(e.gpus) or "none"),
+            *_accelerator(e),
             ("system", f"{e.platform}, Python {e.python}"),
             ("packages", ", ".join(f"{name} {v}" for name, v in sorted(e.packages.items()))),
             ("harness code", e.code + commit_words(e)),
@@ -55,6 +60,19 @@ def _time_and_load(records: Sequence[Record]) -> list[tuple[str, str]]:
     if used:
         facts.append(("other work during timed steps", f"{min(used):.2f} to {max(used):.2f} cores"))
     return facts
+
+
+def _accelerator(environment: EnvironmentPart) -> list[tuple[str, str]]:
+    """Driver, libraries and settings of the GPUs; nothing on the CPU and in older records."""
+    own = environment.accelerator
+    if own is None:
+        return []
+    facts = [("GPU software", ", ".join(accelerator_facts(environment).values()) or "not known")]
+    if own.float32_matmul is not None:
+        in_cudnn = {None: "", True: "; TF32 in cuDNN on", False: "; TF32 in cuDNN off"}[own.cudnn_tf32]
+        facts.append(("fp32 matrix products", f"precision '{own.float32_matmul}'{in_cudnn}"))
+    named = [f"{name}={value}" for name, value in environment.variables.items() if _OF_GPUS.search(name)]
+    return [*facts, ("variables", ", ".join(named) or "none of NCCL, CUDA or TF32")]
 
 
 def _network(environment: EnvironmentPart) -> list[tuple[str, str]]:
