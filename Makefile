@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 WORKERS ?= 3
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: compare test test-docs test-browser test-cluster test-gpu-stub traps gallery lint docs bench publish reports clean
+.PHONY: compare test test-docs test-browser test-cluster test-gpu-stub traps gallery gallery-gpu-stub lint docs bench publish reports clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
@@ -43,6 +43,11 @@ STUB_PIP := env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(STUB_VENV)/bin/pip
 test-gpu-stub: $(STUB_VENV)/.ready
 	$(STUB_VENV)/bin/python -m tests.gpu_stub.build $(STUB)/build >$(STUB)/environment
 	. $(STUB)/environment && $(STUB_VENV)/bin/python -m pytest tests/gpu_stub
+
+# The complete clean matrix on it, as the folder that is published.
+gallery-gpu-stub: $(STUB_VENV)/.ready
+	$(STUB_VENV)/bin/python -m tests.gpu_stub.build $(STUB)/build >$(STUB)/environment
+	. $(STUB)/environment && $(STUB_VENV)/bin/python -m tests.gpu_stub.gallery reports/gpu-stub
 
 $(STUB_VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(STUB_VENV)
@@ -91,6 +96,7 @@ publish: $(READY)
 reports: $(READY)
 	$(BIN)/python -m benchmarks.publishing reports
 	$(BIN)/python -m tests.traps.gallery reports/traps --page
+	$(BIN)/python -m tests.gpu_stub.gallery reports/gpu-stub --page
 	$(BIN)/python -m benchmarks.node_scaling reports/node-scaling
 	$(BIN)/python -m benchmarks.shaped_links reports/shaped-links
 	$(BIN)/python -m benchmarks.reports_page reports

@@ -43,6 +43,7 @@ PUBLISHED = (
         name="shaped-links", question="speed", page="README.md",
         command=CLUSTER.format("shaped_links", "shaped-links"),
     ),
+    Published(name="gpu-stub", question="memory", page="README.md", command="make gallery-gpu-stub"),
     Published(name="traps", question="parity", page="README.md", command="make gallery"),
 )  # fmt: skip
 

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 from harness.config import load_experiment
 from harness.launch.cell import modules_to_preload
@@ -26,6 +28,7 @@ class ForkingLauncher(LocalLauncher):
     def __init__(self) -> None:
         self.device = "cuda"
         self._more: Mapping[str, str] = {}
+        self._logs = False
         preload = modules_to_preload(load_experiment(None, []), ["zero1", "accelerate-ddp", "fsdp"])
         os.environ[FORKS] = "1"
         os.environ["HARNESS_PRELOAD"] = ",".join([*preload, "tests.gpu_stub.ranks"])
@@ -33,13 +36,18 @@ class ForkingLauncher(LocalLauncher):
         self._context.set_forkserver_preload(["harness.worker.preload"])
 
     @contextmanager
-    def environment(self, variables: Mapping[str, str]) -> Iterator[None]:
-        """Variables of the ranks that are started meanwhile."""
-        before, self._more = self._more, variables
+    def environment(self, variables: Mapping[str, str], *, log: bool = False) -> Iterator[None]:
+        """Variables of the ranks that are started meanwhile, and whether the stub logs in their run."""
+        self._more, self._logs = variables, log
         try:
             yield
         finally:
-            self._more = before
+            self._more, self._logs = {}, False
+
+    def _start(self, run_directory: Path, request: RunRequest, rank: int, port: int) -> Any:
+        if self._logs:
+            self._more = {**self._more, "CUDA_STUB_LOG": str(run_directory)}
+        return super()._start(run_directory, request, rank, port)
 
     def _variables(self, request: RunRequest, rank: int, port: int) -> dict[str, str]:
         return super()._variables(request, rank, port) | dict(self._more)

@@ -6,10 +6,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
+from harness.record import Record
 from tests.gpu_stub.ranks import COUNTING, NOT_COUNTING
 
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "send", "recv")
+BARRIER_BYTES = 4
+"""ProcessGroupNCCL makes an all-reduce of one fp32 element of it."""
+Bytes: TypeAlias = Counter[tuple[str, int]]
+"""By collective and size of its group."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +34,26 @@ def calls(folder: Path, rank: int) -> Iterator[Call]:
         yield Call(name, int(group_size), int(size))
 
 
-def counted_collectives(folder: Path, rank: int) -> Counter[tuple[str, int]]:
-    """Bytes by collective and size of its group, of those that the harness should have counted."""
-    found: Counter[tuple[str, int]] = Counter()
+def counted_collectives(folder: Path, rank: int) -> Bytes:
+    """Of those that the harness should have counted."""
+    found: Bytes = Counter()
     counting = False
     for call in calls(folder, rank):
         if call.name in (COUNTING, NOT_COUNTING):
             counting = call.name == COUNTING
         elif counting and call.name in COLLECTIVES:
             found[call.name, call.group_size] += call.bytes
+    return found
+
+
+def told_collectives(record: Record, rank: int) -> Bytes:
+    """The same as the record says."""
+    found: Bytes = Counter()
+    for part in record.comm:
+        if part.rank == rank and part.op == "barrier":
+            found["all_reduce", part.group_size] += BARRIER_BYTES * part.calls
+        elif part.rank == rank:
+            found[part.op, part.group_size] += part.payload_bytes
     return found
 
 

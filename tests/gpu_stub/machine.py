@@ -42,21 +42,23 @@ class Machine:
         environment: Mapping[str, str] | None = None,
         *,
         repeat: int = 0,
+        log: bool = False,
     ) -> Record:
         """The record of one run, whatever became of it; equal ones are run once.
 
         `environment`: variables of its ranks, besides CUDA_STUB_DEVICES. `repeat` tells equal runs apart.
+        `log`: have the stub log its calls in the run's directory.
         """
         experiment = load_experiment(None, [*SETTINGS, *settings])
         layout = batch_layout(experiment.training, nproc)
         if registry.parse(label)[0].name == registry.REFERENCE:
             nproc, layout = 1, reference_layout(layout, experiment.training)
         variables = {"CUDA_STUB_DEVICES": str(DEVICES)} | dict(environment or {})
-        key = (label, nproc, tuple(settings), layout, tuple(sorted(variables.items())), repeat)
+        key = (label, nproc, tuple(settings), layout, tuple(sorted(variables.items())), repeat, log)
         if key not in self._records:
             cell = make_cell(experiment, canonical_label(label), nproc, layout, repeat, "cuda")
             ranks = launcher()
-            with ranks.environment(variables):
+            with ranks.environment(variables, log=log):
                 self._records[key] = run_cell(
                     cell, experiment, self.store, ranks, command=list(COMMAND), on_event=lambda _: None
                 )
@@ -66,12 +68,14 @@ class Machine:
         """Where its ranks' logs are."""
         return self.store.root / record.run_id
 
-    def compare(self, labels: Sequence[str], nproc: int = 2, settings: Sequence[str] = ()) -> Comparison:
+    def compare(
+        self, labels: Sequence[str], nproc: int = 2, settings: Sequence[str] = (), *, log: bool = False
+    ) -> Comparison:
         """Rows of these backends next to the reference and its repetitions."""
         experiment = load_experiment(None, [*SETTINGS, *settings])
         layout = reference_layout(batch_layout(experiment.training, nproc), experiment.training)
         references = [registry.REFERENCE, *noise_labels(layout, experiment)]
-        return Comparison([self.run(label, nproc, settings) for label in [*references, *labels]])
+        return Comparison([self.run(label, nproc, settings, log=log) for label in [*references, *labels]])
 
     def variables(self, **more: str) -> dict[str, str]:
         """Of a process on the machine that is not one of the launcher's ranks."""

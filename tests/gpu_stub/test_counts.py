@@ -3,50 +3,27 @@
 from __future__ import annotations
 
 import pickle
-from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.record import Record
-from tests.gpu_stub.log import counted_collectives, largest_held_bytes
+from tests.gpu_stub.log import counted_collectives, largest_held_bytes, told_collectives
 from tests.gpu_stub.machine import Machine
 from tests.gpu_stub.matrix import labels
-
-BARRIER_BYTES = 4
-"""ProcessGroupNCCL makes an all-reduce of one fp32 element of it."""
 
 ALLOCATION_BYTES = 512
 """The caching allocator rounds up to these; its history lists what was asked for."""
 
 
-def logged(machine: Machine, label: str, nproc: int, *settings: str) -> tuple[Record, Path]:
-    folder = machine.folder / f"log-{label}-{nproc}"
-    folder.mkdir(exist_ok=True)
-    record = machine.run(label, nproc, settings, {"CUDA_STUB_LOG": str(folder)})
-    assert record.status in ("ok", "unsupported"), record.error
-    return record, folder
-
-
-def told(record: Record, rank: int) -> Counter[tuple[str, int]]:
-    """Bytes by collective and size of its group, of one rank."""
-    found: Counter[tuple[str, int]] = Counter()
-    for part in record.comm:
-        if part.rank == rank and part.op == "barrier":
-            found["all_reduce", part.group_size] += BARRIER_BYTES * part.calls
-        elif part.rank == rank:
-            found[part.op, part.group_size] += part.payload_bytes
-    return found
-
-
 @pytest.mark.parametrize("label", labels())
 def test_the_stub_of_nccl_counts_the_same_bytes(label: str, machine: Machine) -> None:
     nproc = 4 if "hybrid" in label else 2
-    record, folder = logged(machine, label, nproc)
+    record = machine.run(label, nproc, log=True)
+    assert record.status == "ok", record.error
     assert record.comm
+    folder = machine.run_directory(record)
     for rank in range(nproc):
-        assert told(record, rank) == counted_collectives(folder, rank)
+        assert told_collectives(record, rank) == counted_collectives(folder, rank)
         held = record.ranks[rank].reserved_bytes
         assert held is not None
         assert held == largest_held_bytes(folder, rank)
