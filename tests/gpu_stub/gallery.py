@@ -22,6 +22,7 @@ from harness.archive import write_archive
 from harness.compare.comparison import Comparison
 from harness.compare.metrics import BY_KEY
 from harness.compare.rows import Row
+from harness.compare.wording import listed
 from harness.record_files import ARCHIVE_NAME, RECORD_NAME
 from harness.report.report import write_report
 from harness.store import read_runs
@@ -102,7 +103,8 @@ def _as_json(counted: Bytes) -> dict[str, int]:
 def page(folder: Path) -> str:
     """The page of a folder. Raises ValueError where the stub's counts are not those of a record."""
     parts, cells, wrong = [], 0, []
-    for precision in PRECISIONS:
+    published = [precision for precision in PRECISIONS if (folder / precision).is_dir()]
+    for precision in published:
         place = folder / precision
         comparison = Comparison(record for _, record in read_runs([place / ARCHIVE_NAME])[0])
         stub: dict[str, list[dict[str, int]]] = json.loads((place / COUNTS).read_text())
@@ -114,12 +116,14 @@ def page(folder: Path) -> str:
                 [_line(row, stub[row.record.run_id]) for row in rows], HEADERS, "pipe", disable_numparse=True
             )
             parts += [f"## {precision}, {nproc} ranks", table]
-    head = PAGE.format(answer=_answer(cells, wrong), counts=COUNTS, archive=ARCHIVE_NAME, reported=REPORTED)
+    head = PAGE.format(
+        answer=_answer(cells, published, wrong), counts=COUNTS, archive=ARCHIVE_NAME, reported=REPORTED
+    )
     return head + "\n\n".join(parts) + "\n"
 
 
-def _answer(cells: int, wrong: Sequence[str]) -> str:
-    told = f"{cells} cells of {len(labels())} backends in {len(PRECISIONS)} precisions on 2 and 4 ranks"
+def _answer(cells: int, precisions: Sequence[str], wrong: Sequence[str]) -> str:
+    told = f"{cells} cells of {len(labels())} backends in {listed(list(precisions))} on 2 and 4 ranks"
     if not wrong:
         return f"{told} train as one process does, and hold and send what closed forms say, to the byte."
     return f"{told} ran; findings: {'; '.join(dict.fromkeys(wrong))}."

@@ -78,5 +78,5 @@ class Hoarding(DdpBackend):
     ) -> Engine:
         engine = super().prepare(build_model, build_optimizer, context)
         if context.world.rank == context.world.world_size - 1:
-            engine.hoard = torch.zeros(HOARDED_BYTES // 4)  # type: ignore[attr-defined]
+            engine.hoard = torch.zeros(HOARDED_BYTES // 4, device=context.world.device)  # type: ignore[attr-defined]
         return engine

@@ -46,6 +46,11 @@ def test_steps_of_a_stub_are_not_timed_and_those_of_others_are() -> None:
     assert rate(on_stub(record), "tokens") is None
 
 
+def test_that_nothing_is_timed_is_no_finding_on_a_stub() -> None:
+    runs = [on_stub(record) for record in (make_record(), make_record(label="ddp"))]
+    assert "nothing-timed" not in {found.id for found in Comparison(runs).findings}
+
+
 def test_a_stub_has_no_peak_whatever_name_it_was_given() -> None:
     assert find_peak("NVIDIA A100-SXM4-80GB", "bfloat16") is not None
     assert find_peak("CUDA stub NVIDIA A100-SXM4-80GB", "bfloat16") is None
