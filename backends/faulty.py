@@ -51,6 +51,26 @@ class OutOfMemory(DdpBackend):
         return super().prepare(build_model, build_optimizer, context)
 
 
+class OutOfMemoryLater(DdpBackend):
+    """The last rank asks for more memory than any machine has in its second step, while the others wait."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        engine: Any = super().prepare(build_model, build_optimizer, context)
+        original, world, taken = engine.step, context.world, 0
+
+        def step(lr: float) -> float:
+            nonlocal taken
+            taken += 1
+            if taken == 2 and world.rank == world.world_size - 1:
+                torch.empty(2**60, dtype=torch.uint8, device=world.device)
+            return float(original(lr))
+
+        engine.step = step
+        return engine  # type: ignore[no-any-return]
+
+
 class StaleWeights(DdpBackend):
     """The last rank forgets every update."""
 

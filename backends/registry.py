@@ -51,6 +51,7 @@ PLANTED = {
     for name, target in (
         ("planted-gradients-summed", "GradientsSummed"),
         ("planted-out-of-memory", "OutOfMemory"),
+        ("planted-out-of-memory-later", "OutOfMemoryLater"),
         ("planted-wrong-beta2", "WrongBeta2"),
         ("planted-stale-weights", "StaleWeights"),
         ("planted-divided-again", "DividedAgain"),

@@ -12,7 +12,8 @@ from tabulate import tabulate
 from harness.backends import registry
 from harness.cells import canonical_label
 from harness.cli.arguments import split_backends
-from harness.cli.options import common, json_option, with_new_options
+from harness.cli.doctor_gpu import examine_gpus
+from harness.cli.options import PATH, common, json_option, with_new_options
 from harness.cli.output import echo
 from harness.compare.rows import reason
 from harness.compare.wording import ranks
@@ -34,14 +35,27 @@ NEEDED = ("torch", "transformers")
 @click.option(
     "--backends", help="Comma-separated names to try, third-party ones included; default: all built-in."
 )
+@click.option("--gpu", is_flag=True, help="Check this machine's GPUs instead: see docs/doctor-gpu.md.")
+@click.option("--bundle", type=PATH, help="With --gpu: pack the results for a bug report, FILE.tar.xz.")
+@click.option(
+    "--minutes", type=click.FloatRange(0.1), default=2.0, show_default=True,
+    help="With --gpu: start no further run after these.",
+)  # fmt: skip
 @json_option
 @common
-def doctor(backends: str | None, as_json: bool) -> int:
+def doctor(backends: str | None, gpu: bool, bundle: Path | None, minutes: float, as_json: bool) -> int:
     """Show what this machine can run, known traps of its versions, and whether to trust results.
 
     Runs a tiny job under every backend that fits this machine and two minutes, and three planted defects;
-    lists what was not tried. Exits with 1 if a check fails.
+    lists what was not tried. With --gpu: checks devices, transport, bytes, clocks, traces, speed and the
+    handling of out-of-memory errors, one line each. Exits with 1 if a check fails.
     """
+    if gpu:
+        if backends is not None:
+            raise HarnessError("--gpu runs backends of its own choice; leave out --backends")
+        return examine_gpus(minutes, bundle, as_json=as_json)
+    if bundle is not None:
+        raise HarnessError("--bundle packs the results of --gpu; add --gpu")
     named = split_backends(backends) if backends is not None else []
     return examine([] if named == ["all"] else named, as_json=as_json)
 

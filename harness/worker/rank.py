@@ -40,6 +40,7 @@ from harness.run_directory.request import RunRequest, checkpoint_folder, rank_fi
 from harness.safe_text import described, encodable
 from harness.worker.accelerator import describe_accelerator
 from harness.worker.checkpoint import CheckpointProbe
+from harness.worker.device_watch import watch_device
 from harness.worker.environment import (
     device_name,
     join_process_group,
@@ -210,6 +211,7 @@ def _loop(
     telling: _Telling,
 ) -> Loop:
     measure = request.measure
+    watch_device(world, engine, run_directory)
     checkpoint = CheckpointProbe(
         folder=checkpoint_folder(run_directory), keep=measure.keep_checkpoint, world=world
     )

@@ -83,11 +83,15 @@ class Machine:
         return own | {"CUDA_STUB_DEVICES": str(DEVICES)} | more
 
     def harness(
-        self, *words: str, environment: Mapping[str, str] | None = None, launched_by: Sequence[str] = ()
+        self,
+        *words: str,
+        environment: Mapping[str, str] | None = None,
+        launched_by: Sequence[str] = (),
+        timeout: float = 300,
     ) -> subprocess.CompletedProcess[str]:
         """Run the command line in the machine's folder; `launched_by`: words before `-m harness`."""
         return subprocess.run(
             [sys.executable, *launched_by, "-m", "harness", *words], cwd=self.folder,
             env=self.variables(**(environment or {})), capture_output=True, text=True, check=False,
-            timeout=300,
+            timeout=timeout,
         )  # fmt: skip

@@ -1,0 +1,204 @@
+"""Makes the runs that the checks of a GPU machine look at: a few ordinary cells of a tiny model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from harness.backends import registry
+from harness.batch import batch_layout, reference_layout
+from harness.cells import canonical_label, make_cell
+from harness.config import load_experiment
+from harness.doctor.gpu.evidence import (
+    AGAIN,
+    FABRIC,
+    FULL,
+    ON_CPU,
+    SHARDED,
+    SINGLE,
+    ZERO,
+    Evidence,
+    Kernels,
+)
+from harness.doctor.gpu.traces import read_kernels
+from harness.errors import HarnessError
+from harness.fabric.ranks import start_ranks
+from harness.fabric.result import FabricResult
+from harness.gpus.found import Gpus
+from harness.launch.cell import run_cell
+from harness.launch.local import LocalLauncher
+from harness.provenance import package_versions
+from harness.record import Record
+from harness.run_directory.device_note import WATCH, DeviceNote, device_note
+from harness.run_directory.events import FailureEvent
+from harness.run_directory.request import rank_file
+from harness.run_directory.side_files import log_tail, read_part
+from harness.run_directory.tail import Tail
+from harness.store import Store
+
+JOB = (
+    "training.global_batch_size=16", "training.accumulation_steps=2", "training.steps=16",
+    "data.sequence_length=128", "measure.warmup_steps=2", "measure.probed_steps=2",
+    "measure.cooldown_steps=2", "runtime.timeout_seconds=180", "runtime.stuck_after_seconds=10",
+)  # fmt: skip
+"""The built-in model of four blocks: a step takes some 10 ms, of which 2 % exceed a clock's error."""
+WATCHED = ("measure.traced_steps=2", "measure.trace=true")
+NOT_TRACED = ("measure.traced_steps=0",)
+BACKENDS = {SINGLE: SINGLE, AGAIN: SINGLE, ZERO: ZERO, FULL: "planted-out-of-memory-later", SHARDED: SHARDED}
+MOST_RANKS = 8
+"""That share the global batch."""
+FABRIC_ARGUMENTS = (
+    "--device", "cuda", "--max-size", "64MB", "--operations", "all_reduce", "--repeats", "10",
+    "--warmup", "3", "--seconds-per-row", "1",
+)  # fmt: skip
+CPU_LOG = "cpu.log"
+END_SECONDS = 20.0
+"""For a run on the CPU that is not needed any more."""
+OUT_OF_TIME = "the time was used up (--minutes)"
+
+
+def gather(folder: Path, gpus: Gpus, seconds: float, report: Callable[[str], None]) -> Evidence:
+    """Make all runs in `folder`; what cannot begin within so many seconds is left out."""
+    ranks = max(size for size in (1, 2, 4, 8) if size <= min(gpus.count, MOST_RANKS))
+    gathering = _Gathering(folder, Evidence(gpus=gpus, ranks=ranks), time.monotonic() + seconds, report)
+    return gathering.all()
+
+
+@dataclass
+class _Gathering:
+    """What is known so far."""
+
+    folder: Path
+    empty: Evidence
+    ends: float
+    report: Callable[[str], None]
+    records: dict[str, Record] = field(default_factory=dict)
+    notes: dict[str, tuple[DeviceNote, ...]] = field(default_factory=dict)
+    kernels: dict[str, Kernels] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    seconds_to_notice: float | None = None
+    fabric: FabricResult | None = None
+
+    def all(self) -> Evidence:
+        """Run on the CPU while `single` runs; what is timed runs alone."""
+        on_cpu = self._start_on_cpu()
+        try:
+            for name in (SINGLE, AGAIN):
+                self._run(name, NOT_TRACED, 1)
+            self._take_from_cpu(on_cpu)
+        finally:
+            _end(on_cpu)
+        self._run(ZERO, NOT_TRACED, self.empty.ranks)
+        self._run(FULL, NOT_TRACED, self.empty.ranks)
+        products = () if self.empty.is_stub else ("measure.matmul_peak=true",)
+        self._run(SHARDED, (*WATCHED, *products), self.empty.ranks)
+        self._measure_network()
+        return replace(
+            self.empty, records=self.records, notes=self.notes, kernels=self.kernels, fabric=self.fabric,
+            seconds_to_notice=self.seconds_to_notice, missing=self.missing,
+        )  # fmt: skip
+
+    def _run(self, name: str, settings: tuple[str, ...], ranks: int) -> None:
+        if (why := self._why_not(name)) is not None:
+            self.missing[name] = why
+            return
+        self.report(f"{name}: {BACKENDS[name]} on {ranks}")
+        experiment = load_experiment(None, [*JOB, *settings])
+        store = Store(self.folder / name.replace(" ", "-"))
+        store.prepare()
+        layout = batch_layout(experiment.training, self.empty.ranks)
+        if BACKENDS[name] == registry.REFERENCE:
+            layout = reference_layout(layout, experiment.training)
+        cell = make_cell(experiment, canonical_label(BACKENDS[name]), ranks, layout, 0, "cuda")
+        with _watching():
+            record = run_cell(
+                cell, experiment, store, LocalLauncher("cuda"), command=["harness", "doctor", "--gpu"],
+                on_event=lambda _: None,
+            )  # fmt: skip
+        if record.error is not None and record.error.kind == "Interrupted":
+            raise KeyboardInterrupt
+        directory = store.root / record.run_id
+        self.records[name] = record
+        found = (read_part(device_note(directory, rank), DeviceNote) for rank in range(ranks))
+        self.notes[name] = tuple(note for note in found if note is not None)
+        if name == FULL:
+            self.seconds_to_notice = _since_failure(directory, ranks)
+        elif experiment.measure.trace and not self.empty.is_stub:
+            self.kernels[name] = read_kernels(record, directory)
+
+    def _why_not(self, name: str) -> str | None:
+        if time.monotonic() > self.ends:
+            return OUT_OF_TIME
+        packages = registry.parse(BACKENDS[name])[0].packages if name in BACKENDS else ()
+        lacking = [package for package in packages if package not in package_versions(packages)]
+        return f"{', '.join(lacking)} is not installed" if lacking else None
+
+    def _start_on_cpu(self) -> subprocess.Popen[bytes]:
+        self.report("cpu: single on the CPU, at the same time")
+        settings = [*JOB, *NOT_TRACED, "runtime.device=cpu"]
+        words = [word for setting in settings for word in ("--set", setting)]
+        runs = str(self.folder / ON_CPU)
+        with (self.folder / CPU_LOG).open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "harness", "run", "--backend", SINGLE, *words, "--runs", runs],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    def _take_from_cpu(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            process.wait(timeout=max(1.0, self.ends - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.missing[ON_CPU] = OUT_OF_TIME
+            return
+        records, _ = Store(self.folder / ON_CPU).records()
+        if records:
+            self.records[ON_CPU] = records[0]
+        else:
+            said = log_tail(self.folder / CPU_LOG).strip().splitlines()[-1:]
+            self.missing[ON_CPU] = f"it left no record: {''.join(said)}"
+
+    def _measure_network(self) -> None:
+        if self.empty.ranks == 1 or self.empty.is_stub:
+            return
+        if (why := self._why_not(FABRIC)) is not None:
+            self.missing[FABRIC] = why
+            return
+        self.report(f"fabric: all-reduce over {self.empty.ranks}")
+        try:
+            self.fabric = start_ranks(self.empty.ranks, FABRIC_ARGUMENTS)
+        except HarnessError as error:
+            self.missing[FABRIC] = str(error)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a run that still goes on, with its ranks."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def _watching() -> Iterator[None]:
+    """Ranks started meanwhile note what they see of their device."""
+    os.environ[WATCH] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[WATCH]
+
+
+def _since_failure(directory: Path, ranks: int) -> float | None:
+    """Seconds since the first rank said that it failed; None: none did."""
+    events = (event for rank in range(ranks) for event in Tail(rank_file(directory, rank)).read())
+    first = min((event.at for event in events if isinstance(event, FailureEvent)), default=None)
+    return None if first is None else time.time() - first

@@ -1,0 +1,58 @@
+"""`harness doctor --gpu` on the stub: what it can answer is ok, the rest is n/a and says why."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+
+import pytest
+
+from harness.record import Record
+from harness.run_directory.device_note import WATCH, DeviceNote, device_note
+from tests.gpu_stub.machine import Machine
+
+OK = {
+    "devices", "transport", "initial-weights", "repeat", "cpu-loss", "traffic", "states", "deepspeed-waits",
+    "out-of-memory", "after-out-of-memory",
+}  # fmt: skip
+NOT_APPLICABLE = {
+    "architecture", "norm", "driver-memory", "phases", "step-time", "trace", "kernels", "products",
+    "utilisation", "fabric",
+}  # fmt: skip
+
+
+@pytest.mark.long(seconds=150)
+def test_a_stub_answers_what_does_not_need_a_gpu(machine: Machine) -> None:
+    bundle = machine.folder / "doctor.tar.xz"
+    words = ["doctor", "--gpu", "--json", "--minutes", "10", "--bundle", str(bundle)]
+    done = machine.harness(*words, environment={"CUDA_STUB_DEVICES": "2"}, timeout=600)
+    document = json.loads(done.stdout)
+    verdicts = {check["id"]: check["verdict"] for check in document["checks"]}
+    assert verdicts == dict.fromkeys(OK, "ok") | dict.fromkeys(NOT_APPLICABLE, "n/a"), done.stderr
+    assert all("CUDA stub" in c["detail"] for c in document["checks"] if c["verdict"] == "n/a")
+    assert (done.returncode, document["is_stub"], document["devices"]) == (0, True, ["CUDA stub"] * 2)
+    with tarfile.open(bundle) as tar:
+        names = [name.rpartition("/")[2] for name in tar.getnames()]
+    assert names.count("record.json") == 6
+
+
+def watched(machine: Machine, label: str) -> tuple[Record, list[DeviceNote]]:
+    record = machine.run(label, environment={WATCH: "1"})
+    directory = machine.run_directory(record)
+    files = [device_note(directory, rank) for rank in range(record.world.world_size)]
+    return record, [DeviceNote.model_validate_json(file.read_bytes()) for file in files]
+
+
+def test_events_outside_of_the_loop_span_what_its_clock_measures(machine: Machine) -> None:
+    record, notes = watched(machine, "ddp")
+    for rank, note in zip(record.ranks, notes, strict=True):
+        assert note.event_step_seconds == pytest.approx(rank.step_seconds, rel=0.1)
+    assert len({note.uuid for note in notes}) == len(notes)
+
+
+def test_the_throughput_timer_of_deepspeed_is_seen_to_wait(machine: Machine) -> None:
+    """Like for like it is off; with the library's own defaults it synchronises in every micro-step."""
+    _, off = watched(machine, "zero2")
+    _, on = watched(machine, "zero2:preset=library-defaults")
+    assert {count for note in off for count in note.synchronisations} == {0}
+    assert all(count >= note.micro_steps for note in on for count in note.synchronisations[2:])
