@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from harness.backends.base import Batch, Effective, Engine, SetupContext, TensorKind
-from harness.backends.checkpoints.zero_pieces import continue_zero, zero_pieces, zero_progress
+from harness.backends.checkpoints.zero_pieces import continue_zero, load_native, zero_pieces, zero_progress
 from harness.backends.gradients import global_norm
 from harness.backends.model_source import Loading
 from harness.backends.optimizer_implementation import optimizer_implementation
@@ -146,9 +146,7 @@ class ZeroEngine(Engine):
         self.engine.save_checkpoint(str(directory))
 
     def load(self, directory: Path) -> None:
-        path, _ = self.engine.load_checkpoint(str(directory))
-        if path is None:
-            raise FileNotFoundError(f"no DeepSpeed checkpoint in {directory}")
+        load_native(self.engine, directory)
 
     def native_format(self) -> str:
         return f"DeepSpeed ZeRO stage {self.stage}"

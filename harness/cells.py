@@ -36,7 +36,8 @@ from harness.provenance import (
 from harness.record import Record
 from harness.record.run_id import as_name
 from harness.renamed import rename_options
-from harness.run_directory.request import RunRequest
+from harness.resume import require_same_job
+from harness.run_directory.request import Resume, RunRequest
 from harness.spec import Experiment, Job, MeasureSection
 from harness.spec.experiment import MOST_REPEATS
 
@@ -58,6 +59,8 @@ class Cell:
     nodes: int = 1
     memory_limit_bytes: int | None = None
     """What torch's allocator may serve each rank; None: all that there is."""
+    resume: Resume | None = None
+    """The checkpoint that it continues; None: it begins at its first step."""
 
 
 def plan(
@@ -69,6 +72,7 @@ def plan(
     *,
     nodes: int = 1,
     machine: str | None = None,
+    resume: Resume | None = None,
 ) -> list[Cell]:
     """The cells of a matrix in the order they run: in rounds, in each of them references first.
 
@@ -76,6 +80,7 @@ def plan(
     Every world size decides its global batch; for each a reference of one process is added, and unless
     `compare.noise_runs` is off the repetitions of it that show how much rounding alone changes, which are
     neither timed nor probed. Ranks are spread over `nodes`; `machine` names machines other than this one.
+    `resume`: the checkpoint that every backend but the references continues.
     Raises HarnessError for an unknown backend or a batch that does not divide.
     """
     if repeats > MOST_REPEATS:
@@ -99,6 +104,7 @@ def plan(
                     nodes=1 if alone else nodes,
                     machine=machine,
                     measure=experiment.measure.losses_alone() if label in noise_runs else None,
+                    resume=None if alone else resume,
                 )
                 cells.setdefault(cell.key, cell)
     return sorted(cells.values(), key=lambda cell: cell.repeat)
@@ -116,6 +122,7 @@ def make_cell(
     machine: str | None = None,
     measure: MeasureSection | None = None,
     limited: bool = True,
+    resume: Resume | None = None,
 ) -> Cell:
     """One cell with its key: equal keys mean equal job, world, measurement, code and versions.
 
@@ -146,13 +153,21 @@ def make_cell(
         "loading": experiment.runtime.loading,
         "optimizer_implementation": job.optimizer.implementation,
         "third_party": module_fingerprint(entry.target) if entry.is_third_party else None,
+        **_checkpoint_parts(resume, job, job_id),
     }
     return Cell(
         backend=label, job=job, job_id=job_id, layout=layout, world_size=world_size, repeat=repeat,
-        key=_key(parts),
-        measure=measure, preset=preset, nodes=nodes,
+        key=_key(parts), measure=measure, preset=preset, nodes=nodes, resume=resume,
         memory_limit_bytes=_in_force(limit, measure, device),
     )  # fmt: skip
+
+
+def _checkpoint_parts(resume: Resume | None, job: Job, job_id: str) -> dict[str, Any]:
+    """What of a checkpoint makes a cell another one. Raises HarnessError where it is of another job."""
+    if resume is None:
+        return {}
+    require_same_job(resume, job, job_id)
+    return {"resume": resume.saved.model_dump(mode="json", exclude={"job"})}
 
 
 def _key(parts: Mapping[str, Any]) -> str:
@@ -227,6 +242,7 @@ def make_request(
         accumulation_steps=cell.layout.accumulation_steps,
         loading=experiment.runtime.loading,
         memory_limit_bytes=cell.memory_limit_bytes,
+        resume=cell.resume,
         # Whoever watches the ranks says more than a collective that gives up by itself, so it comes first.
         collective_timeout_seconds=max(600.0, experiment.runtime.phase_timeout_seconds + 30.0),
     )

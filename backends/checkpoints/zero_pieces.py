@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from harness.backends.checkpoints.adam import (
     update_count,
 )
 from harness.backends.piece import MOMENTS, Piece, Progress
+from harness.backends.unsupported import Unsupported
 
 
 def zero_pieces(engine: Any, stage: int) -> Iterator[Piece]:
@@ -24,6 +26,21 @@ def zero_pieces(engine: Any, stage: int) -> Iterator[Piece]:
     if stage == 0:
         return _whole_pieces(engine)
     return _scattered_pieces(engine) if stage == 3 else _partitioned_pieces(engine)
+
+
+def load_native(engine: Any, directory: Path) -> None:
+    """Load what `save_checkpoint` wrote; a collective. Raises Unsupported for another number of ranks."""
+    from deepspeed import __version__
+    from deepspeed.runtime.zero.utils import ZeRORuntimeException
+
+    try:
+        path, _ = engine.load_checkpoint(str(directory))
+    except ZeRORuntimeException as error:
+        raise Unsupported(
+            f"DeepSpeed {__version__}: {error} Save with measure.checkpoint=neutral: it has no such limit"
+        ) from error
+    if path is None:
+        raise FileNotFoundError(f"no DeepSpeed checkpoint in {directory}")
 
 
 def zero_progress(engine: Any) -> Progress:

@@ -25,6 +25,7 @@ from harness.cli.options import (
     measuring,
     notice,
     repeats_option,
+    resume_option,
     runs_option,
     set_option,
     trace_option,
@@ -41,6 +42,7 @@ from harness.errors import HarnessError
 from harness.launch.external import started_as_rank
 from harness.launch.requeued import made_in_job, requeued_job
 from harness.record import Record
+from harness.resume import find_checkpoint
 from harness.spec import Question
 from harness.store import Store, keep_runs
 
@@ -78,6 +80,7 @@ RECORDS_SUFFIX = ".runs"
 @click.option(
     "--dry-run", is_flag=True, help="List the cells, which have a record and how long the others take."
 )
+@resume_option
 @json_option
 @measuring
 @view_options
@@ -95,6 +98,7 @@ def compare(
     force: bool,
     trace: bool,
     dry_run: bool,
+    resume_from: str | None,
     as_json: bool,
     view: View,
 ) -> int:
@@ -106,7 +110,10 @@ def compare(
     names = split_backends(backends) if backends is not None else experiment.compare.backends
     names = with_new_options(names)
     sizes = numbers(nproc, "--nproc", "ranks") if nproc is not None else experiment.compare.world_sizes
-    cells = plan(experiment, names, sizes, repeats or experiment.compare.repeats, device)
+    resume = find_checkpoint(resume_from, runs) if resume_from is not None else None
+    if resume is not None and batch == "largest":
+        raise HarnessError("--batch largest and --resume-from exclude each other; leave one out")
+    cells = plan(experiment, names, sizes, repeats or experiment.compare.repeats, device, resume=resume)
     for size in sizes:
         require_gpus(device, size)
     store = Store(runs) if dry_run else open_store(runs)

@@ -104,6 +104,9 @@ wide_option = click.option("--wide", is_flag=True, help="Show every column, howe
 port_option = click.option(
     "--port", type=click.IntRange(1, 65535), help="Rendezvous port; default: a free port."
 )
+resume_option = click.option(
+    "--resume-from", metavar="RUN", help="Continue the kept checkpoint of a run: its id, or a folder."
+)
 trace_option = click.option(
     "--trace", is_flag=True, help="Keep each rank's profiler trace (measure.trace=true)."
 )

@@ -22,6 +22,7 @@ from harness.cli.options import (
     measuring,
     notice,
     port_option,
+    resume_option,
     runs_option,
     set_option,
     trace_option,
@@ -45,7 +46,8 @@ from harness.launch.external import (
 from harness.launch.local import LocalLauncher, require_port
 from harness.launch.supervise import supervise
 from harness.record import Record
-from harness.run_directory.request import RunRequest
+from harness.resume import find_checkpoint
+from harness.run_directory.request import Resume, RunRequest
 from harness.spec import Experiment
 from harness.store import Store
 
@@ -63,6 +65,7 @@ from harness.store import Store
 @port_option
 @force_option
 @trace_option
+@resume_option
 @json_option
 @measuring
 @view_options
@@ -76,6 +79,7 @@ def run(
     port: int | None,
     force: bool,
     trace: bool,
+    resume_from: str | None,
     as_json: bool,
     view: View,
 ) -> int:
@@ -87,21 +91,17 @@ def run(
     label = canonical_label(*with_new_options([backend]))
     device = resolve_device(experiment.runtime.device)
     store = Store(runs)
+    resume = find_checkpoint(resume_from, runs) if resume_from is not None else None
     if started_as_rank():
-        return _run_as_rank(experiment, label, device, store, nproc, force, as_json, view)
-    if nodes > 1:
-        raise HarnessError(
-            f"--nodes {nodes}: this command starts ranks on its own machine only; under Slurm use "
-            "`harness slurm render`, else on each node `torchrun --nnodes ... --nproc-per-node ... "
-            "-m harness run`"
-        )
+        return _run_as_rank(experiment, label, device, store, nproc, force, as_json, view, resume)
+    _require_one_machine(nodes)
     world_size = _world_size(label, nproc, device)
     require_gpus(device, world_size)
     if port is not None:
         require_port(port)
     layout = batch_layout(experiment.training, world_size)
     view.begin("checking the job, its data and this machine")
-    cell = make_cell(experiment, label, world_size, layout, 0, device)
+    cell = make_cell(experiment, label, world_size, layout, 0, device, resume=resume)
     store = open_store(runs)
     launcher = LocalLauncher(device, modules_to_preload(experiment, [label]))
     facts = launcher.check(cell.job.model_dump_json())
@@ -117,6 +117,15 @@ def run(
     return _present_run(record, store, as_json, view)
 
 
+def _require_one_machine(nodes: int) -> None:
+    if nodes > 1:
+        raise HarnessError(
+            f"--nodes {nodes}: this command starts ranks on its own machine only; under Slurm use "
+            "`harness slurm render`, else on each node `torchrun --nnodes ... --nproc-per-node ... "
+            "-m harness run`"
+        )
+
+
 def _world_size(label: str, nproc: int | None, device: str) -> int:
     if registry.parse(label)[0].name == registry.REFERENCE:
         if nproc not in (None, 1):
@@ -127,7 +136,7 @@ def _world_size(label: str, nproc: int | None, device: str) -> int:
 
 def _run_as_rank(
     experiment: Experiment, label: str, device: str, store: Store, nproc: int | None, force: bool,
-    as_json: bool, view: View,
+    as_json: bool, view: View, resume: Resume | None,
 ) -> int:  # fmt: skip
     """Become one rank of a run that torchrun or accelerate launch started."""
     world_size = external_world_size()
@@ -136,7 +145,7 @@ def _run_as_rank(
             f"--nproc {nproc} would be ignored: the launcher started {world_size} ranks; leave it out"
         )
     layout = batch_layout(experiment.training, world_size)
-    cell = make_cell(experiment, label, world_size, layout, 0, device)
+    cell = make_cell(experiment, label, world_size, layout, 0, device, resume=resume)
     store.prepare()
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries would prefer a GPU that they see

@@ -8,7 +8,11 @@ from harness.record import Record
 from harness.record.workload import of_record
 from harness.theory import families
 from harness.theory.terms import STEP_PHASES, ModelStates, Underived, Volume
-from harness.theory.workload import Workload
+from harness.theory.workload import ORDINARY_STEP, Workload
+
+LOADING = Underived(
+    phase="checkpoint_load", dtypes=(), reason="what loading a checkpoint communicates is the library's own"
+)
 
 
 def expected_states(record: Record, rank: int) -> ModelStates | None:
@@ -28,11 +32,25 @@ def expected_volume(record: Record, workload: Workload) -> Volume | None:
     """
     own = record.backend.own_forms
     if own is not None:
-        return own.volume if own.steps == workload.window.steps else None
-    if workload.strategy.family not in families.FAMILIES:
+        return _with_loading(record, own.volume) if own.steps == workload.window.steps else None
+    if workload.strategy.family not in families.FAMILIES or _resumed_into_probed_steps(record, workload):
         return None
     volume = families.collectives(workload)
-    return volume if record.backend.claim is None else _as_claimed(volume)
+    return _with_loading(record, volume if record.backend.claim is None else _as_claimed(volume))
+
+
+def _with_loading(record: Record, volume: Volume) -> Volume:
+    """Loading a checkpoint is counted, not derived; records that load none stay as they are."""
+    if not any(row.phase == LOADING.phase for row in record.comm):
+        return volume
+    return replace(volume, underived=(*volume.underived, LOADING))
+
+
+def _resumed_into_probed_steps(record: Record, workload: Workload) -> bool:
+    """The closed forms know the first steps of a training, not those of a run that continues one."""
+    if record.resumed is None:
+        return False
+    return min(workload.window.steps, default=0) - record.resumed.step < ORDINARY_STEP
 
 
 def _as_claimed(volume: Volume) -> Volume:

@@ -9,6 +9,7 @@ from itertools import compress, count
 from operator import attrgetter, itemgetter, ne
 from typing import Any
 
+from harness.compare.resumed import aligned_runs, first_step
 from harness.compare.wording import Digest, differs
 from harness.nested import differences
 from harness.record import Record
@@ -43,9 +44,10 @@ class Difference:
 
 def job_differences(reference: Record, record: Record) -> list[Difference]:
     """Fields that must agree before two runs may be compared, the most telling first."""
+    reference, record = aligned_runs(reference, record)
     return [
         difference
-        for check in (_identity, _weights, _samples, _learning_rates, _steps, _determinism)
+        for check in (_identity, _weights, _loaded_weights, _samples, _learning_rates, _steps, _determinism)
         for difference in check(reference, record)
     ]
 
@@ -87,9 +89,24 @@ def _weights(reference: Record, record: Record) -> Iterator[Difference]:
         )
 
 
+def _loaded_weights(_: Record, record: Record) -> Iterator[Difference]:
+    """What a rank gathered before its first step, against what the run that it continues had saved."""
+    resumed, loaded = record.resumed, [rank.initial_digest for rank in record.ranks]
+    if resumed is None or resumed.weights_digest is None or not loaded or loaded[0] is None:
+        return
+    if loaded[0] != resumed.weights_digest:
+        yield Difference(
+            field="weights after loading the checkpoint",
+            plural=True,
+            reference=Digest(resumed.weights_digest),
+            given=Digest(loaded[0]),
+            kind="initial-weights-differ",
+        )
+
+
 def _samples(reference: Record, record: Record) -> Iterator[Difference]:
     digests = _batch_digests(reference), _batch_digests(record)
-    for step, (left, right) in enumerate(zip(*digests, strict=False)):
+    for step, (left, right) in enumerate(zip(*digests, strict=False), start=first_step(record)):
         missing, extra = left - right, right - left
         if missing or extra:
             kind = "samples-differ"
@@ -134,7 +151,7 @@ def _first_unequal(left: Iterable[Any], right: Iterable[Any]) -> int | None:
 def _late_samples(reference: Record, record: Record) -> Difference | None:
     """The first step in which other samples reached the model, by their sums over ranks."""
     for step, (left, right) in enumerate(
-        zip(_batch_hash_sums(reference), _batch_hash_sums(record), strict=False)
+        zip(_batch_hash_sums(reference), _batch_hash_sums(record), strict=False), start=first_step(record)
     ):
         if left is not None and right is not None and sum(left) % 2**64 != sum(right) % 2**64:
             repeated = len(right) > 1 and len(set(right)) == 1
@@ -193,7 +210,10 @@ def _steps(reference: Record, record: Record) -> Iterator[Difference]:
             kind="optimizer-steps-differ",
         )
     made = record.observed.optimizer_steps if record.observed else None
-    due = len(record.steps) - record.skipped_steps
+    before = 0 if record.resumed is None else record.resumed.updates
+    if before is None:
+        return
+    due = before + len(record.steps) - record.skipped_steps
     if made is not None and made != due:
         yield Difference(
             field="optimizer steps", plural=True, reference=due, given=made, kind="optimizer-steps-differ"

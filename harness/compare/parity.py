@@ -12,6 +12,7 @@ from harness.compare.distance import Distance, Traces, aligned, distance, traces
 from harness.compare.effective import SettingDifference, setting_differences
 from harness.compare.job_equivalence import Difference, job_differences
 from harness.compare.noise import Limits, Noise, measure_noise
+from harness.compare.resumed import aligned_runs
 from harness.compare.run import Run
 from harness.record import Record
 
@@ -66,11 +67,11 @@ def judge(
         )
     if reference is None or not has_reference:
         return _unjudged("the reference has no result")
-    expected = reference.record
+    expected, record = aligned_runs(reference.record, record)
     if has_dropout(expected) or has_dropout(record):
         return _unjudged("dropout is active: runs differ by chance")
     noise = noise or measure_noise(expected, ())
-    both = aligned(reference.series, run.series)
+    both = traces(expected, record) if run.record.resumed else aligned(reference.series, run.series)
     found = distance(expected, record, both)
     widest = noise.band or noise.tight
     return Judgement(

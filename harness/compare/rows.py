@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from harness.compare.metrics import METRICS
 from harness.compare.noise import Noise, is_repetition, is_variant, measure_noise
 from harness.compare.occasions import occasions
 from harness.compare.parity import Judgement, judge
+from harness.compare.resumed import from_step
 from harness.compare.run import Run
 from harness.compare.run_conditions import labelled, varying, words
 from harness.record import ErrorPart, Record
@@ -119,7 +120,11 @@ def make_rows(records: Iterable[Record]) -> list[Row]:
     noises = {
         job_id: measure_noise(
             reference,
-            [r for r in records if r.job_id == job_id and r is not reference and is_repetition(r)],
+            [
+                r
+                for r in records
+                if r.job_id == job_id and r is not reference and is_repetition(r) and r.resumed is None
+            ],
         )
         for job_id, reference in references.items()
     }
@@ -133,7 +138,7 @@ def make_rows(records: Iterable[Record]) -> list[Row]:
     rows = []
     for record in listed:
         run, noise = runs[id(record)], noises.get(record.job_id)
-        judge_by = runs.get(id(references.get(record.job_id)))
+        judge_by = _reference_of(record, runs.get(id(references.get(record.job_id))))
         stand_in = runs.get(id(stand_ins.get(record.job_id)))
         rows.append(
             Row(
@@ -145,11 +150,18 @@ def make_rows(records: Iterable[Record]) -> list[Row]:
     return rows
 
 
+def _reference_of(record: Record, reference: Run | None) -> Run | None:
+    """The reference, from the step on at which a resumed run began."""
+    if reference is None or record.resumed is None:
+        return reference
+    return replace(reference, record=from_step(reference.record, record.resumed.step))
+
+
 def _references(records: Iterable[Record]) -> dict[str, Record]:
     """The reference of each job that has one; one that worked is preferred."""
     found: dict[str, Record] = {}
     for record in records:
-        if record.backend.label == REFERENCE:
+        if record.backend.label == REFERENCE and record.resumed is None:
             known = found.get(record.job_id)
             if known is None or known.status != "ok":
                 found[record.job_id] = record

@@ -11,14 +11,16 @@ class CommunicationPart(Part):
     """Collectives of one kind on one rank.
 
     Summed over the probed steps in the phases forward, backward and step; over the whole run in the
-    phases setup, evaluation and checkpoint, and in digest, the gathering of the initial weights for
-    their digest. A call that joins tensors of several dtypes is counted under each of them.
+    phases setup, evaluation, checkpoint and checkpoint_load, and in digest, the gathering of the
+    initial weights for their digest. A call that joins tensors of several dtypes is counted under each
+    of them.
     """
 
     rank: int
     """Global rank."""
     phase: str
-    """Phase of the run: 'setup', 'digest', 'forward', 'backward', 'step', 'evaluation' or 'checkpoint'."""
+    """Phase of the run: 'setup', 'digest', 'forward', 'backward', 'step', 'evaluation', 'checkpoint' or
+    'checkpoint_load'."""
     op: str
     """Operation, such as 'all_reduce'."""
     dtype: str

@@ -7,7 +7,13 @@ from typing import Literal
 from harness.record.part import Part
 
 Moment = Literal[
-    "after_setup", "after_forward", "after_backward", "after_step", "during_evaluation", "during_checkpoint"
+    "after_setup",
+    "after_forward",
+    "after_backward",
+    "after_step",
+    "during_evaluation",
+    "during_checkpoint",
+    "during_checkpoint_load",
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.record.checkpoint import CheckpointPart
 from harness.record.memory import MemoryPart, SetupMemoryPart
 from harness.record.part import Part
 
@@ -103,6 +104,8 @@ class RankPart(Part):
     """Loss of one batch, equal on all ranks, after training: where it differs, so do the weights."""
     memory: list[MemoryPart]
     """Memory at each moment of the probed steps."""
+    checkpoints: list[CheckpointPart] = []
+    """Checkpoints saved and loaded, in order."""
     overlap: list[OverlapPart] = []
     """How each traced step divides."""
     overlap_missing: str | None = None

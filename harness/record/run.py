@@ -9,6 +9,7 @@ from pydantic import BeforeValidator
 
 from harness.backends.base import Effective
 from harness.backends.strategy import StrategyKind
+from harness.record.checkpoint import ResumedPart
 from harness.record.communication import CommunicationPart
 from harness.record.environment import EnvironmentPart
 from harness.record.error import ErrorPart
@@ -124,6 +125,8 @@ class Record(Part):
     """Settings that decide the mathematics, every default written out."""
     job_id: str
     """Hash of what is trained; only runs with equal ids are compared."""
+    resumed: ResumedPart | None = None
+    """The checkpoint that the run continued; None: it began at its first step."""
     cell: str
     """Key of job, backend, world, repeat, measurement and code: equal cells need not run again."""
     repeat: int

@@ -95,5 +95,10 @@ def _window(record: Record) -> Window:
         evaluated=[part.step for part in record.eval],
         batches=-(-held_out // (record.world.micro_batch_size * record.world.world_size)),
         digest="digest" in phases,
-        checkpoint="checkpoint" in phases,
+        checkpoint="checkpoint" in phases and _saved_natively(record),
     )
+
+
+def _saved_natively(record: Record) -> bool:
+    """Portable formats gather nothing; a record without its settings is of a time without them."""
+    return record.measure is None or record.measure.checkpoint == "native"

@@ -9,6 +9,7 @@ from harness.report.document import Block, Document, Folded, Picture, Section, T
 from harness.report.pictures.memory import memory_picture
 from harness.report.pictures.time import overlap_picture, phases_picture
 from harness.report.pictures.volume import volume_picture
+from harness.report.sections.checkpoints import checkpoints_section
 from harness.report.sections.communication import communication_section
 from harness.report.sections.configuration import configuration_section
 from harness.report.sections.failures import failures_section
@@ -49,6 +50,7 @@ SECTIONS: tuple[Callable[[Comparison], Section | None], ...] = (
     states_section,
     volume_section,
     communication_section,
+    checkpoints_section,
     surprises_all_section,
     nodes_section,
     time_section,

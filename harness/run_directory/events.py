@@ -11,6 +11,7 @@ from harness.backends.base import Effective
 from harness.backends.strategy import StrategyKind
 from harness.record import (
     AcceleratorPart,
+    CheckpointPart,
     CommunicationPart,
     DataPart,
     LayoutPart,
@@ -127,6 +128,13 @@ class EvaluationEvent(Part):
     seconds: float
 
 
+class CheckpointEvent(Part):
+    """A checkpoint was saved or loaded."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    part: CheckpointPart
+
+
 class ExaminedEvent(Part):
     """Gradients and updates of one step by parameter, as sketches; for a diagnosis."""
 
@@ -183,6 +191,7 @@ Event = (
     | SetupEvent
     | StepEvent
     | EvaluationEvent
+    | CheckpointEvent
     | ExaminedEvent
     | MeasuredEvent
     | FinalEvent

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from harness.run_directory.events import (
     ENDINGS,
+    CheckpointEvent,
     DoneEvent,
     EvaluationEvent,
     Event,
@@ -40,6 +41,7 @@ class RankEvents:
     setup: SetupEvent | None = None
     steps: list[StepEvent] = field(default_factory=list)
     evaluations: list[EvaluationEvent] = field(default_factory=list)
+    checkpoints: list[CheckpointEvent] = field(default_factory=list)
     measured: MeasuredEvent | None = None
     final: FinalEvent | None = None
     failures: list[FailureEvent] = field(default_factory=list)
@@ -62,6 +64,8 @@ class RankEvents:
                 self.steps.append(event)
             case EvaluationEvent():
                 self.evaluations.append(event)
+            case CheckpointEvent():
+                self.checkpoints.append(event)
             case MeasuredEvent():
                 self.measured = self.measured or event
             case FinalEvent():

@@ -10,11 +10,21 @@ from harness.atomic_write import write_atomically
 from harness.backends.model_source import Loading
 from harness.record import PredictionPart
 from harness.record.run_id import RunId
+from harness.run_directory.checkpoint import SavedCheckpoint
 from harness.spec import Job, MeasureSection, Question
 
 REQUEST_NAME = "request.json"
 LOCAL_RENDEZVOUS = "HARNESS_LOCAL_RENDEZVOUS"
 """Set in ranks that all run on this machine, so that their store listens there only."""
+
+
+class Resume(BaseModel):
+    """The checkpoint that a run continues."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    folder: Path
+    saved: SavedCheckpoint
 
 
 class RunRequest(BaseModel):
@@ -48,6 +58,8 @@ class RunRequest(BaseModel):
     """What torch's allocator may serve each rank; None: all that there is."""
     prediction: PredictionPart | None = None
     """Made before the ranks start; they do not read it."""
+    resume: Resume | None = None
+    """None: the run begins at its first step."""
     examine_steps: list[int] = []
     """Stop after the last of these steps and write the gradients and updates of each by parameter."""
     collective_timeout_seconds: float = 600.0

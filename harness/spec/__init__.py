@@ -3,6 +3,7 @@
 from harness.spec.data import DataSection
 from harness.spec.experiment import (
     LEAST_TIMED_STEPS,
+    CheckpointFormat,
     CompareSection,
     Experiment,
     MeasureSection,

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from harness.backends.model_source import Loading
 from harness.backends.registry import IN_DEFAULT_COMPARISON
@@ -17,6 +24,7 @@ LEAST_TIMED_STEPS = 8
 """A shorter run times every step that carries no probe, and has no cooldown."""
 
 
+CheckpointFormat = Literal["none", "native", "consolidated", "neutral"]
 Question = Literal["speed", "memory", "parity", "scaling", "all"]
 """What a comparison is made to answer; its report answers nothing else."""
 
@@ -50,10 +58,12 @@ class MeasureSection(Section):
         False,
         description="CUDA: write every allocation of the probed steps, with its stack, to a file per rank",
     )
-    checkpoint: bool = Field(
-        False,
-        description="save a checkpoint after the probed steps, with its memory and collectives recorded; "
-        "its files are deleted again",
+    checkpoint: CheckpointFormat = Field(
+        "none",
+        description="save a checkpoint after the probed steps and load it again, with time, memory and "
+        "collectives recorded; its files are deleted again. native (or true): in the library's own format; "
+        "consolidated: the weights as Hugging Face reads them; neutral: weights and optimizer states by "
+        "name, from which every backend resumes; none (or false): no checkpoint",
     )
     keep_checkpoint: bool = Field(
         False, description="leave that checkpoint in the run's folder, as `checkpoint`"
@@ -65,15 +75,25 @@ class MeasureSection(Section):
         True, description="gather and digest all weights before the first and after the last step"
     )
 
+    @field_validator("checkpoint", mode="before")
+    @classmethod
+    def _format_of_truth(cls, value: Any) -> Any:
+        return {True: "native", False: "none"}[value] if isinstance(value, bool) else value
+
     @model_validator(mode="after")
     def _settings_take_effect(self) -> MeasureSection:
         if self.trace and not self.traced_steps:
             raise ValueError("`trace` needs `traced_steps` of at least 1")
-        if self.checkpoint and not self.probed_steps:
+        if self.saves_checkpoint and not self.probed_steps:
             raise ValueError("`checkpoint` needs `probed_steps` of at least 1: it is saved after them")
-        if self.keep_checkpoint and not self.checkpoint:
-            raise ValueError("`keep_checkpoint` needs `checkpoint: true`")
+        if self.keep_checkpoint and not self.saves_checkpoint:
+            raise ValueError("`keep_checkpoint` needs `checkpoint` to be native, consolidated or neutral")
         return self
+
+    @property
+    def saves_checkpoint(self) -> bool:
+        """Whether a checkpoint is saved after the probed steps."""
+        return self.checkpoint != "none"
 
     def losses_alone(self) -> MeasureSection:
         """These settings for a run that nothing looks at but its losses, norms and weights."""

@@ -7,6 +7,7 @@ from harness.record import SetupMemoryPart, WeightsPart
 from harness.run_directory.request import RunRequest
 from harness.worker.communication import CommunicationCounter
 from harness.worker.host_peak import HostPeak
+from harness.worker.resume import require_saved_weights
 from harness.worker.weights import combined, digest_share
 
 
@@ -15,7 +16,7 @@ def digest_initial_weights(
 ) -> tuple[WeightsPart | None, SetupMemoryPart | None]:
     """Each None where it was not asked for or cannot be measured; a collective.
 
-    of_engine: watched the engine being prepared.
+    of_engine: watched the engine being prepared. Raises HarnessError if others were loaded.
     """
     weights = None
     with HostPeak() as of_digest:
@@ -23,6 +24,7 @@ def digest_initial_weights(
             with counter.counting("digest"):
                 share = digest_share(engine)
             weights = combined(share, engine)
+    require_saved_weights(request.resume, weights)
     if of_engine.before_bytes is None:
         return weights, None
     return weights, SetupMemoryPart(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from harness.backends.base import Batch, Engine, World
 from harness.batch import BatchLayout
-from harness.record import DataPart
+from harness.record import DataPart, Window
 from harness.run_directory.events import EvaluationEvent, StepEvent
 from harness.run_directory.rank_state import PositionWriter
 from harness.spec import Job, MeasureSection
@@ -49,6 +49,8 @@ class Loop:
     position: PositionWriter
     checkpoint: CheckpointProbe | None = None
     """Saves a checkpoint after the probed steps; None: no checkpoint."""
+    first_step: int = 0
+    """Steps that the checkpoint which the run continues had taken."""
     examine_steps: Sequence[int] = ()
     """Steps to examine by parameter, the last of which ends the training; none: all steps are taken."""
 
@@ -57,10 +59,16 @@ class Loop:
         """Optimizer steps of the training."""
         return training_steps(self.job, self.sampler)
 
+    def window(self, step: int) -> Window:
+        """Windows are counted from the first step that the run takes."""
+        return self.measure.window(
+            step - self.first_step, self.steps - self.first_step, discarded=self.tracer.discarded_steps
+        )
+
     def run(self) -> None:
         """Train, writing one event per step and evaluation as they end."""
         every = self.job.evaluation.every_steps
-        for step in range(self.steps):
+        for step in range(self.first_step, self.steps):
             self._train_step(step)
             if self.examine_steps and step == max(self.examine_steps):
                 break
@@ -69,13 +77,13 @@ class Loop:
         self._trace(wanted=False)
 
     def _train_step(self, step: int) -> None:
-        window = self.measure.window(step, self.steps, discarded=self.tracer.discarded_steps)
+        window = self.window(step)
         rate = learning_rate(step, self.steps, self.job.optimizer, self.job.schedule)
         global_targets = int(self.samples.targets[self.sampler.step_ids(step)].sum())
         hashes = SampleHashes(self.samples)
         self.position.begin_step(step)
         self.position.enter("data")
-        self.observer.begin_step(step)
+        self.observer.begin_step(step - self.first_step)
         self._trace(wanted=window == "traced")
         self.probes.begin_step(step, window)
         self._synchronise()

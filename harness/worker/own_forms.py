@@ -56,10 +56,10 @@ def _window(request: RunRequest, world: World, loop: Loop) -> Window:
     every = request.job.evaluation.every_steps
     held_out = len(loop.sampler.evaluation_ids)
     return Window.of_run(
-        tuple(s for s in range(loop.steps) if loop.measure.window(s, loop.steps) == "probed"),
+        tuple(s for s in range(loop.first_step, loop.steps) if loop.window(s) == "probed"),
         every=every,
-        evaluated=range(every, loop.steps + 1, every) if every else (),
+        evaluated=[s for s in range(every, loop.steps + 1, every) if s > loop.first_step] if every else (),
         batches=-(-held_out // (request.micro_batch_size * world.world_size)),
         digest=request.measure.weight_digests,
-        checkpoint=request.measure.checkpoint,
+        checkpoint=request.measure.checkpoint == "native",
     )

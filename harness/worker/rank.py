@@ -54,9 +54,11 @@ from harness.worker.initial_weights import digest_initial_weights
 from harness.worker.instruments import Instruments
 from harness.worker.loop import Loop, describe_data
 from harness.worker.matmul_peak import measured_peaks
+from harness.worker.model import model_config
 from harness.worker.own_forms import own_forms
 from harness.worker.phases import phase_timer
 from harness.worker.preparation import prepare_engine
+from harness.worker.resume import begin_training
 from harness.worker.samples import Sampler, Samples, load_samples
 from harness.worker.signals import SignalThread
 from harness.worker.weights import digest_weights
@@ -130,10 +132,9 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
     position.enter("setup")
     with counter.counting("setup"), HostPeak() as of_engine:
         engine, built = prepare_engine(request, world, backend, samples.vocabulary_size, observer, weights)
-    engine.train(True)
-    instruments.probes.attach(engine, sampler.held_tensors)
-    initial, host_memory = digest_initial_weights(request, engine, counter, of_engine)
     loop = _loop(request, run_directory, world, samples, sampler, engine, instruments, telling)
+    begin_training(loop, request.resume)
+    initial, host_memory = digest_initial_weights(request, engine, counter, of_engine)
     forms = own_forms(backend, request, world, loop, built, collectives)
     dist.barrier()
     shutil.rmtree(weights, ignore_errors=True)
@@ -213,7 +214,11 @@ def _loop(
     measure = request.measure
     watch_device(world, engine, run_directory)
     checkpoint = CheckpointProbe(
-        folder=checkpoint_folder(run_directory), keep=measure.keep_checkpoint, world=world
+        folder=checkpoint_folder(run_directory),
+        request=request,
+        world=world,
+        events=telling.events,
+        write_model_config=model_config(request.job, samples.vocabulary_size).save_pretrained,
     )
     return Loop(
         job=request.job,
@@ -233,7 +238,8 @@ def _loop(
         observer=instruments.observer,
         events=telling.events,
         position=telling.position,
-        checkpoint=checkpoint if measure.checkpoint else None,
+        checkpoint=checkpoint if measure.saves_checkpoint else None,
+        first_step=request.resume.saved.step if request.resume else 0,
         examine_steps=request.examine_steps,
     )
 

@@ -225,7 +225,7 @@ def test_bad_value_is_named_with_its_place(assignment: str, place: str) -> None:
     ("settings", "message"),
     [
         (["measure.checkpoint=true", "measure.probed_steps=0"], "`checkpoint` needs `probed_steps`"),
-        (["measure.keep_checkpoint=true"], "`keep_checkpoint` needs `checkpoint: true`"),
+        (["measure.keep_checkpoint=true"], "`keep_checkpoint` needs `checkpoint` to be native"),
         (["measure.trace=true", "measure.traced_steps=0"], "`trace` needs `traced_steps`"),
     ],
 )

@@ -13,7 +13,7 @@ from harness.report.tables import LABELS
 from harness.theory.terms import STEP_PHASES
 
 Key = tuple[str, str, str, str, int]
-PHASES = ("setup", "digest", *STEP_PHASES, "evaluation", "checkpoint")
+PHASES = ("setup", "digest", *STEP_PHASES, "evaluation", "checkpoint", "checkpoint_load")
 MEANING = (
     "Of rank 0 of the first repeat. Forward, backward and step: per step. Setup, evaluation, checkpoint and "
     "digest (gathering the initial "

@@ -24,6 +24,7 @@ MOMENTS = {
     "after_step": "after step",
     "during_evaluation": "evaluation",
     "during_checkpoint": "checkpoint",
+    "during_checkpoint_load": "checkpoint loaded",
 }
 TEXT = (
     "Of the first repeat: live tensors of the rank that holds most at that moment, in the last probed "

@@ -36,7 +36,7 @@ NEWER = {"environment": {"packages": {"torch": "2.12.0", "deepspeed": "0.19.8"}}
         ({"environment": {"code": "b" * 12}}, ["code 0123456789ab", "code bbbbbbbbbbbb"]),
         ({"environment": {"cpu": "Other CPU"}}, ["Test CPU", "Other CPU"]),
         ({"measure": {"warmup_steps": 5}}, ["measure.warmup_steps=3", "measure.warmup_steps=5"]),
-        ({"measure": {"checkpoint": True}}, ["measure.checkpoint=false", "measure.checkpoint=true"]),
+        ({"measure": {"checkpoint": True}}, ["measure.checkpoint=none", "measure.checkpoint=native"]),
     ],
 )
 def test_runs_in_other_circumstances_are_no_repeats(other: dict[str, Any], words: list[str]) -> None:

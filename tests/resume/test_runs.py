@@ -1,0 +1,144 @@
+"""`harness run` and `harness compare` continue the kept checkpoint of another run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.compare.comparison import Comparison
+from harness.compare.job_equivalence import job_differences
+from harness.record import Record
+from harness.store import Store
+from tests.harness.cli.command_line import harness, refused
+from tests.resume.engines import BACKENDS
+
+pytestmark = pytest.mark.long(seconds=45)
+
+JOB = (
+    "model.config={hidden_size: 36, intermediate_size: 52, num_hidden_layers: 2, num_attention_heads: 3, "
+    "num_key_value_heads: 3}",
+    "training.steps=9", "training.global_batch_size=8", "data.sequence_length=16", "data.limit=64",
+    "measure.warmup_steps=2", "measure.probed_steps=1", "measure.traced_steps=0",
+)  # fmt: skip
+KEEP = ("measure.checkpoint=neutral", "measure.keep_checkpoint=true")
+SAVED_AT = 3
+
+
+def settings(*more: str) -> list[str]:
+    return [part for setting in (*JOB, *more) for part in ("--set", setting)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("resume")
+
+
+@pytest.fixture(scope="module")
+def saved(folder: Path) -> Record:
+    """Of FSDP1 on 4 ranks, which trained on to the end."""
+    done = harness("run", "--backend", "fsdp1", "--nproc", "4", *settings(*KEEP), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (record,) = Store(folder / "runs").records()[0]
+    return record
+
+
+@pytest.fixture(scope="module")
+def records(folder: Path, saved: Record) -> dict[str, Record]:
+    command = ["compare", "--backends", ",".join(BACKENDS), "--nproc", "2", "--resume-from", saved.run_id]
+    done = harness(*command, *settings(), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found = Store(folder / "runs").records()[0]
+    return {record.backend.label: record for record in found if record.run_id != saved.run_id}
+
+
+def resumed(records: dict[str, Record]) -> Iterator[Record]:
+    yield from (records[name] for name in BACKENDS)
+
+
+def test_the_record_says_where_the_run_began(saved: Record, records: dict[str, Record]) -> None:
+    for record in resumed(records):
+        assert record.resumed is not None
+        begun = record.resumed
+        assert (begun.run_id, begun.backend, begun.world_size) == (saved.run_id, "fsdp1", 4)
+        assert (begun.format, begun.step, begun.updates) == ("neutral", SAVED_AT, SAVED_AT)
+        assert record.initial_weights is not None
+        assert record.initial_weights.digest == begun.weights_digest
+        assert [step.step for step in record.steps] == list(range(SAVED_AT, 9))
+        assert record.observed is not None
+        assert record.observed.optimizer_steps == 9
+    assert records["single"].resumed is None
+
+
+def test_every_backend_goes_on_like_the_uninterrupted_reference(saved, records) -> None:
+    comparison = Comparison([*records.values(), saved])
+    parities = [row.judgement.parity for row in comparison.rows if not row.is_reference]
+    assert len(parities) == len(BACKENDS) + 1
+    assert set(parities) <= {"tight", "exact"}
+    wrong = {"parity", "samples", "learning-rate", "initial-weights", "optimizer-steps", "communication"}
+    assert [f.id for f in comparison.findings if f.id.startswith(tuple(wrong))] == []
+
+
+def test_learning_rates_and_samples_are_those_of_the_same_steps(saved, records) -> None:
+    for record in resumed(records):
+        assert job_differences(saved, record) == []
+        assert [s.learning_rate for s in record.steps] == [s.learning_rate for s in saved.steps[SAVED_AT:]]
+
+
+def test_time_size_and_memory_of_saving_and_loading_are_recorded(saved, records) -> None:
+    assert saved.model is not None
+    for rank in saved.ranks:
+        assert [(part.operation, part.format, part.step) for part in rank.checkpoints] == [
+            ("save", "neutral", SAVED_AT), ("load", "neutral", SAVED_AT),
+        ]  # fmt: skip
+    first = saved.ranks[0].checkpoints[0]
+    assert first.file_bytes is not None
+    assert first.file_bytes >= 3 * 4 * saved.model.parameters
+    assert first.host_peak_bytes is not None
+    assert {row.payload_bytes for row in saved.comm if row.phase == "checkpoint"} == {0}
+    for record in resumed(records):
+        assert [part.operation for part in record.ranks[0].checkpoints] == ["load"]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"updates": 2}, "optimizer-steps-differ"),
+        ({"weights_digest": "0" * 64}, "initial-weights-differ"),
+    ],
+)
+def test_what_was_lost_is_named(change: dict[str, object], kind: str, saved: Record, records) -> None:
+    record = records["ddp"]
+    doctored = record.model_copy(update={"resumed": record.resumed.model_copy(update=change)})
+    assert [difference.kind for difference in job_differences(saved, doctored)] == [kind]
+
+
+def test_a_wrong_place_in_the_data_is_named(saved: Record, records) -> None:
+    record = records["ddp"]
+    steps = [replace(step, step=step.step - 1) for step in record.steps]
+    begun = record.resumed.model_copy(update={"step": SAVED_AT - 1})
+    doctored = record.model_copy(update={"steps": steps, "resumed": begun})
+    kinds = {difference.kind for difference in job_differences(saved, doctored)}
+    assert kinds >= {"samples-differ", "learning-rate-differs"}
+
+
+def test_hugging_face_reads_the_weights(folder: Path, saved: Record) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "runs" / saved.run_id / "checkpoint")
+    assert saved.model is not None
+    assert sum(p.numel() for p in model.parameters()) == saved.model.parameters
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--resume-from", "nowhere"], "no checkpoint in"),
+        (["--resume-from", "RUN", "--set", "optimizer.learning_rate=0.5"], "optimizer.learning_rate is 0.5"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(arguments, words, folder: Path, saved: Record) -> None:
+    given = [saved.run_id if part == "RUN" else part for part in arguments]
+    assert words in refused(folder, "run", "--backend", "ddp", *settings(), *given)
