@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from harness.backends.accelerate import AccelerateEngineMixin, make_accelerator
 from harness.backends.base import (
@@ -32,6 +33,7 @@ from harness.backends.fsdp2 import fsdp2_full_parameters, fsdp2_unit_names, mixe
 from harness.backends.fsdp2_engine import Fsdp2Engine
 from harness.backends.options import ShardedOptions
 from harness.backends.precision import autocast_dtype
+from harness.backends.prefetch import describe_fsdp1_prefetch, describe_fsdp2_prefetch
 from harness.backends.presets import reduce_dtype_changes
 from harness.backends.torch_engine import Strategy
 
@@ -142,7 +144,10 @@ class AccelerateFsdpBackend(Backend):
                     for key, value in settings.items()
                 },
             },
-            library_autocast=autocast_dtype(context.precision) if accelerator.native_amp else None,
+            # `Accelerator.prepare_model` wraps the forward pass in autocast; it is not called for FSDP2.
+            library_autocast=(
+                autocast_dtype(context.precision) if hasattr(prepared, "_original_forward") else None
+            ),
             wrap_units=units,
             reduce_dtype=getattr(in_force, "reduce_dtype", None)
             or getattr(in_force, "param_dtype", None)
@@ -152,7 +157,15 @@ class AccelerateFsdpBackend(Backend):
             autocast=False,
             offload=["weights", "gradients", "optimizer"] if self._offload else [],
             gather_dtype=getattr(in_force, "param_dtype", None) or dtype,
-            details={"mixed_precision_policy": str(in_force)},
+            details={"mixed_precision_policy": str(in_force), **_prefetch(prepared)},
             norm_group=torch.distributed.group.WORLD,
             **of_version,
         )
+
+
+def _prefetch(prepared: nn.Module) -> dict[str, Any]:
+    """In force for the wrapped model of either version."""
+    if isinstance(prepared, FullyShardedDataParallel):
+        return describe_fsdp1_prefetch(prepared)
+    units: list[Any] = [module for module in prepared.modules() if isinstance(module, FSDPModule)]
+    return describe_fsdp2_prefetch(units)

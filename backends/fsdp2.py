@@ -166,9 +166,12 @@ def synchronise(model: nn.Module, last: bool) -> None:
 
 
 def fsdp2_unit_names(model: nn.Module) -> list[str]:
-    """Names of the live model's units, the root last."""
-    units = [name for name, module in model.named_modules() if isinstance(module, FSDPModule)]
-    return sorted(units, key=lambda name: name == "")
+    """Names of the live model's units, the root last; of several modules in one unit 'norm + lm_head'."""
+    units: dict[int, list[str]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            units.setdefault(id(module._get_fsdp_state()), []).append(name)
+    return sorted((" + ".join(names) for names in units.values()), key=lambda name: name == "")
 
 
 def fsdp2_full_parameters(model: nn.Module, device: str) -> Iterator[tuple[str, Tensor]]:

@@ -67,7 +67,7 @@ def precision_route(workload: Workload) -> str:
 
     `backends/single.py`, `backends/ddp.py`: autocast. FSDP casts what it gathers (`mp_policy`), DeepSpeed the
     whole model. Where Accelerate brings the autocast, it also makes the model's outputs fp32
-    (`Accelerator.prepare_model`); FSDP through Accelerate has it on top unless like-for-like turns it off.
+    (`Accelerator.prepare_model`); FSDP1 through Accelerate has it on top unless like-for-like turns it off.
     """
     strategy, asked = workload.strategy, workload.options.get("precision")
     if workload.precision == "fp32" or workload.widened:
@@ -79,7 +79,8 @@ def precision_route(workload: Workload) -> str:
         return f"autocast{outputs}"
     count = workload.layout.parameter_count
     changes = preset_changes(strategy, workload.precision, workload.preset, count)
-    cast_alone = any(change.setting == ACCELERATOR_PRECISION for change in changes)
+    # `Accelerator._prepare_fsdp2` does not call `prepare_model`.
+    cast_alone = strategy.family == "fsdp2" or any(c.setting == ACCELERATOR_PRECISION for c in changes)
     return "cast" if not outputs or cast_alone else f"cast+autocast{outputs}"
 
 

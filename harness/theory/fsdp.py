@@ -32,6 +32,10 @@ class Unit:
     """Elements with padding to whole shards."""
     kept: bool
     """Whether its weights stay gathered between forward and backward pass."""
+    astray: bool = False
+    """Whether further micro-steps gather it again at the end of their backward pass: torch's prefetch goes by
+    the order of forward passes, and takes the last unit of the micro-step before for the next one needed. A
+    micro-step that follows uses what was gathered; the end of the step drops it."""
 
 
 def sizes(units: Sequence[Unit], *, kept: bool | None = None) -> list[tuple[int, int]]:
@@ -63,11 +67,14 @@ def gathers_and_reductions(
     # After an evaluation, units that keep their weights are still gathered.
     first = sizes(units, kept=False) if workload.window.follows_evaluation(step) else sizes(units)
     again, back = 0 if kept_within_step else further, sizes(units, kept=False)
+    straight, astray = (sizes([unit for unit in units if unit.astray is is_so]) for is_so in (False, True))
     found = [
         *gathered("forward", FORWARD, first, dtype, role=role),
-        *gathered("forward", FURTHER_FORWARD, sizes(units), dtype, role=role, passes=again),
+        *gathered("forward", FURTHER_FORWARD, straight, dtype, role=role, passes=again),
+        *gathered("forward", FURTHER_FORWARD, astray, dtype, role=role, passes=min(again, 1)),
         *gathered("backward", BACKWARD, back, dtype, role=role),
         *gathered("backward", FURTHER_BACKWARD, back, dtype, role=role, passes=further),
+        *gathered("backward", FURTHER_BACKWARD, astray, dtype, role=role, passes=further),
         *gathered(
             "backward", GRADIENTS, sizes(units), reduce_dtype(workload), op="reduce_scatter", role=role
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from harness.theory.accelerate_units import units_around_blocks
 from harness.theory.checkpoint import with_pickled_plans
 from harness.theory.common_states import ADAM_MOMENTS, buffer_terms, step_counters
 from harness.theory.fsdp import (
@@ -75,8 +76,8 @@ def collectives(workload: Workload) -> Volume:
     (`FSDPParamGroup.unshard`); the norm is.
     """
     reshards = workload.strategy.facts.reshards
-    reshards_root = reshards and workload.like_for_like
-    units = _units(workload, reshards=reshards, reshards_root=reshards_root)
+    resharded_root = reshards_root(workload)
+    units = _units(workload, reshards=reshards, reshards_root=resharded_root)
 
     def step(workload: Workload, index: int) -> list[Collective]:
         found = _norm(workload)
@@ -88,21 +89,29 @@ def collectives(workload: Workload) -> Volume:
     if workload.world_size > 1:
         found += loading_collectives(workload) + evaluation(workload, units) + _digest(workload)
     remarks = []
-    if reshards and not reshards_root:
+    if reshards and not resharded_root:
         remarks.append((BACKWARD, ROOT_KEPT))
-    if workload.window.evaluation_spells and not reshards_root:
+    if workload.window.evaluation_spells and not resharded_root:
         remarks.append((FORWARD, KEPT_BY_EVALUATION))
     return with_pickled_plans(workload, Volume(collectives=tuple(found), remarks=tuple(remarks)))
 
 
+def reshards_root(workload: Workload) -> bool:
+    """Whether the root's weights are given back after the forward pass; Accelerate leaves that to torch."""
+    native = workload.strategy.route == "native"
+    return workload.strategy.facts.reshards and workload.like_for_like and native
+
+
 def _units(workload: Workload, *, reshards: bool, reshards_root: bool) -> list[Unit]:
+    named = workload.layout.units()
+    found = [(tensors, not reshards, False) for name, tensors in named if name]
+    if workload.strategy.route == "accelerate":
+        found += units_around_blocks(workload.layout)
+    else:
+        found += [(tensors, not reshards_root, False) for name, tensors in named if not name]
     return [
-        Unit(
-            elements=elements(tensors),
-            padded=_padded(tensors, workload.shards),
-            kept=not (reshards if name else reshards_root),
-        )
-        for name, tensors in workload.layout.units()
+        Unit(elements=elements(tensors), padded=_padded(tensors, workload.shards), kept=kept, astray=astray)
+        for tensors, kept, astray in found
     ]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from harness.theory.dtypes import DTYPE_BYTES
 from harness.theory.fsdp import reduce_dtype
+from harness.theory.fsdp2 import reshards_root
 from harness.theory.layout import Tensor
 from harness.theory.peaks.course import GRADIENTS, Course, Unit
 from harness.theory.peaks.ledger import Holding
@@ -119,7 +120,7 @@ class Fsdp2Course(Course):
 
     @property
     def _root_reshards(self) -> bool:
-        return self.workload.strategy.facts.reshards and self.workload.like_for_like
+        return reshards_root(self.workload)
 
     def _padded(self, unit: Unit) -> int:
         """Elements of a unit with every parameter's rows padded to whole shards."""
