@@ -127,8 +127,7 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
         collectives = join_process_group(world, request.collective_timeout_seconds)
     peaks, not_setup = _matmul_peaks(request)
     position.enter("load data")
-    samples = load_samples(request.job)
-    sampler = Sampler(samples, request.job)
+    sampler = Sampler(samples := load_samples(request.job), request.job)
     position.enter("setup")
     with counter.counting("setup"), HostPeak() as of_engine:
         engine, built = prepare_engine(request, world, backend, samples.vocabulary_size, observer, weights)
