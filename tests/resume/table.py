@@ -35,8 +35,8 @@ def table(root: Path) -> str:
         f"Neutral checkpoints after step {SAVED_AT} of {STEPS}, every source and target on "
         f"{', '.join(map(str, WORLD_SIZES))} ranks: {len(resumed)} resumed runs. Each cell: largest "
         "difference of a step's loss from the uninterrupted run of one process, nats per token, over nine "
-        f"pairs of numbers of ranks. Largest: {max(differences.values()):.1e}. {exact} of {len(SIDES)} runs resumed on the same "
-        "backend and ranks are equal to the bit."
+        f"pairs of numbers of ranks. Largest: {max(differences.values()):.1e}. {exact} of "
+        f"{len(SIDES)} runs resumed on the same backend and ranks are equal to the bit."
     )
     head = ["saved by / resumed by", *BACKENDS]
     return f"{text}\n\n{tabulate(rows, head, tablefmt='github', disable_numparse=True)}\n"
