@@ -200,7 +200,7 @@ def keep_runs(runs: Sequence[tuple[Path, Record]], folder: Path) -> list[tuple[P
 
     It holds nothing but records, so that others of an earlier call are removed. Raises HarnessError.
     """
-    kept = [(run_folder(folder, record.run_id) / RECORD_NAME, record) for _, record in runs]
+    kept = [(folder / path.parent.name / RECORD_NAME, record) for path, record in runs]
     try:
         for (path, _), (own, _) in zip(runs, kept, strict=True):
             own.parent.mkdir(parents=True, exist_ok=True)
