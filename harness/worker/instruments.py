@@ -10,6 +10,7 @@ from harness.record import CommunicationPart, MemoryPart, OverlapPart
 from harness.run_directory.events import MeasuredEvent
 from harness.run_directory.request import RunRequest, snapshot_file, trace_file
 from harness.worker.communication import CommunicationCounter
+from harness.worker.environment import keep_freed_memory
 from harness.worker.events import EventWriter
 from harness.worker.memory import (
     AllocatorProbe,
@@ -58,7 +59,11 @@ class Instruments:
         )
 
     def before_training(self, request: RunRequest) -> None:
-        """Put the limit of a CPU run into force: no earlier, since models are built on the host."""
+        """Have freed memory kept from now on, and put the limit of a CPU run into force.
+
+        No earlier, since models are built on the host.
+        """
+        keep_freed_memory()
         if request.memory_limit_bytes is not None and request.device == "cpu":
             self.allocator.limit(request.memory_limit_bytes)
 

@@ -44,7 +44,6 @@ from harness.worker.device_watch import watch_device
 from harness.worker.environment import (
     device_name,
     join_process_group,
-    keep_freed_memory,
     prepare_process,
     world_of,
 )
@@ -158,7 +157,6 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
             matmul_flops_per_second=peaks,
         )
         events.write(ready)
-        keep_freed_memory()
         telling.signals.on_termination(lambda: _write_before_ending(instruments, telling))
         instruments.before_training(request)
         loop.run()
