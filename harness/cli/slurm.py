@@ -47,7 +47,7 @@ from harness.slurm.matrix import (
     render_matrix,
     write_matrix,
 )
-from harness.slurm.preflight import foresee_runs, forget_refused, record_refused, site_limits
+from harness.slurm.preflight import foresee_runs, forget_refused, record_refused, site_limits, unfit_software
 from harness.slurm.site import load_site, with_time_limit
 from harness.slurm.submission import AnotherSubmission, alone, read_jobs, submit_runs, unsubmitted
 from harness.store import Store
@@ -140,6 +140,10 @@ def render(
 def submit(folder: Path, wait: bool, poll_seconds: float, gpu: str | None, force: bool, as_json: bool) -> int:
     """Submit the runs of a rendered folder that were not submitted yet."""
     matrix = read_matrix(folder)
+    if (unfit := unfit_software(matrix.site, gpu)) is not None:
+        if not force:
+            raise HarnessError(f"{unfit}; --force submits all the same")
+        echo(unfit, err=True)
     judge = _Judge(matrix, site_limits(matrix.site, gpu), force)
     while True:
         try:

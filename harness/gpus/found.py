@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.gpus.architectures import runs_on, sm_name
+from harness.gpus.builds import wheel_for
 from harness.gpus.signs import Sign, signs_of_gpus
 from harness.gpus.visible import SELECTORS, fault_of_selection, hiding
 from harness.gpus.wheel import Wheel, installed_wheel
@@ -155,9 +156,15 @@ def without_kernels(devices: Sequence[Gpu], architectures: Sequence[str], wheel:
         if architectures and not runs:
             return (
                 f"{wheel} has no kernels for {gpu.name} ({own}), only for {', '.join(architectures)}; "
-                "install a wheel that has them (https://pytorch.org/get-started/locally)"
+                f"{_wheel_for(gpu)}"
             )
     return None
+
+
+def _wheel_for(gpu: Gpu) -> str:
+    """What to install."""
+    advice = None if gpu.amd_architecture else wheel_for(gpu.capability)
+    return advice or "install a build of torch that has them (https://pytorch.org/get-started/locally)"
 
 
 def _unsupported(what: str) -> str:

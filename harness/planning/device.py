@@ -25,6 +25,8 @@ class Device:
     watts: float | None
     """Board power limit."""
     source: str
+    capability: tuple[int, int] | None = None
+    """NVIDIA's compute capability; None: AMD's, or not known."""
 
     @property
     def usable_bytes(self) -> int:

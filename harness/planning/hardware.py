@@ -38,6 +38,9 @@ class DeviceEntry(TypedValues):
         description="one direction, to all GPUs of the node, 1e9 bytes/s"
     )
     watts: PositiveFloat | None = Field(None, description="board power limit")
+    capability: str | None = Field(
+        None, pattern=r"^\d+\.\d$", description="NVIDIA's compute capability, such as '8.0'"
+    )
     source: str = Field("the user's file", description="where the numbers come from")
 
     @model_validator(mode="after")
@@ -120,6 +123,7 @@ class Hardware:
             link_bandwidth=entry.link_gb_per_second * 1e9,
             link=entry.link,
             watts=entry.watts,
+            capability=_capability(entry.capability),
             source=entry.source,
         )
 
@@ -189,3 +193,11 @@ def _plain(text: str) -> str:
     """Without case, separators and a trailing GB: 'H100-80GB' is 'H100 80'."""
     letters = "".join(letter for letter in text.lower() if letter.isalnum())
     return letters.removesuffix("gb")
+
+
+def _capability(text: str | None) -> tuple[int, int] | None:
+    """(8, 0) of '8.0'."""
+    if text is None:
+        return None
+    major, _, minor = text.partition(".")
+    return int(major), int(minor)

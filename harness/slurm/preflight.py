@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from harness.cells import is_refused
 from harness.errors import HarnessError
+from harness.gpus.builds import unfit_wheel
+from harness.gpus.wheel import Wheel, read_wheel
 from harness.planning.forecast import Forecast, forecast, of_requests
 from harness.planning.hardware import load_hardware
 from harness.planning.limits import Limits
@@ -33,6 +36,27 @@ def site_limits(site: Site, gpu: str | None = None) -> Limits:
         device=device,
         host_bytes=memory_bytes(site.memory_per_node),
     )
+
+
+def unfit_software(site: Site, gpu: str | None = None) -> str | None:
+    """Why the torch of a site's virtual environment cannot compute on the site's GPUs.
+
+    None: it can, or the environment or the GPU is not known here. Raises HarnessError for a GPU that no table
+    knows.
+    """
+    device, wheel = site_limits(site, gpu).device, site_wheel(site)
+    if device is None or device.capability is None or wheel is None:
+        return None
+    unfit = unfit_wheel(wheel, device.capability)
+    return f"site '{site.name}' has {device.name}: {unfit}" if unfit else None
+
+
+def site_wheel(site: Site) -> Wheel | None:
+    """The torch that the ranks import; None: the site names no environment that can be seen from here."""
+    if site.virtual_environment is None or site.container:
+        return None
+    folders = Path(site.virtual_environment).glob("lib/python3*/site-packages/torch/version.py")
+    return next(map(read_wheel, sorted(folders)), None)
 
 
 def memory_bytes(text: str | None) -> int | None:

@@ -39,7 +39,7 @@ def render_script(
         "nodes": nodes,
         "ntasks-per-node": 1,
         "cpus-per-task": site.cpus_per_rank * ranks_per_node,
-        "gpus-per-node": _gpus(site, ranks_per_node),
+        **_gpus(site, ranks_per_node),
         "mem": site.memory_per_node,
         "time": site.time_limit,
         "signal": f"B:USR1@{site.notice_seconds}",
@@ -81,10 +81,12 @@ def _template() -> Template:
     return environment.get_template("job.sbatch.jinja")
 
 
-def _gpus(site: Site, ranks_per_node: int) -> str | int | None:
+def _gpus(site: Site, ranks_per_node: int) -> dict[str, str]:
+    """The option that asks for GPUs; none on the CPU."""
     if not site.gpus_per_node:
-        return None
-    return f"{site.gpu_type}:{ranks_per_node}" if site.gpu_type else ranks_per_node
+        return {}
+    wanted = f"{site.gpu_type}:{ranks_per_node}" if site.gpu_type else str(ranks_per_node)
+    return {site.gpu_option: f"gpu:{wanted}" if site.gpu_option == "gres" else wanted}
 
 
 def _variables(site: Site) -> dict[str, str]:

@@ -97,6 +97,10 @@ class Site(BaseModel):
     )
     gpus_per_node: int = Field(0, ge=0, description="GPUs of a node, one rank each; 0: ranks on the CPU")
     gpu_type: Word | None = Field(None, description="type of the GPUs as Slurm names it: a100, v100")
+    gpu_option: Literal["gpus-per-node", "gres"] = Field(
+        "gpus-per-node",
+        description="how sbatch is asked for GPUs: --gpus-per-node=a100:4 or --gres=gpu:a100:4",
+    )
     gpu: Word | None = Field(
         None, description="the GPU as `harness estimate --gpu` names it, for predictions of memory: A100-64"
     )

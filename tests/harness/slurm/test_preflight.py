@@ -9,8 +9,8 @@ from click.testing import CliRunner, Result
 
 from harness.cli import harness
 from harness.errors import HarnessError
-from harness.slurm.matrix import Matrix, plan_nodes, render_matrix, write_matrix
-from harness.slurm.preflight import memory_bytes, site_limits
+from harness.slurm.matrix import MATRIX_NAME, Matrix, plan_nodes, render_matrix, write_matrix
+from harness.slurm.preflight import memory_bytes, site_limits, unfit_software
 from harness.slurm.site import Site
 from harness.slurm.submission import unsubmitted
 from harness.spec import Experiment
@@ -102,3 +102,32 @@ def test_memory_is_read_as_sbatch_reads_it(text: str | None, count: int | None) 
 def test_a_gpu_needs_gpus() -> None:
     with pytest.raises((HarnessError, ValueError), match="gpu needs gpus_per_node"):
         Site(name="cpu", gpu="A100-40")
+
+
+def torch_in(folder: Path, cuda: str) -> str:
+    """A virtual environment with torch's wheel for that CUDA."""
+    package = folder / "lib" / "python3.11" / "site-packages" / "torch"
+    package.mkdir(parents=True)
+    package.joinpath("version.py").write_text(f"__version__ = '2.13.0'\ncuda = '{cuda}'\nhip = None\n")
+    return str(folder)
+
+
+def test_a_wheel_without_kernels_for_the_sites_gpus_is_refused(tmp_path: Path) -> None:
+    site = Site(name="old", gpus_per_node=4, gpu="V100-32", virtual_environment=torch_in(tmp_path, "13.0"))
+    assert unfit_software(site) == (
+        "site 'old' has V100-32: torch 2.13.0 (CUDA 13.0) has no kernels for sm_70; install torch's wheel "
+        "for CUDA 12.6 (https://download.pytorch.org/whl/cu126)"
+    )
+    assert unfit_software(site, "A100-40") is None
+    assert unfit_software(site.model_copy(update={"virtual_environment": None})) is None
+
+
+def test_submit_refuses_a_wheel_without_kernels(tmp_path: Path, slurm: FakeSlurm) -> None:
+    environment = torch_in(tmp_path / "venv", "13.0")
+    folder, matrix = a_matrix(tmp_path)
+    site = matrix.site.model_copy(update={"virtual_environment": environment})
+    (folder / MATRIX_NAME).write_text(matrix.model_copy(update={"site": site}).model_dump_json())
+    done = submit(folder, "--gpu", "V100-32")
+    assert done.exit_code == 1
+    assert "has no kernels for sm_70" in done.output
+    assert len(slurm.calls("sbatch")) == 0

@@ -238,3 +238,21 @@ def test_a_directive_is_one_comment_of_the_shell() -> None:
         line = directive("job-name", value)
         assert line.startswith("#SBATCH --job-name=")
         assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"gpu_type": "a100"}, "#SBATCH --gpus-per-node=a100:2"),
+        ({"gpu_option": "gres"}, "#SBATCH --gres=gpu:2"),
+        ({"gpu_option": "gres", "gpu_type": "a100"}, "#SBATCH --gres=gpu:a100:2"),
+    ],
+)
+def test_gpus_are_asked_for_as_the_site_takes_them(tmp_path: Path, values: dict[str, str], line: str) -> None:
+    site = Site.model_validate({"name": "test", "gpus_per_node": 4} | values)
+    script = render_script(
+        site, job_name="job", nodes=1, ranks_per_node=2, run_directories=[tmp_path / "run"],
+        log_folder=tmp_path, array=False,
+    )  # fmt: skip
+    asked = [text for text in script.splitlines() if "gpus-per-node=" in text or "--gres=" in text]
+    assert asked == [line]
