@@ -1,0 +1,18 @@
+"""The code of AdamW that runs on CUDA is read back from the live optimizer of every library."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.record.workload import of_record
+from harness.theory.optimizer_step import implementation
+from tests.gpu_stub.machine import Machine
+
+
+@pytest.mark.parametrize("label", ["ddp", "zero1", "zero3", "fsdp", "fsdp1", "accelerate-fsdp"])
+def test_the_closed_form_takes_the_implementation_in_force(label: str, machine: Machine) -> None:
+    record = machine.run(label)
+    effective, workload = record.backend.effective, of_record(record)
+    assert effective is not None
+    assert workload is not None
+    assert effective.optimizer_implementation == implementation(workload) == "foreach"
