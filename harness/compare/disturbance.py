@@ -33,7 +33,9 @@ class Disturbance:
 
 
 def disturbance(record: Record) -> Disturbance | None:
-    """What the ranks' accounts say; None where a rank has none."""
+    """What the ranks' accounts say; None where a rank has none, and on a CUDA stub: nothing is timed."""
+    if record.on_stub:
+        return None
     accounts = [rank.processors for rank in record.ranks]
     known = [account for account in accounts if account is not None]
     if not known or len(known) < len(accounts):

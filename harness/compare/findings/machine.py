@@ -63,7 +63,7 @@ def _shared(row: Row) -> Finding | None:
 
 
 def _busy(row: Row, left: int) -> Finding | None:
-    if row.record.status == "unsupported":
+    if row.record.status == "unsupported" or row.record.on_stub:
         return None
     cores, used = row.record.environment.cores, row.run.disturbance
     if used is None or not cores:

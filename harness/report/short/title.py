@@ -103,7 +103,9 @@ def rank_words(comparison: Comparison) -> str:
     """'2 CPU ranks', '4 and 8 GPU ranks of 1 and 2 nodes'; of the reference only where nothing else ran."""
     groups = _measured(comparison)
     sizes = sorted({group.world_size for group in groups})
-    devices = dict.fromkeys(_device_word(group.record) for group in groups)
+    # A record without ranks, such as of an unsupported backend, does not name its device.
+    ran = [group for group in groups if group.record.ranks] or groups
+    devices = dict.fromkeys(_device_word(group.record) for group in ran)
     nodes = sorted({group.record.world.nodes for group in groups})
     on_nodes = "" if nodes == [1] else f" of {listed([str(n) for n in nodes])} nodes"
     noun = "rank" if sizes == [1] else "ranks"

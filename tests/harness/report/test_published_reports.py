@@ -11,13 +11,14 @@ from benchmarks.publishing import REPORTS, render_again
 from harness.archive import read_archive
 from harness.record_files import ARCHIVE_NAME, RECORD_NAME
 from harness.report.short.outline import MOST_PICTURES, MOST_WORDS
+from tests.gpu_stub.gallery import page as stub_page
 from tests.harness.cli.command_line import harness
 from tests.traps.gallery import page
 
 pytestmark = pytest.mark.long(seconds=80)
 
 ROOT = Path(__file__).resolve().parents[3]
-MOST_BYTES = 6_000_000
+MOST_BYTES = 7_000_000
 PUBLISHED = sorted(path.parent for path in (ROOT / "reports").rglob("report.md"))
 
 
@@ -69,3 +70,9 @@ def test_the_gallery_is_what_its_records_give() -> None:
     """Every trap is still named, in the words that are published."""
     folder = ROOT / "reports" / "traps"
     assert (folder / "README.md").read_text(encoding="utf-8") == page(folder)
+
+
+def test_the_page_of_the_cuda_stub_is_what_its_records_and_counts_give() -> None:
+    """Made only if the stub of NCCL counted the bytes that every record says."""
+    folder = ROOT / "reports" / "gpu-stub"
+    assert (folder / "README.md").read_text(encoding="utf-8") == stub_page(folder)

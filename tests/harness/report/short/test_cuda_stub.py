@@ -4,6 +4,7 @@ from harness.compare.comparison import Comparison
 from harness.compare.measures import first_timed, rate
 from harness.report.outline import details_document
 from harness.report.short.outline import short_document
+from harness.report.short.title import rank_words
 from harness.report.writers.markdown import render_markdown
 from harness.theory.device_peaks import find_peak
 from tests.records import make_record, on_stub
@@ -27,6 +28,14 @@ def test_the_device_is_a_stub_in_title_scope_and_machine() -> None:
     assert "2 CUDA stub ranks over nccl" in short
     assert "speeds mean nothing." in short
     assert "cuda (CUDA stub), collectives over nccl" in details
+
+
+def test_an_unsupported_backend_next_to_it_makes_no_gpu_of_it() -> None:
+    unsupported = make_record(label="fsdp-hybrid", status="unsupported", ranks=[], steps=[])
+    world = unsupported.world.model_copy(update={"device": "cuda", "collectives": "nccl"})
+    unsupported = unsupported.model_copy(update={"world": world})
+    comparison = Comparison([on_stub(make_record()), on_stub(make_record(label="ddp")), unsupported])
+    assert rank_words(comparison) == "2 CUDA stub ranks"
 
 
 def test_no_figure_of_speed_is_left() -> None:
