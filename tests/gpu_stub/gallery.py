@@ -125,7 +125,8 @@ def page(folder: Path) -> str:
 def _answer(cells: int, precisions: Sequence[str], wrong: Sequence[str]) -> str:
     told = f"{cells} cells of {len(labels())} backends in {listed(list(precisions))} on 2 and 4 ranks"
     if not wrong:
-        return f"{told} train as one process does, and hold and send what closed forms say, to the byte."
+        forms = "hold and send what closed forms say, to the byte (n/a: there is none)"
+        return f"{told} train as one process does, and {forms}."
     return f"{told} ran; findings: {'; '.join(dict.fromkeys(wrong))}."
 
 
