@@ -12,12 +12,12 @@ from harness.run_directory.device_note import WATCH, DeviceNote, device_note
 from tests.gpu_stub.machine import Machine
 
 OK = {
-    "devices", "transport", "initial-weights", "repeat", "cpu-loss", "traffic", "states", "deepspeed-waits",
+    "devices", "transport", "initial-weights", "repeat", "traffic", "states", "deepspeed-waits",
     "out-of-memory", "after-out-of-memory",
 }  # fmt: skip
 NOT_APPLICABLE = {
-    "architecture", "norm", "driver-memory", "phases", "step-time", "trace", "kernels", "products",
-    "utilisation", "fabric",
+    "architecture", "cpu-loss", "norm", "driver-memory", "phases", "step-time", "trace", "kernels",
+    "products", "utilisation", "fabric",
 }  # fmt: skip
 
 
