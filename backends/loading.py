@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp._fully_shard._fsdp_common import _from_local_no_grad
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -57,9 +58,8 @@ def _local_part(
     part = torch.empty(shape, dtype=parameter.dtype, device=device)
     start = offset[0] * math.prod(parameter.shape[1:]) if part.numel() else 0
     source.fill(part.view(-1), name, start)
-    sharded = DTensor.from_local(
-        part, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-    )
+    # `DTensor.from_local` would move an offloaded part to the device of the mesh.
+    sharded = _from_local_no_grad(part, parameter._spec)
     return nn.Parameter(sharded, requires_grad=parameter.requires_grad)
 
 

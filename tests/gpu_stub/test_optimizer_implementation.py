@@ -16,3 +16,10 @@ def test_the_closed_form_takes_the_implementation_in_force(label: str, machine: 
     assert effective is not None
     assert workload is not None
     assert effective.optimizer_implementation == implementation(workload) == "foreach"
+
+
+def test_an_offloaded_update_loops_on_the_host(machine: Machine) -> None:
+    record = machine.run("fsdp:offload=cpu")
+    assert record.status == "ok", record.error
+    assert record.backend.effective is not None
+    assert record.backend.effective.optimizer_implementation == "for-loop"
