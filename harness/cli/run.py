@@ -169,9 +169,19 @@ def _run_as_rank(
     supervisor = supervise(external_rank(), world_size, store.root, patience_of(experiment), become_rank)
     record = supervisor.missing_record() or supervisor.early_record(request)
     if record is not None:
-        _present_run(record, store, as_json, view)
+        _present_by_any_rank(record, store, as_json, view)
     supervisor.leave()
     return 1
+
+
+def _present_by_any_rank(record: Record, store: Store, as_json: bool, view: View) -> None:
+    """The same by the rank that wrote the record, of which the first alone shows errors otherwise."""
+    try:
+        _present_run(record, store, as_json, view)
+    except HarnessError as error:
+        if external_rank() != 0:
+            echo(f"harness: {error}", err=True)
+        raise
 
 
 def _present_run(record: Record, store: Store, as_json: bool, view: View) -> int:
