@@ -5,15 +5,8 @@ from __future__ import annotations
 import torch
 
 from harness.backends.reordered import reorder_backward
-from harness.worker.model import build_model
-from tests.contract.cases import (
-    VOCABULARY,
-    Case,
-    contract_job,
-    global_batches,
-    model_config,
-    summed_cross_entropy,
-)
+from harness.worker.model import build_model, model_config, summed_cross_entropy
+from tests.contract.cases import VOCABULARY, Case, contract_job, global_batches
 
 
 def loss_and_gradient(*, reordered: bool) -> tuple[torch.Tensor, torch.Tensor]:

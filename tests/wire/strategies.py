@@ -6,6 +6,7 @@ Called inside a namespace.
 from __future__ import annotations
 
 import os
+import tempfile
 from typing import Any
 
 from tests.wire.namespace import answer_of_ranks, payload_of_calls
@@ -15,11 +16,12 @@ WARMUP_STEPS = 3
 MEASURED_STEPS = 8
 
 
-def measure(rank: int, world_size: int, precision: str, labels: list[str], answers: Any) -> None:
+def measure(rank: int, world_size: int, precision: str, labels: list[str], folder: str, answers: Any) -> None:
     """All backends one after the other on one process group; the counters are read between barriers."""
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size),
         MASTER_ADDR="127.0.0.1", MASTER_PORT="29512", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo",
+        CONTRACT_FOLDER=folder,
     )  # fmt: skip
     import torch
     import torch.distributed as dist
@@ -67,5 +69,8 @@ def derived_bytes(rows: list[dict[str, Any]]) -> float:
 
 def steps(world_size: int, precision: str, labels: list[str]) -> dict[str, dict[str, Any]]:
     """Of each backend the derived bytes, and those of the steps in which no segment was sent twice."""
-    found: dict[str, dict[str, Any]] = answer_of_ranks(measure, world_size, precision, labels, seconds=280)
+    with tempfile.TemporaryDirectory() as folder:
+        found: dict[str, dict[str, Any]] = answer_of_ranks(
+            measure, world_size, precision, labels, folder, seconds=280
+        )
     return found

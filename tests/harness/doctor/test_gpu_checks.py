@@ -198,8 +198,8 @@ def test_a_stub_is_never_ok_where_it_cannot_answer() -> None:
     stub = Gpu(name="CUDA stub NVIDIA A100-SXM4-80GB", uuid="0", memory_bytes=2**34, capability=(8, 0))
     found = answers(replace(evidence, gpus=replace(evidence.gpus, devices=(stub, stub))))
     unanswerable = {
-        "architecture", "norm", "driver-memory", "phases", "step-time", "trace", "kernels", "products",
-        "utilisation", "fabric",
+        "architecture", "cpu-loss", "norm", "driver-memory", "phases", "step-time", "trace", "kernels",
+        "products", "utilisation", "fabric",
     }  # fmt: skip
     assert {name for name, answer in found.items() if answer.verdict == "n/a"} == unanswerable
     assert all("CUDA stub" in found[name].detail for name in unanswerable)

@@ -45,9 +45,12 @@ def test_low_precision_comes_about_as_the_backend_has_it(label: str, precision: 
     assert precision_route(workload(label, precision=precision)) == route
 
 
-def test_accelerate_puts_autocast_on_top_of_fsdp_with_library_defaults() -> None:
-    given = workload("accelerate-fsdp", precision="bf16-mixed", preset="library-defaults")
-    assert precision_route(given) == "cast+autocast+outputs"
+@pytest.mark.parametrize(
+    ("label", "route"), [("accelerate-fsdp1", "cast+autocast+outputs"), ("accelerate-fsdp", "cast")]
+)
+def test_accelerate_puts_autocast_on_top_of_fsdp1_with_library_defaults(label: str, route: str) -> None:
+    given = workload(label, precision="bf16-mixed", preset="library-defaults")
+    assert precision_route(given) == route
 
 
 def test_the_number_of_blocks_does_not_change_a_profile() -> None:

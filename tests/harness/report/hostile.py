@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.record import (
     ArtifactPart,
     BackendPart,
+    CheckpointPart,
     ErrorPart,
     EvaluationPart,
     OverlapPart,
@@ -102,7 +103,9 @@ def _traced(rank: RankPart, name: str) -> RankPart:
         step=2, seconds=0.5, compute_seconds=0.3, communication_seconds=0.2, exposed_seconds=0.1,
         idle_seconds=0.1, waits=[WaitPart(name=name, phase=name, seconds=0.1)],
     )  # fmt: skip
-    return rank.model_copy(update={"overlap": [part], "host": name, "device_name": name})
+    saved = CheckpointPart(operation="save", format="neutral", step=2, seconds=0.1, file_bytes=1_000)
+    shown = {"overlap": [part], "checkpoints": [saved], "host": name, "device_name": name}
+    return rank.model_copy(update=shown)
 
 
 def _on_two_nodes(world: WorldPart) -> WorldPart:

@@ -25,9 +25,9 @@ def test_one_number_of_ranks_is_drawn_over_powers_of_two_that_fill_nodes() -> No
 
 
 def test_strategies_with_equal_figures_share_a_curve() -> None:
-    asked = ask(MIXED, backends="fsdp accelerate-fsdp ddp", world_sizes=(2, 4), gpu="A100-80")
+    asked = ask(MIXED, backends="ddp accelerate-ddp fsdp", world_sizes=(2, 4), gpu="A100-80")
     curves = curves_of(estimate(asked))
-    assert [curve.name for curve in curves] == ["fsdp, accelerate-fsdp", "ddp"]
+    assert [curve.name for curve in curves] == ["ddp, accelerate-ddp", "fsdp"]
     assert [row.world_size for row in curves[0].rows] == [2, 4]
 
 
