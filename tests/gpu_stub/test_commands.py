@@ -1,0 +1,60 @@
+"""Commands as a user gives them on a CUDA machine: each rank a new process, no fork server."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from harness.fabric.result import read_fabric
+from harness.store import read_runs
+from tests.gpu_stub.machine import SETTINGS, Machine
+
+TWO = {"CUDA_STUB_DEVICES": "2"}
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
+def settings() -> list[str]:
+    return [word for setting in SETTINGS for word in ("--set", setting)]
+
+
+@pytest.mark.parametrize("launched_by", [(), TORCHRUN], ids=["own launcher", "torchrun"])
+def test_run(launched_by: tuple[str, ...], machine: Machine) -> None:
+    runs = f"runs-{len(launched_by)}"
+    words = [] if launched_by else ["--nproc", "2"]
+    done = machine.harness(
+        "run",
+        "--backend",
+        "fsdp",
+        *words,
+        *settings(),
+        "--runs",
+        runs,
+        environment=TWO,
+        launched_by=launched_by,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    ((_, record),), problems = read_runs([machine.folder / runs])
+    assert problems == []
+    assert record.status == "ok"
+    assert record.world.collectives == "nccl"
+    assert {rank.device_name for rank in record.ranks} == {"CUDA stub"}
+    forked = machine.run("fsdp")
+    assert record.final_weights is not None
+    assert forked.final_weights is not None
+    assert record.final_weights.digest == forked.final_weights.digest
+
+
+def test_fabric(machine: Machine) -> None:
+    done = machine.harness(
+        "fabric", "--device", "cuda", "--output", "fabric.json", environment=TWO, launched_by=TORCHRUN
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = read_fabric(machine.folder / "fabric.json")
+    assert result.world_size == 2
+
+
+def test_doctor(machine: Machine) -> None:
+    done = machine.harness("doctor", "--backends", "ddp,zero2,fsdp", "--json", environment=TWO)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "CUDA stub" in json.dumps(json.loads(done.stdout))
