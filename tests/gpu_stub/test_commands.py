@@ -47,8 +47,9 @@ def test_run(launched_by: tuple[str, ...], machine: Machine) -> None:
 
 def test_fabric(machine: Machine) -> None:
     done = machine.harness(
-        "fabric", "--device", "cuda", "--output", "fabric.json", environment=TWO, launched_by=TORCHRUN
-    )
+        "fabric", "--device", "cuda", "--max-size", "1MB", "--repeats", "2", "--output", "fabric.json",
+        environment=TWO, launched_by=TORCHRUN,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     result = read_fabric(machine.folder / "fabric.json")
     assert result.world_size == 2
