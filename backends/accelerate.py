@@ -11,25 +11,19 @@ from torch import Tensor, nn
 
 from harness.backends.base import (
     Backend,
-    BackendOptions,
     BuildModel,
     BuildOptimizer,
     Engine,
     SetupContext,
     Unsupported,
 )
-from harness.backends.blocks import block_classes, first_trained, parameter_count
+from harness.backends.blocks import first_trained, parameter_count
 from harness.backends.ddp import DdpEngine
-from harness.backends.options import NoOptions, ZeroOptions, gathers_blocks
+from harness.backends.options import NoOptions
 from harness.backends.precision import autocast_dtype, scaler_arguments
-from harness.backends.presets import (
-    ACCELERATOR_PRECISION,
-    accelerate_fsdp_changes,
-    ddp_changes,
-)
+from harness.backends.prepared_zero import PreparedZeroBackend
+from harness.backends.presets import ACCELERATOR_PRECISION, accelerate_fsdp_changes, ddp_changes
 from harness.backends.torch_engine import Strategy
-from harness.backends.zero import import_deepspeed
-from harness.backends.zero_config import zero_config
 from harness.backends.zero_engine import ZeroEngine, forget_dummy_step
 
 _MIXED_PRECISION = {"fp32": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16", "bf16": "no"}
@@ -148,33 +142,21 @@ def ddp_strategy(
     )
 
 
-class AccelerateZeroBackend(Backend):
+class AccelerateZeroBackend(PreparedZeroBackend):
     """`Accelerator` with a DeepSpeedPlugin."""
 
-    Options = ZeroOptions
     packages = ("torch", "accelerate", "deepspeed")
+    library = "accelerate"
 
-    def __init__(self, options: BackendOptions, *, stage: int) -> None:
-        super().__init__(options)
-        assert isinstance(options, ZeroOptions)
-        self.zero_options = options
-        self.stage = stage
-
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        deepspeed = import_deepspeed(context.world, context.precision)
-        deepspeed.init_distributed(
-            dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False
-        )
+    def _prepare(
+        self,
+        model: nn.Module,
+        config: dict[str, Any],
+        build_optimizer: BuildOptimizer,
+        context: SetupContext,
+    ) -> tuple[Any, Any, dict[str, Any]]:
         from accelerate.utils import DeepSpeedPlugin
 
-        # Before the plugin: once that exists, transformers builds partitioned models at stage 3 and
-        # draws other initial weights.
-        model = build_model()
-        count = parameter_count(model)
-        blocks = block_classes(model) if gathers_blocks(self.zero_options) else ()
-        config = zero_config(self.stage, self.zero_options, context, count, blocks)
         plugin = DeepSpeedPlugin(hf_ds_config=dict(config), zero3_init_flag=False)
         # With cpu=True Accelerate 1.15 drops the plugin and runs DDP.
         accelerator = make_accelerator(context, cpu=False, deepspeed_plugin=plugin)
@@ -182,13 +164,11 @@ class AccelerateZeroBackend(Backend):
         for group in optimizer.param_groups:
             group["lr"] = 0.0
         engine, _ = accelerator.prepare(model, optimizer)
-        if not isinstance(engine, deepspeed.DeepSpeedEngine):
-            raise Unsupported(
-                f"accelerate {version('accelerate')} prepared {type(engine).__name__}, not DeepSpeed"
-            )
         forget_dummy_step(optimizer)
-        handed_over = dict(plugin.deepspeed_config)
-        return AccelerateZeroEngine(accelerator, engine, context, handed_over, self.stage, count)
+        return accelerator, engine, dict(plugin.deepspeed_config)
+
+    def _engine(self, driver: Any, *arguments: Any) -> ZeroEngine:
+        return AccelerateZeroEngine(driver, *arguments)
 
 
 def forget_accelerator() -> None:

@@ -184,11 +184,9 @@ def preset_changes(
         return zero_changes(strategy.zero_stage, precision, preset, parameter_count)
     family = strategy.of_family
     if family.has_buckets:
-        return trainer_ddp_changes(preset) if strategy.route == "trainer" else ddp_changes(preset)
-    if not family.has_reduce_dtype:
+        return ddp_changes(preset) if strategy.of_route.sets_bucket_view else trainer_ddp_changes(preset)
+    if not strategy.sets_reduce_dtype:
         return []
-    if strategy.route == "trainer":
-        return []  # TrainingArguments have no dtype of the reduction
     if strategy.through_accelerate:
         return accelerate_fsdp_changes(precision, preset)
     if family.has_root_reshard:

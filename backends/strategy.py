@@ -58,6 +58,26 @@ FAMILIES: dict[str, FamilyFacts] = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class RouteFacts:
+    """What a library above the strategy lets one set."""
+
+    prefix: str = ""
+    """Before the native backend's name."""
+    sets_reduce_dtype: bool = True
+    """Whether it has an argument for the dtype in which FSDP reduces."""
+    sets_bucket_view: bool = True
+    """Whether it has an argument for DDP's `gradient_as_bucket_view`."""
+
+
+ROUTES: dict[Route, RouteFacts] = {
+    "native": RouteFacts(),
+    "accelerate": RouteFacts(prefix="accelerate-"),
+    "trainer": RouteFacts(prefix="trainer-", sets_reduce_dtype=False, sets_bucket_view=False),
+}
+ROUTE_PREFIXES = tuple(facts.prefix for facts in ROUTES.values() if facts.prefix)
+
+
+@dataclass(frozen=True, kw_only=True)
 class StrategyKind:
     """One strategy of one library."""
 
@@ -82,6 +102,15 @@ class StrategyKind:
     @property
     def of_family(self) -> FamilyFacts:
         return FAMILIES.get(self.family, FamilyFacts())
+
+    @property
+    def of_route(self) -> RouteFacts:
+        return ROUTES[self.route]
+
+    @property
+    def sets_reduce_dtype(self) -> bool:
+        """Whether one can say in which dtype its mixed precision reduces gradients."""
+        return self.of_family.has_reduce_dtype and self.of_route.sets_reduce_dtype
 
     @property
     def stage(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -36,7 +36,7 @@ class ZeroBackend(Backend):
     """One ZeRO stage."""
 
     Options = ZeroOptions
-    packages = ("torch", "deepspeed")
+    packages: ClassVar[tuple[str, ...]] = ("torch", "deepspeed")
 
     def __init__(self, options: BackendOptions, *, stage: int = 0) -> None:
         super().__init__(options)
@@ -52,16 +52,12 @@ class ZeroBackend(Backend):
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
-        deepspeed = import_deepspeed(context.world, context.precision)
-        deepspeed.init_distributed(
-            dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False
-        )
+        deepspeed = start_deepspeed(context)
         source = model_source(build_model)
         loading = source.loading if self.stage == 3 else "full"
         model = source() if loading == "full" else source.skeleton()
         count = parameter_count(model)
-        blocks = block_classes(model) if gathers_blocks(self.zero_options) else ()
-        config = zero_config(self.stage, self.zero_options, context, count, blocks)
+        config = self._configuration(model, count, context)
         if loading != "full":
             self._partition(deepspeed, model, source, config, context)
         optimizer = build_optimizer(model.named_parameters())
@@ -73,6 +69,11 @@ class ZeroBackend(Backend):
         if self.stage == 0:
             forget_dummy_step(optimizer)
         return ZeroEngine(engine, context, config, self.stage, count, loading)
+
+    def _configuration(self, model: nn.Module, count: int, context: SetupContext) -> dict[str, Any]:
+        """DeepSpeed's, for a model of `count` parameters that is not partitioned yet."""
+        blocks = block_classes(model) if gathers_blocks(self.zero_options) else ()
+        return zero_config(self.stage, self.zero_options, context, count, blocks)
 
     def _partition(
         self,
@@ -92,6 +93,15 @@ class ZeroBackend(Backend):
         for buffer in skeleton.buffers():
             buffer.data = buffer.data.to(device)
         fill_zero3(skeleton, source)
+
+
+def start_deepspeed(context: SetupContext) -> ModuleType:
+    """Import deepspeed and have it take over the process group. Raises Unsupported as `import_deepspeed`."""
+    deepspeed = import_deepspeed(context.world, context.precision)
+    deepspeed.init_distributed(
+        dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False
+    )
+    return deepspeed
 
 
 def import_deepspeed(world: World, precision: Precision) -> ModuleType:

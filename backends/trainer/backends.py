@@ -6,24 +6,22 @@ import logging
 from importlib.metadata import version
 from typing import Any
 
-import torch
 from torch import nn
 
 from harness.backends.accelerate import ddp_strategy, refuse_without_autocast
 from harness.backends.base import (
     Backend,
-    BackendOptions,
     BuildModel,
     BuildOptimizer,
     Engine,
     SetupContext,
     Unsupported,
 )
-from harness.backends.blocks import block_classes, parameter_count
-from harness.backends.options import NoOptions, ZeroOptions, gathers_blocks
+from harness.backends.blocks import parameter_count
+from harness.backends.options import NoOptions
+from harness.backends.prepared_zero import PreparedZeroBackend
 from harness.backends.presets import trainer_ddp_changes
-from harness.backends.zero import import_deepspeed
-from harness.backends.zero_config import zero_config
+from harness.backends.zero_engine import ZeroEngine
 
 
 class TrainerDdpBackend(Backend):
@@ -60,34 +58,21 @@ class TrainerDdpBackend(Backend):
         return engine
 
 
-class TrainerZeroBackend(Backend):
+class TrainerZeroBackend(PreparedZeroBackend):
     """Trainer with a DeepSpeed configuration."""
 
-    Options = ZeroOptions
     packages = ("torch", "accelerate", "transformers", "deepspeed")
+    library = "transformers"
 
-    def __init__(self, options: BackendOptions, *, stage: int) -> None:
-        super().__init__(options)
-        assert isinstance(options, ZeroOptions)
-        self.zero_options = options
-        self.stage = stage
-
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        deepspeed = import_deepspeed(context.world, context.precision)
-        deepspeed.init_distributed(
-            dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False
-        )
-        from harness.backends.trainer.engines import TrainerZeroEngine
+    def _prepare(
+        self,
+        model: nn.Module,
+        config: dict[str, Any],
+        build_optimizer: BuildOptimizer,
+        context: SetupContext,
+    ) -> tuple[Any, Any, dict[str, Any]]:
         from harness.backends.trainer.held import HeldTrainer, training_arguments
 
-        # Before the arguments: with a configuration of stage 3 in force transformers builds partitioned
-        # models and draws other initial weights.
-        model = build_model()
-        count = parameter_count(model)
-        blocks = block_classes(model) if gathers_blocks(self.zero_options) else ()
-        config = zero_config(self.stage, self.zero_options, context, count, blocks)
         arguments = training_arguments(
             context,
             deepspeed=config,
@@ -97,11 +82,11 @@ class TrainerZeroBackend(Backend):
         )
         trainer = HeldTrainer(model, arguments, context, build_optimizer)
         trainer.start()
-        engine = trainer.model_wrapped
-        if not isinstance(engine, deepspeed.DeepSpeedEngine):
-            raise Unsupported(
-                f"transformers {version('transformers')} prepared {type(engine).__name__}, not DeepSpeed"
-            )
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # Trainer sets its own level
         handed_over = dict(trainer.accelerator.state.deepspeed_plugin.deepspeed_config)
-        return TrainerZeroEngine(trainer, engine, context, handed_over, self.stage, count)
+        return trainer, trainer.model_wrapped, handed_over
+
+    def _engine(self, driver: Any, *arguments: Any) -> ZeroEngine:
+        from harness.backends.trainer.engines import TrainerZeroEngine
+
+        return TrainerZeroEngine(driver, *arguments)

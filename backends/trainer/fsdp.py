@@ -2,57 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
 from torch import nn
 
-from harness.backends.accelerate_fsdp import (
-    fsdp_strategy,
-    initial_model,
-    loads_efficiently,
-    native_config,
-    offloads,
-)
-from harness.backends.base import (
-    Backend,
-    BackendOptions,
-    BuildModel,
-    BuildOptimizer,
-    Engine,
-    SetupContext,
-    Unsupported,
-    World,
-)
-from harness.backends.blocks import parameter_count, transformer_blocks
-from harness.backends.options import AccelerateFsdpOptions
+from harness.backends.base import BuildOptimizer, SetupContext, Unsupported
+from harness.backends.prepared_fsdp import PreparedFsdpBackend, offloads
+from harness.backends.torch_engine import TorchEngine
 
 
-class TrainerFsdpBackend(Backend):
+class TrainerFsdpBackend(PreparedFsdpBackend):
     """Trainer with `fsdp=True` and the version in `fsdp_config`."""
 
-    Options = AccelerateFsdpOptions
     packages = ("torch", "accelerate", "transformers")
+    library = "transformers"
+    through = "Trainer"
+    on_the_cpu = (
+        f"with accelerate {version('accelerate')} ignores Trainer's fsdp=True on the CPU and trains under "
+        "DDP, without a word"
+    )
 
-    def __init__(self, options: BackendOptions, *, version: int) -> None:
-        super().__init__(options)
-        self.version = version
+    def _settings(self, model: nn.Module, context: SetupContext) -> dict[str, Any]:
+        return self._common_settings(model, version="version", classes="transformer_layer_cls_to_wrap")
 
-    def unmet_requirements(self, world: World) -> list[str]:
-        if world.device == "cpu":
-            return [
-                f"transformers {version('transformers')} with accelerate {version('accelerate')} ignores "
-                "Trainer's fsdp=True on the CPU and trains under DDP, without a word"
-            ]
-        return []
-
-    def prepare(
-        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
-    ) -> Engine:
-        from accelerate.utils import DistributedType
-
-        from harness.backends.trainer.engines import TrainerFsdp1Engine, TrainerFsdp2Engine, details_of
+    def _prepare(
+        self,
+        model: nn.Module,
+        settings: dict[str, Any],
+        build_optimizer: BuildOptimizer,
+        context: SetupContext,
+    ) -> tuple[Any, Any, Any, Any]:
         from harness.backends.trainer.held import HeldTrainer, training_arguments
 
         if offloads(self.options) and self.version == 2:
@@ -60,40 +40,17 @@ class TrainerFsdpBackend(Backend):
                 f"transformers {version('transformers')}: Trainer reduces the norm of offloaded gradients on "
                 "the CPU, which NCCL cannot reach"
             )
-        model, loading = initial_model(build_model, self.options, context.world)
-        count = parameter_count(model)
-        settings = self._settings(model)
         arguments = training_arguments(context, fsdp=True, fsdp_config=dict(settings))
         trainer = HeldTrainer(model, arguments, context, build_optimizer)
-        accelerator = trainer.accelerator
-        if accelerator.distributed_type is not DistributedType.FSDP:
-            raise Unsupported(
-                f"transformers {version('transformers')} chose {accelerator.distributed_type.value} "
-                "although Trainer was given fsdp=True"
-            )
+        self._require_fsdp(trainer.accelerator)
         trainer.start()
-        prepared: Any = trainer.model_wrapped
-        strategy = fsdp_strategy(prepared, accelerator, context, count, self.options, through="Trainer")
-        strategy = replace(strategy, native_config=native_config(accelerator, settings), loading=loading)
-        strategy.details.update(details_of(trainer))
-        optimizer: Any = trainer.optimizer
-        engine_class = TrainerFsdp2Engine if self.version == 2 else TrainerFsdp1Engine
-        engine = engine_class(prepared, optimizer, context, strategy, accelerator.scaler)
-        engine.trainer = trainer
-        return engine
+        return trainer, trainer.accelerator, trainer.model_wrapped, trainer.optimizer
 
-    def _settings(self, model: nn.Module) -> dict[str, Any]:
-        """`fsdp_config`; it has no key for the dtype in which gradients are reduced."""
-        blocks = transformer_blocks(model)
-        settings: dict[str, Any] = {
-            "version": self.version,
-            "reshard_after_forward": True if self.version == 2 else "full_shard",
-            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "transformer_layer_cls_to_wrap": sorted({type(b).__name__ for b in blocks.values()}),
-            "cpu_offload": offloads(self.options),
-            "cpu_ram_efficient_loading": loads_efficiently(self.options),
-            "state_dict_type": "SHARDED_STATE_DICT",
-        }
-        if self.version == 1:
-            settings |= {"use_orig_params": True, "sync_module_states": loads_efficiently(self.options)}
-        return settings
+    def _engine(self, driver: Any, *arguments: Any) -> TorchEngine:
+        from harness.backends.trainer.engines import TrainerFsdp1Engine, TrainerFsdp2Engine, details_of
+
+        engine_class = TrainerFsdp2Engine if self.version == 2 else TrainerFsdp1Engine
+        engine = engine_class(*arguments)
+        engine.strategy.details.update(details_of(driver))
+        engine.trainer = driver
+        return engine

@@ -39,8 +39,8 @@ def model_states(workload: Workload) -> ModelStates:
     which Trainer has no argument.
     """
     terms = replica_terms(workload)
-    by_trainer = workload.strategy.route == "trainer"
-    if wraps(workload) and (by_trainer or not workload.like_for_like):
+    views = workload.like_for_like and workload.strategy.of_route.sets_bucket_view
+    if wraps(workload) and not views:
         size = workload.layout.trained_count * workload.master_bytes
         terms.append(Term(kind="communication", name=BUCKETS_BESIDE_GRADIENTS, bytes=size, extra=True))
     return states(terms)

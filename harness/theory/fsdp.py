@@ -88,7 +88,7 @@ def reduce_dtype(workload: Workload) -> str:
 
     `_init_param_reduce_dtypes` (FSDP1, _flat_param.py), `foreach_reduce` (FSDP2, _fsdp_collectives.py).
     """
-    pinned = workload.like_for_like and workload.strategy.route != "trainer"  # it has no argument for this
+    pinned = workload.like_for_like and workload.strategy.sets_reduce_dtype
     return "float32" if workload.mixed and pinned else workload.compute_dtype
 
 

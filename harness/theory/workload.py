@@ -133,18 +133,16 @@ class Workload:
     def held_dtype(self, tensor: Tensor) -> str:
         """Dtype in which a library holds a parameter between its uses: masters if it is trained.
 
-        DeepSpeed casts the whole model at low precision (`_configure_distributed_model`, engine.py), and
-        Accelerate 1.15 makes all of it fp32 under FSDP2 at mixed precision (`fsdp2_prepare_model`).
+        DeepSpeed casts the whole model at low precision (`_configure_distributed_model`, engine.py).
+        Accelerate 1.15 makes fp32 what is trained, and leaves frozen weights as they are
+        (`fsdp2_prepare_model`, fsdp_utils.py).
         """
         if "float" not in tensor.dtype:
             return tensor.dtype  # packed 4-bit weights
         in_deepspeed = self.strategy.zero_stage is not None and self.precision != "fp32"
         if in_deepspeed or self.widened or self.options.get("master_dtype") == "compute":
             return self.compute_dtype
-        if not self.layout.is_frozen(tensor):
-            return self.master_dtype
-        upcast = self.strategy.family == "fsdp2" and self.strategy.route == "accelerate" and self.mixed
-        return "float32" if upcast else tensor.dtype
+        return tensor.dtype if self.layout.is_frozen(tensor) else self.master_dtype
 
     def held_bytes(self, tensor: Tensor) -> int:
         """Per element."""

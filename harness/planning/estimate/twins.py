@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from harness.backends.strategy import ROUTE_PREFIXES
 from harness.planning.estimate.row import EstimateRow
 
-PREFIXES = ("accelerate-", "trainer-")
 NAMES = frozenset({"label", "scenario"})
 """What of a row is no figure."""
 
@@ -26,7 +26,7 @@ def twins_line(twins: Mapping[str, str]) -> str:
 
 
 def _native(label: str, by_label: Mapping[str, EstimateRow]) -> str | None:
-    for prefix in PREFIXES:
+    for prefix in ROUTE_PREFIXES:
         name = label.removeprefix(prefix)
         other = by_label.get(name) if name != label else None
         if other is not None and _figures(other) == _figures(by_label[label]):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from harness.backends.strategy import ROUTE_PREFIXES
 from harness.compare.wording import listed
 
 Level = tuple[list[str], float]
 """Labels whose figures are written alike, and the first of these."""
 MOST_NAMES = 4
-WRAPPERS = ("accelerate-", "trainer-")
-"""Prefixes of backends that run another one through a library of Hugging Face."""
 
 
 def ratio(value: float, base: float) -> str:
@@ -33,7 +32,7 @@ def ends(found: Sequence[Level], most: int) -> list[Level]:
 
 def unwrapped(label: str) -> str:
     """The label of the backend that another runs through a library of Hugging Face."""
-    prefix = next((wrapper for wrapper in WRAPPERS if label.startswith(wrapper)), "")
+    prefix = next((known for known in ROUTE_PREFIXES if label.startswith(known)), "")
     return label.removeprefix(prefix)
 
 

@@ -1,0 +1,209 @@
+"""FSDP2 and FSDP1 as a library above torch prepares them: what Accelerate and Trainer do alike."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+from harness.backends.base import (
+    Backend,
+    BackendOptions,
+    BuildModel,
+    BuildOptimizer,
+    Engine,
+    SetupContext,
+    Unsupported,
+    World,
+)
+from harness.backends.blocks import first_trained, parameter_count, transformer_blocks
+from harness.backends.fsdp1 import fsdp1_full_parameters, fsdp1_unit_names
+from harness.backends.fsdp2 import fsdp2_full_parameters, fsdp2_unit_names, synchronise
+from harness.backends.loading import reserve_parameters
+from harness.backends.model_source import Loading, model_source
+from harness.backends.options import AccelerateFsdpOptions
+from harness.backends.precision import autocast_dtype
+from harness.backends.prefetch import describe_fsdp1_prefetch, describe_fsdp2_prefetch
+from harness.backends.torch_engine import Strategy, TorchEngine
+
+
+class PreparedFsdpBackend(Backend):
+    """FSDP of version 1 or 2; a library is given the model and the settings of FSDP."""
+
+    Options = AccelerateFsdpOptions
+    library: ClassVar[str]
+    """The package that is asked for FSDP."""
+    through: ClassVar[str]
+    """Its name in the strategy's."""
+    on_the_cpu: ClassVar[str]
+    """What it does there instead."""
+
+    def __init__(self, options: BackendOptions, *, version: int) -> None:
+        super().__init__(options)
+        self.version = version
+
+    def unmet_requirements(self, world: World) -> list[str]:
+        return [f"{self._installed} {self.on_the_cpu}"] if world.device == "cpu" else []
+
+    @abstractmethod
+    def _settings(self, model: nn.Module, context: SetupContext) -> dict[str, Any]:
+        """FSDP's settings in the library's words."""
+
+    @abstractmethod
+    def _prepare(
+        self,
+        model: nn.Module,
+        settings: dict[str, Any],
+        build_optimizer: BuildOptimizer,
+        context: SetupContext,
+    ) -> tuple[Any, Any, Any, Any]:
+        """Who drives the engine, the Accelerator, the wrapped model and its optimizer."""
+
+    @abstractmethod
+    def _engine(self, driver: Any, *arguments: Any) -> TorchEngine:
+        """The harness's engine; the arguments are those of TorchEngine."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        model, loading = initial_model(build_model, self.options, context.world)
+        count = parameter_count(model)
+        settings = self._settings(model, context)
+        driver, accelerator, prepared, optimizer = self._prepare(model, settings, build_optimizer, context)
+        strategy = fsdp_strategy(prepared, accelerator, context, count, self.options, through=self.through)
+        strategy = replace(strategy, native_config=native_config(accelerator, settings), loading=loading)
+        return self._engine(driver, prepared, optimizer, context, strategy, accelerator.scaler)
+
+    def _require_fsdp(self, accelerator: Any) -> None:
+        """Raise Unsupported where the library would train under another strategy than FSDP."""
+        from accelerate.utils import DistributedType
+
+        if accelerator.distributed_type is not DistributedType.FSDP:
+            raise Unsupported(
+                f"{self._installed} chose {accelerator.distributed_type.value} although it was asked for FSDP"
+            )
+
+    def _common_settings(self, model: nn.Module, **words: str) -> dict[str, Any]:
+        """Those that Accelerate's plugin and Trainer's `fsdp_config` share; `words`: their other names."""
+        classes = sorted({type(block).__name__ for block in transformer_blocks(model).values()})
+        settings: dict[str, Any] = {
+            words["version"]: self.version,
+            "reshard_after_forward": True if self.version == 2 else "FULL_SHARD",
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            words["classes"]: classes,
+            "cpu_offload": offloads(self.options),
+            "cpu_ram_efficient_loading": loads_efficiently(self.options),
+            "state_dict_type": "SHARDED_STATE_DICT",
+        }
+        if self.version == 1:
+            settings |= {"use_orig_params": True, "sync_module_states": loads_efficiently(self.options)}
+        return settings
+
+    @property
+    def _installed(self) -> str:
+        return f"{self.library} {version(self.library)}"
+
+
+def offloads(options: BackendOptions) -> bool:
+    """Whether weights, gradients and optimizer states live in host memory."""
+    return getattr(options, "offload", "none") == "cpu"
+
+
+def loads_efficiently(options: BackendOptions) -> bool:
+    """Whether only rank 0 holds the initial weights."""
+    return bool(getattr(options, "cpu_ram_efficient_loading", False))
+
+
+def initial_model(
+    build_model: BuildModel, options: BackendOptions, world: World
+) -> tuple[nn.Module, Loading]:
+    """The whole model; with `cpu_ram_efficient_loading` on rank 0 alone; elsewhere memory is only reserved.
+
+    The library then broadcasts rank 0's weights while it shards.
+    """
+    source = model_source(build_model)
+    if not loads_efficiently(options):
+        return source(), "full"
+    if source.loading == "full":
+        model = source() if world.rank == 0 else source.skeleton()
+        if world.rank != 0:
+            reserve_parameters(model)
+        return model, "broadcast"
+    model = source.skeleton()
+    reserve_parameters(model)
+    for name, parameter in model.named_parameters():
+        # Under 'broadcast' every rank takes part.
+        whole = parameter.data.view(-1)
+        source.fill(whole if world.rank == 0 else whole[:0], name, 0)
+    return model, "broadcast"
+
+
+def native_config(accelerator: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """What was handed to Accelerate, for the record."""
+    return {
+        "mixed_precision": accelerator.mixed_precision,
+        "fsdp_plugin": {
+            key: value if isinstance(value, (bool, int, str, list)) else str(value)
+            for key, value in settings.items()
+        },
+    }
+
+
+def fsdp_strategy(
+    prepared: Any,
+    accelerator: Any,
+    context: SetupContext,
+    count: int,
+    options: BackendOptions,
+    *,
+    through: str,
+) -> Strategy:
+    """What Accelerate prepared as FSDP of either version, whoever asked it to."""
+    in_force = accelerator.state.fsdp_plugin.mixed_precision_policy
+    dtype = first_trained(prepared).dtype
+    if accelerator.is_fsdp2:
+        name, units = "fully_shard", fsdp2_unit_names(prepared)
+        of_version: dict[str, Any] = {
+            "set_synchronisation": partial(synchronise, prepared),
+            "named_full_parameters": partial(fsdp2_full_parameters, prepared, "cuda"),
+        }
+    else:
+        name, units = prepared.sharding_strategy.name, fsdp1_unit_names(prepared)
+        of_version = {
+            "skip_synchronisation": prepared.no_sync,
+            "named_full_parameters": partial(fsdp1_full_parameters, prepared),
+        }
+    return Strategy(
+        name=f"{name} through {through}",
+        native_config={},
+        # `Accelerator.prepare_model` wraps the forward pass in autocast; it is not called for FSDP2.
+        library_autocast=(
+            autocast_dtype(context.precision) if hasattr(prepared, "_original_forward") else None
+        ),
+        wrap_units=units,
+        reduce_dtype=getattr(in_force, "reduce_dtype", None)
+        or getattr(in_force, "param_dtype", None)
+        or dtype,
+        parameter_count=count,
+        compute_dtype=getattr(in_force, "param_dtype", None) or dtype,
+        autocast=False,
+        offload=["weights", "gradients", "optimizer"] if offloads(options) else [],
+        gather_dtype=getattr(in_force, "param_dtype", None) or dtype,
+        details={"mixed_precision_policy": str(in_force), **_prefetch(prepared)},
+        norm_group=torch.distributed.group.WORLD,
+        **of_version,
+    )
+
+
+def _prefetch(prepared: nn.Module) -> dict[str, Any]:
+    """In force for the wrapped model of either version."""
+    if isinstance(prepared, FullyShardedDataParallel):
+        return describe_fsdp1_prefetch(prepared)
+    units: list[Any] = [module for module in prepared.modules() if isinstance(module, FSDPModule)]
+    return describe_fsdp2_prefetch(units)
