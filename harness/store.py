@@ -91,9 +91,17 @@ def try_writing(path: Path) -> None:
 
 def write_record(directory: Path, record: Record) -> Path:
     """Write the record, without secrets, so that a reader sees all of it or nothing."""
+    keep_record(directory, record)
+    return directory / RECORD_NAME
+
+
+def keep_record(directory: Path, record: Record) -> Record:
+    """Write the record likewise; returns it as a reader of the file gets it, without secrets too."""
     path = directory / RECORD_NAME
-    write_atomically(path, redacted(record_text(record)))
-    return path
+    text = record_text(record)
+    safe = redacted(text)
+    write_atomically(path, safe)
+    return record if safe == text else parse_record(safe.encode(), path)
 
 
 def read_record(path: Path, files: RecordFiles | None = None) -> Record:

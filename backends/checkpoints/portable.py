@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter, ValidationError
 
 from harness.backends.base import Engine
 from harness.backends.checkpoints.tensor_files import Part, TensorFiles, TensorWriter
@@ -62,8 +63,24 @@ def load_portable(engine: Engine, directory: Path, form: PortableFormat) -> None
                 with torch.no_grad():
                     target.copy_(files.read(piece.name, piece.start, target.numel()))
     if form == "neutral":
-        progress = Progress(**json.loads((directory / PROGRESS).read_text(encoding="utf-8")))
+        progress = read_progress(directory / PROGRESS)
     engine.continue_from(progress)
+
+
+def read_progress(path: Path) -> Progress:
+    """Raises ValueError where the file is missing, or holds something else."""
+    try:
+        return TypeAdapter(Progress).validate_json(path.read_bytes(), strict=True)
+    except (OSError, ValidationError) as error:
+        reason = error.strerror if isinstance(error, OSError) else _first_problem(error)
+        raise ValueError(
+            f"'{path}' is damaged or incomplete: {reason}; copy the checkpoint again, or save another"
+        ) from error
+
+
+def _first_problem(error: ValidationError) -> str:
+    found = error.errors()[0]
+    return " ".join([*map(str, found["loc"]), found["msg"]])
 
 
 def _with_states(pieces: Sequence[Piece], stem: str) -> Sequence[Piece]:

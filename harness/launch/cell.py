@@ -16,7 +16,7 @@ from harness.provenance import load_average
 from harness.record import PredictionPart, Record
 from harness.run_directory.assemble import assemble, assemble_refused, record_of_fault
 from harness.spec import Experiment
-from harness.store import Store, write_record
+from harness.store import Store, keep_record
 
 
 def run_cell(
@@ -64,7 +64,7 @@ def run_cell(
     found = record.environment.model_copy(update={"load_average": load})
     record = record.model_copy(update={"environment": found})
     try:
-        write_record(directory, record)
+        record = keep_record(directory, record)
     except OSError as error:
         raise HarnessError(f"record of run '{directory}' cannot be written: {error.strerror}") from error
     forget_owner(directory)

@@ -17,7 +17,7 @@ from harness.record import Record
 from harness.record.run_id import as_name
 from harness.run_directory.observed import ObserveRequest, assemble_observed
 from harness.spec import MeasureSection
-from harness.store import Store, write_record
+from harness.store import Store, keep_record
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ def observe_command(
     if record is None:
         store.discard(request.run_id)
     else:
-        write_record(directory, record)
+        record = keep_record(directory, record)
     return record, code
 
 

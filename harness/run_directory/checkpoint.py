@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness.atomic_write import write_atomically
+from harness.backends.explain import explain
 from harness.errors import HarnessError
 from harness.record.checkpoint import ResumedPart, SavedFormat
 from harness.spec import Job
@@ -38,7 +39,8 @@ class SavedCheckpoint(BaseModel):
     weights_digest: str | None = None
     """Of the master weights; None: digests were not asked for."""
     moments_checksum: str | None = None
-    """Of Adam's moments; None: digests were not asked for, or the format is not neutral."""
+    """Of Adam's moments; None: digests were not asked for, or the format has none, or the backend does
+    not list its pieces."""
 
     def write(self, folder: Path) -> None:
         write_atomically(folder / DESCRIPTION, self.model_dump_json(indent=1))
@@ -47,7 +49,7 @@ class SavedCheckpoint(BaseModel):
     def read(cls, folder: Path) -> SavedCheckpoint:
         """Raises HarnessError where the folder holds no checkpoint of this harness."""
         try:
-            text = (folder / DESCRIPTION).read_text(encoding="utf-8")
+            text = (folder / DESCRIPTION).read_bytes()
         except OSError as error:
             raise HarnessError(
                 f"'{folder}' holds no checkpoint ({DESCRIPTION}: {error.strerror}); save one with "
@@ -56,7 +58,9 @@ class SavedCheckpoint(BaseModel):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            raise HarnessError(f"'{folder / DESCRIPTION}' cannot be read: {error}") from error
+            raise HarnessError(
+                f"'{folder / DESCRIPTION}' is damaged, or of another version: {explain(error, cls)}"
+            ) from error
 
     def resumed(self) -> ResumedPart:
         """What the record of a run says that continues it."""

@@ -69,7 +69,7 @@ class CheckpointProbe:
         request = self.request
         digests = request.measure.keep_checkpoint and request.measure.weight_digests
         weights = digest_weights(engine) if digests else None
-        moments = moments_checksum(engine) if digests and form == "neutral" else None
+        moments = checksum_of_moments(engine) if digests and form != "consolidated" else None
         if self.world.rank == 0:
             progress = progress_of(engine)
             SavedCheckpoint(
@@ -135,6 +135,14 @@ def progress_of(engine: Engine) -> Progress | None:
     """The engine's progress; None: it does not report any."""
     try:
         return engine.progress()
+    except Unsupported:
+        return None
+
+
+def checksum_of_moments(engine: Engine) -> str | None:
+    """`moments_checksum` of the engine; None: it does not list its pieces. A collective."""
+    try:
+        return moments_checksum(engine)
     except Unsupported:
         return None
 

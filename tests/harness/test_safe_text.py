@@ -44,12 +44,45 @@ def test_json_keeps_its_meaning() -> None:
         "eyJhbGciOiJIUzI1NiJ9.eyJq7Zq7Zq7Zq7Zq7Zq7Zq7Z.q7Zq7Zq7Zq7Z",
         "-----BEGIN OPENSSH PRIVATE KEY-----\nq7Zq7Zq7Z\nq7Zq7Z\n-----END OPENSSH PRIVATE KEY-----",
         '{\\"hf_token\\": \\"q7Zq7Zq7Zq7Zq7Zq7Zq7Z',
+        "credentials=q7Zq7Zq7Z", "--credentials q7Zq7Z", "--gcs-credentials=q7Zq7Z", "db_pass: q7Zq7Z",
+        'password = "q7Z q7Z, q7Z"', "passphrase='q7Z $ q7Z'", '["--password", "q7Z q7Z"]',
+        "clientSecret: q7Zq7Z", "AccountKey=q7Zq7Zq7Z==;EndpointSuffix=x", "SharedAccessKey=q7Zq7Z",
+        "x-api-key: q7Zq7Z", "AWS_SESSION_TOKEN=q7Zq7Z", "refreshToken: q7Zq7Z", "Set-Cookie: a=q7Z; b=q7Z",
+        "Authorization: token q7Zq7Zq7Z", "AWS4-HMAC-SHA256 Credential=q7Z/us, Signature=" + "q7Z" * 20,
+        "GET https://s3/x?X-Amz-Credential=q7Z%2Faws&X-Amz-Date=1&X-Amz-Signature=q7Zq7Z",
+        "https://cdn/x?Policy=1&Signature=q7Z~q7Z&Key-Pair-Id=2", "https://blob/x?sv=1&sig=q7Z%3D",
+        "https://maps/x?key=q7Zq7Z", "https://storage/x?x=1\\u0026X-Goog-Signature=q7Zq7Z",
+        "AIza" + "q7Z" * 12, "ya29." + "q7Z" * 12, "GOCSPX-" + "q7Z" * 8, "xapp-1-q7Zq7Zq7Z-1",
+        "sk-ant-api03-" + "q7Z" * 12, "gldt-" + "q7Z" * 8,
+        "dckr_pat_" + "q7Z" * 8, "nvapi-" + "q7Z" * 8, "npm_" + "q7Z" * 12, "pypi-AgEI" + "q7Z" * 12,
+        "sk_live_" + "q7Z" * 5, "hvs." + "q7Z" * 10, "https://hooks.slack.com/services/T0/B0/q7Zq7Zq7Z",
+        "abc1Q~" + "q7Z" * 11, "api_org_" + "q7Z" * 8, "gsk_" + "q7Z" * 8,
+        "curl -sS -u me:q7Zq7Z https://x", '["curl", "--user", "me:q7Zq7Z"]', "sshpass -p q7Zq7Z ssh node",
+        "docker login -u me -p q7Zq7Z ghcr.io", "mysql -pq7Zq7Z db",
+        "train.py -p q7Zq7Zq7Z", '["-p", "q7Zq7Zq7Z"]',
+        "machine api.wandb.ai login user password q7Zq7Z",
+        "-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: a-b\nq7Zq7Z",
     ],
 )  # fmt: skip
 def test_secrets_are_redacted(text: str) -> None:
     assert "q7Z" not in redacted(text)
     assert "***" in redacted(text)
     assert redacted(redacted(text)) == redacted(text)
+    for document in (json.dumps([text, 1]), json.dumps({"log": json.dumps([text]), "x": 1})):
+        assert "q7Z" not in redacted(document)
+        json.loads(redacted(document))
+
+
+@pytest.mark.parametrize(
+    "text", ["ASIAQQQQQQQQQQQQQQQQ", "dop_v1_" + "0a" * 32, "dapi" + "0a" * 16, "wandb login " + "0a" * 20]
+)
+def test_tokens_of_few_letters_are_redacted(text: str) -> None:
+    assert redacted(f"with {text} here").count("***") == 1
+
+
+def test_numbers_of_a_document_stay() -> None:
+    document = json.dumps({"api_key": 5, "secret": None, "password": [1.5e3], "credentials": {"a": True}})
+    assert json.loads(redacted(document)) == json.loads(document)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +93,10 @@ def test_secrets_are_redacted(text: str) -> None:
         "--tokens-per-step 4M", "--max-tokens 12", "--tokenizer /models/x", "--token --next",
         "see: Basic usage",
         "model.name=meta-llama/Llama-3", "unexpected token: x",
+        "TOKENIZERS_PARALLELISM=false", "MAX_TOKENS=4", "hf_tokenizer: llama", '"secret": true',
+        "srun -p gpu -N 2", "mkdir -p /a/b", "sbatch -p a100-80g", "docker run -u 1000:1000 -p 8080:80 x",
+        "PWD=/home/me", "forward_pass=3", "compass: north", "inspect.signature=x", "keys: 5", "sort_key=name",
+        "https://host/x?page=2&sort=key", '"use_cookie": 1', "python -u train.py:main",
     ],
 )  # fmt: skip
 def test_what_is_no_secret_stays(text: str) -> None:

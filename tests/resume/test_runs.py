@@ -145,9 +145,9 @@ def test_what_cannot_be_continued_is_refused(arguments, words, folder: Path, sav
     assert words in refused(folder, "run", "--backend", "ddp", *settings(), *given)
 
 
-def flip_a_bit(file: Path) -> None:
+def flip_a_bit(file: Path, place: int = -1000) -> None:
     content = bytearray(file.read_bytes())
-    content[-1000] ^= 1
+    content[place] ^= 1
     file.write_bytes(content)
 
 
@@ -169,6 +169,38 @@ def test_damaged_moments_are_noticed(damage, words, folder: Path, saved: Record,
     command = ["run", "--backend", "ddp", "--nproc", "1", *settings(), "--resume-from", str(kept)]
     done = harness(*command, cwd=tmp_path)
     assert done.returncode == 1
+    assert words in done.stderr
+
+
+@pytest.fixture(scope="module")
+def native(folder: Path) -> Path:
+    """The native checkpoint of a run of DDP on one rank."""
+    keep = settings("measure.checkpoint=native", "measure.keep_checkpoint=true")
+    done = harness("run", "--backend", "ddp", "--nproc", "1", *keep, "--runs", "native", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (record,) = Store(folder / "native").records()[0]
+    return folder / "native" / record.run_id / "checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("damaged", "words"),
+    [
+        (None, ""),
+        ("exp_avg_sq", "the moments of Adam after loading are not those that run"),
+    ],
+)
+def test_native_checkpoints_have_a_checksum_of_moments(damaged, words, native: Path, tmp_path: Path) -> None:
+    from torch.distributed.checkpoint import FileSystemReader
+
+    kept = tmp_path / "checkpoint"
+    shutil.copytree(native, kept)
+    if damaged is not None:
+        places = FileSystemReader(kept).read_metadata().storage_data
+        place = next(p for index, p in places.items() if damaged in index.fqn and "down_proj" in index.fqn)
+        flip_a_bit(kept / place.relative_path, place.offset + place.length // 2)
+    command = ["run", "--backend", "ddp", "--nproc", "1", *settings(), "--resume-from", str(kept)]
+    done = harness(*command, cwd=tmp_path)
+    assert done.returncode == int(damaged is not None)
     assert words in done.stderr
 
 

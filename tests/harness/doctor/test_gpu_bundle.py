@@ -12,13 +12,15 @@ from harness.store import read_runs, write_record
 from tests.records import make_record
 
 TOKEN = "hf_" + "a" * 34
+MORE = "credentials=word https://s3/x?X-Amz-Signature=word sshpass -p word ssh node"
 
 
 def packed(tmp_path: Path) -> dict[str, str]:
     run = tmp_path / "scratch" / "fsdp" / "run"
     run.mkdir(parents=True)
     write_record(run, make_record(label="fsdp"))
-    (run / "rank-00000.log").write_text(f"started\nHF_TOKEN={TOKEN}\nhttps://me:word@host/x\n")
+    (run / "rank-00000.log").write_text(f"started\nHF_TOKEN={TOKEN}\nhttps://me:word@host/x\n{MORE}\n")
+    (run / "request.json").write_text(json.dumps({"command": ["run", "--hub-token", "word"]}))
     (run / "trace-00000.json.gz").write_text("large")
     (tmp_path / "scratch" / "cpu.log").write_text("harness: no memory\n")
     bundle = tmp_path / "out.tar.xz"
@@ -35,6 +37,7 @@ def test_it_holds_records_logs_answers_and_the_topology(tmp_path: Path) -> None:
     files = packed(tmp_path)
     assert set(files) == {
         "doctor/doctor.json", "doctor/doctor.txt", "doctor/fsdp/run/record.json",
+        "doctor/fsdp/run/request.json",
         "doctor/cpu.log", "doctor/fsdp/run/rank-00000.log", "doctor/nvidia-smi.txt",
         "doctor/nvidia-smi-topology.txt",
     }  # fmt: skip
