@@ -107,7 +107,9 @@ SECRET_PATTERNS: tuple[SecretPattern, ...] = (
     # Options of commands.
     SecretPattern(
         ("--",),
-        re.compile("(" + _OPTION + r"""(?:=|["',\\]*(?:\s|\\+n)+)(?!\\*["']?-)""" + OPEN + ")" + VALUE),
+        re.compile(
+            "(" + _OPTION + r"""(?:=|["',\\]*(?:\s|\\+n)+|\\*["'],)(?!\\*["']?-)""" + OPEN + ")" + VALUE
+        ),
     ),
     # curl-auth-user; user and group of a container are numbers.
     SecretPattern(
@@ -130,7 +132,7 @@ SECRET_PATTERNS: tuple[SecretPattern, ...] = (
     SecretPattern(
         ("-p",),
         re.compile(
-            r"""(-p(?<=[\s"']-p)["',\\]*\s+\\*["']?)(?=[^\s"']*[a-z])(?=[^\s"']*[A-Z])(?=[^\s"']*\d)"""
+            r"""(-p(?<=[\s"']-p)(?:["',\\]*\s+|\\*["'],)\\*["']?)(?=[^\s"']*[a-z])(?=[^\s"']*[A-Z])(?=[^\s"']*\d)"""
             r"""[^\s"'\\,/:=]{8,}(?=[\s"'\\,]|$)"""
         ),
     ),

@@ -73,6 +73,21 @@ def test_secrets_are_redacted(text: str) -> None:
         json.loads(redacted(document))
 
 
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train.py --password q7Z --steps 3", "train.py --hub-token=q7Z", "sshpass -p q7Z ssh node",
+        "docker login -u me -p q7Z host", "curl -u me:q7Z https://x", "train.py -p q7Zq7Zq7Z",
+        "env HF_TOKEN=q7Z train.py", "train.py s3://me:q7Z@bucket",
+    ],
+)  # fmt: skip
+def test_secrets_in_lists_of_words_are_redacted(command: str, separators: tuple[str, str]) -> None:
+    document = json.dumps({"command": command.split(), "x": 1}, separators=separators)
+    assert "q7Z" not in redacted(document)
+    assert json.loads(redacted(document))["x"] == 1
+
+
 @pytest.mark.parametrize(
     "text", ["ASIAQQQQQQQQQQQQQQQQ", "dop_v1_" + "0a" * 32, "dapi" + "0a" * 16, "wandb login " + "0a" * 20]
 )
