@@ -11,6 +11,7 @@ from harness.backends import registry
 from harness.cli.options import common, json_option
 from harness.cli.output import echo
 from harness.provenance import package_versions
+from harness.report.narrow import fitted
 
 PRESET, ROW = "preset", "row"
 """The options of all backends."""
@@ -46,8 +47,6 @@ def backends(as_json: bool) -> int:
     if as_json:
         echo(json.dumps({"backends": documents}, indent=1))
         return 0
-    from tabulate import tabulate
-
     lines = [
         (
             d["name"],
@@ -58,7 +57,7 @@ def backends(as_json: bool) -> int:
         for d in documents
     ]
     headers = ("backend", "what it is", "options", "versions")
-    echo(tabulate(lines, headers=headers, maxcolwidths=[None, None, 48, None]))
+    echo(fitted(lines, headers))
     echo(f"\nEvery backend but {registry.REFERENCE} also takes {PRESET}: NAME:{PRESET}=library-defaults.")
     echo(f"Every backend takes {ROW}: NAME:{ROW}=TEXT keeps it apart from rows with the same options.")
     return 0

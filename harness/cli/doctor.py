@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from tabulate import tabulate
 
 from harness.backends import registry
 from harness.cells import canonical_label
@@ -24,6 +23,7 @@ from harness.errors import HarnessError
 from harness.gpus.found import find_gpus
 from harness.launch.device import device_of
 from harness.provenance import package_versions
+from harness.report.narrow import fitted
 from harness.scratch import scratch_folder
 
 RANKS = 2
@@ -103,7 +103,7 @@ def _table(check: SelfCheck) -> str:
         (r.label, r.record.status, r.judgement.parity, reason(r.record) or "") for r in check.rows
     ]
     lines += [(what, "not tried", "-", why) for what, why in check.not_covered.items()]
-    return tabulate(lines, headers=("backend", "status", "parity", "why"))
+    return fitted(lines, ("backend", "status", "parity", "why"))
 
 
 def _conclusion(check: SelfCheck) -> int:

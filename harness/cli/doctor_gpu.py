@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
 from harness.cli.output import echo
 from harness.doctor.gpu.bundle import check_bundle, write_bundle
 from harness.doctor.gpu.catalogue import answer_all
@@ -20,6 +18,7 @@ from harness.doctor.gpu.runs import gather
 from harness.errors import HarnessError
 from harness.gpus.found import Gpus, find_gpus
 from harness.provenance import environment, package_versions
+from harness.report.narrow import fitted
 from harness.scratch import scratch_folder
 
 PACKAGES = ("sharding-harness", "torch", "transformers", "deepspeed", "accelerate", "nvidia-ml-py")
@@ -96,7 +95,7 @@ def _lines(document: dict[str, Any], answers: Sequence[Answer]) -> list[str]:
     return [
         f"{devices}, {document['torch']}, runs on {document['ranks']} of them",
         "",
-        *tabulate(rows, headers=("check", "verdict", "tolerance", "found")).splitlines(),
+        *fitted(rows, ("check", "verdict", "tolerance", "found")).splitlines(),
         "",
         f"{said}, in {document['seconds']:.0f} s",
         *not_a_gpu,

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-from tabulate import tabulate
 
 from harness.cli.options import PATH, backends_option, common, json_option, measuring, set_option
 from harness.cli.output import echo
 from harness.errors import HarnessError
 from harness.labs.catalogue import LABS, Lab, Scale, Variant, find_lab
 from harness.labs.fill import fill, needs_runs
+from harness.launch.spent import Spent
+from harness.report.narrow import fitted
 from harness.store import read_runs
 
 ALL = "all"
@@ -63,7 +64,7 @@ def list_labs(as_json: bool) -> int:
     rows = [
         [lab.name, ", ".join(lab.variants) if needs_runs(lab) else "arithmetic", lab.title] for lab in LABS
     ]
-    echo(tabulate(rows, headers=["lab", "variants", "what it is"], disable_numparse=True))
+    echo(fitted(rows, ("lab", "variants", "what it is")))
     return 0
 
 
@@ -84,8 +85,11 @@ def run_lab(
     for lab in _chosen(name, variant):
         if name == ALL:
             echo(f"\n# {lab.name}: {lab.title}")
+        began = Spent.so_far()
         if code := _run(lab, scale, variant, runs, backends, nproc, assignments):
             return code
+        if needs_runs(lab):
+            echo(f"{lab.name}: {Spent.so_far() - began}", err=True)
     return 0
 
 
@@ -105,17 +109,18 @@ def _run(
         words += [word for assignment in assignments for word in ("--set", assignment)]
         if code := _compare(words):
             return code
-    return _show(lab, folder, as_json=False)
+    return _show(lab, folder, as_json=False, markdown=False)
 
 
 @labs.command()
 @_lab_options
+@click.option("--markdown", is_flag=True, help="Print Markdown, to paste into the hand-out.")
 @json_option
 @common
-def table(name: str, scale: Scale, variant: Variant, runs: Path, as_json: bool) -> int:
-    """Fill in the hand-out's table from the records of a lab, as Markdown."""
+def table(name: str, scale: Scale, variant: Variant, runs: Path, markdown: bool, as_json: bool) -> int:
+    """Fill in the hand-out's table from the records of a lab."""
     lab = find_lab(name)
-    return _show(lab, _folder(lab, scale, variant, runs), as_json=as_json)
+    return _show(lab, _folder(lab, scale, variant, runs), as_json=as_json, markdown=markdown)
 
 
 def _folder(lab: Lab, scale: Scale, variant: Variant, runs: Path) -> Path:
@@ -134,7 +139,7 @@ def _compare(words: list[str]) -> int:
     return 0
 
 
-def _show(lab: Lab, folder: Path, *, as_json: bool) -> int:
+def _show(lab: Lab, folder: Path, *, as_json: bool, markdown: bool) -> int:
     records: list[Any] = []
     if needs_runs(lab):
         if not folder.is_dir():
@@ -144,5 +149,5 @@ def _show(lab: Lab, folder: Path, *, as_json: bool) -> int:
     if as_json:
         echo(json.dumps({"lab": lab.name, "tables": [asdict(found) for found in tables]}, indent=1))
     else:
-        echo("\n" + "\n\n".join(found.markdown() for found in tables))
+        echo("\n" + "\n\n".join(found.markdown() if markdown else found.text() for found in tables))
     return 0

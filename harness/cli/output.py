@@ -9,21 +9,28 @@ import sys
 import click
 
 from harness.errors import HarnessError
+from harness.report.narrow import folded
 from harness.safe_text import harmless, redacted
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """One text on standard output or standard error.
+    """One text on standard output or standard error; sentences fold where a person reads them at a terminal.
 
     A pipe whose reader is gone (`harness run 2>&1 | head -1`) swallows what follows; the run goes on. Raises
     HarnessError if standard output cannot be written otherwise.
     """
     try:
-        click.echo(harmless(redacted(text)), err=err)
+        shown = harmless(redacted(text))
+        click.echo(folded(shown) if _at_terminal(err) and not shown.startswith("{") else shown, err=err)
     except OSError as error:
         _discard(err)
         if not err and not isinstance(error, BrokenPipeError):
             raise HarnessError(f"standard output cannot be written: {error.strerror}") from error
+
+
+def _at_terminal(err: bool) -> bool:
+    stream = sys.stderr if err else sys.stdout
+    return stream is not None and stream.isatty()
 
 
 def _discard(err: bool) -> None:

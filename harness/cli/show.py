@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import click
@@ -20,6 +21,7 @@ from harness.nested import leaves
 from harness.record import ObservationPart, Record
 from harness.report.figures import figure_text
 from harness.report.formats import megabytes
+from harness.report.narrow import WIDTH
 from harness.report.terminal import finding_lines
 from harness.spec import Experiment
 
@@ -43,12 +45,21 @@ def show(run: str, runs: Path, as_json: bool) -> int:
     comparison = Comparison([record])
     for title, lines in _parts(path, record, comparison):
         echo(title)
-        width = max((len(name) for name, _ in lines), default=0)
-        for name, value in lines:
-            echo(f"  {name:<{width}}  {value}")
+        for line in _beside(lines):
+            echo(line)
     for line in finding_lines(comparison):
         echo(line)
     return 0
+
+
+def _beside(lines: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Names, and next to them values, whose words continue below their beginning."""
+    width = max((len(name) for name, _ in lines), default=0)
+    for name, value in lines:
+        head = f"  {name:<{width}}  "
+        pieces = wrap(value, WIDTH - len(head), break_long_words=False, break_on_hyphens=False) or [""]
+        yield head + pieces[0]
+        yield from (" " * len(head) + piece for piece in pieces[1:])
 
 
 def _parts(path: Path, record: Record, comparison: Comparison) -> Iterator[tuple[str, list[tuple[str, str]]]]:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from tabulate import tabulate
 
 from harness.cells import canonical_label, reusable
 from harness.cli.arguments import DEFAULT_CPU_RANKS, numbers, split_backends
@@ -34,6 +33,7 @@ from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.planning.forecast import Forecast
 from harness.planning.limits import Limits
+from harness.report.narrow import fitted
 from harness.shipped import resolve
 from harness.slurm import client
 from harness.slurm.collection import RunState, look, records_of_cells
@@ -253,12 +253,12 @@ def _submit_some(folder: Path, matrix: Matrix, wait: bool, judge: _Judge) -> tup
 def _present(folder: Path, states: Sequence[RunState], as_json: bool) -> None:
     rows = [state.as_json() for state in states]
     body = [
-        [row["run_id"], row["backend"], row["nodes"], row["world_size"], row["job"] or "-", row["phase"],
-         row["state"] or "-", row["status"] or "-"]
+        [row["run_id"], row["backend"], str(row["nodes"]), str(row["world_size"]), str(row["job"] or "-"),
+         row["phase"], row["state"] or "-", row["status"] or "-"]
         for row in rows
     ]  # fmt: skip
     headers = ("run", "backend", "nodes", "ranks", "job", "phase", "Slurm", "record")
-    echo(tabulate(body, headers=headers, disable_numparse=True), err=as_json)
+    echo(fitted(body, headers), err=as_json)
     counts = Counter(row["phase"] for row in rows)
     echo(", ".join(f"{count} {phase}" for phase, count in counts.items()), err=True)
     for problem in [state.problem for state in states if state.problem is not None]:

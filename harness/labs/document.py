@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from tabulate import tabulate
 
+from harness.report.narrow import fitted, folded
+
 MISSING = "n/a"
 GB = 1e9
 MIB = 2**20
@@ -29,6 +31,12 @@ class LabTable:
         return "\n".join(
             [*head, text, *(f"\n- {note}" if n == 0 else f"- {note}" for n, note in enumerate(self.notes))]
         )
+
+    def text(self) -> str:
+        """The same for a terminal: no line is longer than it is wide."""
+        head = [self.title, ""] if self.title else []
+        notes = ["", *(f"- {note}" for note in self.notes)] if self.notes else []
+        return folded("\n".join([*head, fitted(self.rows, self.headers), *notes]))
 
 
 def shown(value: float | None, digits: int = 2) -> str:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field, PositiveFloat, model_validator
-from tabulate import tabulate
 
 from harness.backends.explain import suggestion
 from harness.backends.values import TypedValues
 from harness.errors import HarnessError
 from harness.planning.catalogue import read_file
 from harness.planning.device import Device, Fabric
+from harness.report.narrow import fitted
 from harness.theory.device_peaks import find_peak
 from harness.yaml_files import read_yaml_file
 
@@ -90,7 +90,8 @@ class Hardware:
             [
                 device.name, f"{device.memory_bytes / 2**30:.1f}", f"{device.memory_bandwidth / 1e9:,.0f}",
                 *(_tera(device.peak_flops.get(dtype)) for dtype in PEAK_DTYPES[:4]),
-                f"{device.link_bandwidth / 1e9:,.0f}", device.link, device.watts or "n/a",
+                f"{device.link_bandwidth / 1e9:,.0f}", device.link,
+                f"{device.watts:g}" if device.watts else "n/a",
             ]
             for device in map(self.device, self.devices)
         ]  # fmt: skip
@@ -105,9 +106,9 @@ class Hardware:
         ]
         headers = ["GPU", "GiB", "GB/s", "fp32", "tf32", "bf16", "fp16 TF/s", "link GB/s", "link", "watts"]
         return [
-            *tabulate(devices, headers=headers, tablefmt="plain").splitlines(),
+            *fitted(devices, headers).splitlines(),
             "",
-            *tabulate(fabrics, headers=["fabric", "GB/s/GPU", "us", "source"], tablefmt="plain").splitlines(),
+            *fitted(fabrics, ["fabric", "GB/s/GPU", "us", "source"]).splitlines(),
         ]
 
     def device(self, name: str) -> Device:

@@ -1,15 +1,20 @@
-"""Tables on a terminal that fit its width."""
+"""Tables and sentences on a terminal that fit its width."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from textwrap import wrap
 
 WIDTH = 100
 """Characters of a line without --wide."""
 LEAST = 12
-"""Characters of a column that is shortened."""
+"""Characters of a column that is shortened or broken."""
 GAP = "  "
 CUT = "…"
+WHOLE = re.compile(r"\S {2,}\S|^\s*\||^\s+harness ")
+"""In a line of a table, or a command to copy."""
 
 
 def narrow(
@@ -35,16 +40,43 @@ def narrow(
             most = max(LEAST, len(name), longest - excess)
             for row in table:
                 row[place] = shortened(row[place], most, keeps_end=name in keeps_end)
-    widths = _widths(table, headers)
-    right = [(alignments or {}).get(name) == "right" for name in headers]
-    lines = [headers, ["-" * width for width in widths], *table]
+    return _laid_out([headers], table, _right(headers, alignments))
+
+
+def fitted(
+    rows: Sequence[Sequence[str]],
+    headers: Sequence[str],
+    *,
+    alignments: Mapping[str, str] | None = None,
+    width: int = WIDTH,
+) -> str:
+    """A table of texts whose cells and headings break at words where it is too wide, the widest column first.
+
+    If that is not enough, columns stand closer, and long words break. `alignments` as of `narrow`.
+    """
+    words = _longest_words(rows, headers)
+    gap = GAP if sum(words) + len(GAP) * (len(words) - 1) <= width else " "
+    most = _broken(_widths(rows, headers), words, width - len(gap) * (len(words) - 1))
+    body = [line for row in rows for line in _lines_of(row, most)]
+    return _laid_out(_lines_of(headers, most), body, _right(headers, alignments), gap)
+
+
+def folded(text: str, width: int = WIDTH) -> str:
+    """Sentences broken at words, below the beginning of their line; lines of tables and commands stay."""
     return "\n".join(
-        GAP.join(
-            text.rjust(width) if is_right else text.ljust(width)
-            for text, width, is_right in zip(line, widths, right, strict=True)
-        ).rstrip()
-        for line in lines
+        line if len(line) <= width or WHOLE.search(line) else _folded(line, width)
+        for line in text.split("\n")
     )
+
+
+def _folded(line: str, width: int) -> str:
+    start = line[: len(line) - len(line.lstrip())]
+    below = start + ("  " if line.lstrip().startswith("- ") else "")
+    pieces = wrap(
+        line.strip(), width, initial_indent=start, subsequent_indent=below, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+    return "\n".join(pieces)
 
 
 def shortened(text: str, most: int, *, keeps_end: bool = False) -> str:
@@ -54,5 +86,46 @@ def shortened(text: str, most: int, *, keeps_end: bool = False) -> str:
     return CUT + text[1 - most :] if keeps_end else text[: most - 1] + CUT
 
 
+def _laid_out(
+    head: Sequence[Sequence[str]], body: Sequence[Sequence[str]], right: Sequence[bool], gap: str = GAP
+) -> str:
+    widths = _widths([*head[1:], *body], head[0])
+    lines = [*head, ["-" * width for width in widths], *body]
+    return "\n".join(
+        gap.join(
+            text.rjust(width) if is_right else text.ljust(width)
+            for text, width, is_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _right(headers: Sequence[str], alignments: Mapping[str, str] | None) -> list[bool]:
+    return [(alignments or {}).get(name) == "right" for name in headers]
+
+
 def _widths(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> list[int]:
     return [max(len(text) for text in column) for column in zip(headers, *rows, strict=True)]
+
+
+def _longest_words(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> list[int]:
+    words = [[max(text.split(), key=len, default="") for text in row] for row in (headers, *rows)]
+    return _widths(words[1:], words[0])
+
+
+def _broken(widths: Sequence[int], words: Sequence[int], room: int) -> list[int]:
+    """Widths of columns that fit together: the widest gives way, down to its words and then below them."""
+    most = [*widths]
+    for least in ([*words], [LEAST] * len(most)):
+        while sum(most) > room:
+            giving = [place for place, size in enumerate(most) if size > least[place]]
+            if not giving:
+                break
+            most[max(giving, key=lambda place: most[place])] -= 1
+    return most
+
+
+def _lines_of(row: Sequence[str], most: Sequence[int]) -> list[tuple[str, ...]]:
+    """The lines of one row of cells."""
+    cells = [wrap(text, size, break_on_hyphens=False) or [""] for text, size in zip(row, most, strict=True)]
+    return list(zip_longest(*cells, fillvalue=""))

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
-from tabulate import tabulate
-
 from harness.planning.attention import attention_kernel
 from harness.planning.estimate.document import formulae
 from harness.planning.estimate.question import Question
 from harness.planning.estimate.row import EstimateRow
 from harness.planning.estimate.twins import twins_line, without_twins
 from harness.report.formats import NOT_AVAILABLE
+from harness.report.narrow import WIDTH, fitted, narrow
 
 MEMORY = (
     ("weights", ("weights",)), ("gath.", ("gathered",)), ("grads", ("gradients",)),
@@ -34,7 +33,7 @@ STEP_LEGEND = (
     "tok/s: per GPU; h and kWh: for 1e9 tokens on all GPUs, at their power limit"
 )
 VERDICTS = {"fits": "fits", "tight": "tight", "does not fit": "no"}
-WIDTH = 100
+INDENT = " " * 4
 MEGA, GIGA = 1e6, 1e9
 
 
@@ -207,11 +206,21 @@ def _reasons(rows: Sequence[EstimateRow]) -> list[str]:
 def _details(row: EstimateRow) -> list[str]:
     if row.scenario is None:
         return []
-    table = []
-    for line in formulae(row):
-        table.append([line["quantity"], _detail(line), line["formula"], line["source"]])
+    lines = formulae(row)
+    cells = [[line["quantity"], _detail(line)] for line in lines]
+    head, rule, *values = narrow(cells, ["what", "value"], alignments={"value": "right"}).splitlines()
     title = f"{row.label} on {row.world_size} ranks, line by line (bytes unless said otherwise)"
-    return [title, *_tabulated(table, ["what", "value", "formula", "source"], left=True), ""]
+    body = [part for line, text in zip(lines, values, strict=True) for part in (text, *_origin(line))]
+    return [title, head, rule, *body, ""]
+
+
+def _origin(line: Mapping[str, Any]) -> list[str]:
+    """Formula and source of a line, below it."""
+    text = "; source: ".join(filter(None, (line["formula"], line["source"])))
+    return wrap(
+        text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip
 
 
 def _detail(line: Mapping[str, Any]) -> str:
@@ -220,10 +229,9 @@ def _detail(line: Mapping[str, Any]) -> str:
     return f"{line['seconds'] * 1000:,.3f} ms" if "seconds" in line else f"{line['ratio']:.3g}"
 
 
-def _tabulated(table: list[list[str]], headers: list[str], *, left: bool = False) -> list[str]:
-    """Without tabulate's padding of headings, so that a table fits a terminal."""
-    sides = ["left", "right", *(["left" if left else "right"] * (len(headers) - 2))]
-    return tabulate([headers, *table], tablefmt="plain", disable_numparse=True, colalign=sides).splitlines()
+def _tabulated(table: list[list[str]], headers: list[str]) -> list[str]:
+    """All but the first column are figures."""
+    return fitted(table, headers, alignments=dict.fromkeys(headers[1:], "right")).splitlines()
 
 
 def _wrapped(line: str) -> list[str]:

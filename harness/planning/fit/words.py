@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
-from tabulate import tabulate
-
 from harness.compare.wording import counted, listed, percent
 from harness.planning.fit.answer import Found
 from harness.planning.fit.limit import Limit
 from harness.planning.fit.trial import Trial
 from harness.report.formats import NOT_AVAILABLE, megabytes
+from harness.report.narrow import fitted
 
 HEADERS = (
     "micro-batch", "accumulation", "sequence", "predicted MB", "measured MB", "error", "status", "tokens/s",
@@ -52,15 +51,15 @@ def trial_table(trials: Sequence[Trial]) -> str:
     ordered = sorted(trials, key=lambda trial: (trial.sequence_length, trial.micro_batch_size))
     rows = [
         [
-            trial.micro_batch_size, trial.accumulation_steps, trial.sequence_length,
+            str(trial.micro_batch_size), str(trial.accumulation_steps), str(trial.sequence_length),
             megabytes(trial.predicted_bytes), megabytes(trial.peak_bytes), _signed(trial.prediction_error),
             trial.status,
             NOT_AVAILABLE if trial.tokens_per_second is None else f"{trial.tokens_per_second:,.0f}",
-            NOT_AVAILABLE if trial.num_alloc_retries is None else trial.num_alloc_retries,
+            NOT_AVAILABLE if trial.num_alloc_retries is None else str(trial.num_alloc_retries),
         ]
         for trial in ordered
     ]  # fmt: skip
-    return tabulate(rows, headers=HEADERS, disable_numparse=True, stralign="right")
+    return fitted(rows, HEADERS, alignments=dict.fromkeys(HEADERS, "right"))
 
 
 def error_line(trials: Sequence[Trial]) -> str | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tabulate import tabulate
-
 from harness.compare.wording import listed
 from harness.planning.recommend.predict import Configuration
 from harness.planning.recommend.question import Question
@@ -14,10 +12,11 @@ from harness.planning.recommend.remedies import Remedy
 from harness.planning.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
 from harness.planning.verdict import TIGHT_SHARE
 from harness.report.formats import NOT_AVAILABLE, gigabytes, number, percent
+from harness.report.narrow import fitted
 
 HEADERS = (
-    "", "backend", "micro-batch", "accumulation", "checkpointing", "GB", "free GB", "fit", "host GB/node",
-    "tokens/s/GPU", "MFU", "step s", "exposed", "GPU-hours", "kWh",
+    "", "backend", "batch", "accum.", "ckpt", "GB", "free GB", "fit", "host GB", "tokens/s", "MFU", "step s",
+    "exposed", "GPU h", "kWh",
 )  # fmt: skip
 MEGABYTE = 10**6
 """Less on the host is counters, not states."""
@@ -39,7 +38,11 @@ def recommendation_lines(answer: Recommendation) -> Iterator[str]:
         yield ""
         shown = answer.ranking.best_by_backend()
         yield table(question, shown, len(answer.best))
-        yield "GPU-hours and kWh: per billion tokens; kWh at the power limit of the boards"
+        yield (
+            "batch: micro-batch; accum.: accumulation; ckpt: activation checkpointing; GB: of a GPU; "
+            "host GB: of a node; tokens/s: per GPU; GPU h, kWh: per billion tokens, kWh at the power limit "
+            "of the boards"
+        )
     losers = answer.ranking.losers(answer.best)
     if losers:
         yield ""
@@ -91,7 +94,7 @@ def table(question: Question, configurations: Sequence[Configuration], best: int
         [str(place) if place <= best else "", *_row(question, configuration)]
         for place, configuration in enumerate(configurations, start=1)
     ]
-    return tabulate(rows, headers=HEADERS, disable_numparse=True, stralign="right")
+    return fitted(rows, HEADERS, alignments=dict.fromkeys(HEADERS, "right") | {"backend": "left"})
 
 
 def _row(question: Question, configuration: Configuration) -> list[str]:
