@@ -11,11 +11,12 @@ from harness.cli import harness
 from harness.errors import HarnessError
 from harness.slurm.matrix import MATRIX_NAME, Matrix, plan_nodes, render_matrix, write_matrix
 from harness.slurm.preflight import memory_bytes, site_limits, unfit_software
-from harness.slurm.site import Site
+from harness.slurm.site import Site, load_site
 from harness.slurm.submission import unsubmitted
 from harness.spec import Experiment
 from harness.store import read_record
 from tests.harness.slurm.fakes import FakeSlurm
+from tests.harness.slurm.test_site import SITES
 
 GPUS = Site(name="test", gpus_per_node=4, gpu="A100-40")
 JOB = {
@@ -120,6 +121,15 @@ def test_a_wheel_without_kernels_for_the_sites_gpus_is_refused(tmp_path: Path) -
     )
     assert unfit_software(site, "A100-40") is None
     assert unfit_software(site.model_copy(update={"virtual_environment": None})) is None
+
+
+@pytest.mark.parametrize("path", sorted(SITES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_wheel_that_pip_installs_has_kernels_for_the_gpus_of_example_sites(
+    path: Path, tmp_path: Path
+) -> None:
+    """PyPI's wheels of the pinned torch are built for CUDA 13."""
+    site = load_site(path).model_copy(update={"virtual_environment": torch_in(tmp_path, "13.0")})
+    assert unfit_software(site) is None
 
 
 def test_submit_refuses_a_wheel_without_kernels(tmp_path: Path, slurm: FakeSlurm) -> None:
