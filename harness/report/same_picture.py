@@ -1,10 +1,14 @@
-"""Whether a picture next to a report is the one that its records give."""
+"""Whether a picture next to a report, or within it, is the one that its records give."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import io
 import re
 from typing import Any
+
+from harness.report.writers.html import DATA_ADDRESS, data_address
 
 FONT_PIXELS = 2.0
 """How far legends and margins may move: another version of the same font has letters of other widths."""
@@ -24,6 +28,30 @@ def same_picture(name: str, given: bytes, expected: bytes) -> bool:
     if name.endswith(".svg"):
         return _same_drawing(given, expected)
     return name.endswith(".png") and _seen(given) == _seen(expected)
+
+
+def pictures_within(page: str) -> list[bytes]:
+    """The pictures of an HTML page, in its order."""
+    return [_decoded(code) for code in DATA_ADDRESS.findall(page)]
+
+
+def as_drawn_here(page: str, expected: str) -> str:
+    """An HTML page with the pictures of `expected`, each where it shows the same as the page's own."""
+    drawn = iter(pictures_within(expected))
+
+    def replaced(found: re.Match[str]) -> str:
+        here = next(drawn, b"")
+        return data_address(here) if same_picture("within.svg", _decoded(found[1]), here) else found[0]
+
+    return DATA_ADDRESS.sub(replaced, page)
+
+
+def _decoded(code: str) -> bytes:
+    """Empty if it is no whole base64."""
+    try:
+        return base64.b64decode(code)
+    except binascii.Error:
+        return b""
 
 
 def _same_drawing(given: bytes, expected: bytes) -> bool:

@@ -5,9 +5,9 @@ Everything is compared with what the records give: text line by line, pictures b
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from importlib.metadata import version
+from itertools import zip_longest
 from pathlib import Path
 
 from harness.compare.wording import counted
@@ -26,11 +26,10 @@ from harness.report.report import (
     picture_names,
     render,
 )
-from harness.report.same_picture import same_picture
+from harness.report.same_picture import as_drawn_here, pictures_within, same_picture
 from harness.report.verification import Problem, Verification
 from harness.report.verify_records import check_records
 from harness.report.writers.csv import MANIFEST
-from harness.report.writers.html import DATA_ADDRESS
 
 
 def verify(report: Path, *, pictures_by_digest: bool = False) -> Verification:
@@ -90,13 +89,13 @@ def _compare(
     images = draw_all(document, manifest.format)
     rendered = render(document, manifest, images, name)
     names = picture_names(images, name)
-    _compare_text(report.name, text, rendered.text, redraw, result)
+    shown = as_drawn_here(text, rendered.text) if redraw else text
+    _compare_text(report.name, shown, rendered.text, redraw, result)
+    within = _by_file(text, rendered.text, images, names)
     if not redraw and manifest.format == "html":
-        here = {digest(images[key][form]): file for (key, form), file in names.items()}
-        listed = [manifest.pictures.get(here[drawn]) for drawn in _pictures_within(rendered.text)]
-        if _pictures_within(text) != listed:
+        if any(digest(given) != manifest.pictures.get(file) for file, given in within):
             result.problems.append(Problem(report.name, None, "holds a picture whose digest is not listed"))
-    if redraw and not _lists_pictures(report.parent, manifest, images, names):
+    if redraw and not _lists_pictures(report.parent, manifest, images, names, dict(within)):
         what = "the list of the pictures' digests is not that of the pictures"
         result.problems.append(Problem(report.name, manifest_line, what))
     pictures = set(names.values())
@@ -118,9 +117,16 @@ def _compare(
             report_problem("is not the picture whose digest the report lists")
 
 
-def _pictures_within(page: str) -> list[str]:
-    """The digest of each picture of an HTML report, in its order."""
-    return [digest(base64.b64decode(code)) for code in DATA_ADDRESS.findall(page)]
+def _by_file(
+    page: str, expected: str, images: Images, names: Mapping[tuple[str, str], str]
+) -> list[tuple[str, bytes]]:
+    """Each picture of an HTML report, with the name under which its digest is listed; none of others."""
+    here = {digest(images[key][form]): file for (key, form), file in names.items()}
+    return [
+        (here[digest(drawn)], given)
+        for drawn, given in zip_longest(pictures_within(expected), pictures_within(page), fillvalue=b"")
+        if digest(drawn) in here
+    ]
 
 
 def _line_showing(text: str, picture: str, manifest_line: int) -> int:
@@ -131,13 +137,21 @@ def _line_showing(text: str, picture: str, manifest_line: int) -> int:
 
 
 def _lists_pictures(
-    folder: Path, manifest: Manifest, images: Images, names: Mapping[tuple[str, str], str]
+    folder: Path,
+    manifest: Manifest,
+    images: Images,
+    names: Mapping[tuple[str, str], str],
+    within: Mapping[str, bytes],
 ) -> bool:
-    """Whether each picture's digest is that of the file, or as drawn here: PNGs are compressed otherwise."""
+    """Whether each picture's digest is as drawn here, or that of the file, or of what the page holds.
+
+    PNGs are compressed otherwise elsewhere, and fonts move what SVGs show.
+    """
     if manifest.pictures.keys() != set(names.values()):
         return False
     for (key, form), name in names.items():
-        drawn = [images[key][form], *([(folder / name).read_bytes()] if (folder / name).is_file() else [])]
+        drawn = [images[key][form], within.get(name, b"")]
+        drawn += [(folder / name).read_bytes()] if (folder / name).is_file() else []
         if manifest.pictures[name] not in map(digest, drawn):
             return False
     return True

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
+from harness.report.manifest import digest
 from harness.report.report import SUFFIXES, details_name, write_report
-from harness.report.same_picture import same_picture
+from harness.report.same_picture import pictures_within, same_picture
 from harness.report.verify import verify
+from harness.report.writers.html import data_address
 from harness.store import write_record
 from tests.records import make_record
 
@@ -166,6 +168,24 @@ def test_svg_drawn_with_another_version_of_the_font_holds(copy: Path) -> None:
     edit_picture(copy, r'width="(\d+)"', lambda found: f'width="{int(found[1]) + 1}"')
     assert found(verify(copy / "report.md")) == []
     assert same_picture("a.svg", b'<g x="1"><text>5</text>', b'<g x="2.5"><text>5</text>')
+
+
+@pytest.mark.parametrize(("pixels", "holds"), [(1, True), (3, False)])
+def test_a_picture_within_html_may_be_drawn_with_another_version_of_the_font(
+    copy: Path, pixels: int, holds: bool
+) -> None:
+    """As whoever has that version writes it: with the digest of what they drew."""
+    path = copy / "report.html"
+    text = path.read_text()
+    picture = pictures_within(text)[0]
+    widened = re.sub(
+        rb'width="(\d+)"', lambda found: b'width="%d"' % (int(found[1]) + pixels), picture, count=1
+    )
+    assert digest(picture) in text
+    path.write_text(
+        text.replace(data_address(picture), data_address(widened)).replace(digest(picture), digest(widened))
+    )
+    assert (found(verify(path)) == []) == holds
 
 
 @pytest.mark.parametrize(
