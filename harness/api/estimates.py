@@ -66,7 +66,8 @@ def estimate(
     from harness.planning.estimate import estimate as estimated
     from harness.planning.estimate import question
     from harness.planning.hardware import load_hardware
-    from harness.planning.models import job_model, load_model
+    from harness.planning.job_model import job_model
+    from harness.planning.models import load_model
     from harness.shipped import resolve
 
     known = load_hardware(None if hardware is None else Path(hardware))

@@ -76,7 +76,8 @@ def estimate(
     from harness.planning.defaults import with_training_defaults
     from harness.planning.estimate import question
     from harness.planning.hardware import load_hardware
-    from harness.planning.models import job_model, load_model
+    from harness.planning.job_model import job_model
+    from harness.planning.models import load_model
 
     known = load_hardware(hardware)
     _check_files(plot, report)

@@ -23,7 +23,7 @@ def with_training_defaults(
         precision = "bf16-mixed" if "bfloat16" in device.peak_flops else "fp16-mixed"
         training = training.model_copy(update={"precision": precision})
         remarks.append(f"training.precision={precision}, since none is given")
-    if "sequence_length" not in data.model_fields_set:
+    if data.is_tokenized and "sequence_length" not in data.model_fields_set:
         context = model.config.get("max_position_embeddings")
         length = (
             min(context, LONGEST_DEFAULT_SEQUENCE) if isinstance(context, int) else LONGEST_DEFAULT_SEQUENCE

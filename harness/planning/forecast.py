@@ -13,10 +13,11 @@ from harness.cells import Cell
 from harness.compare.cell import Cell as NamedCell
 from harness.compare.cell import name_cells
 from harness.errors import HarnessError
+from harness.planning.coverage import why_states_alone
 from harness.planning.job import data_bytes, planned_model, scenario_of, scenario_of_request
+from harness.planning.job_model import job_model
 from harness.planning.limits import Limits
-from harness.planning.models import job_model
-from harness.planning.preflight import least_on_host, predict_run, size, telling_demand
+from harness.planning.preflight import AT_LEAST, at_least, least_on_host, predict_run, size, telling_demand
 from harness.planning.profiles import Trace
 from harness.planning.scenario import Scenario
 from harness.planning.verdict import Answer
@@ -170,12 +171,22 @@ def _predict(run: Candidate, limits: Limits, force: bool, trace: Trace | None) -
         if scenario is None:
             return _at_least(run, limits, force) or UNKNOWN_STRATEGY
         own = limits if run.limited else replace(limits, imposed_bytes=None)
+        if (unknown := why_states_alone(scenario.model, scenario.job)) is not None:
+            return _of_states(scenario, own, unknown, force)
         part = predict_run(scenario, own, data_bytes=run.data_bytes(), trace=trace)
     except HarnessError as error:
         return _at_least(run, limits, force) or str(error)
     except Exception as error:
         return _at_least(run, limits, force) or f"{type(error).__name__}: {error}"
     return part.model_copy(update={"refused": part.verdict == DOES_NOT_FIT and not force})
+
+
+def _of_states(scenario: Scenario, limits: Limits, unknown: str, force: bool) -> PredictionPart | str:
+    """A run whose model states alone do not fit is refused; of another one, that nothing more is known."""
+    part = at_least(scenario, limits)
+    if part.verdict == DOES_NOT_FIT:
+        return part.model_copy(update={"refused": not force})
+    return unknown
 
 
 def _at_least(run: Candidate, limits: Limits, force: bool) -> PredictionPart | None:
@@ -205,4 +216,5 @@ def words(part: PredictionPart, run: Candidate, *, most: bool = False) -> str:
     if demand is None:
         return f"{size(part.peak_bytes)} per rank, of a device whose memory is not known"
     verdict = "cannot fit" if part.verdict == DOES_NOT_FIT else part.verdict
-    return f"{verdict}: {'at most ' if most else ''}{demand}"
+    bound = "at most " if most else "at least " if part.moment == AT_LEAST else ""
+    return f"{verdict}: {bound}{demand}"

@@ -12,7 +12,6 @@ from harness.batch import BatchLayout
 from harness.cells import Cell
 from harness.planning.device import Device
 from harness.planning.model import PlannedModel
-from harness.planning.models import require_causal
 from harness.planning.scenario import Scenario
 from harness.record import DataPart, LayoutPart, ModelPart
 from harness.record.workload import layout_of
@@ -23,17 +22,13 @@ INT64_BYTES = 8
 
 
 def planned_model(facts: Mapping[str, Any], job: Job) -> PlannedModel:
-    """The model of a job. `facts`: what the check of the job returned (`worker.check`).
-
-    Raises HarnessError for a job whose activations nothing here knows.
-    """
-    require_causal(job)
+    """The model of a job. `facts`: what the check of the job returned (`worker.check`)."""
     model, layout = ModelPart(**facts["model"]), layout_of(LayoutPart(**facts["layout"]))
     config: dict[str, Any] = facts["configuration"]
     geometry = model.geometry
     return PlannedModel(
         name=job.model.name or str(config.get("model_type", model.architecture)),
-        source="the configuration of the job",
+        source=f"model.factory {job.model.factory}" if job.model.factory else "the configuration of the job",
         architecture=model.architecture,
         config=config,
         layout=layout,

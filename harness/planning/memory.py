@@ -7,6 +7,7 @@ from typing import Literal
 
 from harness.errors import HarnessError
 from harness.planning.adapters import require_all_trained
+from harness.planning.coverage import require_activations
 from harness.planning.overhead import device_overhead
 from harness.planning.profiles import Trace, activation_profile
 from harness.planning.scenario import Scenario
@@ -71,6 +72,7 @@ def predict_memory(scenario: Scenario, trace: Trace | None = None) -> MemoryPred
 
     Raises HarnessError where a model has to be traced and cannot be, and for settings that no one modelled.
     """
+    require_activations(scenario.model, scenario.job)
     require_all_trained(scenario.job, "the peak memory")
     workload = scenario.workload()
     if scenario.strategy.zero_stage == 3 and (own := own_settings(workload)):

@@ -18,12 +18,8 @@ from harness.planning.architectures.llama import head_size
 from harness.planning.architectures.tensors import Tensors
 from harness.planning.catalogue import read_entries
 from harness.planning.model import PlannedModel
-from harness.spec import Job
-from harness.spec.task import DEFAULT_TASK
 
 FOLDER = "models"
-BYTES_VOCABULARY = 257
-"""Of the tokenizer 'bytes': 256 values and the end of a text (`worker.tokens`, which a test compares)."""
 NOT_COVERED = "reason"
 """Key of an entry that says why no closed form covers the model."""
 
@@ -63,35 +59,6 @@ def _published(entry: Mapping[str, Any]) -> str:
         return f"not covered: {entry[NOT_COVERED]}"
     count = entry["published"]
     return f"{count:,}" if isinstance(count, int) else str(count)
-
-
-def require_causal(job: Job) -> None:
-    """Raise HarnessError for a job whose activations nothing here knows."""
-    own = [f"{name}.factory" for name in ("model", "data", "loss") if getattr(job, name).factory]
-    if job.task != DEFAULT_TASK or own:
-        raise HarnessError(
-            "memory and speed are predicted for task causal-lm with the task's own loss and a model of "
-            f"transformers; this job has {' and '.join([f'task {job.task}', *own])}"
-        )
-
-
-def job_model(job: Job) -> PlannedModel:
-    """The model of a job without `--model`: by name as `load_model` finds it, or from `model.config`.
-
-    Raises HarnessError; a vocabulary that only a tokenizer knows must be given.
-    """
-    require_causal(job)
-    if job.model.name is not None:
-        return load_model(job.model.name)
-    config = job.model.config_values()
-    if "vocab_size" not in config:
-        if job.data.tokenizer != "bytes":
-            raise HarnessError(
-                f"model.config needs vocab_size: only the tokenizer '{job.data.tokenizer}' knows it; "
-                "or name a model with --model"
-            )
-        config["vocab_size"] = BYTES_VOCABULARY
-    return from_config(config, name=str(config["model_type"]), source="model.config", given_whole=False)
 
 
 def from_config(

@@ -16,6 +16,8 @@ from harness.record import PredictionPart
 from harness.theory.dtypes import COMPUTE, DTYPE_BYTES
 
 DISTRIBUTION = "sharding-harness"
+AT_LEAST = "at least"
+"""In place of the moment, where a lower bound is all that is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +73,7 @@ def judged(
         host_limit_bytes=limits.host_bytes,
         made_by=_made_by(),
     )
-    tightest = tightest_demand(part, _ranks_per_node(scenario))
-    return part.model_copy(update={"verdict": tightest.answer if tightest else None})
+    return _with_verdict(part, _ranks_per_node(scenario))
 
 
 def least_on_host(
@@ -94,11 +95,38 @@ def least_on_host(
     shares = {kind: count * width // world_size for kind, count in kinds.items()}
     rank_bytes = sum(shares.values())
     part = PredictionPart(
-        peak_bytes=rank_bytes, moment="at least", kinds=shares, device_bytes=rank_bytes,
+        peak_bytes=rank_bytes, moment=AT_LEAST, kinds=shares, device_bytes=rank_bytes,
         device_limit_bytes=limits.imposed_bytes, host_bytes=rank_bytes * min(ranks_per_node, world_size),
         host_limit_bytes=limits.host_bytes, made_by=_made_by(),
     )  # fmt: skip
-    tightest = tightest_demand(part, min(ranks_per_node, world_size))
+    return _with_verdict(part, min(ranks_per_node, world_size))
+
+
+def at_least(scenario: Scenario, limits: Limits) -> PredictionPart:
+    """What the model states need, of a job whose activations are not predicted.
+
+    A model from `model.factory` is whole on every rank before a library cuts it.
+    """
+    terms = [term for term in scenario.states.terms if scenario.torch_device == "cpu" or not term.host]
+    kinds: dict[str, int] = {}
+    for term in terms:
+        kinds[term.kind] = kinds.get(term.kind, 0) + term.bytes
+    held = sum(kinds.values())
+    on_host = (
+        held if scenario.torch_device == "cpu" else sum(t.bytes for t in scenario.states.terms if t.host)
+    )
+    built = setup_bytes(scenario) if scenario.job.model.factory else 0
+    ranks = _ranks_per_node(scenario)
+    part = PredictionPart(
+        peak_bytes=held, moment=AT_LEAST, kinds=kinds, device_bytes=held,
+        device_limit_bytes=_smallest(limits.device_bytes, limits.imposed_bytes),
+        host_bytes=max(on_host, built) * ranks, host_limit_bytes=limits.host_bytes, made_by=_made_by(),
+    )  # fmt: skip
+    return _with_verdict(part, ranks)
+
+
+def _with_verdict(part: PredictionPart, ranks_per_node: int) -> PredictionPart:
+    tightest = tightest_demand(part, ranks_per_node)
     return part.model_copy(update={"verdict": tightest.answer if tightest else None})
 
 

@@ -19,19 +19,25 @@ from harness.worker.model import model_config
 from harness.worker.model_classes import auto_class
 from harness.worker.optimizer import decaying_names
 from harness.worker.own_model import build_own_model, declare_blocks
-from harness.worker.samples import Sampler, load_samples
+from harness.worker.samples import Sampler, Samples, load_samples
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
 def check_job(job: Job) -> dict[str, Any]:
-    """Return facts about the job: model, parameters, samples, steps. Raises JobError if it cannot run.
-
-    `planning.job.planned_model` reads those about the model.
-    """
+    """Return facts about the job: model, parameters, samples, steps. Raises JobError if it cannot run."""
     samples = load_samples(job)
     sampler = Sampler(samples, job)
+    return {
+        **model_facts(job, samples),
+        "data": describe_data(samples, sampler).model_dump(),
+        "steps": training_steps(job, sampler),
+    }
+
+
+def model_facts(job: Job, samples: Samples) -> dict[str, Any]:
+    """Those about the model, which `planning.job.planned_model` reads. Raises JobError."""
     config = model_config(job, samples.facts)
     model = _without_weights(job, config)
     declare_blocks(model, job.model)
@@ -46,8 +52,6 @@ def check_job(job: Job) -> dict[str, Any]:
         "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "architecture": type(model).__name__,
         "model_config": config.to_diff_dict() if config is not None else {},
-        "data": describe_data(samples, sampler).model_dump(),
-        "steps": training_steps(job, sampler),
         "model": describe_model(model).model_dump(mode="json"),
         "layout": layout.model_dump(mode="json"),
         "configuration": json.loads(config.to_json_string(use_diff=False)) if config is not None else {},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.errors import HarnessError
-from harness.planning.architectures import find_architecture
+from harness.planning.coverage import why_states_alone
 from harness.planning.estimate.question import Candidate, Question, candidates
 from harness.planning.estimate.traffic import TrafficLine, communication_dtypes, step_traffic
 from harness.planning.memory import MemoryPrediction, predict_memory
@@ -19,7 +19,7 @@ from harness.planning.speed import (
 from harness.planning.verdict import Verdict
 from harness.theory.dtypes import DTYPE_BYTES
 from harness.theory.peaks.families import COURSES
-from harness.theory.terms import ModelStates
+from harness.theory.terms import STATE_KINDS, ModelStates
 from harness.theory.textbook import gathers_updated, textbook_sent_bytes, textbook_states
 
 NO_DEVICE = "no GPU was named (--gpu)"
@@ -50,10 +50,14 @@ class EstimateRow:
 
     @property
     def verdict(self) -> Verdict | None:
-        """None: no device, or memory not predicted."""
-        if self.scenario is None or self.scenario.device is None or self.memory is None:
+        """None: no device, or memory not predicted and model states alone fit."""
+        if self.scenario is None or self.scenario.device is None:
             return None
-        return Verdict(needed_bytes=self.memory.device_bytes, device_bytes=self.scenario.device.memory_bytes)
+        device = self.scenario.device.memory_bytes
+        if self.memory is not None:
+            return Verdict(needed_bytes=self.memory.device_bytes, device_bytes=device)
+        alone = Verdict(needed_bytes=self.state_bytes(*STATE_KINDS) or 0, device_bytes=device)
+        return None if alone.fits else alone
 
     @property
     def hours_per_billion_tokens(self) -> float | None:
@@ -155,12 +159,9 @@ def _row(candidate: Candidate) -> EstimateRow:
 
 def why_memory_unknown(scenario: Scenario) -> str | None:
     """Why the memory of a step is not predicted; None: it is."""
-    architecture = find_architecture(str(scenario.model.config.get("model_type")))
-    if architecture is not None and not architecture.causal:
-        return f"{scenario.model.architecture} is no causal language model; its states are counted alone"
     if scenario.strategy.family not in COURSES:
         return f"the course of a step of {scenario.strategy.family} is not modelled"
-    return None
+    return why_states_alone(scenario.model, scenario.job)
 
 
 def _memory(scenario: Scenario) -> tuple[MemoryPrediction | None, str | None]:

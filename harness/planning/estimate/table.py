@@ -60,11 +60,12 @@ def _header(asked: Question) -> list[str]:
         [] if asked.device is None else [f"{asked.device.name}, {asked.device.memory_bytes / GIGA:.1f} GB"]
     )
     where += [] if asked.fabric is None else [asked.fabric.name]
-    kernel = attention_kernel(asked.model, experiment.model)
+    # A model of one's own has no configuration that says which.
+    kernel = attention_kernel(asked.model, experiment.model) if asked.model.config else NOT_AVAILABLE
+    sequence = f"sequence {experiment.data.sequence_length}, " if experiment.data.is_tokenized else ""
     return [
         f"{asked.model.name}: {asked.model.parameters:,} parameters ({asked.model.source})",
-        f"sequence {experiment.data.sequence_length}, {training.precision}, {clipping}, {checkpointing}, "
-        f"attention: {kernel}, "
+        f"{sequence}{training.precision}, {clipping}, {checkpointing}, attention: {kernel}, "
         f"{experiment.runtime.preset}; " + ", ".join([*where, f"{asked.ranks_per_node} GPUs per node"]),
         *([f"note: {'; '.join(asked.remarks)}"] if asked.remarks else []),
     ]
@@ -89,7 +90,7 @@ def _answer(asked: Question, rows: Sequence[EstimateRow]) -> str:
     judged = [(row, row.verdict) for row in rows if row.verdict is not None]
     fitting = [row for row, verdict in judged if verdict is not None and verdict.fits]
     if not fitting:
-        return "nothing fits" if judged else "memory is not predicted"
+        return _answer_of_states(rows) if len(judged) < len(rows) else "nothing fits"
     text = f"{_names(fitting, rows)} fit"
     timed = [row for row in fitting if row.speed is not None]
     if timed:
@@ -97,6 +98,13 @@ def _answer(asked: Question, rows: Sequence[EstimateRow]) -> str:
         assert best.speed is not None
         text += f"; fastest {best.label}, {_figure(best.speed.tokens_per_second_per_gpu)} tokens/s per GPU"
     return text
+
+
+def _answer_of_states(rows: Sequence[EstimateRow]) -> str:
+    """Where peaks are not predicted: a verdict is there only where model states alone are too large."""
+    too_large = [row.label for row in rows if row.verdict is not None]
+    fit = f"all but {', '.join(too_large)}" if too_large else "all"
+    return f"memory is not predicted; model states of {fit} fit"
 
 
 def _names(fitting: Sequence[EstimateRow], rows: Sequence[EstimateRow]) -> str:
@@ -196,10 +204,15 @@ def _reasons(rows: Sequence[EstimateRow]) -> list[str]:
     """Why something is n/a, each reason once with the rows that it holds for."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        for what, reason in (("memory", row.memory_unknown), ("speed", row.speed_unknown)):
-            if reason is not None and row.scenario is not None:
-                if what == "memory" or row.scenario.device is not None:
-                    found.setdefault(f"{what} n/a: {reason}", []).append(row.label)
+        if row.scenario is None:
+            continue
+        lacks: dict[str, list[str]] = {}
+        if row.memory_unknown is not None:
+            lacks.setdefault(row.memory_unknown, []).append("memory")
+        if row.speed_unknown is not None and row.scenario.device is not None:
+            lacks.setdefault(row.speed_unknown, []).append("speed")
+        for reason, what in lacks.items():
+            found.setdefault(f"{' and '.join(what)} n/a: {reason}", []).append(row.label)
     return [f"{', '.join(labels)}: {reason}" for reason, labels in found.items()]
 
 

@@ -13,6 +13,7 @@ from harness.compare.rows import reason
 from harness.errors import HarnessError
 from harness.launch.cell import run_cell
 from harness.launch.local import EventHandler, LocalLauncher
+from harness.planning.coverage import why_states_alone
 from harness.planning.fit.limit import Limit
 from harness.planning.fit.question import trial_experiment
 from harness.planning.fit.search import OutOfTrials
@@ -54,11 +55,11 @@ class Runner:
         return planned_model(self._facts, self.experiment.job())
 
     def predicted_bytes(self, micro_batch_size: int, sequence_length: int | None = None) -> int | None:
-        """Predicted peak of the allocator; None where nothing is known of the backend's strategy,
-        and for a job with adapters."""
+        """Predicted peak of the allocator; None where nothing is known of the backend's strategy, and for a
+        job with adapters or whose activations are not predicted."""
         cell = self._cell(self._trial_experiment(micro_batch_size, sequence_length))
         scenario = scenario_of(cell, self.model, self.launcher.device)
-        if scenario is None or cell.job.adapter.is_present:
+        if scenario is None or cell.job.adapter.is_present or why_states_alone(self.model, cell.job):
             return None
         data = data_bytes(self._facts, cell.job) if self.launcher.device == "cpu" else 0
         return predict_memory(scenario, self.launcher.trace).peak_bytes + data

@@ -40,6 +40,13 @@ def test_a_run_that_cannot_fit_is_one_line(tmp_path: Path) -> None:
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+def test_a_model_of_ones_own_whose_states_cannot_fit_is_refused(tmp_path: Path) -> None:
+    words = ("--set", f"{LIMIT}=10kB", "--set", "compare.backends=[ddp]")
+    line = refused(tmp_path, "run", "--backend", "ddp", "--nproc", "2", "--config", "@own-model", *words)
+    assert "ddp on 2 ranks: cannot fit: at least " in line
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
 def test_cells_that_cannot_fit_are_listed_and_the_others_run(between) -> None:
     shown, rows, _, _ = between
     assert "predicted memory: fsdp on 2 ranks: " in shown

@@ -9,7 +9,8 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.planning.catalogue import read_entries
-from harness.planning.models import catalogue_names, find_entry, from_config, job_model, load_model
+from harness.planning.job_model import job_model
+from harness.planning.models import catalogue_names, find_entry, from_config, load_model
 from harness.spec import Job
 from harness.worker.tokens import ByteTokenizer
 

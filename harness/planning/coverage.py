@@ -1,0 +1,34 @@
+"""Which jobs have predicted activations and speed; model states and traffic have closed forms for all."""
+
+from __future__ import annotations
+
+from harness.errors import HarnessError
+from harness.planning.architectures import find_architecture
+from harness.planning.model import PlannedModel
+from harness.spec import Job
+from harness.spec.task import DEFAULT_TASK
+
+
+def why_states_alone(model: PlannedModel, job: Job) -> str | None:
+    """Why neither activations nor speed of a job are predicted; None: they are."""
+    own = [f"{name}.factory" for name in ("model", "data", "loss") if getattr(job, name).factory]
+    architecture = find_architecture(str(model.config.get("model_type")))
+    if job.task != DEFAULT_TASK:
+        what = f"of task {job.task}"
+    elif own:
+        what = f"with {' and '.join(own)}"
+    elif architecture is not None and not architecture.causal:
+        what = f"of {model.architecture}, which is no causal language model,"
+    else:
+        return None
+    return (
+        f"activations and speed {what} are not predicted, only those of causal language models of "
+        "transformers; model states and traffic are"
+    )
+
+
+def require_activations(model: PlannedModel, job: Job) -> None:
+    """Raise HarnessError for a job whose activations and speed are not predicted."""
+    reason = why_states_alone(model, job)
+    if reason is not None:
+        raise HarnessError(reason)

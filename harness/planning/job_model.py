@@ -1,0 +1,42 @@
+"""The model of a job that names none with `--model`, before any of its runs."""
+
+from __future__ import annotations
+
+from harness.errors import HarnessError
+from harness.planning.job import planned_model
+from harness.planning.model import PlannedModel
+from harness.planning.models import from_config, load_model
+from harness.spec import Job
+from harness.spec.task import DEFAULT_TASK
+
+BYTES_VOCABULARY = 257
+"""Of the tokenizer 'bytes': 256 values and the end of a text (`worker.tokens`, which a test compares)."""
+
+
+def job_model(job: Job) -> PlannedModel:
+    """The model of a job: by name as `load_model` finds it, or from `model.config`.
+
+    Of another task than causal-lm, and where model or data come from a factory, it is built without weights,
+    which imports torch and reads the job's data: they decide classes and vocabulary. Raises HarnessError; a
+    vocabulary that only a tokenizer knows must be given.
+    """
+    if job.task != DEFAULT_TASK or job.model.factory or job.data.factory:
+        return _built(job)
+    if job.model.name is not None:
+        return load_model(job.model.name)
+    config = job.model.config_values()
+    if "vocab_size" not in config:
+        if job.data.tokenizer != "bytes":
+            raise HarnessError(
+                f"model.config needs vocab_size: only the tokenizer '{job.data.tokenizer}' knows it; "
+                "or name a model with --model"
+            )
+        config["vocab_size"] = BYTES_VOCABULARY
+    return from_config(config, name=str(config["model_type"]), source="model.config", given_whole=False)
+
+
+def _built(job: Job) -> PlannedModel:
+    from harness.worker.check import model_facts
+    from harness.worker.samples import load_samples
+
+    return planned_model(model_facts(job, load_samples(job)), job)
