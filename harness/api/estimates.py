@@ -67,14 +67,13 @@ def estimate(
     from harness.planning.estimate import question
     from harness.planning.hardware import load_hardware
     from harness.planning.job_model import job_model
-    from harness.planning.models import load_model
     from harness.shipped import resolve
 
     known = load_hardware(None if hardware is None else Path(hardware))
     file = None if config is None else resolve(Path(config), "configs")
     experiment = load_experiment(file, assignments(settings)[1::2])
     device = None if gpu is None else known.device(gpu)
-    planned = load_model(model) if model is not None else job_model(experiment.job())
+    planned = job_model(experiment.job(), model)
     experiment, remarks = with_training_defaults(planned, experiment, device)
     asked = question(
         planned,

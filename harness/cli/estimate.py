@@ -77,7 +77,6 @@ def estimate(
     from harness.planning.estimate import question
     from harness.planning.hardware import load_hardware
     from harness.planning.job_model import job_model
-    from harness.planning.models import load_model
 
     known = load_hardware(hardware)
     _check_files(plot, report)
@@ -85,7 +84,7 @@ def estimate(
         return _list(known, models=list_models)
     experiment = load_experiment(config, assignments, notice)
     device = None if gpu is None else known.device(gpu)
-    planned = load_model(model) if model is not None else job_model(experiment.job())
+    planned = job_model(experiment.job(), model)
     experiment, remarks = with_training_defaults(planned, experiment, device)
     asked = question(
         planned,

@@ -1,4 +1,4 @@
-"""The model of a job that names none with `--model`, before any of its runs."""
+"""The model of a job, before any of its runs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ BYTES_VOCABULARY = 257
 """Of the tokenizer 'bytes': 256 values and the end of a text (`worker.tokens`, which a test compares)."""
 
 
-def job_model(job: Job) -> PlannedModel:
-    """The model of a job: by name as `load_model` finds it, or from `model.config`.
+def job_model(job: Job, named: str | None = None) -> PlannedModel:
+    """The model that `--model` names, else the job's: by name as `load_model` finds it or from `model.config`.
 
     Of another task than causal-lm, and where model or data come from a factory, it is built without weights,
     which imports torch and reads the job's data: they decide classes and vocabulary. Raises HarnessError; a
     vocabulary that only a tokenizer knows must be given.
     """
+    if named is not None:
+        return load_model(named)
     if job.task != DEFAULT_TASK or job.model.factory or job.data.factory:
         return _built(job)
     if job.model.name is not None:
@@ -36,7 +38,6 @@ def job_model(job: Job) -> PlannedModel:
 
 
 def _built(job: Job) -> PlannedModel:
-    from harness.worker.check import model_facts
-    from harness.worker.samples import load_samples
+    from harness.worker.check import read_model_facts  # loads torch and transformers
 
-    return planned_model(model_facts(job, load_samples(job)), job)
+    return planned_model(read_model_facts(job), job)

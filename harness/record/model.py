@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.record.part import Part
+from harness.theory.layout import Use
 
 
 class TensorPart(Part):
@@ -35,6 +36,9 @@ class LayoutPart(Part):
     """Names of the parameters that the job does not train."""
     without_gradient: list[str] | None = []
     """Names of the modules whose outputs need no gradient, where weights are frozen; None: not known."""
+    uses: dict[str, list[Use]] | None = {}
+    """Parameters that several modules share, or whose module does not run once in a forward pass -> their
+    uses in its order; None: not known."""
 
 
 class GeometryPart(Part):

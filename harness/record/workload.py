@@ -72,6 +72,7 @@ def layout_of(part: LayoutPart) -> Layout:
         blocks=tuple(part.blocks),
         tied=part.tied,
         frozen=frozenset(part.frozen),
+        uses=None if part.uses is None else {name: tuple(uses) for name, uses in part.uses.items()},
         without_gradient=None if part.without_gradient is None else frozenset(part.without_gradient),
     )
 

@@ -6,8 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from typing import Literal
 
 from harness.theory.dtypes import DTYPE_BYTES
+
+Use = Literal["inputs with gradient", "inputs without gradient", "forward only"]
+"""One run of a module in a forward pass, by what the backward pass sees of it; forward only: nothing."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,9 @@ class Layout:
     without_gradient: frozenset[str] | None = frozenset()
     """Names of modules whose outputs need no gradient, so that no backward pass goes through them; None: not
     known."""
+    uses: Mapping[str, tuple[Use, ...]] | None = field(default_factory=dict)
+    """Parameters that several modules share, or whose module does not run once -> their uses in the order of
+    a forward pass. Others are used once, tied ones once by each of their names. None: not known."""
 
     @cached_property
     def parameter_count(self) -> int:

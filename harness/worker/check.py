@@ -17,6 +17,7 @@ from harness.worker.loop import describe_data, training_steps
 from harness.worker.losses import loss_function
 from harness.worker.model import model_config
 from harness.worker.model_classes import auto_class
+from harness.worker.module_uses import irregular_uses
 from harness.worker.optimizer import decaying_names
 from harness.worker.own_model import build_own_model, declare_blocks
 from harness.worker.samples import Sampler, Samples, load_samples
@@ -36,6 +37,11 @@ def check_job(job: Job) -> dict[str, Any]:
     }
 
 
+def read_model_facts(job: Job) -> dict[str, Any]:
+    """Those about the model of a job whose batch may be open yet. Raises JobError."""
+    return model_facts(job, load_samples(job))
+
+
 def model_facts(job: Job, samples: Samples) -> dict[str, Any]:
     """Those about the model, which `planning.job.planned_model` reads. Raises JobError."""
     config = model_config(job, samples.facts)
@@ -45,7 +51,10 @@ def model_facts(job: Job, samples: Samples) -> dict[str, Any]:
     hold_frozen(job, model)
     loss_function(job, model)
     layout = describe_layout(
-        model, decaying_names(model, job.optimizer), modules_without_gradient(job, config)
+        model,
+        decaying_names(model, job.optimizer),
+        modules_without_gradient(job, config),
+        irregular_uses(job, model, samples.batch([0, 0])),
     )
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),

@@ -14,6 +14,7 @@ from harness.backends.precision import dtype_name
 from harness.record import GeometryPart, LayoutPart, ModelPart, TensorPart
 from harness.worker.factories import configuration
 from harness.worker.model import uses_checkpointing
+from harness.worker.module_uses import REGULAR, Uses
 from harness.worker.optimizer import frozen_names
 
 
@@ -25,11 +26,15 @@ class Built:
     layout: LayoutPart | None = None
 
     def describe(
-        self, model: nn.Module, decaying: frozenset[str], without_gradient: list[str] | None = None
+        self,
+        model: nn.Module,
+        decaying: frozenset[str],
+        without_gradient: list[str] | None = None,
+        uses: Uses | None = REGULAR,
     ) -> None:
         """Note a model as it was built."""
         self.model = describe_model(model)
-        self.layout = describe_layout(model, decaying, without_gradient)
+        self.layout = describe_layout(model, decaying, without_gradient, uses)
 
 
 def describe_model(model: nn.Module) -> ModelPart:
@@ -85,11 +90,15 @@ def is_decoder(architecture: str) -> bool:
 
 
 def describe_layout(
-    model: nn.Module, decaying: frozenset[str], without_gradient: list[str] | None = None
+    model: nn.Module,
+    decaying: frozenset[str],
+    without_gradient: list[str] | None = None,
+    uses: Uses | None = REGULAR,
 ) -> LayoutPart:
     """The tensors of a bare model and its blocks.
 
     without_gradient: names of the modules whose outputs need no gradient, if that is known.
+    uses: see `module_uses.irregular_uses`.
     """
 
     def describe(named: Iterable[tuple[str, Tensor]]) -> list[TensorPart]:
@@ -116,4 +125,5 @@ def describe_layout(
         },
         frozen=sorted(frozen),
         without_gradient=without_gradient if frozen else [],
+        uses=uses,
     )

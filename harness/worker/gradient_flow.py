@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.spec import Job
@@ -34,33 +34,35 @@ def modules_without_gradient(job: Job, config: Any) -> list[str] | None:
                     config, attn_implementation=job.model.attention_kernel, trust_remote_code=False
                 )
             add_adapters(job, model)
-            return outputs_without_gradient(model)
+            tokens = torch.zeros((1, TOKENS), dtype=torch.long, device="meta")
+            decoder = {"decoder_input_ids": tokens} if job.task == "seq2seq" else {}
+            return outputs_without_gradient(model, input_ids=tokens, **decoder)
     except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError):
         return None  # an operator without an implementation on the meta device, or a loop over values
 
 
-def outputs_without_gradient(model: nn.Module) -> list[str]:
+def outputs_without_gradient(model: nn.Module, **inputs: Tensor) -> list[str]:
     """The same of a model on the meta device."""
     without: list[str] = []
 
     def note(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if not _needs_gradient(output):
+            if not needs_gradient(output):
                 without.append(name)
 
         return hook
 
     handles = [module.register_forward_hook(note(name)) for name, module in model.named_modules() if name]
     try:
-        with _AnswersForMeta():
-            model(input_ids=torch.zeros((1, TOKENS), dtype=torch.long, device="meta"), use_cache=False)
+        with AnswersForMeta():
+            model(**inputs, use_cache=False)
     finally:
         for handle in handles:
             handle.remove()
     return sorted(set(without))
 
 
-class _AnswersForMeta(TorchDispatchMode):
+class AnswersForMeta(TorchDispatchMode):
     """Where code asks for a value of a tensor that has none, such as whether all of a mask is set: yes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -69,9 +71,10 @@ class _AnswersForMeta(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _needs_gradient(output: Any) -> bool:
+def needs_gradient(output: Any) -> bool:
+    """Whether any tensor in what a module takes or returns needs one."""
     if isinstance(output, torch.Tensor):
         return output.requires_grad
     if isinstance(output, dict):
-        return any(map(_needs_gradient, output.values()))
-    return isinstance(output, tuple | list) and any(map(_needs_gradient, output))
+        return any(map(needs_gradient, output.values()))
+    return isinstance(output, tuple | list) and any(map(needs_gradient, output))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from harness.backends.base import Backend, Engine, LossScale, SetupContext, World
+from harness.backends.base import Backend, Batch, Engine, LossScale, SetupContext, World
 from harness.backends.model_source import Loading
 from harness.run_directory.request import RunRequest
 from harness.spec import Job
@@ -16,6 +16,7 @@ from harness.worker.gradient_flow import modules_without_gradient
 from harness.worker.loading.source import JobModelSource
 from harness.worker.losses import loss_function
 from harness.worker.model import model_config
+from harness.worker.module_uses import irregular_uses
 from harness.worker.observer import Observer
 from harness.worker.optimizer import decaying_names, frozen_names
 
@@ -27,10 +28,11 @@ def prepare_engine(
     facts: DataFacts,
     observer: Observer,
     weights_folder: Path,
+    example: Batch | None = None,
 ) -> tuple[Engine, Built]:
     """The engine, and what the record says of the bare model that it was given.
 
-    weights_folder: for files of initial weights, shared by the ranks of a machine.
+    weights_folder: for files of initial weights, shared by the ranks of a machine. example: two samples.
     """
     built = Built()
     job = request.job
@@ -39,7 +41,8 @@ def prepare_engine(
 
     def note(model: nn.Module) -> None:
         decaying.append(decaying_names(model, job.optimizer))
-        built.describe(model, decaying[-1], modules_without_gradient(job, config))
+        without_gradient = modules_without_gradient(job, config)
+        built.describe(model, decaying[-1], without_gradient, irregular_uses(job, model, example))
         observer.built(model, loss_function(job, model), frozen_names(model))
 
     source = JobModelSource(

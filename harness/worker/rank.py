@@ -131,7 +131,8 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
     sampler = Sampler(samples := load_samples(request.job), request.job)
     position.enter("setup")
     with counter.counting("setup"), HostPeak() as of_engine:
-        engine, built = prepare_engine(request, world, backend, samples.facts, observer, weights)
+        facts, example = samples.facts, samples.batch([0, 0])
+        engine, built = prepare_engine(request, world, backend, facts, observer, weights, example)
     loop = _loop(request, run_directory, world, samples, sampler, engine, instruments, telling)
     begin_training(loop, request.resume)
     initial, host_memory = digest_initial_weights(request, engine, counter, of_engine)
@@ -211,7 +212,6 @@ def _loop(
     instruments: Instruments,
     telling: _Telling,
 ) -> Loop:
-    measure = request.measure
     watch_device(world, engine, run_directory)
     instruments.tracer.every_thread = engine.own_thread
     checkpoint = CheckpointProbe(
@@ -228,7 +228,7 @@ def _loop(
             micro_batch_size=request.micro_batch_size,
             accumulation_steps=request.accumulation_steps,
         ),
-        measure=measure,
+        measure=request.measure,
         world=world,
         samples=samples,
         sampler=sampler,
@@ -239,7 +239,7 @@ def _loop(
         observer=instruments.observer,
         events=telling.events,
         position=telling.position,
-        checkpoint=checkpoint if measure.saves_checkpoint else None,
+        checkpoint=checkpoint if request.measure.saves_checkpoint else None,
         first_step=request.resume.saved.step if request.resume else 0,
         examine_steps=request.examine_steps,
     )

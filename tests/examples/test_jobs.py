@@ -45,6 +45,9 @@ def test_strategies_train_what_one_process_trains(name: str, tmp_path: Path) -> 
     assert set(rows) == {"single", *backends}
     assert {row["status"] for row in rows.values()} == {"ok"}
     assert {rows[backend]["parity"] for backend in backends} <= {"exact", "tight"}
+    for backend in backends:
+        expected_bytes = rows[backend]["expected_sent_bytes_per_step"]
+        assert expected_bytes == rows[backend]["sent_bytes_per_step"] is not None
     expected = {"batch-norm"} if name == "resnet" else set()
     assert {finding["id"] for finding in found["findings"]} - OF_THE_MACHINE == expected
     runs = records(tmp_path / "runs")

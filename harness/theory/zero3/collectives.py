@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -28,6 +27,7 @@ from harness.theory.terms import (
 from harness.theory.workload import Workload
 from harness.theory.zero import broadcast_model, bucket_calls, reduce_dtype, with_checkpoint
 from harness.theory.zero3.fetching import fetching, own_settings
+from harness.theory.zero3.shared import shared_gathers, uses_of, uses_unknown
 from harness.theory.zero3.states import sub_groups
 
 TRACED_FROM_PASS = 2
@@ -100,12 +100,8 @@ def _unknown(workload: Workload) -> str | None:
             "the backward pass (torch.utils.checkpoint, early stop); which one that is was not looked up for "
             "this architecture (harness/theory/recomputation.py)"
         )
-    shared = Counter(workload.layout.tied.values())
-    if how.gathers_each_use and max(shared.values(), default=0) > 1:
-        return (
-            f"'{next(iter(shared))}' is the weight of more than two modules: which run, and which find "
-            "it gathered by another in the backward pass, is not known from their names"
-        )
+    if how.gathers_each_use and (unknown := uses_unknown(workload)):
+        return unknown
     if how.gathers_each_use or how.keeps_for_backward:
         return None
     if not own_settings(workload):
@@ -135,8 +131,10 @@ def _pass(workload: Workload, phase: str, term: str, passes: int, found: list[Co
     if workload.world_size == 1 or not passes:
         return  # `_no_gather_coalesced`
     layout, how = workload.layout, fetching(workload)
-    fetched = [t for t in layout.parameters if not how.is_persistent(t)]
+    fetched = [t for t in layout.parameters if not how.is_persistent(t) and uses_of(layout, t) != ()]
     if how.gathers_each_use:
+        found += shared_gathers(workload, phase, fetched, passes)
+        fetched = [t for t in fetched if uses_of(layout, t) is None]
         uses = [t for t in fetched if phase != "backward" or _in_backward(workload, t.name)]
         found += _gathered(workload, phase, term, uses, passes)
         # A tied weight is fetched for every module that uses it, and released after each.

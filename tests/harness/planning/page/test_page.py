@@ -123,7 +123,7 @@ def test_a_name_cannot_end_the_script_element() -> None:
 def test_why_memory_is_missing_is_said(tmp_path: Path) -> None:
     write_page(ask(model="bert-base-cased", world_sizes=(2, 4)), tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
-    assert "memory n/a: BertModel is no causal language model" in text
+    assert "memory n/a: activations and speed of BertModel, which is no causal language model" in text
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
