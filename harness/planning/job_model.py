@@ -14,7 +14,7 @@ BYTES_VOCABULARY = 257
 
 
 def job_model(job: Job, named: str | None = None) -> PlannedModel:
-    """The model that `--model` names, else the job's: by name as `load_model` finds it or from `model.config`.
+    """The model that `--model` names, else the job's: by name as `load_model` finds it or of `model.config`.
 
     Of another task than causal-lm, and where model or data come from a factory, it is built without weights,
     which imports torch and reads the job's data: they decide classes and vocabulary. Raises HarnessError; a
