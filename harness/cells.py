@@ -127,18 +127,18 @@ def make_cell(
     measure: MeasureSection | None = None,
     limited: bool = True,
     resume: Resume | None = None,
+    reads_files: bool = True,
 ) -> Cell:
     """One cell with its key: equal keys mean equal job, world, measurement, code and versions.
 
-    `measure`: what is measured, if not what the experiment asks for. `limited`: whether its limit of memory
-    holds; on the CPU it needs a probed step, so never for noise runs.
+    `measure`: if not what the experiment asks for. `limited`: its limit of memory holds, which on the CPU needs
+    a probed step. `reads_files`: False leaves contents of files out of the ids, which then serve no comparison.
     """
     limit, measure = experiment.runtime.memory_limit if limited else None, measure or experiment.measure
     layout = _layout_of(label, layout)
     job = with_global_batch(experiment.job(), layout)
-    job_id = job.job_id(_content_digests(job))
+    job_id = job.job_id(_content_digests(job, reads_files))
     entry, _ = registry.parse(label)
-    preset = registry.preset_of(label, experiment.runtime.preset)
     parts = {
         "job_id": job_id,
         "backend": label,
@@ -146,7 +146,7 @@ def make_cell(
         "layout": [layout.micro_batch_size, layout.accumulation_steps],
         "repeat": repeat,
         "measure": measure.model_dump(),
-        "preset": preset,
+        "preset": (preset := registry.preset_of(label, experiment.runtime.preset)),
         "threads": experiment.runtime.threads_per_rank,
         "device": device,
         "code": code_fingerprint(),
@@ -279,13 +279,18 @@ def canonical_label(given: str) -> str:
         raise HarnessError(str(error)) from error
 
 
-def _content_digests(job: Job) -> dict[str, str]:
-    """Digests of the local files that the job names, so that a copy elsewhere is the same job."""
+def _content_digests(job: Job, reads_files: bool) -> dict[str, str]:
+    """Digests of the local files that the job names, so that a copy elsewhere is the same job.
+
+    Raises HarnessError for those that are missing, also where none is read.
+    """
     tokenizer = None if job.data.tokenizer == "bytes" else job.data.tokenizer
     named = [name for name in (job.model.name, job.data.path, tokenizer) if name]
     require_existing(job)
     for name in named:
         require_plain_input(Path(name), "the job's file")
+    if not reads_files:
+        return {}
     found = {name: content_digest(Path(name)) for name in named if Path(name).exists()}
     factories = (getattr(getattr(job, section), key) for section, key in FACTORIES)
     return found | {given: factory_digest(given) for given in factories if given}

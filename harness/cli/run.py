@@ -11,7 +11,7 @@ import click
 
 from harness.backends import registry
 from harness.batch import batch_layout
-from harness.cells import canonical_label, make_cell, make_request
+from harness.cells import Cell, canonical_label, make_cell, make_request
 from harness.cli import completion
 from harness.cli.arguments import command_line, default_ranks, require_gpus
 from harness.cli.cell_runs import open_store
@@ -153,12 +153,21 @@ def _run_as_rank(
             f"--nproc {nproc} would be ignored: the launcher started {world_size} ranks; leave it out"
         )
     layout = batch_layout(experiment.training, world_size)
-    cell = with_file(make_cell(experiment, label, world_size, layout, 0, device, resume=resume), part)
     store.prepare()
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries would prefer a GPU that they see
 
-    def request() -> RunRequest:
+    def a_cell(*, reads_files: bool) -> Cell:
+        continued = resume if reads_files else None
+        made = make_cell(
+            experiment, label, world_size, layout, 0, device, resume=continued, reads_files=reads_files
+        )
+        return with_file(made, part)
+
+    # Rank 0's cell counts: one rank of a node is enough to read a large model's files.
+    own = a_cell(reads_files=local_rank() == 0)
+
+    def request(cell: Cell = own) -> RunRequest:
         per_node = external_ranks_per_node()
         launcher = ["torchrun", "--nproc-per-node", str(per_node), "-m"]
         asked = make_request(cell, experiment, device, launcher + command_line(), per_node)
@@ -176,7 +185,7 @@ def _run_as_rank(
         return code
 
     supervisor = supervise(external_rank(), world_size, store.root, patience_of(experiment), become_rank)
-    record = supervisor.missing_record() or supervisor.early_record(request)
+    record = supervisor.missing_record() or supervisor.early_record(lambda: request(a_cell(reads_files=True)))
     if record is not None:
         _present_by_any_rank(record, store, as_json, view)
     supervisor.leave()
