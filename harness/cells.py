@@ -131,8 +131,8 @@ def make_cell(
 ) -> Cell:
     """One cell with its key: equal keys mean equal job, world, measurement, code and versions.
 
-    `measure`: if not what the experiment asks for. `limited`: its limit of memory holds, which on the CPU needs
-    a probed step. `reads_files`: False leaves contents of files out of the ids, which then serve no comparison.
+    `measure`: if not the experiment's. `limited`: its limit of memory holds, which on the CPU needs a probed
+    step. `reads_files`: False leaves contents of files out of both ids, which then serve no comparison.
     """
     limit, measure = experiment.runtime.memory_limit if limited else None, measure or experiment.measure
     layout = _layout_of(label, layout)
