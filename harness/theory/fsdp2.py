@@ -192,16 +192,16 @@ def _scattered(workload: Workload) -> list[Collective]:
     """Accelerate has `distribute_tensor` cut what rank 0 sent, which sends the padded pieces once more."""
     if not (workload.strategy.through_accelerate and workload.loading == "broadcast"):
         return []
-    parameters = workload.layout.parameters
     return [
         Collective(
             phase="setup",
             op="scatter",
-            dtype=workload.master_dtype,
+            dtype=dtype,
             term="pieces of initial weights",
-            payload_bytes=_padded(parameters, workload.shards) * workload.master_bytes,
-            calls=len(parameters),
+            payload_bytes=_padded(alike, workload.shards) * DTYPE_BYTES[dtype],
+            calls=len(alike),
         )
+        for dtype, alike in workload.by_held_dtype(workload.layout.parameters).items()
     ]
 
 
@@ -210,9 +210,7 @@ def _digest(workload: Workload) -> list[Collective]:
     if not workload.window.digest:
         return []
     found: list[Collective] = []
-    parameters = workload.layout.parameters
-    for dtype in dict.fromkeys(map(workload.held_dtype, parameters)):
-        alike = [t for t in parameters if workload.held_dtype(t) == dtype]
+    for dtype, alike in workload.by_held_dtype(workload.layout.parameters).items():
         sizes = [(t.numel, _padded([t], workload.shards)) for t in alike]
         found += gathered("digest", DIGEST, sizes, dtype, role=shard_role(workload))
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from harness.theory.dtypes import DTYPE_BYTES
+from harness.theory.layout import elements
 from harness.theory.terms import Collective
 from harness.theory.workload import Workload
 
@@ -26,7 +28,7 @@ def loading_collectives(workload: Workload) -> list[Collective]:
 
 
 def _efficient_loading(workload: Workload) -> list[Collective]:
-    """Accelerate's `cpu_ram_efficient_loading`: rank 0 sends its fp32 weights while they are sharded.
+    """Accelerate's `cpu_ram_efficient_loading`: rank 0 sends weights as they are held while they are sharded.
 
     FSDP1 coalesces them with the buffers (`_sync_module_params_and_buffers`); for FSDP2
     `fsdp2_load_full_state_dict` (accelerate 1.15) takes one call for each.
@@ -35,8 +37,9 @@ def _efficient_loading(workload: Workload) -> list[Collective]:
     buffers = sum(tensor.bytes for tensor in layout.buffers) if coalesced else 0
     return [
         Collective(
-            phase="setup", op="broadcast", dtype=workload.master_dtype, term="initial weights from rank 0",
-            payload_bytes=layout.parameter_count * workload.master_bytes + buffers,
-            calls=None if coalesced else len(layout.parameters),
+            phase="setup", op="broadcast", dtype=dtype, term="initial weights from rank 0",
+            payload_bytes=elements(alike) * DTYPE_BYTES[dtype] + buffers,
+            calls=None if coalesced else len(alike),
         )
+        for dtype, alike in workload.by_held_dtype(layout.parameters).items()
     ]  # fmt: skip

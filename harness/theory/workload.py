@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -143,6 +143,13 @@ class Workload:
         if in_deepspeed or self.widened or self.options.get("master_dtype") == "compute":
             return self.compute_dtype
         return tensor.dtype if self.layout.is_frozen(tensor) else self.master_dtype
+
+    def by_held_dtype(self, tensors: Iterable[Tensor]) -> dict[str, list[Tensor]]:
+        """Parameters by the dtype in which they are held, in their order."""
+        found: dict[str, list[Tensor]] = {}
+        for tensor in tensors:
+            found.setdefault(self.held_dtype(tensor), []).append(tensor)
+        return found
 
     def held_bytes(self, tensor: Tensor) -> int:
         """Per element."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -19,7 +20,7 @@ from harness.spec import Job
 from harness.worker.dataset import DataFacts
 from harness.worker.losses import summed_cross_entropy
 from harness.worker.model import build_model, model_config
-from harness.worker.optimizer import build_adamw, decaying_names, learning_rate
+from harness.worker.optimizer import build_adamw, decaying_names, frozen_names, learning_rate
 from harness.worker.samples import IGNORED
 
 STEPS = 6
@@ -43,15 +44,18 @@ class Trained:
     weights: dict[str, torch.Tensor]
 
 
-def resume_job(*, tied: bool = False, precision: str = "fp32") -> Job:
-    """Shapes that neither 2 nor 4 divides, so that shards are uneven and padded; two weight-decay groups."""
+def resume_job(*, tied: bool = False, precision: str = "fp32", **sections: Any) -> Job:
+    """Shapes that neither 2 nor 4 divides, so that shards are uneven and padded; two weight-decay groups.
+
+    `sections`: more of the job's.
+    """
     config = {
         "hidden_size": 30, "intermediate_size": 46, "num_hidden_layers": 2, "num_attention_heads": 3,
         "num_key_value_heads": 3, "vocab_size": VOCABULARY, "max_position_embeddings": LENGTH,
         "tie_word_embeddings": tied,
     }  # fmt: skip
     return Job.model_validate({
-        "model": {"config": config}, "data": {"sequence_length": LENGTH},
+        "model": {"config": config}, "data": {"sequence_length": LENGTH}, **sections,
         "training": {
             "precision": precision, "steps": STEPS, "initial_loss_scale": 1024.0,
             "loss_scale_growth_interval": 2,
@@ -73,15 +77,15 @@ def make_engine(label: str, world: World, job: Job) -> Engine:
             initial=job.training.initial_loss_scale, growth_interval=job.training.loss_scale_growth_interval
         ),
     )
-    decaying: list[frozenset[str]] = []
+    names: list[tuple[frozenset[str], frozenset[str]]] = []
 
     def build() -> torch.nn.Module:
         model = build_model(job, model_config(job, DataFacts(vocabulary_size=VOCABULARY)))
-        decaying.append(decaying_names(model, job.optimizer))
+        names.append((decaying_names(model, job.optimizer), frozen_names(model)))
         return model
 
     engine = registry.create(label).prepare(
-        build, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context
+        build, lambda named: build_adamw(named, job.optimizer, *names[-1]), context
     )
     engine.train(True)
     return engine

@@ -29,11 +29,11 @@ KINDS = (
         id="frozen-dtype-differs",
         title="Frozen weights are held in a wider dtype than the job asks for",
         cause="The library casts every parameter to fp32 before it shards them, frozen ones too, so that a "
-        "bf16 model takes twice its memory. Accelerate does so under FSDP2 at mixed precision "
-        "(https://github.com/huggingface/accelerate/issues/3844); under FSDP1 it casts trained ones only.",
+        "bf16 model takes twice its memory. Accelerate did so under FSDP2 at mixed precision "
+        "(https://github.com/huggingface/accelerate/issues/3844); 1.15 casts trained ones only.",
         confirm="`observed.frozen_dtypes` of the record against the dtypes of its `layout`.",
-        fix="Wrap with `fully_shard` directly, or leave `mixed_precision` of Accelerate at 'no' and give "
-        "FSDP2 a `MixedPrecisionPolicy`. Otherwise plan with fp32 frozen weights.",
+        fix="Use Accelerate 1.15, wrap with `fully_shard` directly, or leave `mixed_precision` of Accelerate "
+        "at 'no' and give FSDP2 a `MixedPrecisionPolicy`. Otherwise plan with fp32 frozen weights.",
     ),
     Kind(
         id="adapters-cast",

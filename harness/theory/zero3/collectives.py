@@ -167,8 +167,7 @@ def _gathered(
 ) -> list[Collective]:
     """Gathered in the dtypes in which they are held, by default with a call for each module."""
     found: list[Collective] = []
-    for dtype in dict.fromkeys(map(workload.held_dtype, tensors)):
-        alike = [tensor for tensor in tensors if workload.held_dtype(tensor) == dtype]
+    for dtype, alike in workload.by_held_dtype(tensors).items():
         count = _units(workload, alike) if calls is None else len(alike)
         found += gathered(phase, term, _sizes(workload, alike), dtype, calls=count, passes=passes)
     return found

@@ -23,7 +23,6 @@ def test_without_bitsandbytes_the_reason_names_what_to_install(monkeypatch: pyte
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 def test_linear_layers_of_blocks_are_packed_and_adapters_are_not(precision: str) -> None:
-    pytest.importorskip("bitsandbytes", reason="optional: pip install 'sharding-harness[qlora]'")
     model = built(lora(LLAMA, adapter=NF4, precision=precision))
     dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
     packed = {name for name, dtype in dtypes.items() if dtype is torch.uint8}
