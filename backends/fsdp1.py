@@ -188,6 +188,9 @@ class Fsdp1Engine(TorchEngine):
     def pieces(self) -> Iterator[Piece]:
         return flat_parameter_pieces(self.module, self.optimizer)
 
+    def weight_pieces(self) -> Iterator[Piece]:
+        return flat_parameter_pieces(self.module, None)
+
     def _unsharded_gradients(self) -> Iterator[tuple[str, Tensor]]:
         with FullyShardedDataParallel.summon_full_params(self.module, writeback=False, with_grads=True):
             for name, parameter in self.module.named_parameters():

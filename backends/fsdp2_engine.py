@@ -26,6 +26,10 @@ class Fsdp2Engine(TorchEngine):
         self._reshard()
         return dtensor_pieces(self.module.named_parameters(), self.optimizer)
 
+    def weight_pieces(self) -> Iterator[Piece]:
+        self._reshard()
+        return dtensor_pieces(self.module.named_parameters(), None)
+
     def _reshard(self) -> None:
         # After a forward pass without a backward pass the module may still hold gathered weights, in
         # the compute dtype, under the names of its parameters.

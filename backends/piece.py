@@ -35,7 +35,8 @@ class Piece:
     weight: Tensor
     """The master weights, 1-D."""
     moments: dict[str, Tensor]
-    """By the names in `MOMENTS`: 1-D, as long as `weight`. Empty for a parameter that is not trained."""
+    """By the names in `MOMENTS`: 1-D, as long as `weight`. Empty for a parameter that is not trained, and
+    where only weights were asked for."""
     copies: int = 1
     """Ranks that hold this same range."""
     copy: int = 0
@@ -79,6 +80,14 @@ class Portable:
             f"{type(self).__name__} does not list the pieces of its parameters (`Engine.pieces`): it has "
             "native checkpoints only"
         )
+
+    def weight_pieces(self) -> Iterator[Piece]:
+        """What this rank holds of each parameter's master weights, without moments; nothing is communicated.
+
+        Digests are taken of these. The default raises Unsupported: weights are then gathered by
+        `full_parameters`.
+        """
+        raise Unsupported(f"{type(self).__name__} does not list the pieces of its weights")
 
     def progress(self) -> Progress:
         """What continues besides weights and moments. The default raises Unsupported."""

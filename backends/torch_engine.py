@@ -202,6 +202,9 @@ class TorchEngine(Engine):
     def pieces(self) -> Iterator[Piece]:
         return whole_pieces(self._bare_module().named_parameters(), self.optimizer)
 
+    def weight_pieces(self) -> Iterator[Piece]:
+        return whole_pieces(self._bare_module().named_parameters(), None)
+
     def progress(self) -> Progress:
         scale = scaler_progress(self.scaler) if self.scaler else {}
         return Progress(updates=update_count(bare_optimizer(self.optimizer)), **scale)

@@ -169,6 +169,9 @@ class ZeroEngine(Engine):
     def pieces(self) -> Iterator[Piece]:
         return zero_pieces(self.engine, self.stage)
 
+    def weight_pieces(self) -> Iterator[Piece]:
+        return zero_pieces(self.engine, self.stage, moments=False)
+
     def progress(self) -> Progress:
         return zero_progress(self.engine)
 

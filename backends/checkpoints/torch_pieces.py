@@ -16,10 +16,14 @@ from harness.backends.checkpoints.adam import flat, make_states
 from harness.backends.piece import MOMENTS, Piece
 
 
-def whole_pieces(named: Iterable[tuple[str, Tensor]], optimizer: torch.optim.Optimizer) -> Iterator[Piece]:
-    """Every rank holds every parameter. named: what the optimizer updates, by the parameter's name."""
-    optimizer = bare_optimizer(optimizer)
-    make_states(optimizer)
+def whole_pieces(
+    named: Iterable[tuple[str, Tensor]], optimizer: torch.optim.Optimizer | None
+) -> Iterator[Piece]:
+    """Every rank holds every parameter. named: what the optimizer updates, by the parameter's name.
+
+    Without an optimizer, here and below: weights alone.
+    """
+    optimizer = _with_states(optimizer)
     for name, parameter in named:
         yield Piece(
             name=name,
@@ -33,11 +37,10 @@ def whole_pieces(named: Iterable[tuple[str, Tensor]], optimizer: torch.optim.Opt
 
 
 def dtensor_pieces(
-    named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer
+    named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer | None
 ) -> Iterator[Piece]:
     """FSDP2 cuts the first dimension, so a rank's rows are one range; meshes of two dimensions replicate."""
-    optimizer = bare_optimizer(optimizer)
-    make_states(optimizer)
+    optimizer = _with_states(optimizer)
     for name, parameter in named:
         assert isinstance(parameter, DTensor)
         mesh, coordinate = parameter.device_mesh, parameter.device_mesh.get_coordinate()
@@ -60,9 +63,17 @@ def dtensor_pieces(
         )
 
 
-def _moments(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+def _with_states(optimizer: torch.optim.Optimizer | None) -> torch.optim.Optimizer | None:
+    if optimizer is None:
+        return None
+    optimizer = bare_optimizer(optimizer)
+    make_states(optimizer)
+    return optimizer
+
+
+def _moments(optimizer: torch.optim.Optimizer | None, parameter: Tensor) -> dict[str, Tensor]:
     """This rank's part of Adam's states; a frozen parameter has none."""
-    if parameter not in optimizer.state:
+    if optimizer is None or parameter not in optimizer.state:
         return {}
     state = optimizer.state[parameter]
     return {moment: local_values(state[moment]) for moment in MOMENTS}
@@ -73,13 +84,13 @@ def local_values(tensor: Any) -> Tensor:
     return flat(tensor._local_tensor if isinstance(tensor, DTensor) else tensor)
 
 
-def flat_parameter_pieces(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Piece]:
+def flat_parameter_pieces(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[Piece]:
     """FSDP1 with original parameters: each is a range of its unit's flat parameter, which is cut.
 
     torch 2.13 notes which part (`_shard_param_infos`); states of parameters outside of this rank's shard do
     not exist.
     """
-    optimizer = bare_optimizer(optimizer)
+    optimizer = None if optimizer is None else bare_optimizer(optimizer)
     names = {id(p): n.replace("_fsdp_wrapped_module.", "") for n, p in module.named_parameters()}
     for unit in FullyShardedDataParallel.fsdp_modules(module):
         flat_parameter: Any = unit._flat_param
@@ -98,13 +109,14 @@ def flat_parameter_pieces(module: nn.Module, optimizer: torch.optim.Optimizer) -
         )
         for parameter, shape, info in described:
             if info.in_shard:
-                if parameter.requires_grad:
+                if optimizer is not None and parameter.requires_grad:
                     make_states(optimizer, [parameter])
                 weight = shard.detach().view(-1).narrow(0, info.offset_in_shard, info.numel_in_shard)
                 moments = _moments(optimizer, parameter)
             else:
                 weight = shard.detach().view(-1)[:0]
-                moments = dict.fromkeys(MOMENTS if parameter.requires_grad else (), weight)
+                trained = optimizer is not None and parameter.requires_grad
+                moments = dict.fromkeys(MOMENTS if trained else (), weight)
             yield Piece(
                 name=names[id(parameter)],
                 shape=tuple(shape),

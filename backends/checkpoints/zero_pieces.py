@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,11 @@ from harness.backends.piece import MOMENTS, Piece, Progress
 from harness.backends.unsupported import Unsupported
 
 
-def zero_pieces(engine: Any, stage: int) -> Iterator[Piece]:
+def zero_pieces(engine: Any, stage: int, *, moments: bool = True) -> Iterator[Piece]:
     """The pieces of a `DeepSpeedEngine`: whole parameters at stage 0, partitions of flat groups above."""
     if stage == 0:
-        return _whole_pieces(engine)
-    return _scattered_pieces(engine) if stage == 3 else _partitioned_pieces(engine)
+        return _whole_pieces(engine, moments)
+    return _scattered_pieces(engine, moments) if stage == 3 else _partitioned_pieces(engine, moments)
 
 
 def load_native(engine: Any, directory: Path) -> None:
@@ -90,10 +90,10 @@ def _refresh_weights(engine: Any, stage: int) -> None:
                 parameter.data.copy_(master.data)
 
 
-def _whole_pieces(engine: Any) -> Iterator[Piece]:
+def _whole_pieces(engine: Any, moments: bool) -> Iterator[Piece]:
     masters = {id(parameter): master for parameter, master in _masters(engine)}
     named = ((name, masters.get(id(p), p)) for name, p in engine.module.named_parameters())
-    return whole_pieces(named, engine.basic_optimizer)
+    return whole_pieces(named, engine.basic_optimizer if moments else None)
 
 
 def _masters(engine: Any) -> Iterator[tuple[Tensor, Tensor]]:
@@ -107,37 +107,41 @@ def _masters(engine: Any) -> Iterator[tuple[Tensor, Tensor]]:
         yield from zip(low_group, high_group, strict=True)
 
 
-def _partitioned_pieces(engine: Any) -> Iterator[Piece]:
+def _partitioned_pieces(engine: Any, moments: bool) -> Iterator[Piece]:
     """Stages 1 and 2: `_hp_mapping` says where a parameter meets this rank's partition of its group."""
     optimizer = engine.optimizer
     partitions = getattr(optimizer, "single_partition_of_fp32_groups", None)
     if partitions is None:
         partitions = optimizer.fp32_groups_flat_partition  # BF16_Optimizer
-    make_states(engine.basic_optimizer, partitions)
-    # DeepSpeed 0.19 links states once, in the first step of the first group, when later groups have none.
-    optimizer._hp_optimizer_states_linked = False
-    optimizer._lazy_init_hp_params_optimizer_state()
+    if moments:
+        make_states(engine.basic_optimizer, partitions)
+        # DeepSpeed 0.19 links states once, in the first step of the first group, when later groups have none.
+        optimizer._hp_optimizer_states_linked = False
+        optimizer._lazy_init_hp_params_optimizer_state()
+    kept = MOMENTS if moments else ()
     for name, parameter in engine.module.named_parameters():
         if not parameter.requires_grad:
             yield _frozen_piece(name, parameter)
             continue
         mapping = parameter._hp_mapping
         if mapping is None:
-            yield _nothing_of(name, tuple(parameter.shape), partitions[0])
+            yield _nothing_of(name, tuple(parameter.shape), partitions[0], kept)
             continue
         yield Piece(
             name=name,
             shape=tuple(parameter.shape),
             start=mapping.lp_fragment_address.start,
             weight=flat(mapping.get_hp_fragment()),
-            moments={moment: flat(mapping.get_hp_fragment(moment)) for moment in MOMENTS},
+            moments={moment: flat(mapping.get_hp_fragment(moment)) for moment in kept},
         )
 
 
-def _scattered_pieces(engine: Any) -> Iterator[Piece]:
+def _scattered_pieces(engine: Any, moments: bool) -> Iterator[Piece]:
     """Stage 3: every parameter is cut into equal partitions, the last of which are padded."""
     optimizer = engine.optimizer
-    make_states(engine.basic_optimizer, optimizer.fp32_partitioned_groups_flat)
+    if moments:
+        make_states(engine.basic_optimizer, optimizer.fp32_partitioned_groups_flat)
+    kept = MOMENTS if moments else ()
     for name, parameter in engine.module.named_parameters():
         shape = tuple(parameter.ds_shape)
         if not parameter.requires_grad:
@@ -151,15 +155,15 @@ def _scattered_pieces(engine: Any) -> Iterator[Piece]:
         count = min(padded, max(0, parameter.ds_numel - start))
         partition = optimizer.fp32_partitioned_groups_flat[group]
         if not count:
-            yield _nothing_of(name, shape, partition)
+            yield _nothing_of(name, shape, partition, kept)
             continue
-        state = engine.basic_optimizer.state[partition]
+        state = engine.basic_optimizer.state[partition] if moments else {}
         yield Piece(
             name=name,
             shape=shape,
             start=start,
             weight=partition.detach().narrow(0, offset, count),
-            moments={moment: state[moment].detach().narrow(0, offset, count) for moment in MOMENTS},
+            moments={moment: state[moment].detach().narrow(0, offset, count) for moment in kept},
         )
 
 
@@ -179,6 +183,6 @@ def _frozen_piece(name: str, parameter: Tensor) -> Piece:
     )  # fmt: skip
 
 
-def _nothing_of(name: str, shape: tuple[int, ...], like: Tensor) -> Piece:
+def _nothing_of(name: str, shape: tuple[int, ...], like: Tensor, kept: Sequence[str]) -> Piece:
     empty: torch.Tensor = like.detach().view(-1)[:0]
-    return Piece(name=name, shape=shape, start=0, weight=empty, moments=dict.fromkeys(MOMENTS, empty))
+    return Piece(name=name, shape=shape, start=0, weight=empty, moments=dict.fromkeys(kept, empty))

@@ -13,6 +13,7 @@ from harness.compare.resumed import aligned_runs, first_step
 from harness.compare.wording import Digest, differs
 from harness.nested import differences
 from harness.record import Record
+from harness.record.model import weights_differ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,7 @@ def _weights(reference: Record, record: Record) -> Iterator[Difference]:
                 kind="parameters-differ",
             )
     same_tensors = seen is None or other is None or seen.tied_parameters == other.tied_parameters
-    if left and right and left.digest != right.digest and same_tensors:
+    if left and right and weights_differ(left.digest, right.digest) and same_tensors:
         yield Difference(
             field="initial weights",
             plural=True,
@@ -94,7 +95,7 @@ def _loaded_weights(_: Record, record: Record) -> Iterator[Difference]:
     resumed, loaded = record.resumed, [rank.initial_digest for rank in record.ranks]
     if resumed is None or resumed.weights_digest is None or not loaded or loaded[0] is None:
         return
-    if loaded[0] != resumed.weights_digest:
+    if weights_differ(loaded[0], resumed.weights_digest):
         yield Difference(
             field="weights after loading the checkpoint",
             plural=True,

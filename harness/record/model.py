@@ -90,11 +90,22 @@ class DataPart(Part):
     """Labels that are not the token at their position, over all samples; of causal-lm only."""
 
 
+DIGEST_KIND = "-sum64"
+"""Ends a digest of weights; older records have SHA-256 of the bytes and no such end."""
+
+
+def weights_differ(left: str | None, right: str | None) -> bool:
+    """Whether two digests of weights tell different ones; of two kinds, or without one, they tell nothing."""
+    if left is None or right is None or left.endswith(DIGEST_KIND) != right.endswith(DIGEST_KIND):
+        return False
+    return left != right
+
+
 class WeightsPart(Part):
     """All master weights at one moment."""
 
     digest: str
-    """SHA-256 over the sorted (name, SHA-256 of the fp32 bytes)."""
+    """SHA-256 over the sorted (name, shape, sum of the fp32 bits: `worker/sketch.py`), and DIGEST_KIND."""
     l2_norm: float | None
     """L2 norm of all weights; None: not finite."""
     parameter_count: int

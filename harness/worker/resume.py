@@ -6,6 +6,7 @@ from harness.backends.base import Engine, Unsupported
 from harness.backends.checkpoints.checksum import moments_checksum
 from harness.errors import HarnessError
 from harness.record import WeightsPart
+from harness.record.model import weights_differ
 from harness.resume import require_steps_left
 from harness.run_directory.request import Resume
 from harness.worker.checkpoint import LOADING_PHASE, load, measured, progress_of
@@ -74,7 +75,7 @@ def _require_progress(engine: Engine, resume: Resume) -> None:
 
 def require_saved_weights(resume: Resume | None, loaded: WeightsPart | None) -> None:
     """Raise HarnessError if the master weights are not those that were saved, where both have a digest."""
-    if resume is None or loaded is None or resume.saved.weights_digest in (None, loaded.digest):
+    if resume is None or loaded is None or not weights_differ(resume.saved.weights_digest, loaded.digest):
         return
     saved = resume.saved
     raise HarnessError(

@@ -4,11 +4,18 @@ A sketch is [L2 norm, projection 1, ..., projection K] on sign vectors that depe
 only. Projections are linear: those of a difference are the differences of projections, and their mean
 square estimates its squared norm (Alon, Matias, Szegedy, 'The space complexity of approximating the
 frequency moments', 1999). A tensor that is c times another has exactly c times its projections.
+
+A content sum tells whether two tensors have the same bits: the sum over all 64-bit words of word times a
+random odd number, modulo 2^64 (multilinear hashing; Lemire and Kaser, 'Strongly universal string hashing is
+fast', 2014).
+
+Both are sums over elements, so ranks that hold parts of a tensor take those of their parts and add them up.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -16,36 +23,81 @@ from torch import Tensor
 PROJECTIONS = 8
 ROW_ELEMENTS = 1024
 CHUNK_ROWS = 1024
+CHUNK_ELEMENTS = CHUNK_ROWS * ROW_ELEMENTS
 
 
 def sketch(name: str, tensor: Tensor) -> list[float]:
-    """[L2 norm, projections...] of a CPU tensor of any shape, accumulated in fp64.
+    """[L2 norm, projections...] of a tensor of any shape, dtype and device, accumulated in fp64."""
+    square, *projections = partial_sketch(name, tensor.reshape(-1), 0)
+    return [square**0.5, *projections]
+
+
+def partial_sketch(name: str, part: Tensor, start: int) -> list[float]:
+    """[sum of squares, projections...] of elements `start` and on of a flattened tensor.
 
     The sign of element i is that of its column times that of its row in rows of ROW_ELEMENTS, so that
     a tensor of n elements costs two small matrices of random signs and not n of them.
     """
-    generator = torch.Generator().manual_seed(int(hashlib.sha256(name.encode()).hexdigest()[:15], 16))
+    generator = _generator(name)
     columns = _signs((ROW_ELEMENTS, PROJECTIONS), generator)
-    flat = tensor.reshape(-1)
     total = torch.zeros(PROJECTIONS, dtype=torch.float64)
     square = torch.zeros((), dtype=torch.float64)
-    padded = torch.empty(min(CHUNK_ROWS * ROW_ELEMENTS, _padded(len(flat))), dtype=torch.float64)
-    for chunk in flat.split(ROW_ELEMENTS * CHUNK_ROWS):
-        values = padded[: len(chunk)].copy_(
-            chunk
-        )  # one buffer for all: fresh memory costs more than the sums
+    drawn = 0
+    for chunk, rows in _chunks(part, start, torch.float64):
+        while drawn <= chunk:
+            signs = _signs((CHUNK_ROWS, PROJECTIONS), generator)
+            drawn += 1
+        values = rows.view(-1)
         square += torch.dot(values, values)
-        rows = padded[: _padded(len(chunk))]
-        rows[len(chunk) :] = 0
-        rows = rows.view(-1, ROW_ELEMENTS)
-        total += (_signs((len(rows), PROJECTIONS), generator) * (rows @ columns)).sum(dim=0)
-    return [float(square.sqrt()), *total.tolist()]
+        total += (signs[: len(rows)] * (rows @ columns)).sum(dim=0)
+    return [float(square), *total.tolist()]
 
 
-def _padded(elements: int) -> int:
-    """Rounded up to whole rows."""
-    return -(-elements // ROW_ELEMENTS) * ROW_ELEMENTS
+def content_sum(name: str, part: Tensor, start: int) -> int:
+    """Of the bits, in fp32, of elements `start` and on of a flattened tensor; from 0 to 2^64 - 1.
+
+    Sums of parts that together are the tensor add up to its own, modulo 2^64.
+    """
+    generator = _generator(f"{name}: content")
+    columns = _odd_numbers(ROW_ELEMENTS // 2, generator)
+    total = 0
+    drawn = 0
+    for chunk, rows in _chunks(part, start, torch.float32):
+        while drawn <= chunk:
+            factors = _odd_numbers(CHUNK_ROWS, generator)
+            drawn += 1
+        total += int(torch.dot(torch.mv(rows.view(torch.int64), columns), factors[: len(rows)]))
+    return total % 2**64
+
+
+def _chunks(part: Tensor, start: int, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
+    """Of the flattened tensor, those that a part meets: number, rows; zero where the part has no elements.
+
+    A chunk's tensor is overwritten by the next: fresh memory costs more than the sums.
+    """
+    elements = part.numel()
+    if not elements:
+        return
+    first, stop = start // CHUNK_ELEMENTS, -(-(start + elements) // CHUNK_ELEMENTS)
+    last_rows = -(-min(start + elements - first * CHUNK_ELEMENTS, CHUNK_ELEMENTS) // ROW_ELEMENTS)
+    padded = torch.zeros((last_rows if stop - first == 1 else CHUNK_ROWS) * ROW_ELEMENTS, dtype=dtype)
+    for chunk in range(first, stop):
+        begin = chunk * CHUNK_ELEMENTS
+        low, high = max(begin, start), min(begin + CHUNK_ELEMENTS, start + elements)
+        rows = padded[: -(-(high - begin) // ROW_ELEMENTS) * ROW_ELEMENTS]
+        rows[: low - begin] = 0
+        rows[low - begin : high - begin].copy_(part[low - start : high - start])
+        rows[high - begin :] = 0
+        yield chunk, rows.view(-1, ROW_ELEMENTS)
+
+
+def _generator(text: str) -> torch.Generator:
+    return torch.Generator().manual_seed(int(hashlib.sha256(text.encode()).hexdigest()[:15], 16))
 
 
 def _signs(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
     return torch.randint(0, 2, shape, generator=generator).double() * 2 - 1
+
+
+def _odd_numbers(count: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator) | 1

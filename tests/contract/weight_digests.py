@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from harness.backends.base import Backend, World
+from harness.backends.piece import Piece
+from harness.backends.unsupported import Unsupported
+from harness.errors import HarnessError
 from harness.record import WeightsPart
 from harness.worker.weights import digest_weights
 
@@ -36,4 +39,33 @@ def _engine(held: dict[str, Tensor]) -> Any:
     def full_parameters() -> Iterator[tuple[str, Tensor]]:
         yield from held.items()
 
-    return SimpleNamespace(full_parameters=full_parameters)
+    def weight_pieces() -> Iterator[Piece]:
+        raise Unsupported("not listed")
+
+    return SimpleNamespace(full_parameters=full_parameters, weight_pieces=weight_pieces)
+
+
+def of_shards(backend: Backend, world: World) -> WeightsPart:
+    """Every rank lists a range of each tensor; ranges divide no row."""
+    return digest_weights(_sharded(world, tensors()))
+
+
+def of_missing_elements(backend: Backend, world: World) -> str:
+    """The last rank lists too few of each tensor."""
+    try:
+        digest_weights(_sharded(world, tensors(), missing=1 if world.rank == world.world_size - 1 else 0))
+    except HarnessError as error:
+        return str(error)
+    return "accepted"
+
+
+def _sharded(world: World, held: dict[str, Tensor], missing: int = 0) -> Any:
+    def weight_pieces() -> Iterator[Piece]:
+        for name, tensor in held.items():
+            part = -(-tensor.numel() // world.world_size)
+            start = part * world.rank
+            weight = tensor.view(-1)[start : start + part]
+            weight = weight[: weight.numel() - missing]
+            yield Piece(name=name, shape=tuple(tensor.shape), start=start, weight=weight, moments={})
+
+    return SimpleNamespace(weight_pieces=weight_pieces)

@@ -3,7 +3,15 @@ import math
 import pytest
 import torch
 
-from harness.worker.sketch import CHUNK_ROWS, PROJECTIONS, ROW_ELEMENTS, sketch
+from harness.worker.sketch import (
+    CHUNK_ELEMENTS,
+    CHUNK_ROWS,
+    PROJECTIONS,
+    ROW_ELEMENTS,
+    content_sum,
+    partial_sketch,
+    sketch,
+)
 
 
 def distance(left: list[float], right: list[float]) -> float:
@@ -68,3 +76,42 @@ def test_the_distance_of_two_tensors_is_estimated_within_its_standard_error() ->
 
 def test_an_empty_tensor_is_a_zero() -> None:
     assert sketch("a", torch.zeros(0)) == [0.0] * (1 + PROJECTIONS)
+
+
+@pytest.mark.parametrize("elements", [7, ROW_ELEMENTS, 2 * CHUNK_ELEMENTS + 5])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5])
+def test_sums_of_parts_are_those_of_the_whole(elements: int, share: float) -> None:
+    tensor = torch.randn(elements, generator=torch.Generator().manual_seed(1))
+    cut = int(elements * share) + 1  # odd cuts divide the 64-bit words
+    parts = [(tensor[:cut], 0), (tensor[cut:], cut)]
+    assert sum(content_sum("a", *part) for part in parts) % 2**64 == content_sum("a", tensor, 0)
+    sums = [sum(values) for values in zip(*(partial_sketch("a", *part) for part in parts), strict=True)]
+    assert sums == pytest.approx(partial_sketch("a", tensor, 0), rel=1e-9, abs=1e-6)
+
+
+def test_content_sum_is_the_sum_over_words_of_word_times_odd_number() -> None:
+    one = torch.zeros(2 * ROW_ELEMENTS)
+    factors = []
+    for word in (0, 3, ROW_ELEMENTS // 2):
+        one.zero_()
+        one.view(torch.int32)[2 * word] = 1
+        factors.append(content_sum("a", one, 0))
+    assert all(factor % 2 for factor in factors) and len(set(factors)) == 3
+    one.zero_()
+    one.view(torch.int32)[0], one.view(torch.int32)[7] = 5, 11  # the upper half of word 3
+    one.view(torch.int32)[ROW_ELEMENTS] = -1
+    words = [5, 11 << 32, 2**32 - 1]
+    assert content_sum("a", one, 0) == sum(w * f for w, f in zip(words, factors, strict=True)) % 2**64
+
+
+def test_one_changed_bit_changes_the_content_sum_and_order_matters() -> None:
+    tensor = torch.randn(3 * ROW_ELEMENTS, generator=torch.Generator().manual_seed(2))
+    before = content_sum("a", tensor, 0)
+    for index in (0, 1, ROW_ELEMENTS + 1, 3 * ROW_ELEMENTS - 1):
+        for bit in (0, 22, 30):
+            other = tensor.clone()
+            other.view(torch.int32)[index] ^= 1 << bit
+            assert content_sum("a", other, 0) != before
+    assert content_sum("a", tensor.flip(0), 0) != before
+    zero, minus_zero = torch.zeros(4), -torch.zeros(4)
+    assert content_sum("a", zero, 0) != content_sum("a", minus_zero, 0)
