@@ -43,9 +43,11 @@ def fill_fsdp2(model: nn.Module, source: ModelSource, device: torch.device) -> N
     """Give each parameter of a skeleton that `fully_shard` has cut its local part, on `device`."""
     on_meta = list(model.named_parameters())
     local = {id(parameter): _local_part(parameter, source, name, device) for name, parameter in on_meta}
+    source.filled()
     for module in model.modules():
         for name, parameter in _own_parameters(module):
-            # FSDP2 takes over what is assigned in this way (torch 2.13, `FSDPParam.reset_sharded_param`).
+            # FSDP2 takes over what is assigned in this way, or a padded copy of it where ranks have different
+            # numbers of rows (torch 2.13, `FSDPParam.reset_sharded_param`).
             module.load_state_dict({name: local[id(parameter)]}, strict=False, assign=True)
 
 
@@ -75,6 +77,7 @@ def fill_fsdp1(fsdp: FullyShardedDataParallel, source: ModelSource) -> None:
             start, elements = part.offset_in_shard or 0, part.numel_in_shard or 0
             with torch.no_grad():
                 source.fill(shard[start : start + elements], prefix + name, part.intra_param_start_idx or 0)
+    source.filled()
 
 
 def fill_zero3(model: nn.Module, source: ModelSource) -> None:
@@ -86,6 +89,7 @@ def fill_zero3(model: nn.Module, source: ModelSource) -> None:
         elements = max(0, min(piece.numel(), partitioned.ds_numel - start))
         piece[elements:].zero_()
         source.fill(piece[:elements], name, start)
+    source.filled()
 
 
 def _own_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

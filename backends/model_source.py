@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Loading = Literal["slices", "broadcast", "full"]
-"""How initial weights reach ranks that shard them: each reads its part of a file; rank 0 reads and
-broadcasts; every rank builds the whole model, then shards it."""
+"""How initial weights reach ranks that shard them: each draws them module by module and keeps its part, or
+reads its part of files; rank 0 reads and broadcasts; every rank builds the whole model, then shards it."""
 
 
 class ModelSource(ABC):
     """What `Backend.prepare` is given as `build_model`: calling it returns the whole model.
 
     A strategy that shards weights should not call it unless `loading` is 'full', but build the `skeleton`,
-    shard that, and `fill` what it keeps of each parameter.
+    shard that, `fill` what it keeps of each parameter, and call `filled`.
     """
 
     loading: Loading
@@ -40,12 +40,17 @@ class ModelSource(ABC):
 
     @abstractmethod
     def fill(self, target: Tensor, name: str, start: int) -> None:
-        """Write initial weights of one parameter to `target`, a 1-D tensor of any floating dtype and device.
+        """Have initial weights of one parameter written to `target`, a 1-D tensor of any floating dtype and
+        device, by the time that `filled` returns.
 
         They are elements `start` to `start + target.numel()` of the flattened parameter. Under 'broadcast'
         this is a collective: every rank calls it for the same parameters in the same order, with an empty
         target where it keeps nothing.
         """
+
+    @abstractmethod
+    def filled(self) -> None:
+        """Called after the last `fill`."""
 
 
 class _Callable(ModelSource):
@@ -61,6 +66,9 @@ class _Callable(ModelSource):
         raise NotImplementedError("a plain function builds the whole model only")
 
     def fill(self, target: Tensor, name: str, start: int) -> None:
+        raise NotImplementedError("a plain function builds the whole model only")
+
+    def filled(self) -> None:
         raise NotImplementedError("a plain function builds the whole model only")
 
 

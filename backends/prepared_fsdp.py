@@ -141,6 +141,7 @@ def initial_model(
         # Under 'broadcast' every rank takes part.
         whole = parameter.data.view(-1)
         source.fill(whole if world.rank == 0 else whole[:0], name, 0)
+    source.filled()
     return model, "broadcast"
 
 

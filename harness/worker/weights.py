@@ -17,6 +17,7 @@ from harness.record import WeightsPart
 from harness.record.model import DIGEST_KIND
 from harness.worker.sketch import content_sum, partial_sketch
 
+
 @dataclass(frozen=True, kw_only=True)
 class _Sums:
     """Of one rank's part of one parameter; those of ranks that hold disjoint parts add up."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,21 @@ from harness.backends.precision import COMPUTE_DTYPES
 from harness.spec import Job
 from harness.worker.adapter import add_adapters, bare_name, initial_values, is_adapter
 from harness.worker.loading.files import await_weights, provide_weights
-from harness.worker.loading.streaming import parameter_numbers
+from harness.worker.loading.streaming import CannotStream, parameter_numbers, stream_weights
 from harness.worker.loading.weight_file import WeightReader, pieces
-from harness.worker.model import build_model, draw_model, finish_model
+from harness.worker.model import build_model, draw_model, finish_model, reads_checkpoint
+
+
+@dataclass(frozen=True)
+class _Range:
+    """What a `fill` asked for."""
+
+    target: Tensor
+    start: int
 
 
 class JobModelSource(ModelSource):
-    """Of one rank. `folder`: where ranks of this machine find or put the weights."""
+    """Of one rank. `folder`: where ranks of this machine find or put weights that must lie in files."""
 
     def __init__(
         self,
@@ -43,6 +52,8 @@ class JobModelSource(ModelSource):
         self._compute = COMPUTE_DTYPES[job.training.precision]
         self._shapes: dict[str, torch.Size] = {}
         self._first_names: dict[str, str] = {}
+        self._draws = loading == "slices" and not reads_checkpoint(job)
+        self._asked: dict[str, list[_Range]] = {}
         self._reader: WeightReader | None = None
 
     def __call__(self) -> nn.Module:
@@ -51,11 +62,9 @@ class JobModelSource(ModelSource):
         return model
 
     def skeleton(self) -> nn.Module:
-        model, numbers = parameter_numbers(lambda: draw_model(self._job, self._config, pretrained=False))
-        if self._reads:
-            if self._world.local_rank == 0:
-                provide_weights(self._job, self._config, model, numbers, self._folder)
-            self._reader = WeightReader(await_weights(self._folder))
+        model, numbers = self._bare_skeleton()
+        if self._reads and not self._draws:
+            self._open_files(model, numbers)
         add_adapters(self._job, model)
         firsts = {id(parameter): name for name, parameter in model.named_parameters()}
         for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -67,16 +76,53 @@ class JobModelSource(ModelSource):
 
     def fill(self, target: Tensor, name: str, start: int) -> None:
         name = self._first_names[name]
+        if self._draws and not is_adapter(name):
+            if target.numel():
+                self._asked.setdefault(bare_name(name), []).append(_Range(target, start))
+            return
         with torch.no_grad():
             if self.loading == "broadcast":
                 self._receive(target, name, start)
-                return
-            for low, high in pieces(start, start + target.numel()):
-                target[low - start : high - start].copy_(self._read(name, low, high))
+            else:
+                self._copy(target, name, start)
+
+    def filled(self) -> None:
+        if not self._asked:
+            return
+        with torch.no_grad():
+            try:
+                stream_weights(self._draw, self._bare_skeleton()[1], self._keep)
+            except CannotStream:
+                self._open_files(*self._bare_skeleton())
+                for name, ranges in self._asked.items():
+                    for asked in ranges:
+                        self._copy(asked.target, name, asked.start)
+        self._asked.clear()
 
     @property
     def _reads(self) -> bool:
         return self.loading == "slices" or self._world.rank == 0
+
+    def _draw(self) -> nn.Module:
+        return draw_model(self._job, self._config)
+
+    def _keep(self, name: str, drawn: Tensor) -> None:
+        flat = drawn.view(-1)
+        for asked in self._asked.get(name, ()):
+            part = flat[asked.start : asked.start + asked.target.numel()]
+            asked.target.copy_(part.to(self._compute))
+
+    def _bare_skeleton(self) -> tuple[nn.Module, dict[int, str]]:
+        return parameter_numbers(lambda: draw_model(self._job, self._config, pretrained=False))
+
+    def _open_files(self, skeleton: nn.Module, numbers: dict[int, str]) -> None:
+        if self._world.local_rank == 0:
+            provide_weights(self._job, self._config, skeleton, numbers, self._folder)
+        self._reader = WeightReader(await_weights(self._folder))
+
+    def _copy(self, target: Tensor, name: str, start: int) -> None:
+        for low, high in pieces(start, start + target.numel()):
+            target[low - start : high - start].copy_(self._read(name, low, high))
 
     def _read(self, name: str, low: int, high: int) -> Tensor:
         """Part of a parameter, rounded to the compute dtype as every backend's initial weights are."""

@@ -96,7 +96,8 @@ def test_content_sum_is_the_sum_over_words_of_word_times_odd_number() -> None:
         one.zero_()
         one.view(torch.int32)[2 * word] = 1
         factors.append(content_sum("a", one, 0))
-    assert all(factor % 2 for factor in factors) and len(set(factors)) == 3
+    assert all(factor % 2 for factor in factors)
+    assert len(set(factors)) == 3
     one.zero_()
     one.view(torch.int32)[0], one.view(torch.int32)[7] = 5, 11  # the upper half of word 3
     one.view(torch.int32)[ROW_ELEMENTS] = -1

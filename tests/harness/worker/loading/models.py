@@ -44,9 +44,10 @@ def job_of(config: dict[str, Any], **training: Any) -> Job:
     )
 
 
-def source_of(job: Job, folder: Path, built: list[nn.Module] | None = None) -> JobModelSource:
+def source_of(
+    job: Job, folder: Path, built: list[nn.Module] | None = None, loading: Loading = "slices"
+) -> JobModelSource:
     """The source of the only rank of a world."""
-    loading: Loading = "slices"
     return JobModelSource(
         job,
         model_config(job, DataFacts(vocabulary_size=VOCABULARY)),
@@ -66,6 +67,7 @@ def filled(source: JobModelSource) -> dict[str, Tensor]:
         source.fill(flat[:middle], name, 0)
         source.fill(flat[middle:], name, middle)
         weights[name] = flat.view(parameter.shape)
+    source.filled()
     return weights
 
 

@@ -46,13 +46,21 @@ def test_the_skeleton_is_the_model_without_its_weights(architecture: str, tmp_pa
     assert skeleton.training == model.training
 
 
-def test_the_file_is_in_the_compute_dtype_and_written_once(tmp_path: Path) -> None:
+def test_random_weights_need_no_file(tmp_path: Path) -> None:
+    folder = tmp_path / "weights"
+    filled(source_of(job_of(LLAMA), folder))
+    assert not folder.exists()
+
+
+def test_what_a_rank_broadcasts_lies_in_a_file_in_the_compute_dtype_and_is_written_once(
+    tmp_path: Path,
+) -> None:
     job = job_of(LLAMA, precision="bf16-mixed")
-    source_of(job, tmp_path).skeleton()
+    source_of(job, tmp_path, loading="broadcast").skeleton()
     (file,) = tmp_path.glob("*.safetensors")
     assert {tensor.dtype for tensor in load_file(file).values()} == {torch.bfloat16}
     written = file.stat().st_mtime_ns
-    source_of(job, tmp_path).skeleton()
+    source_of(job, tmp_path, loading="broadcast").skeleton()
     assert file.stat().st_mtime_ns == written
 
 
@@ -79,4 +87,4 @@ def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None
     taken = tmp_path / "file"
     taken.touch()
     with pytest.raises(HarnessError, match=r"runtime\.loading=full"):
-        source_of(job_of(LLAMA), taken / "weights").skeleton()
+        source_of(job_of(LLAMA), taken / "weights", loading="broadcast").skeleton()
