@@ -91,23 +91,24 @@ def flat_parameter_pieces(module: nn.Module, optimizer: torch.optim.Optimizer | 
     not exist.
     """
     optimizer = None if optimizer is None else bare_optimizer(optimizer)
-    names = {id(p): n.replace("_fsdp_wrapped_module.", "") for n, p in module.named_parameters()}
-    for unit in FullyShardedDataParallel.fsdp_modules(module):
-        flat_parameter: Any = unit._flat_param
+    for unit_name, unit in module.named_modules():
+        flat_parameter: Any = unit._flat_param if isinstance(unit, FullyShardedDataParallel) else None
         if flat_parameter is None:
             continue
+        prefix = f"{unit_name}.".replace("_fsdp_wrapped_module.", "") if unit_name else ""
         handle: Any = unit._handle
         group = unit.process_group if handle.uses_sharded_strategy else None
         copies, copy = _replicas(unit, group)
         shard = getattr(flat_parameter, "_local_shard", None)
         shard = flat_parameter.data if shard is None else shard
         described = zip(
+            flat_parameter._fqns,
             flat_parameter._params,
             flat_parameter._shapes,
             flat_parameter._shard_param_infos,
             strict=True,
         )
-        for parameter, shape, info in described:
+        for name, parameter, shape, info in described:
             if info.in_shard:
                 if optimizer is not None and parameter.requires_grad:
                     make_states(optimizer, [parameter])
@@ -118,7 +119,7 @@ def flat_parameter_pieces(module: nn.Module, optimizer: torch.optim.Optimizer | 
                 trained = optimizer is not None and parameter.requires_grad
                 moments = dict.fromkeys(MOMENTS if trained else (), weight)
             yield Piece(
-                name=names[id(parameter)],
+                name=prefix + name,
                 shape=tuple(shape),
                 start=info.intra_param_start_idx or 0,
                 weight=weight,

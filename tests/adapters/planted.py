@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from harness.backends.base import BackendOptions, BuildModel, BuildOptimizer, Engine, SetupContext
 from harness.backends.ddp import DdpBackend
 from harness.backends.fsdp2 import Fsdp2Backend
+from harness.backends.piece import Piece
 from harness.backends.zero import ZeroBackend
 
 
@@ -25,14 +26,20 @@ class NotGathered(ZeroBackend):
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
         engine: Any = super().prepare(build_model, build_optimizer, context)
-        original = engine.full_parameters
+        original = engine.weight_pieces
 
-        def full_parameters() -> Iterator[tuple[str, Tensor]]:
+        def weight_pieces() -> Iterator[Piece]:
             live = dict(engine.engine.module.named_parameters())
-            for name, whole in original():
-                yield name, live[name].detach().float() if ".lora_" in name else whole
+            for piece in original():
+                if ".lora_" not in piece.name:
+                    yield piece
+                    continue
+                held = live[piece.name].detach().float()
+                yield Piece(
+                    name=piece.name, shape=tuple(held.shape), start=0, weight=held.view(-1), moments={}
+                )
 
-        engine.full_parameters = full_parameters
+        engine.weight_pieces = weight_pieces
         return engine
 
 
