@@ -12,6 +12,7 @@ import pytest
 from harness.compare.comparison import Comparison
 from harness.compare.job_equivalence import job_differences
 from harness.record import Record
+from harness.record.model import DIGEST_KIND
 from harness.store import Store
 from tests.harness.cli.command_line import harness, refused
 from tests.resume.engines import BACKENDS
@@ -107,7 +108,7 @@ def test_time_size_and_memory_of_saving_and_loading_are_recorded(saved, records)
     ("change", "kind"),
     [
         ({"updates": 2}, "optimizer-steps-differ"),
-        ({"weights_digest": "0" * 64}, "initial-weights-differ"),
+        ({"weights_digest": "0" * 64 + DIGEST_KIND}, "initial-weights-differ"),
     ],
 )
 def test_what_was_lost_is_named(change: dict[str, object], kind: str, saved: Record, records) -> None:
