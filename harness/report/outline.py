@@ -23,6 +23,7 @@ from harness.report.sections.measurement import measurement_section
 from harness.report.sections.memory import memory_section
 from harness.report.sections.nodes import nodes_section
 from harness.report.sections.not_comparable import not_comparable_section
+from harness.report.sections.observed import observed_section
 from harness.report.sections.overlap import overlap_section
 from harness.report.sections.prediction import prediction_section
 from harness.report.sections.presets import presets_section
@@ -60,6 +61,7 @@ SECTIONS: tuple[Callable[[Comparison], Section | None], ...] = (
     findings_section,
     failures_section,
     given_section,
+    observed_section,
     presets_section,
     settings_section,
     reading_section,
@@ -74,6 +76,7 @@ OF_EVERY_RUN = {
     findings_section,
     failures_section,
     given_section,
+    observed_section,
     configuration_section,
 }
 """Sections that look at each run by itself, or that leave out themselves what is not the same job. The

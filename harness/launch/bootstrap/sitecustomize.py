@@ -20,6 +20,15 @@ RUN_DIRECTORY = "HARNESS_OBSERVE"
 PACKAGES = "HARNESS_OBSERVE_PACKAGES"
 """Variable with the folder from which `harness` is imported where the environment does not have it."""
 
+FRAMEWORKS = (
+    "accelerate.accelerator",
+    "deepspeed.runtime.engine",
+    "transformers.trainer",
+    "lightning.pytorch.loops.optimization.automatic",
+    "pytorch_lightning.loops.optimization.automatic",
+)
+"""Modules that may be called back about. Some import torch themselves, and are then half imported already."""
+
 OnImport = Callable[[str, Callable[[ModuleType], None]], None]
 
 
@@ -27,12 +36,15 @@ class AfterImport:
     """A finder that calls back once a module has been imported, and finds nothing itself."""
 
     def __init__(self) -> None:
-        self._callbacks: dict[str, list[Callable[[ModuleType], None]]] = {}
+        self._callbacks: dict[str, list[Callable[[ModuleType], None]]] = {
+            name: [] for name in ("torch", *FRAMEWORKS)
+        }
         self._looking: set[str] = set()
+        self._executing: set[str] = set()
 
     def on_import(self, name: str, callback: Callable[[ModuleType], None]) -> None:
         """Call back with the module of this name, at once where it is imported already."""
-        if name in sys.modules:
+        if name in sys.modules and name not in self._executing:
             callback(sys.modules[name])
         else:
             self._callbacks.setdefault(name, []).append(callback)
@@ -50,16 +62,23 @@ class AfterImport:
         finally:
             self._looking.discard(name)
         if spec is not None and spec.loader is not None:
-            self._follow(spec.loader, self._callbacks.pop(name))
+            self._follow(name, spec.loader)
         return spec
 
-    def _follow(self, loader: Any, callbacks: list[Callable[[ModuleType], None]]) -> None:
+    def _follow(self, name: str, loader: Any) -> None:
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            execute(module)
-            for callback in callbacks:
-                callback(module)
+            self._executing.add(name)
+            try:
+                execute(module)
+            finally:
+                self._executing.discard(name)
+            for callback in self._callbacks.pop(name, []):
+                try:
+                    callback(module)
+                except Exception as error:  # of a version that is not known: the script runs all the same
+                    sys.stderr.write(f"harness observe: {name} is not observed: {error!r}\n")
 
         loader.exec_module = exec_module
 

@@ -34,6 +34,14 @@ BETWEEN = "between"
 """Phase of what a script does between an update and the next forward pass."""
 
 
+def trains(root: nn.Module) -> bool:
+    """Whether a forward pass of this module is one of a training.
+
+    Lightning 2.6 puts DDP into evaluation mode before its sanity check and then only what it wraps back.
+    """
+    return torch.is_grad_enabled() and any(module.training for module in root.modules())
+
+
 class Session:
     """Listens to the hooks; see `hooks.Listener`."""
 
@@ -70,7 +78,7 @@ class Session:
     def forward_begins(self, root: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         if self.is_foreign:
             return
-        if not (torch.is_grad_enabled() and root.training):
+        if not trains(root):
             if self._step is None or self._step.ended is not None:
                 self._finish()
                 self._last_end = None  # an evaluation: the next step begins with its first forward pass

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -78,7 +79,8 @@ class Writing:
         self._roots: Sequence[nn.Module] = ()
         self._loss_source = ""
         self._loss_is_known = True
-        self._sizes: set[tuple[int | None, int | None, int | None]] = set()
+        self._sizes: Counter[tuple[int | None, int | None]] = Counter()
+        self._lengths: set[int | None] = set()
         self._known: dict[str, bool] = {}
         self._has_measured = False
         self._notes: list[str] = []
@@ -124,7 +126,8 @@ class Writing:
         self._loss_source = loss.source if loss else self._loss_source
         length = step.batches[0].length if step.batches else None
         size = step.batches[0].count if step.batches else None
-        self._sizes.add((event.samples, size, length))
+        self._sizes[event.samples, size] += 1
+        self._lengths.add(length)
         for name in ("tokens", "target_tokens", "samples", "gradient_norm"):
             self._known[name] = self._known.get(name, True) and getattr(event, name) is not None
         self._events.write(event)
@@ -192,8 +195,11 @@ class Writing:
         live = found.live if found else None
         unknown = unknown_fields(self._known, loss=self._loss_is_known, micro_steps=micro_steps)
         seen = settings_seen(live, found.effective, found.model, self._optimizers) if found and live else {}
-        samples, size, length = next(iter(self._sizes)) if len(self._sizes) == 1 else (None, None, None)
+        ((samples, size), usual), *_ = self._sizes.most_common(1) or [((None, None), 0)]
+        length = next(iter(self._lengths)) if len(self._lengths) == 1 else None
         notes = self._notes + ([live.note] if live and live.note else [])
+        if (others := self._sizes.total() - usual) > 0:
+            notes.append(f"{others} of {self._sizes.total()} steps had a batch of another size")
         if len(self._optimizers.each) > 1:
             count = len(self._optimizers.each)
             notes.append(f"{count} optimizers step: a step ends with each that follows a backward pass")

@@ -12,7 +12,8 @@ from harness.launch.observed import observed_environment
 def run(folder: Path, script: str, *paths: Path) -> str:
     """Standard output of a process that is started as one of an observed command."""
     environment = observed_environment(folder)
-    environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], *map(str, paths)])
+    bootstrap, *rest = environment["PYTHONPATH"].split(os.pathsep)
+    environment["PYTHONPATH"] = os.pathsep.join([bootstrap, *map(str, paths), *rest])
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
     )
@@ -43,3 +44,33 @@ def test_a_module_is_told_of_once_it_is_imported(tmp_path: Path) -> None:
         sys.meta_path.remove(finder)
         sys.modules.pop("late_module", None)
     assert seen == [late_module.value]
+
+
+def test_a_module_that_is_half_imported_is_told_of_at_its_end(tmp_path: Path) -> None:
+    """accelerate.accelerator imports torch, which asks to be told of accelerate.accelerator."""
+    package = tmp_path / "accelerate"
+    package.mkdir()
+    package.joinpath("__init__.py").touch()
+    package.joinpath("accelerator.py").write_text("import asks\nclass Accelerator: pass\n")
+    (tmp_path / "asks.py").write_text(
+        "import sys\n"
+        "seen = []\n"
+        "finder, = (f for f in sys.meta_path if type(f).__name__ == 'AfterImport')\n"
+        "finder.on_import('accelerate.accelerator', lambda module: seen.append(module.Accelerator))\n"
+        "assert not seen\n"
+    )
+    assert run(tmp_path, "import accelerate.accelerator, asks; print(len(asks.seen))", tmp_path) == "1"
+
+
+def test_a_framework_that_cannot_be_hooked_is_imported_all_the_same(tmp_path: Path) -> None:
+    package = tmp_path / "accelerate"
+    package.mkdir()
+    package.joinpath("__init__.py").touch()
+    package.joinpath("accelerator.py").touch()
+    script = (
+        "import sys\n"
+        "finder, = (f for f in sys.meta_path if type(f).__name__ == 'AfterImport')\n"
+        "finder.on_import('accelerate.accelerator', lambda module: module.Accelerator)\n"
+        "import accelerate.accelerator; print('imported')"
+    )
+    assert run(tmp_path, script, tmp_path) == "imported"
