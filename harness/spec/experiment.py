@@ -150,8 +150,8 @@ class RuntimeSection(Section):
     )
     loading: Loading = Field(
         "slices",
-        description="how initial weights reach ranks that shard them: each reads its part of a file "
-        "(slices), rank 0 reads and broadcasts, or every rank builds the whole model first (full)",
+        description="how initial weights reach ranks that shard them: each draws or reads them and keeps "
+        "its part (slices), rank 0 broadcasts them, or every rank builds the whole model first (full)",
     )
 
 
