@@ -29,6 +29,8 @@ DATA_TYPES = "data_types"
 TIMERS = "timers"
 TIMER_WAITS = "throughput_timer_waits"
 """In `Effective.details` of DeepSpeed's engines: whether it waits for the device in each micro-step."""
+HOOKED_WITHOUT_GATHER = "hooked_without_gather"
+"""Likewise: stage 3 attached its gradient hooks without gathering the parameters."""
 BESIDE_ZERO_OPTIMIZATION = (COMMUNICATION_DTYPE, DATA_TYPES, TIMERS)
 """Settings of DeepSpeed outside of its section `zero_optimization`."""
 ROOT_RESHARD = "reshard_after_forward of the root"

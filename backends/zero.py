@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -27,6 +28,7 @@ from harness.backends.options import ZeroOptions, gathers_blocks
 from harness.backends.precision import cast_parameters, compute_dtype
 from harness.backends.zero_config import zero_config
 from harness.backends.zero_engine import ZeroEngine, forget_dummy_step
+from harness.backends.zero_hooks import hooked_without_gather
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -65,7 +67,8 @@ class ZeroBackend(Backend):
         # learning rate 0 that step moves nothing.
         for group in optimizer.param_groups:
             group["lr"] = 0.0
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        with hooked_without_gather(model) if loading != "full" else nullcontext():
+            engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
         if self.stage == 0:
             forget_dummy_step(optimizer)
         return ZeroEngine(engine, context, config, self.stage, count, loading)

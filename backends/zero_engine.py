@@ -23,7 +23,7 @@ from harness.backends.model_source import Loading
 from harness.backends.optimizer_implementation import optimizer_implementation
 from harness.backends.piece import Piece, Progress
 from harness.backends.precision import dtype_name
-from harness.backends.presets import TIMER_WAITS
+from harness.backends.presets import HOOKED_WITHOUT_GATHER, TIMER_WAITS
 from harness.backends.torch_engine import describe_groups, full_tensor
 from harness.backends.zero_kept import KEPT_BY_DEEPSPEED, tensors_in
 from harness.backends.zero_loss_scale import forgotten_loss_scale, loss_scale
@@ -152,6 +152,7 @@ class ZeroEngine(Engine):
             "allgather_bucket_elements": zero.allgather_bucket_size,
             "parameter_persistence_elements": zero.param_persistence_threshold if self.stage == 3 else None,
             **(self._fetching(zero) if self.stage == 3 else {}),
+            **({HOOKED_WITHOUT_GATHER: True} if self.loading != "full" else {}),
         }
 
     def native_config(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness.backends.presets import HOOKED_WITHOUT_GATHER
 from harness.backends.registry import strategy_of
 from harness.backends.strategy import StrategyKind
 from harness.record.model import LayoutPart, TensorPart
@@ -41,6 +42,9 @@ def of_record(record: Record, rank: int = 0) -> Workload | None:
         micro_batch_size=world.micro_batch_size,
         accumulation_steps=world.accumulation_steps,
         loading=(record.backend.effective.loading if record.backend.effective else None) or "full",
+        gathers_for_hooks=not (
+            record.backend.effective and record.backend.effective.details.get(HOOKED_WITHOUT_GATHER)
+        ),
         device=world.device,
         transport=world.collectives,
         options=record.backend.options,

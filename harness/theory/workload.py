@@ -90,6 +90,8 @@ class Workload:
     """As the job has it; 'default': torch chooses by device."""
     loading: Loading = "full"
     """How initial weights reached ranks that shard them."""
+    gathers_for_hooks: bool = True
+    """ZeRO-3 gathers each parameter to attach its hook, as DeepSpeed does unless it is kept from it."""
     device: str = "cpu"
     transport: str = "gloo"
     has_fp64: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from harness.backends.base import Backend, SetupContext, World
 from harness.backends.model_source import Loading
@@ -21,6 +22,11 @@ CONFIG = {
     "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": VOCABULARY,
 }  # fmt: skip
 """52 million parameters, nearly all of them in blocks of 3.2 million."""
+
+EMBEDDING = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 2**17, "tie_word_embeddings": True,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,13 +47,25 @@ def of_slices(backend: Backend, world: World) -> SetupMemory:
     return _measure(backend, world, "slices")
 
 
+def of_a_large_embedding(backend: Backend, world: World) -> SetupMemory:
+    """`block` is the embedding: 134 MB of 145."""
+    return _measure(backend, world, "slices", EMBEDDING, vocabulary=2**17, unit="embed_tokens")
+
+
 def of_whole_model(backend: Backend, world: World) -> SetupMemory:
     return _measure(backend, world, "full")
 
 
-def _measure(backend: Backend, world: World, loading: Loading) -> SetupMemory:
+def _measure(
+    backend: Backend,
+    world: World,
+    loading: Loading,
+    config: dict[str, Any] = CONFIG,
+    vocabulary: int = VOCABULARY,
+    unit: str = ".layers.0.",
+) -> SetupMemory:
     return_freed_memory()
-    job = Job(model=ModelSection(config=CONFIG), data=DataSection(sequence_length=32))
+    job = Job(model=ModelSection(config=config), data=DataSection(sequence_length=32))
     decaying: list[frozenset[str]] = []
     sizes: dict[str, int] = {}
 
@@ -60,7 +78,7 @@ def _measure(backend: Backend, world: World, loading: Loading) -> SetupMemory:
         preset="like-for-like", compute_loss=summed_cross_entropy,
     )  # fmt: skip
     with HostPeak() as watched:
-        source = job_source(job, VOCABULARY, world, note, loading)
+        source = job_source(job, vocabulary, world, note, loading)
         engine = backend.prepare(
             source, lambda named: build_adamw(named, job.optimizer, decaying[-1]), context
         )
@@ -75,6 +93,6 @@ def _measure(backend: Backend, world: World, loading: Loading) -> SetupMemory:
         added_peak=watched.peak_bytes - watched.before_bytes,
         held=sum(live.values()),
         digest_peak=digesting.peak_bytes - digesting.before_bytes,
-        block=sum(size for name, size in sizes.items() if ".layers.0." in name),
+        block=sum(size for name, size in sizes.items() if unit in name),
         parameters=sum(sizes.values()),
     )

@@ -28,6 +28,13 @@ def test_setup_needs_its_shards_and_one_unit(name: str, ranks: int, tmp_path: Pa
         assert rank.added_peak <= SHARE * rank.held + rank.block
 
 
+@pytest.mark.parametrize("name", ["fsdp", "zero3"])
+def test_a_large_embedding_is_one_unit(name: str, tmp_path: Path) -> None:
+    """DeepSpeed would gather it to attach its hook, and gloo copy it: there twice."""
+    for rank in on_ranks(f"{MODULE}:of_a_large_embedding", name, 4, tmp_path):
+        assert rank.added_peak <= SHARE * rank.held + rank.block
+
+
 @pytest.mark.parametrize("name", ["fsdp", "fsdp1"])
 def test_the_whole_model_exceeds_that(name: str, tmp_path: Path) -> None:
     for rank in on_ranks(f"{MODULE}:of_whole_model", name, 2, tmp_path):

@@ -256,8 +256,8 @@ def _evaluation(workload: Workload) -> list[Collective]:
 def _setup(workload: Workload) -> list[Collective]:
     """`Init._zero_init_param` broadcasts every parameter while it partitions them. Before that the engine
     broadcasts a model that is not partitioned yet. Then
-    `create_reduce_and_remove_grad_hooks` (stage3.py) gathers each to attach its hook."""
-    trained = workload.layout.trained
+    `create_reduce_and_remove_grad_hooks` (stage3.py) gathers each to attach its hook, where it is let."""
+    trained = workload.layout.trained if workload.gathers_for_hooks else ()
     hooked = _gathered(workload, "setup", "weights gathered to attach hooks", trained, calls=len(trained))
     barriers = Collective(
         phase="setup", op="barrier", dtype="none", term="barriers", payload_bytes=0, calls=3
