@@ -1,0 +1,28 @@
+"""Each repair in docs/gpu-faults.md names tests that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROWS = [
+    line for line in (ROOT / "docs/gpu-faults.md").read_text().splitlines()
+    if line.startswith("| ") and not line.startswith("| fault")
+]  # fmt: skip
+CITED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+
+
+def test_each_row_says_before_source_after_and_test() -> None:
+    assert len(ROWS) > 20
+    for row in ROWS:
+        _, before, source, after, tests = (cell.strip() for cell in row.strip("|").split(" | "))
+        assert before
+        assert source in {"stub", "code"}
+        assert after
+        assert CITED.search(tests) or tests.strip("| ") == "the same"
+
+
+@pytest.mark.parametrize(("file", "name"), sorted({found for row in ROWS for found in CITED.findall(row)}))
+def test_a_named_test_exists(file: str, name: str) -> None:
+    assert f"def {name}(" in (ROOT / file).read_text()
