@@ -236,6 +236,7 @@ def make_request(
         repeat=cell.repeat,
         measure=cell.measure,
         question=experiment.compare.question,
+        price_per_gpu_hour=experiment.compare.price_per_gpu_hour,
         preset=cell.preset,
         device=device,
         world_size=cell.world_size,

@@ -45,7 +45,7 @@ from harness.launch.external import started_as_rank
 from harness.launch.requeued import made_in_job, requeued_job
 from harness.record import Record
 from harness.resume import find_checkpoint
-from harness.spec import Question
+from harness.spec import CompareSection
 from harness.store import Store, keep_runs
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def compare(
     runs_made = MissingCells(store, experiment, device, found, fresh=fresh, force=force, view=view)
     records = runs_made.records(cells, known, batches)
     runs_shown = [(runs_made.files[id(record)], record) for record in records]
-    comparison = _show(runs_shown, report, experiment.compare.question, as_json, view)
+    comparison = _show(runs_shown, report, experiment.compare, as_json, view)
     if runs_made.interrupted:
         return EXIT_INTERRUPTED
     return EXIT_STRICT if strict and _any_bad(comparison.rows) else 0
@@ -180,17 +180,23 @@ def _require_writable(report: Path | None) -> None:
         require_writable(report)
 
 
-def _write_report(runs: Sequence[tuple[Path, Record]], report: Path | None, question: Question) -> None:
+def _write_report(runs: Sequence[tuple[Path, Record]], report: Path | None, asked: CompareSection) -> None:
     """Write the report with a folder of its own records next to it: later runs do not concern it."""
     if report is None:
         return
     from harness.report.report import write_report
 
     if stream_number(report) is not None:
-        write_report(runs, report, question=question)
+        write_report(runs, report, question=asked.question, price=asked.price_per_gpu_hour)
         return
     folder = report.with_name(report.name + RECORDS_SUFFIX)
-    write_report(keep_runs(runs, folder), report, question=question, folders=[folder])
+    write_report(
+        keep_runs(runs, folder),
+        report,
+        question=asked.question,
+        price=asked.price_per_gpu_hour,
+        folders=[folder],
+    )
 
 
 def _takeable_runs(store: Store, fresh: bool, requeued: str | None) -> list[tuple[Path, Record]]:
@@ -209,11 +215,11 @@ def _takeable_runs(store: Store, fresh: bool, requeued: str | None) -> list[tupl
 
 
 def _show(
-    runs: Sequence[tuple[Path, Record]], report: Path | None, question: Question, as_json: bool, view: View
+    runs: Sequence[tuple[Path, Record]], report: Path | None, asked: CompareSection, as_json: bool, view: View
 ) -> Comparison:
     """Write the report and print the table; a record of which nothing can be shown is passed over by name."""
     try:
-        return _present(runs, report, question, as_json, view)
+        return _present(runs, report, asked, as_json, view)
     except (HarnessError, OSError):
         raise
     except Exception:
@@ -225,16 +231,16 @@ def _show(
 
         sound, odd = without_odd_runs(runs, trial)
         warn_skipped(odd)
-        return _present(sound, report, question, as_json, view)
+        return _present(sound, report, asked, as_json, view)
 
 
 def _present(
-    runs: Sequence[tuple[Path, Record]], report: Path | None, question: Question, as_json: bool, view: View
+    runs: Sequence[tuple[Path, Record]], report: Path | None, asked: CompareSection, as_json: bool, view: View
 ) -> Comparison:
     from harness.report.terminal import where_to_read
 
     comparison, table, document = _texts(runs, view)
-    _write_report(runs, report, question)
+    _write_report(runs, report, asked)
     # With --json a person reads the table, a program the document.
     echo(table, err=as_json)
     if as_json:

@@ -20,7 +20,7 @@ from harness.report.destination import require_writable
 from harness.report.manifest import Format
 from harness.report.odd_runs import without_odd_runs
 from harness.report.report import Run, format_of, prepare_report, write_report
-from harness.spec import Question
+from harness.spec import Price, Question, read_price
 from harness.store import archive_runs, read_runs, without_collection
 
 
@@ -39,6 +39,11 @@ from harness.store import archive_runs, read_runs, without_collection
     help="What the report answers; default: compare.question of the records.",
 )
 @click.option("--subject", default="", help="What the title adds to the job, such as the speed of its links.")
+@click.option(
+    "--price-per-gpu-hour",
+    metavar="PRICE",
+    help="What an hour of one GPU costs, such as '2.5 USD'; default: compare.price_per_gpu_hour.",
+)
 @click.option("--baseline", is_flag=True, help="Compare two RUNS: the same job before and after a change.")
 @click.option(
     "--fail-on",
@@ -57,6 +62,7 @@ def report(
     form: Any,
     question: Any,
     subject: str,
+    price_per_gpu_hour: str | None,
     baseline: bool,
     fail_on: str | None,
     archive: bool,
@@ -64,15 +70,17 @@ def report(
     """Write a report of records: files, run folders, folders of runs, or archives (runs.tar.xz)."""
     if baseline and archive:
         raise HarnessError("--archive packs one set of runs; with --baseline give two archives as RUNS")
-    if baseline and (question or subject):
+    if baseline and (question or subject or price_per_gpu_hour):
         raise HarnessError(
-            "--question and --subject are of one set of runs; with --baseline the question is what changed"
+            "--question, --subject and --price-per-gpu-hour are of one set of runs; with --baseline the "
+            "question is what changed"
         )
     if baseline:
         return report_baseline(runs, output, form=form, fail_on=fail_on)
     return report_runs(
-        runs, output, form=form, question=question, subject=subject, fail_on=fail_on, archive=archive
-    )
+        runs, output, form=form, question=question, subject=subject, price=_price(price_per_gpu_hour),
+        fail_on=fail_on, archive=archive,
+    )  # fmt: skip
 
 
 @without_collection()
@@ -83,6 +91,7 @@ def report_runs(
     form: Format | None,
     question: Question | None,
     subject: str,
+    price: Price | None,
     fail_on: str | None,
     archive: bool,
 ) -> int:
@@ -97,12 +106,14 @@ def report_runs(
         folders = [output.parent / ARCHIVE_NAME]
         found = archive_runs(found, folders[0])
     try:
-        write_report(found, output, form=form, question=question, subject=subject, folders=folders)
+        write_report(
+            found, output, form=form, question=question, subject=subject, price=price, folders=folders
+        )
     except (HarnessError, OSError):
         raise
     except Exception:
         found = _showable(found, output, form)
-        write_report(found, output, form=form, question=question, subject=subject)
+        write_report(found, output, form=form, question=question, subject=subject, price=price)
     echo(f"{output}: {len(found)} records{_left_out(output, form)}", err=True)
     return 0
 
@@ -132,6 +143,17 @@ def report_baseline(runs: Sequence[Path], output: Path, *, form: Format | None, 
     for line in failed:
         echo(f"fail-on: {line}", err=True)
     return EXIT_STRICT if failed else 0
+
+
+def _price(text: str | None) -> Price | None:
+    if text is None:
+        return None
+    try:
+        return Price.model_validate(read_price(text))
+    except ValueError:
+        raise HarnessError(
+            f"--price-per-gpu-hour '{text}' is no price; give an amount and a currency: '2.5 USD'"
+        ) from None
 
 
 def _left_out(output: Path, form: Format) -> str:

@@ -15,13 +15,12 @@ from harness.planning.overlap import exposed_seconds, overlap_rule
 from harness.planning.scenario import Scenario
 from harness.planning.time_term import TimeTerm
 from harness.planning.work import Work
+from harness.theory.billion_tokens import gpu_hours, kilowatt_hours
 from harness.theory.flops import ModelGeometry, model_flops_per_token
 from harness.theory.overlap_ratios import guide_ratio, time_ratio
 from harness.theory.terms import PADDING
 
 __all__ = ["SpeedPrediction", "TimeTerm", "predict_speed"]
-BILLION = 1e9
-SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,20 +115,20 @@ def _parts(
 
 def hours_per_billion_tokens(speed: SpeedPrediction, world_size: int) -> float:
     """Wall-clock hours in which all GPUs together train on 1e9 tokens."""
-    return BILLION / (speed.tokens_per_second_per_gpu * world_size) / SECONDS_PER_HOUR
+    return gpu_hours(speed.tokens_per_second_per_gpu * world_size, 1)
 
 
 def gpu_hours_per_billion_tokens(speed: SpeedPrediction) -> float:
     """Hours of one GPU for 1e9 tokens: what is paid for."""
-    return BILLION / speed.tokens_per_second_per_gpu / SECONDS_PER_HOUR
+    return gpu_hours(speed.tokens_per_second_per_gpu, 1)
 
 
 def kilowatt_hours_per_billion_tokens(speed: SpeedPrediction, world_size: int) -> float | None:
     """Energy of the GPUs at their power limit for 1e9 tokens: an upper bound; None: power unknown."""
     if speed.joules_per_step is None:
         return None
-    tokens_per_step = speed.tokens_per_second_per_gpu * world_size * speed.step_seconds
-    return BILLION / tokens_per_step * speed.joules_per_step / SECONDS_PER_HOUR / 1000
+    watts = speed.joules_per_step / speed.step_seconds
+    return kilowatt_hours(speed.tokens_per_second_per_gpu * world_size, watts)
 
 
 def _communication(found: Sequence[Transfer], source: str) -> tuple[TimeTerm, ...]:

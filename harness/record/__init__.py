@@ -6,6 +6,7 @@ Integers are bytes, floats seconds, values per rank and not aggregated, unless a
 from harness.record.answers import AnswerPart, AnswersPart
 from harness.record.checkpoint import CheckpointPart, ResumedPart, SavedFormat
 from harness.record.communication import CommunicationPart
+from harness.record.energy import EnergyPart
 from harness.record.environment import (
     AcceleratorPart,
     EnvironmentPart,

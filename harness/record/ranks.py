@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.record.checkpoint import CheckpointPart
+from harness.record.energy import EnergyPart
 from harness.record.memory import MemoryPart, SetupMemoryPart
 from harness.record.part import Part
 
@@ -124,3 +125,5 @@ class RankPart(Part):
     """The process's largest resident set, libraries included."""
     processors: ProcessorPart | None = None
     """None: no step was timed, the system keeps no such accounts, or an older record."""
+    energy: EnergyPart | None = None
+    """None: no step was timed, or an older record."""

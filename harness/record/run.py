@@ -23,7 +23,7 @@ from harness.record.ranks import RankPart
 from harness.record.settings import RecordedJob, RecordedMeasure
 from harness.record.steps import EvaluationPart, StepPart, WindowsPart
 from harness.record.world import WorldPart
-from harness.spec import Question
+from harness.spec import Price, Question
 from harness.theory.device_peaks import is_stub
 from harness.theory.terms import OwnForms
 
@@ -140,6 +140,8 @@ class Record(Part):
     """The settings of measurement; None in records from before they were kept."""
     question: Question | None = None
     """What its comparison was made to answer; None in records from before it was kept."""
+    price_per_gpu_hour: Price | None = None
+    """As the user gave it; None: not given."""
     backend: BackendPart
     world: WorldPart
     environment: EnvironmentPart

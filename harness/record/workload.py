@@ -49,6 +49,7 @@ def of_record(record: Record, rank: int = 0) -> Workload | None:
         transport=world.collectives,
         options=record.backend.options,
         window=_window(record),
+        versions=record.backend.versions,
     )
 
 

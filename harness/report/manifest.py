@@ -17,7 +17,7 @@ from harness.errors import HarnessError
 from harness.record import Record
 from harness.record_files import RecordFiles
 from harness.report.drawing import renderer
-from harness.spec import Question
+from harness.spec import Price, Question
 
 Format = Literal["md", "html", "csv", "json", "latex"]
 Kind = Literal["comparison", "baseline"]
@@ -51,6 +51,8 @@ class Manifest(BaseModel):
     """What the report answers."""
     subject: str = ""
     """What its title adds to the job; empty: nothing."""
+    price_per_gpu_hour: Price | None = None
+    """What replaces the price of the records; None: nothing."""
     harness: str
     drawing: str
     """Name and version of what drew the pictures; another draws other bytes."""
@@ -73,7 +75,8 @@ class Manifest(BaseModel):
 
     def line(self) -> str:
         """The line that a writer hides; nothing in it can end a comment or begin a tag."""
-        text = json.dumps(self.model_dump(), separators=(",", ":"))
+        unset = {"price_per_gpu_hour"} if self.price_per_gpu_hour is None else set()
+        text = json.dumps(self.model_dump(exclude=unset), separators=(",", ":"))
         for character, code in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("--", "-\\u002d")):
             text = text.replace(character, code)
         return MARK + text
@@ -91,6 +94,7 @@ def make_manifest(
     form: Format,
     question: Question | None = None,
     subject: str = "",
+    price: Price | None = None,
     baseline: Sequence[tuple[Path, Record]] = (),
     folders: Sequence[Path] = (),
 ) -> Manifest:
@@ -120,6 +124,7 @@ def make_manifest(
         kind="baseline" if baseline else "comparison",
         question=question or question_of([record for _, record in runs]),
         subject=subject,
+        price_per_gpu_hour=price,
         harness=version("sharding-harness"),
         drawing=renderer(),
         records=entries,

@@ -12,6 +12,7 @@ from harness.report.pictures.volume import volume_picture
 from harness.report.sections.checkpoints import checkpoints_section
 from harness.report.sections.communication import communication_section
 from harness.report.sections.configuration import configuration_section
+from harness.report.sections.energy import energy_section
 from harness.report.sections.failures import failures_section
 from harness.report.sections.findings import findings_section
 from harness.report.sections.given import given_section
@@ -56,6 +57,7 @@ SECTIONS: tuple[Callable[[Comparison], Section | None], ...] = (
     surprises_all_section,
     nodes_section,
     time_section,
+    energy_section,
     overlap_section,
     scaling_section,
     findings_section,
@@ -81,7 +83,7 @@ OF_EVERY_RUN = {
 }
 """Sections that look at each run by itself, or that leave out themselves what is not the same job. The
 others compare runs, and get only comparable ones."""
-OF_SPEED = {time_section, overlap_section, scaling_section}
+OF_SPEED = {time_section, energy_section, overlap_section, scaling_section}
 """Sections that a report leaves out whose question is neither speed nor scaling."""
 WITHOUT_SPEEDS: dict[Callable[[Comparison], Section | None], Callable[[Comparison], Section | None]] = {
     results_section: results_without_speeds,

@@ -21,7 +21,7 @@ from harness.report.writers.html import data_address, render_html
 from harness.report.writers.json import render_json
 from harness.report.writers.latex import render_latex
 from harness.report.writers.markdown import render_details, render_markdown
-from harness.spec import Question
+from harness.spec import Price, Question
 
 Run = tuple[Path, Record]
 Images = Mapping[str, Mapping[str, bytes]]
@@ -51,16 +51,25 @@ def write_report(
     form: Format | None = None,
     question: Question | None = None,
     subject: str = "",
+    price: Price | None = None,
     baseline: Sequence[Run] = (),
     folders: Sequence[Path] = (),
 ) -> Path:
     """Write the report and the files that belong to it, for /dev/stdout none; return the report's path.
 
     `form` None: it follows from the extension. `question` None: that of the records. `subject`: what the
-    title adds to the job. `folders`: those whose every record was asked for.
+    title adds to the job. `price`: of an hour of one GPU, in place of that of the records.
+    `folders`: those whose every record was asked for.
     """
     manifest, rendered = prepare_report(
-        runs, output, form=form, question=question, subject=subject, baseline=baseline, folders=folders
+        runs,
+        output,
+        form=form,
+        question=question,
+        subject=subject,
+        price=price,
+        baseline=baseline,
+        folders=folders,
     )
     output.parent.mkdir(parents=True, exist_ok=True)
     stale = _earlier_pictures(output, manifest)
@@ -84,13 +93,21 @@ def prepare_report(
     form: Format | None = None,
     question: Question | None = None,
     subject: str = "",
+    price: Price | None = None,
     baseline: Sequence[Run] = (),
     folders: Sequence[Path] = (),
 ) -> tuple[Manifest, Rendered]:
     """All that `write_report` writes, without writing it."""
     form = form or format_of(output)
     manifest = make_manifest(
-        runs, output, form=form, question=question, subject=subject, baseline=baseline, folders=folders
+        runs,
+        output,
+        form=form,
+        question=question,
+        subject=subject,
+        price=price,
+        baseline=baseline,
+        folders=folders,
     )
     records = {entry.path: r for entry, (_, r) in zip(manifest.records, (*baseline, *runs), strict=True)}
     document = make_document(manifest, records)
@@ -141,9 +158,15 @@ def make_document(manifest: Manifest, records: Mapping[str, Record]) -> Document
 
         before = [records[entry.path] for entry in manifest.records if entry.before]
         return before_after(Comparison(before), Comparison(after), last)
-    comparison = Comparison(after)
+    comparison = Comparison(_priced(after, manifest.price_per_gpu_hour))
     details = details_document(comparison, last, question=manifest.question)
     return short_document(comparison, manifest.question, details, subject=manifest.subject)
+
+
+def _priced(records: Sequence[Record], price: Price | None) -> Sequence[Record]:
+    if price is None:
+        return records
+    return [record.model_copy(update={"price_per_gpu_hour": price}) for record in records]
 
 
 def draw_all(document: Document, form: Format) -> dict[str, dict[str, bytes]]:

@@ -76,6 +76,7 @@ def _record(
         repeat=request.repeat,
         measure=request.measure,
         question=request.question,
+        price_per_gpu_hour=request.price_per_gpu_hour,
         backend=_backend(request, setup),
         world=_world(request, setup),
         environment=environment_of(run_directory, request, setup, broken),
@@ -259,6 +260,7 @@ def rank_part(rank: int, events: RankEvents) -> RankPart | None:
         num_alloc_retries=measured.num_alloc_retries if measured else None,
         host_peak_bytes=measured.host_peak_bytes if measured else None,
         processors=measured.processors if measured else None,
+        energy=measured.energy if measured else None,
     )
 
 

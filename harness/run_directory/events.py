@@ -15,6 +15,7 @@ from harness.record import (
     CheckpointPart,
     CommunicationPart,
     DataPart,
+    EnergyPart,
     LayoutPart,
     MemoryPart,
     ModelPart,
@@ -184,6 +185,7 @@ class MeasuredEvent(Part):
     num_alloc_retries: int | None = None
     host_peak_bytes: int | None
     processors: ProcessorPart | None = None
+    energy: EnergyPart | None = None
 
 
 class RankAnswers(Part):

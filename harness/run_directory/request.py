@@ -11,7 +11,7 @@ from harness.backends.model_source import Loading
 from harness.record import GivenPart, PredictionPart
 from harness.record.run_id import RunId
 from harness.run_directory.checkpoint import SavedCheckpoint
-from harness.spec import Job, MeasureSection, Question
+from harness.spec import Job, MeasureSection, Price, Question
 
 REQUEST_NAME = "request.json"
 LOCAL_RENDEZVOUS = "HARNESS_LOCAL_RENDEZVOUS"
@@ -52,6 +52,8 @@ class RunRequest(BaseModel):
     accumulation_steps: int
     question: Question | None = None
     """What the comparison that asked for the run is made to answer."""
+    price_per_gpu_hour: Price | None = None
+    """What the user pays; the ranks do not read it."""
     loading: Loading = "slices"
     """How initial weights reach ranks that shard them."""
     memory_limit_bytes: int | None = None

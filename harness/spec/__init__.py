@@ -22,5 +22,6 @@ from harness.spec.job import (
 )
 from harness.spec.loss import LossSection
 from harness.spec.model import DEFAULT_MODEL_CONFIG, ModelSection
+from harness.spec.price import GivenPrice, Price, read_price
 from harness.spec.section import Section
 from harness.spec.task import Task

@@ -16,6 +16,7 @@ from pydantic import (
 from harness.backends.model_source import Loading
 from harness.backends.registry import IN_DEFAULT_COMPARISON
 from harness.spec.job import Job
+from harness.spec.price import GivenPrice
 from harness.spec.section import Section
 from harness.spec.size import Bytes
 
@@ -170,6 +171,11 @@ class CompareSection(Section):
     )
     world_sizes: list[PositiveInt] = Field([2], min_length=1, description="numbers of ranks")
     repeats: PositiveInt = Field(1, le=MOST_REPEATS, description="runs of each cell")
+    price_per_gpu_hour: GivenPrice | None = Field(
+        None,
+        description="what an hour of one GPU costs, such as '2.5 USD': the report then states GPU-hours and "
+        "cost per 1e9 tokens of runs on GPUs; null: no cost",
+    )
     noise_runs: bool = Field(
         True,
         description="repeat the reference with another split of the batch, and at low precision in fp32: "

@@ -99,6 +99,8 @@ class Workload:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the backend, as typed after its name."""
     window: Window = Window()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of the libraries by distribution; closed forms take the newest of one that is missing."""
 
     @property
     def like_for_like(self) -> bool:

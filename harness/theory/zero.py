@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from harness.backends.library_facts import holds
 from harness.backends.presets import COMMUNICATION_DTYPE, DATA_TYPES, ZERO_BUCKET_DEFAULT, zero_changes
 from harness.theory.checkpoint import PHASE
 from harness.theory.terms import Collective, Volume
@@ -48,12 +49,13 @@ def gradient_accumulation_bytes(workload: Workload) -> int:
 
 
 def broadcast_model(workload: Workload) -> list[Collective]:
-    """`DeepSpeedEngine._broadcast_model` sends every parameter as bytes, in the model's compute dtype."""
+    """`DeepSpeedEngine._broadcast_model` sends every parameter in the model's compute dtype."""
+    as_bytes = holds("zero-broadcasts-bytes", workload.versions)
     size = sum(tensor.numel * workload.held_bytes(tensor) for tensor in workload.layout.parameters)
     return [
         Collective(
-            phase="setup", op="broadcast", dtype="uint8", term="initial weights broadcast",
-            payload_bytes=size, calls=len(workload.layout.parameters),
+            phase="setup", op="broadcast", dtype="uint8" if as_bytes else workload.compute_dtype,
+            term="initial weights broadcast", payload_bytes=size, calls=len(workload.layout.parameters),
         )
     ]  # fmt: skip
 

@@ -10,6 +10,7 @@ from harness.record import CommunicationPart, MemoryPart, OverlapPart
 from harness.run_directory.events import MeasuredEvent
 from harness.run_directory.request import RunRequest, snapshot_file, trace_file
 from harness.worker.communication import CommunicationCounter
+from harness.worker.energy import EnergyMeter
 from harness.worker.environment import keep_freed_memory
 from harness.worker.events import EventWriter
 from harness.worker.memory import (
@@ -47,7 +48,13 @@ class Instruments:
         snapshot = Snapshot(snapshot_file(run_directory, world.rank)) if measure.memory_snapshot else None
         observer = Observer()
         probes = Probes(
-            allocator, counter, tracer, observer, probed_steps=measure.probed_steps, snapshot=snapshot
+            allocator,
+            counter,
+            tracer,
+            observer,
+            EnergyMeter(world.device),
+            probed_steps=measure.probed_steps,
+            snapshot=snapshot,
         )
         return cls(
             rank=world.rank,
@@ -81,6 +88,7 @@ class Instruments:
             num_alloc_retries=self.allocator.allocation_retries(),
             host_peak_bytes=host_peak_bytes(),
             processors=self.probes.processors.end(),
+            energy=self.probes.energy.end() if self.probes.energy else None,
         )
         events.write(measured)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from harness.backends.base import Engine
 from harness.record import Moment, Window
 from harness.worker.communication import CommunicationCounter
+from harness.worker.energy import EnergyMeter
 from harness.worker.finished_collectives import release_finished_collectives
 from harness.worker.memory import AllocatorProbe
 from harness.worker.memory_probe import MemoryProbe
@@ -33,6 +34,7 @@ class Probes:
         counter: CommunicationCounter,
         tracer: Tracer,
         observer: Observer,
+        energy: EnergyMeter | None = None,
         *,
         probed_steps: int = 0,
         snapshot: Snapshot | None = None,
@@ -43,6 +45,8 @@ class Probes:
         self._observer = observer
         self.processors = ProcessorAccount()
         """Of the timed steps."""
+        self.energy = energy
+        """Of the timed steps; None: not measured."""
         self.timed_probes: set[str] = set()
         """Probes found at work in a timed step."""
         self._memory: MemoryProbe | None = None
@@ -92,6 +96,8 @@ class Probes:
             }
             self.timed_probes |= {name for name, is_at_work in at_work.items() if is_at_work}
             self.processors.begin()
+            if self.energy is not None:
+                self.energy.poll()
 
     def begin_micro_step(self, *, last: bool) -> None:
         """Tell the counter whether this micro-step is the last of its step."""

@@ -27,7 +27,7 @@ def process_memory(allocator: AllocatorProbe) -> dict[str, Any]:
     figures: dict[str, Any] = {"host_resident_bytes": psutil.Process().memory_info().rss}
     if isinstance(allocator, CudaAllocatorProbe):
         device = torch.cuda.get_device_properties(torch.cuda.current_device())
-        driver = driver_use(_nvml(), f"GPU-{device.uuid}", os.getpid())
+        driver = driver_use(nvml(), f"GPU-{device.uuid}", os.getpid())
         figures["reserved_bytes"] = torch.cuda.memory_reserved()
         figures["num_alloc_retries"] = allocator.allocation_retries()
         figures["device_used_bytes"] = driver.used_bytes
@@ -71,7 +71,7 @@ def driver_use(library: Any, device_uuid: str, process_id: int) -> DriverUse:
 
 
 @cache
-def _nvml() -> Any:
+def nvml() -> Any:
     """The NVML library, ready to be asked, or a sentence why it cannot be had."""
     try:
         import pynvml

@@ -57,7 +57,7 @@ class ProcessorAccount:
             waiting_seconds=max(0.0, last.waiting - first.waiting),
             machine_busy_seconds=last.busy - first.busy,
             machine_stolen_seconds=last.stolen - first.stolen,
-            boot=_boot(self._proc),
+            boot=boot(self._proc),
         )
 
 
@@ -99,7 +99,7 @@ def _waiting_seconds(tasks: Path) -> float | None:
     return waited / NANOSECONDS if ran else None
 
 
-def _boot(proc: Path) -> str | None:
+def boot(proc: Path = PROC) -> str | None:
     """What Linux drew at random when it started: equal for all containers of one machine."""
     try:
         return (proc / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
