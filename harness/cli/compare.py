@@ -127,7 +127,7 @@ def compare(
     batches = largest_batches(cells, experiment, device) if batch == "largest" else None
     cells = _enlarged(cells, batches) if batches is not None else cells
     if dry_run:
-        return show_plan(cells, known, found, as_json=as_json, view=view)
+        return show_plan(cells, known, found, device, as_json=as_json, view=view)
     _tell_known(cells, known, job, view)
     fresh = fresh and job is None
     runs_made = MissingCells(store, experiment, device, found, fresh=fresh, force=force, view=view)

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from harness.cells import Cell, is_refused
 from harness.cli.matrix_progress import duration
 from harness.cli.output import echo
 from harness.cli.view import View
 from harness.nested import differences
+from harness.planning.wall_time import ASSUMED, assumed_time
 from harness.provenance import package_versions
 from harness.record import Record
 from harness.report.narrow import narrow
@@ -35,17 +36,19 @@ class Plan:
     why: str
     """Why there is none, or which one."""
     seconds: float | None
-    """How long it would run; None: nothing like it ran in this folder."""
+    """How long it would run; None: not known."""
+    seconds_from: Literal["runs", "flops"] | None
+    """Like runs of this folder, or the model's FLOPs over an assumed rate."""
 
 
 def show_plan(
-    cells: Sequence[Cell], known: Mapping[str, Record], found: Runs, *, as_json: bool, view: View
+    cells: Sequence[Cell], known: Mapping[str, Record], found: Runs, device: str, *, as_json: bool, view: View
 ) -> int:
     """Show what `harness compare` would do with these cells, and do nothing.
 
     `known`: the records that would be used, by cell; `found`: all of the folder.
     """
-    plans = [_planned(cell, known.get(cell.key), found) for cell in cells]
+    plans = [_planned(cell, known.get(cell.key), found, device) for cell in cells]
     missing = [plan for plan in plans if plan.record is None]
     if as_json:
         echo(json.dumps({"cells": [_document(plan) for plan in plans]}, indent=1))
@@ -54,13 +57,21 @@ def show_plan(
     rows = [
         [
             plan.cell.backend, str(plan.cell.world_size), str(plan.cell.repeat),
-            "-" if plan.seconds is None or plan.record else duration(plan.seconds), plan.why,
+            _time(plan), plan.why,
         ]
         for plan in plans
     ]  # fmt: skip
     echo(narrow(rows, headers, shrinks=("backend", "record"), wide=view.wide))
     echo(_summary(missing, len(plans)), err=True)
+    if any(plan.seconds_from == "flops" for plan in missing):
+        echo(ASSUMED, err=True)
     return 0
+
+
+def _time(plan: Plan) -> str:
+    if plan.seconds is None or plan.record:
+        return "-"
+    return ("~" if plan.seconds_from == "flops" else "") + duration(plan.seconds)
 
 
 def _summary(missing: Sequence[Plan], cells: int) -> str:
@@ -69,18 +80,22 @@ def _summary(missing: Sequence[Plan], cells: int) -> str:
     if not missing:
         return text
     if not guessed:
-        return f"{text}; no estimate of their time: nothing like them ran in this folder"
+        return f"{text}; no estimate of their time: nothing like them ran, and their FLOPs are not known"
     unknown = len(missing) - len(guessed)
     text += f", about {duration(sum(guessed))}"
     return f"{text}, and {unknown} for an unknown time" if unknown else text
 
 
-def _planned(cell: Cell, record: Record | None, found: Runs) -> Plan:
+def _planned(cell: Cell, record: Record | None, found: Runs, device: str) -> Plan:
     if record is not None:
-        return Plan(cell=cell, record=record, why=record.run_id, seconds=None)
-    return Plan(
-        cell=cell, record=None, why=_why_not(cell, [r for _, r in found]), seconds=_seconds(cell, found)
-    )
+        return Plan(cell=cell, record=record, why=record.run_id, seconds=None, seconds_from=None)
+    why = _why_not(cell, [r for _, r in found])
+    if (seconds := _seconds(cell, found)) is not None:
+        return Plan(cell=cell, record=None, why=why, seconds=seconds, seconds_from="runs")
+    assumed = assumed_time(cell, device)
+    if assumed is None:
+        return Plan(cell=cell, record=None, why=why, seconds=None, seconds_from=None)
+    return Plan(cell=cell, record=None, why=why, seconds=assumed.total, seconds_from="flops")
 
 
 def _why_not(cell: Cell, records: Sequence[Record]) -> str:
@@ -153,4 +168,5 @@ def _document(plan: Plan) -> dict[str, Any]:
         "run_id": plan.record.run_id if plan.record else None,
         "why": None if plan.record else plan.why.removeprefix("none: "),
         "seconds": plan.seconds,
+        "seconds_from": plan.seconds_from,
     }

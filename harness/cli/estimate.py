@@ -21,6 +21,7 @@ from harness.cli.options import (
     set_option,
     with_new_options,
 )
+from harness.cli.output import begin
 from harness.config import load_experiment
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def estimate(
     _check_files(plot, report)
     if list_models or list_hardware:
         return _list(known, models=list_models)
+    begin("tracing the model's activations")
     experiment = load_experiment(config, assignments, notice)
     device = None if gpu is None else known.device(gpu)
     planned = job_model(experiment.job(), model)

@@ -23,7 +23,7 @@ from harness.cli.options import (
     set_option,
     with_new_options,
 )
-from harness.cli.output import echo
+from harness.cli.output import begin, echo
 from harness.cli.progress import Progress
 from harness.config import load_experiment
 from harness.errors import HarnessError
@@ -76,6 +76,7 @@ def fit(
         raise HarnessError(
             "fit starts its own ranks and cannot be one of a launcher's: run it without torchrun"
         )
+    begin("checking the job, its data and this machine")
     experiment = load_experiment(config, assignments, notice)
     label = canonical_label(*with_new_options([backend]))
     device = resolve_device(experiment.runtime.device)

@@ -12,6 +12,7 @@ import click
 
 from harness.cli.options import PATH, backends_option, common, json_option, measuring, set_option
 from harness.cli.output import echo
+from harness.compare.wording import counted
 from harness.errors import HarnessError
 from harness.labs.catalogue import LABS, Lab, Scale, Variant, find_lab
 from harness.labs.fill import fill, needs_runs
@@ -21,6 +22,8 @@ from harness.store import read_runs
 
 ALL = "all"
 FOLDER = Path("runs") / "labs"
+SPENT = "spent.json"
+"""In the folder of a lab: what its last runs took."""
 
 
 def _lab_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -85,11 +88,13 @@ def run_lab(
     for lab in _chosen(name, variant):
         if name == ALL:
             echo(f"\n# {lab.name}: {lab.title}")
-        began = Spent.so_far()
+        began, before = Spent.so_far(), _count(folder := _folder(lab, scale, variant, runs))
         if code := _run(lab, scale, variant, runs, backends, nproc, assignments):
             return code
-        if needs_runs(lab):
-            echo(f"{lab.name}: {Spent.so_far() - began}", err=True)
+        if needs_runs(lab) and (ran := _count(folder) - before):
+            spent = Spent.so_far() - began
+            echo(f"{lab.name}: {counted(ran, 'run')}, {spent}", err=True)
+            (folder / SPENT).write_text(json.dumps({"runs": ran, **asdict(spent)}, indent=1) + "\n")
     return 0
 
 
@@ -126,6 +131,11 @@ def table(name: str, scale: Scale, variant: Variant, runs: Path, markdown: bool,
 def _folder(lab: Lab, scale: Scale, variant: Variant, runs: Path) -> Path:
     lab.configurations(variant, scale)  # raises for a variant that there is not
     return runs / f"{lab.name}.{variant}.{scale}"
+
+
+def _count(folder: Path) -> int:
+    """Runs with a record."""
+    return len([*folder.glob("*/record.json")])
 
 
 def _compare(words: list[str]) -> int:

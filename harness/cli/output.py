@@ -28,6 +28,12 @@ def echo(text: str, *, err: bool = False) -> None:
             raise HarnessError(f"standard output cannot be written: {error.strerror}") from error
 
 
+def begin(text: str) -> None:
+    """A first word for a person who waits at a terminal; a log needs none."""
+    if sys.stderr.isatty():
+        echo(text, err=True)
+
+
 def _at_terminal(err: bool) -> bool:
     stream = sys.stderr if err else sys.stdout
     return stream is not None and stream.isatty()

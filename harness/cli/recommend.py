@@ -11,7 +11,7 @@ import click
 from harness.cli.calibration import calibrate_options, calibrated_constants
 from harness.cli.hardware import named_fabric
 from harness.cli.options import PATH, common, config_option, json_option, notice, set_option
-from harness.cli.output import echo
+from harness.cli.output import begin, echo
 from harness.config import load_experiment
 
 
@@ -52,6 +52,7 @@ def recommend(
     By predicted memory and speed. Says why the others lose, what is uncertain, when other parallelism is
     called for, and how to measure the best ones.
     """
+    begin("tracing the model's activations")
     from harness.planning.hardware import load_hardware
     from harness.planning.recommend.commands import Typed
     from harness.planning.recommend.model import find_model, model_settings

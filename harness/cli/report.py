@@ -10,7 +10,7 @@ import click
 
 from harness.atomic_write import stream_number
 from harness.cli.options import EXIT_STRICT, PATH, common, warn_skipped
-from harness.cli.output import echo
+from harness.cli.output import begin, echo
 from harness.compare.comparison import Comparison
 from harness.compare.fail_on import failures, parse_conditions
 from harness.errors import HarnessError
@@ -68,6 +68,7 @@ def report(
     archive: bool,
 ) -> int:
     """Write a report of records: files, run folders, folders of runs, or archives (runs.tar.xz)."""
+    begin("reading the records")
     if baseline and archive:
         raise HarnessError("--archive packs one set of runs; with --baseline give two archives as RUNS")
     if baseline and (question or subject or price_per_gpu_hour):

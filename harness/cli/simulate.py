@@ -11,6 +11,7 @@ import click
 from harness.cells import canonical_label
 from harness.cli.arguments import numbers, split_backends
 from harness.cli.options import common, config_option, json_option, notice, set_option, with_new_options
+from harness.cli.output import begin
 from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.planning.models import load_model
@@ -56,6 +57,7 @@ def simulate(
     One process, no GPU, no network: collectives and memory of an ordinary step are counted, and shown next
     to the closed forms.
     """
+    begin("preparing one rank of a large world")
     experiment = load_experiment(config, assignments, notice)
     name = "the job's model"
     if model is not None:

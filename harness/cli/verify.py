@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from harness.cli.options import PATH, common, json_option
-from harness.cli.output import echo
+from harness.cli.output import begin, echo
 from harness.compare.wording import counted
 from harness.report.verify import verify as verify_report
 from harness.store import without_collection
@@ -28,6 +28,7 @@ def verify(report: Path, pictures_by_digest: bool, as_json: bool) -> int:
 
     Exits with 0 only if every table, sentence and picture follows from unchanged records.
     """
+    begin(f"recomputing {report}")
     with without_collection():
         result = verify_report(report, pictures_by_digest=pictures_by_digest)
     if as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -11,7 +10,7 @@ from typing import Any
 import click
 
 from harness.cli.options import wide_option
-from harness.cli.output import echo
+from harness.cli.output import begin, echo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +31,8 @@ class View:
 
     def begin(self, text: str) -> None:
         """A first word, for a person at a terminal; a log needs none."""
-        if sys.stderr.isatty():
-            self.say(text)
+        if not self.quiet:
+            begin(text)
 
 
 def view_options(command: Callable[..., int]) -> Callable[..., int]:

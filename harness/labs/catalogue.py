@@ -12,7 +12,17 @@ from harness.shipped import MARK, names
 Variant = Literal["as-intended", "as-written"]
 Scale = Literal["full", "tiny"]
 TableKind = Literal[
-    "scaling", "stages", "strategies", "custom", "weak", "images", "dtypes", "times", "lecture", "memory"
+    "scaling",
+    "stages",
+    "strategies",
+    "custom",
+    "weak",
+    "images",
+    "dtypes",
+    "times",
+    "waits",
+    "lecture",
+    "memory",
 ]
 KAUST = "https://github.com/kaust-rccl/Dist-DL-training"
 
@@ -91,7 +101,8 @@ LABS = (
     ),
     Lab(
         name="llama-finetuning", title="Llama fine-tuned on 1 to 8 GPUs of two nodes",
-        source="CINECA, course on Accelerate's FSDP, 2026", table="times", **_same("llama-finetuning"),
+        source="CINECA, course on Accelerate's FSDP, 2026", table="times", full=("llama-finetuning",),
+        tiny=("llama-finetuning", "llama-finetuning-strategies"),
     ),
     Lab(
         name="dtypes", title="Dtypes of weights, gradients and optimizer states in FSDP and DeepSpeed",
@@ -100,6 +111,10 @@ LABS = (
     Lab(
         name="model-memory", title="Memory estimate by dtype of bert-base-cased and Llama-3-8B",
         source="talk by the lead of Accelerate", table="memory",
+    ),
+    Lab(
+        name="fsdp-prefetch", title="Where compute waits for communication, by prefetch and gathers ahead",
+        source="graduate lecture on FSDP", table="waits", **_same("fsdp-prefetch"),
     ),
     Lab(
         name="fsdp-lecture", title="Llama 70B on 128 and 1,280 GPUs: memory and bytes by strategy",

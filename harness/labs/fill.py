@@ -8,6 +8,7 @@ from harness.labs import tables
 from harness.labs.arithmetic import lecture_tables, memory_tables
 from harness.labs.catalogue import Lab, TableKind
 from harness.labs.document import LabTable
+from harness.labs.waits import waits_tables
 from harness.record import Record
 
 OF_RECORDS: dict[TableKind, Callable[[Sequence[Record]], list[LabTable]]] = {
@@ -19,6 +20,7 @@ OF_RECORDS: dict[TableKind, Callable[[Sequence[Record]], list[LabTable]]] = {
     "images": tables.images_tables,
     "dtypes": tables.dtypes_tables,
     "times": tables.times_tables,
+    "waits": waits_tables,
 }
 OF_ARITHMETIC: dict[TableKind, Callable[[], list[LabTable]]] = {
     "lecture": lecture_tables,

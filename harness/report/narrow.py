@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from textwrap import wrap
+from textwrap import TextWrapper, wrap
 
 WIDTH = 100
 """Characters of a line without --wide."""
@@ -13,6 +13,8 @@ LEAST = 12
 """Characters of a column that is shortened or broken."""
 GAP = "  "
 CUT = "…"
+BREAKS = re.compile(r"(\s+|(?<=[:,])(?=[a-z]))")
+"""Where a cell may break: between words, and between a backend and its options."""
 WHOLE = re.compile(r"\S {2,}\S|^\s*\||^\s+harness ")
 """In a line of a table, or a command to copy."""
 
@@ -79,6 +81,13 @@ def _folded(line: str, width: int) -> str:
     return "\n".join(pieces)
 
 
+class _Cell(TextWrapper):
+    wordsep_simple_re = BREAKS
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, break_on_hyphens=False)
+
+
 def shortened(text: str, most: int, *, keeps_end: bool = False) -> str:
     """A text of at most so many characters; what was cut shows as an ellipsis."""
     if len(text) <= most:
@@ -109,7 +118,7 @@ def _widths(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> list[int]:
 
 
 def _longest_words(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> list[int]:
-    words = [[max(text.split(), key=len, default="") for text in row] for row in (headers, *rows)]
+    words = [[max(BREAKS.split(text), key=len) for text in row] for row in (headers, *rows)]
     return _widths(words[1:], words[0])
 
 
@@ -127,5 +136,5 @@ def _broken(widths: Sequence[int], words: Sequence[int], room: int) -> list[int]
 
 def _lines_of(row: Sequence[str], most: Sequence[int]) -> list[tuple[str, ...]]:
     """The lines of one row of cells."""
-    cells = [wrap(text, size, break_on_hyphens=False) or [""] for text, size in zip(row, most, strict=True)]
+    cells = [_Cell(size).wrap(text) or [""] for text, size in zip(row, most, strict=True)]
     return list(zip_longest(*cells, fillvalue=""))

@@ -23,6 +23,8 @@ NOT_RUN = {
     "harness slurm status": "needs Slurm: tests/cluster",
     "harness slurm collect": "needs Slurm: tests/cluster",
     "harness slurm cancel": "needs Slurm: tests/cluster",
+    "harness fabric --max-size 4GB": "takes minutes over gloo",
+    "harness slurm render --site @ibex --config @labs": "needs a data set that is not in the repository",
     "harness labs run": "make labs runs every lab",
     "harness labs table": "reads the runs of a lab: tests/harness/labs",
     "harness doctor": "takes two minutes: tests/harness/cli/test_doctor.py",

@@ -1,6 +1,7 @@
 """`harness compare --dry-run`: what would run and why, and nothing runs."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -51,10 +52,24 @@ def test_cells_with_a_record_are_named_and_the_others_have_a_reason(tmp_path: Pa
     assert (found["zero3"]["run_id"], found["zero3"]["why"]) == (None, "never ran in this folder")
 
 
-def test_an_empty_folder_has_no_estimate_and_is_not_created(tmp_path: Path) -> None:
+def test_an_empty_folder_is_not_created_and_times_are_marked_as_estimates(tmp_path: Path) -> None:
     found = dry_run(tmp_path)
-    assert {cell["seconds"] for cell in found.values()} == {None}
+    assert {cell["seconds_from"] for cell in found.values()} == {"flops"}
+    assert all(5 < cell["seconds"] < 60 for cell in found.values())
     assert not (tmp_path / "runs").exists()
+    done = harness("compare", "--dry-run", "--backends", "ddp", cwd=tmp_path)
+    assert "  ~" in done.stdout
+    assert "~: estimated from the model's FLOPs" in done.stderr
+
+
+def test_a_job_whose_flops_are_not_known_has_no_estimate(tmp_path: Path) -> None:
+    found = dry_run(tmp_path, settings=[*SET[:1], "training.epochs=1"])
+    assert {(cell["seconds"], cell["seconds_from"]) for cell in found.values()} == {(None, None)}
+
+
+def test_like_runs_give_the_estimate_where_there_are_some(tmp_path: Path, cells: dict) -> None:
+    found = dry_run(tmp_path, recorded(cells["ddp"], created_at=datetime.now(UTC).isoformat()))
+    assert found["zero3"]["seconds_from"] == "runs"
 
 
 @pytest.mark.parametrize(
