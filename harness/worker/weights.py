@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -19,20 +20,20 @@ from harness.worker.sketch import content_sum, partial_sketch
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Sums:
-    """Of one rank's part of one parameter; those of ranks that hold disjoint parts add up."""
+class Held:
+    """One rank's range of one parameter."""
 
     shape: tuple[int, ...]
     start: int
     elements: int
-    copy: int
     content: int
-    """See `sketch.content_sum`."""
-    sketch: tuple[float, ...]
-    """See `sketch.partial_sketch`; of what this copy takes on, where several ranks hold the same."""
+    """See `sketch.content_sum`; those of ranges that do not overlap add up."""
 
 
-Share = dict[str, _Sums]
+T = TypeVar("T")
+Share = Mapping[str, Held]
+Ranges = Mapping[tuple[int, int], Sequence[int]]
+"""Of one parameter: the ranks that hold the same elements, by start and number."""
 
 
 def digest_share(engine: Engine) -> Share:
@@ -40,20 +41,51 @@ def digest_share(engine: Engine) -> Share:
 
     Nothing is gathered; an engine that does not list its pieces gathers tensor by tensor: a collective.
     """
-    return {piece.name: _sums(piece, alone=False) for piece in _pieces(engine)}
+    return {
+        piece.name: Held(
+            shape=piece.shape,
+            start=piece.start,
+            elements=piece.weight.numel(),
+            content=content_sum(piece.name, piece.weight, piece.start),
+        )
+        for piece in _pieces(engine)
+    }
 
 
 def combined(share: Share, engine: Engine) -> WeightsPart:
     """SHA-256 over the sorted (name, shape, sum of the contents), L2 norm, count, a sketch of each.
 
-    A collective. Where ranks that should hold the same do not, each returns the weights of its own copy.
-    Without a sketch where a weight is not finite. Raises HarnessError where the parts are not the whole.
+    A collective. Where ranks that hold the same elements differ in them, each returns the weights of its own
+    copy. Without a sketch where a weight is not finite. Raises HarnessError where the ranges are not the
+    whole.
     """
-    shares = _from_all(share)
-    if all(_agree(found) for found in _by_name(shares).values()):
-        return _part(share, shares)
-    alone = {piece.name: _sums(piece, alone=True) for piece in _pieces(engine)}
-    return _part(alone, _from_all(alone), copies_differ=True)
+    rank, shares = dist.get_rank(), _from_all(share)
+    ranges = {name: _ranges(name, shares) for name in dict.fromkeys(name for one in shares for name in one)}
+    agree = all(
+        len({shares[holder][name].content for holder in holders}) == 1
+        for name, of_name in ranges.items()
+        for holders in of_name.values()
+    )
+    sketches = _from_all(dict(_own_sketches(engine, ranges, divided=agree)))
+    lines: list[str] = []
+    whole: dict[str, list[float]] = {}
+    count = 0
+    for name, of_name in ranges.items():
+        copy = _copy_of(rank, of_name)
+        shape = shares[copy[0]][name].shape
+        content = sum(shares[holder][name].content for holder in copy) % 2**64
+        lines.append(f"{name} {shape} {content:016x}")
+        parts = [one[name] for n, one in enumerate(sketches) if name in one and (agree or n in copy)]
+        square, *projections = (sum(values) for values in zip(*parts, strict=True))
+        whole[name] = [square**0.5, *projections]
+        count += math.prod(shape)
+    finite = all(math.isfinite(value) for values in whole.values() for value in values)
+    return WeightsPart(
+        digest=hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest() + DIGEST_KIND,
+        l2_norm=math.fsum(values[0] ** 2 for values in whole.values()) ** 0.5,
+        parameter_count=count,
+        sketch=whole if finite else None,
+    )
 
 
 def digest_weights(engine: Engine) -> WeightsPart:
@@ -66,78 +98,58 @@ def _pieces(engine: Engine) -> Iterator[Piece]:
     try:
         pieces = engine.weight_pieces()
     except Unsupported:
-        world_size, rank = dist.get_world_size(), dist.get_rank()
         for name, tensor in engine.full_parameters():
-            yield Piece(
-                name=name, shape=tuple(tensor.shape), start=0, weight=tensor.reshape(-1), moments={},
-                copies=world_size, copy=rank,
-            )  # fmt: skip
+            yield Piece(name=name, shape=tuple(tensor.shape), start=0, weight=tensor.reshape(-1), moments={})
         return
     yield from pieces
 
 
-def _sums(piece: Piece, *, alone: bool) -> _Sums:
-    """alone: with the sketch of all that this rank holds, which ranks with the same otherwise divide."""
-    low, high = (0, piece.weight.numel()) if alone else piece.own_range()
-    return _Sums(
-        shape=piece.shape,
-        start=piece.start,
-        elements=piece.weight.numel(),
-        copy=piece.copy,
-        content=content_sum(piece.name, piece.weight, piece.start),
-        sketch=tuple(partial_sketch(piece.name, piece.weight[low:high], piece.start + low)),
-    )
-
-
-def _from_all(share: Share) -> Sequence[Share]:
-    shares = [share] * dist.get_world_size()
-    if len(shares) > 1:
-        dist.all_gather_object(shares, share)
-    return shares
-
-
-def _by_name(shares: Sequence[Share]) -> dict[str, list[_Sums]]:
-    found: dict[str, list[_Sums]] = {}
-    for share in shares:
-        for name, sums in share.items():
-            found.setdefault(name, []).append(sums)
+def _ranges(name: str, shares: Sequence[Share]) -> Ranges:
+    """Raises HarnessError unless the ranges of all ranks are the parameter, each element in one of them."""
+    found: dict[tuple[int, int], list[int]] = {}
+    shape: tuple[int, ...] = ()
+    for rank, share in enumerate(shares):
+        if name in share:
+            held = share[name]
+            shape = held.shape
+            if held.elements or not math.prod(shape):
+                found.setdefault((held.start, held.elements), []).append(rank)
+    position = 0
+    for start, elements in sorted(found):
+        if start != position:
+            break
+        position += elements
+    if position != math.prod(shape) or sum(elements for _, elements in found) != position:
+        raise HarnessError(
+            f"the ranks' ranges of {name} are not its {math.prod(shape)} elements: "
+            f"{', '.join(f'{start} to {start + elements}' for start, elements in sorted(found))}; "
+            "`Engine.weight_pieces` of this backend leaves some out, or cuts them in two ways"
+        )
     return found
 
 
-def _agree(found: Sequence[_Sums]) -> bool:
-    """Whether ranks with the same range of a parameter have the same in it."""
-    contents: dict[tuple[int, int], int] = {}
-    return all(contents.setdefault((one.start, one.elements), one.content) == one.content for one in found)
+def _copy_of(rank: int, ranges: Ranges) -> list[int]:
+    """The ranks that together hold one copy: this one's, the n-th of each range where it is the n-th of its."""
+    place = next((holders.index(rank) for holders in ranges.values() if rank in holders), 0)
+    return [holders[min(place, len(holders) - 1)] for holders in ranges.values()]
 
 
-def _part(own: Share, shares: Sequence[Share], *, copies_differ: bool = False) -> WeightsPart:
-    """Of the copy of each parameter that this rank has a part of; the first where it has none.
+def _own_sketches(
+    engine: Engine, ranges: Mapping[str, Ranges], *, divided: bool
+) -> Iterator[tuple[str, list[float]]]:
+    """Of what this rank holds. divided: ranks that hold the same divide it."""
+    rank = dist.get_rank()
+    for piece in _pieces(engine):
+        elements = piece.weight.numel()
+        holders = ranges[piece.name].get((piece.start, elements), ())
+        if rank in holders:
+            copies, copy = (len(holders), holders.index(rank)) if divided else (1, 0)
+            low, high = (elements * n // copies for n in (copy, copy + 1))
+            yield piece.name, partial_sketch(piece.name, piece.weight[low:high], piece.start + low)
 
-    Sketches are those of all ranks together, or of the copy alone where copies differ.
-    """
-    lines: list[str] = []
-    sketches: dict[str, list[float]] = {}
-    count = 0
-    for name, found in _by_name(shares).items():
-        number = own[name].copy if name in own else 0
-        copy = [sums for sums in found if sums.copy == number]
-        shape = copy[0].shape
-        elements = sum(sums.elements for sums in copy)
-        if elements != math.prod(shape):
-            raise HarnessError(
-                f"the ranks list {elements} of the {math.prod(shape)} elements of {name}: "
-                "`Engine.weight_pieces` of this backend leaves some out, or lists some twice"
-            )
-        lines.append(f"{name} {shape} {sum(sums.content for sums in copy) % 2**64:016x}")
-        parts = (sums.sketch for sums in (copy if copies_differ else found))
-        square, *projections = (sum(values) for values in zip(*parts, strict=True))
-        sketches[name] = [square**0.5, *projections]
-        count += elements
-    lines_of_all = "\n".join(sorted(lines))
-    finite = all(math.isfinite(value) for values in sketches.values() for value in values)
-    return WeightsPart(
-        digest=f"{hashlib.sha256(lines_of_all.encode()).hexdigest()}{DIGEST_KIND}",
-        l2_norm=math.fsum(values[0] ** 2 for values in sketches.values()) ** 0.5,
-        parameter_count=count,
-        sketch=sketches if finite else None,
-    )
+
+def _from_all(of_this_rank: T) -> Sequence[T]:
+    found = [of_this_rank] * dist.get_world_size()
+    if len(found) > 1:
+        dist.all_gather_object(found, of_this_rank)
+    return found

@@ -44,7 +44,7 @@ def test_digest_of_shards_is_that_of_the_whole(ranks: int, tmp_path: Path) -> No
 
 def test_elements_that_no_rank_lists_are_an_error(tmp_path: Path) -> None:
     for message in on_ranks(f"{MODULE}:of_missing_elements", "ddp", 2, tmp_path):
-        assert "the ranks list 20 of the 21 elements of embed" in message
+        assert "the ranks' ranges of embed are not its 21 elements: 0 to 11, 11 to 20" in message
 
 
 def test_each_rank_tells_its_own_weights_where_they_differ(tmp_path: Path) -> None:
