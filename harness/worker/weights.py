@@ -129,7 +129,7 @@ def _ranges(name: str, shares: Sequence[Share]) -> Ranges:
 
 
 def _copy_of(rank: int, ranges: Ranges) -> list[int]:
-    """The ranks that together hold one copy: this one's, the n-th of each range where it is the n-th of its."""
+    """The ranks that together hold one copy: the n-th of each range, as this one is of its own."""
     place = next((holders.index(rank) for holders in ranges.values() if rank in holders), 0)
     return [holders[min(place, len(holders) - 1)] for holders in ranges.values()]
 
