@@ -13,6 +13,7 @@ from harness.backends.ddp import DdpEngine
 from harness.backends.fsdp1 import Fsdp1Engine
 from harness.backends.fsdp2_engine import Fsdp2Engine
 from harness.backends.torch_engine import TorchEngine
+from harness.backends.trainer.alone import LIBRARY_ALONE, alone
 from harness.backends.trainer.held import HeldTrainer
 
 
@@ -85,19 +86,9 @@ class TrainerZeroEngine(AccelerateZeroEngine):
 
 
 def details_of(trainer: HeldTrainer) -> dict[str, Any]:
-    """What Trainer would do with a loss of its own, and what it is given instead, read from the live one."""
-    arguments = trainer.args
-    counted = "labels[..., 1:]" if trainer._loss_shifts_labels else "labels"
-    devices = "all devices" if arguments.average_tokens_across_devices else "this device"
-    own = (
-        f"sum / num_items_in_batch ({counted} that are not -100, of {devices})"
-        if trainer.model_accepts_loss_kwargs
-        else "mean of the micro-batch / accumulation steps"
-    )
+    """What Trainer would do alone, and what it is given instead, read from the live one."""
     return {
-        "trainer_own_loss": own,
-        "trainer_own_optimizer": str(getattr(arguments.optim, "value", arguments.optim)),
-        "trainer_own_clipping": type(arguments).max_grad_norm,
+        LIBRARY_ALONE: alone(trainer),
         "scheduler": type(trainer.lr_scheduler).__name__,
         "distributed_type": str(trainer.accelerator.distributed_type.value),
     }

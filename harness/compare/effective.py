@@ -172,6 +172,11 @@ def _state_dtypes(record: Record) -> list[str] | None:
     return (record.observed.optimizer_state_dtypes or None) if record.observed else None
 
 
+def _frozen_dtypes(record: Record) -> list[str] | None:
+    """Dtypes in which weights are held that are not trained; None: there are none."""
+    return (record.observed.frozen_dtypes or None) if record.observed else None
+
+
 def reduce_dtypes(record: Record) -> list[str] | None:
     """Dtypes in which gradients crossed the wire: counted, else as the backend says."""
     counted = reduced_dtypes(record)
@@ -234,6 +239,7 @@ SETTINGS = (
     Setting(name="compiled", effect="mathematics", read=_seen("compiled")),
     Setting(name="loss scale", effect="mathematics", read=loss_scale),
     Setting(name="dtype of weights", effect="cost", read=_reported("parameter_dtype")),
+    Setting(name="dtype of frozen weights", effect="cost", read=_frozen_dtypes),
     Setting(name="dtype of gathering", effect="cost", read=_reported("gather_dtype")),
     Setting(name="activation checkpointing", effect="cost", read=_seen("activation_checkpointing")),
     # The same operations per element; fused rounds once where the others round after each.

@@ -18,6 +18,7 @@ from harness.report.sections.findings import findings_section
 from harness.report.sections.given import given_section
 from harness.report.sections.job import job_section
 from harness.report.sections.levels import levels_section
+from harness.report.sections.library_alone import library_alone_section
 from harness.report.sections.loss import loss_section
 from harness.report.sections.machine import machine_section
 from harness.report.sections.measurement import measurement_section
@@ -66,6 +67,7 @@ SECTIONS: tuple[Callable[[Comparison], Section | None], ...] = (
     observed_section,
     presets_section,
     settings_section,
+    library_alone_section,
     reading_section,
     reproduce_section,
     configuration_section,

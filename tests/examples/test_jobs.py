@@ -17,8 +17,8 @@ SHORT = (
 )  # fmt: skip
 ALL = ("ddp", "zero2", "zero3", "fsdp", "fsdp1")
 JOBS = {
-    "vit": ALL,
-    "t5": ALL,
+    "vit": (*ALL, "trainer-ddp"),
+    "t5": (*ALL, "trainer-zero2"),
     "resnet": ("ddp", "zero3", "fsdp"),
     "own-model": ("zero2", "fsdp1"),
 }
