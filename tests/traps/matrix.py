@@ -38,7 +38,6 @@ def clean_labels(world_size: int) -> list[str]:
     """Built-in backends that run on this many CPU ranks.
 
     On one rank the sharding strategies of FSDP1 are left out: it takes NO_SHARD there, which is T14.
-    Trainer's stages 1 and 2 differ from its stage 3 by DeepSpeed's configuration alone.
     """
     world = World(rank=0, world_size=world_size, local_rank=0, ranks_per_node=world_size, device="cpu")
     return [
@@ -46,7 +45,6 @@ def clean_labels(world_size: int) -> list[str]:
         for name, entry in registry.entries().items()
         if name != registry.REFERENCE
         and entry.target.startswith("harness.backends.")
-        and name not in ("trainer-zero1", "trainer-zero2")
         and not registry.create(name).unmet_requirements(world)
         and not (world_size == 1 and name in ("fsdp1", "fsdp1-grad-op"))
     ]
