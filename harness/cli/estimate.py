@@ -93,12 +93,11 @@ def estimate(
         experiment,
         backends=with_new_options(split_backends(backends)) if backends is not None else ["all"],
         world_sizes=numbers(world_size, "--world-size", "ranks"),
-        ranks_per_node=gpus_per_node,
-        device=device,
+        ranks_per_node=gpus_per_node, device=device,
         fabric=named_fabric(known, fabric),
         constants=calibrated_constants(calibrate, save_calibration, device),
         remarks=remarks,
-    )
+    )  # fmt: skip
     _answer(asked, details=details, as_json=as_json)
     _write_files(asked, plot, report)
     return 0

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from harness.cells import Cell
 from harness.errors import HarnessError
 from harness.planning.device import Device
+from harness.planning.job_model import job_model
 from harness.planning.limits import limits_here
-from harness.planning.models import job_model
 from harness.spec import DEFAULT_STEPS, Job
 from harness.theory.flops import ModelGeometry, model_flops_per_token
 
