@@ -90,14 +90,20 @@ class JobModelSource(ModelSource):
         if not self._asked:
             return
         with torch.no_grad():
-            try:
-                stream_weights(self._draw, self._bare_skeleton()[1], self._keep)
-            except CannotStream:
+            if not (self._drawn(by_block=False) or self._drawn(by_block=True)):
                 self._open_files(*self._bare_skeleton())
                 for name, ranges in self._asked.items():
                     for asked in ranges:
                         self._copy(asked.target, name, asked.start)
         self._asked.clear()
+
+    def _drawn(self, *, by_block: bool) -> bool:
+        """Whether the model could be drawn in this way; every rank finds the same."""
+        try:
+            stream_weights(self._draw, self._bare_skeleton()[1], self._keep, by_block=by_block)
+        except CannotStream:
+            return False
+        return True
 
     @property
     def _reads(self) -> bool:

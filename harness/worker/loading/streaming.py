@@ -2,7 +2,7 @@
 
 A plain build of a Hugging Face model draws twice from one generator: constructors initialise each layer, then
 `_init_weights` initialises each module. Both passes run here in their order; what a module has drawn is
-handed on and dropped, so that at most one module, or one transformer block, is resident.
+handed on and dropped, so that at most one layer, or one transformer block, is resident.
 """
 
 from __future__ import annotations
@@ -43,13 +43,16 @@ def parameter_numbers(build_skeleton: Build) -> tuple[nn.Module, dict[int, str]]
     return model, {numbers[id(p)][0]: name for name, p in model.named_parameters() if id(p) in numbers}
 
 
-def stream_weights(build: Build, names: Mapping[int, str], keep: Callable[[str, Tensor], None]) -> None:
+def stream_weights(
+    build: Build, names: Mapping[int, str], keep: Callable[[str, Tensor], None], *, by_block: bool = True
+) -> None:
     """Run `build`, handing each named parameter to `keep` once it is initialised.
 
-    build: a plain build, the generator's seed included. names: see `parameter_numbers`. Raises CannotStream
-    for a model whose initialisation reaches beyond a module and a block.
+    build: a plain build, the generator's seed included. names: see `parameter_numbers`. by_block: wait until
+    the transformer block is initialised, since some initialise their layers' weights again. Raises
+    CannotStream for a model whose initialisation reaches beyond that.
     """
-    pass_over = _Streaming(names, keep)
+    pass_over = _Streaming(names, keep, by_block)
     with pass_over.at_work(), _GuardMeta():
         build()
     if left := sorted(set(names.values()) - pass_over.kept):
@@ -57,9 +60,10 @@ def stream_weights(build: Build, names: Mapping[int, str], keep: Callable[[str, 
 
 
 class _Streaming:
-    def __init__(self, names: Mapping[int, str], keep: Callable[[str, Tensor], None]) -> None:
+    def __init__(self, names: Mapping[int, str], keep: Callable[[str, Tensor], None], by_block: bool) -> None:
         self._names = names
         self._keep = keep
+        self._by_block = by_block
         self._registered = 0
         self._in_blocks: tuple[Any, set[int]] = (None, set())
         self.kept: set[str] = set()
@@ -105,6 +109,9 @@ class _Streaming:
                 base._initialize_weights = plain_initialise
 
     def _initialised(self, model: Any, module: nn.Module) -> None:
+        if not self._by_block:
+            self._hand_on(module)
+            return
         # GPT-2's blocks initialise their projections a second time, after the layers themselves.
         blocks = set(getattr(model, "_no_split_modules", None) or ())
         if self._in_blocks[0] is not model:
