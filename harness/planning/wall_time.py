@@ -11,6 +11,7 @@ from harness.planning.device import Device
 from harness.planning.job_model import job_model
 from harness.planning.limits import limits_here
 from harness.spec import DEFAULT_STEPS, Job
+from harness.spec.task import DEFAULT_TASK
 from harness.theory.flops import ModelGeometry, model_flops_per_token
 
 CORE_FLOPS = 25e9
@@ -56,7 +57,9 @@ def assumed_time(cell: Cell, device: str) -> RunTime | None:
 
 
 def _flops_per_step(job: Job) -> float:
-    """Raises HarnessError for a model without a closed form."""
+    """Raises HarnessError for a model without a closed form: building one would take too long."""
+    if job.task != DEFAULT_TASK or job.model.factory or job.data.factory:
+        raise HarnessError("FLOPs are known of causal language models alone")
     model, length = job_model(job), job.data.sequence_length
     geometry = ModelGeometry(
         multiplying_parameters=model.multiplying_parameters, block_parameters=0, layers=model.layers,
