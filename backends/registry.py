@@ -11,10 +11,11 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from harness.backends.base import Backend, BackendOptions, Preset
+from harness.backends.base import Backend, BackendOptions, Preset, World
 from harness.backends.built_in import ENTRIES
 from harness.backends.entry import ENTRY_POINT_GROUP, Entry, UnknownBackend
 from harness.backends.explain import choices, did_you_mean, explain
+from harness.backends.library_facts import unsupported
 from harness.backends.spellings import meant
 from harness.backends.strategy import StrategyKind
 from harness.backends.values import InvalidYaml, parse_value
@@ -22,7 +23,7 @@ from harness.backends.values import InvalidYaml, parse_value
 __all__ = [
     "BUILT_IN", "ENTRY_POINT_GROUP", "IN_DEFAULT_COMPARISON", "PLANTED", "REFERENCE", "Entry",
     "UnknownBackend", "canonical_label", "claimed_strategy", "create", "entries", "parse", "preset_of",
-    "strategy_of",
+    "strategy_of", "unmet_requirements",
 ]  # fmt: skip
 
 REFERENCE = "single"
@@ -134,6 +135,11 @@ def create(label: str) -> Backend:
     backend = entry.backend_class()(options, **entry.parameters)
     claimed_strategy(backend)  # a claim that nothing is known of is refused before anything runs
     return backend
+
+
+def unmet_requirements(backend: Backend, world: World) -> list[str]:
+    """Why a backend cannot run in this world, or with the installed versions; empty: it can."""
+    return [*unsupported(backend.packages), *backend.unmet_requirements(world)]
 
 
 def canonical_label(label: str) -> str:

@@ -118,7 +118,7 @@ class _Telling:
 def _train(request: RunRequest, run_directory: Path, world: World, telling: _Telling) -> None:
     events, position, weights = telling.events, telling.position, weights_folder(run_directory)
     backend = registry.create(request.backend)
-    if reasons := backend.unmet_requirements(world):
+    if reasons := registry.unmet_requirements(backend, world):
         events.write(UnsupportedEvent(reasons=reasons))
         return
     instruments = Instruments.install(request, run_directory, world)

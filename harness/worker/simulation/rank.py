@@ -60,7 +60,7 @@ def simulate(request: SimulationRequest) -> SimulatedRank:
 def _simulate(request: SimulationRequest) -> dict[str, Any]:
     world = world_of(request)
     backend = registry.create(request.run.backend)
-    if reasons := backend.unmet_requirements(world):
+    if reasons := registry.unmet_requirements(backend, world):
         raise Unsupported("; ".join(reasons))
     prepare_process(request.run, world)
     join_fake_group(world)

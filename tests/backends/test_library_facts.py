@@ -1,0 +1,88 @@
+"""The table of versions: its ranges at their borders, and what follows from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.backends import library_facts
+from harness.backends.library_facts import FACTS, explain, fact, holds, unsupported
+from harness.compare.comparison import Comparison
+from harness.record import Record
+from tests.records import make_record
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "versions.md"
+BEGIN, END = "<!-- facts -->\n\n", "\n<!-- end of facts -->"
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "outside"),
+    [
+        ("zero-clips-by-default", ["0.19.3", "0.19.8"], ["0.19.2"]),
+        ("zero2-loses-micro-steps", ["0.17.6", "0.18.2"], ["0.17.5", "0.18.3"]),
+        ("zero0-bf16-scales-gradients", ["0.18.5"], ["0.18.3", "0.18.6"]),
+        ("zero-broadcasts-bytes", ["0.19.8", "0.19.8+local"], ["0.19.7"]),
+        ("trainer-without-label-shift", ["5.9.0"], ["5.10.1"]),
+    ],
+)
+def test_a_fact_is_true_of_its_versions_alone(name: str, inside: list[str], outside: list[str]) -> None:
+    assert all(fact(name).includes(version) for version in inside)
+    assert not any(fact(name).includes(version) for version in [*outside, "unknown"])
+
+
+def test_an_unknown_library_is_taken_as_its_newest() -> None:
+    assert holds("zero-broadcasts-bytes", {})
+    assert not holds("zero-broadcasts-bytes", {"deepspeed": "0.19.7"})
+
+
+def of_version(version: str, accumulation_steps: int, label: str = "zero2") -> Record:
+    record = make_record(label=label)
+    return record.model_copy(
+        update={
+            "backend": record.backend.model_copy(update={"versions": {"deepspeed": version}}),
+            "world": record.world.model_copy(update={"accumulation_steps": accumulation_steps}),
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "found"),
+    [
+        (of_version("0.18.2", 4), True),
+        (of_version("0.18.3", 4), False),
+        (of_version("0.18.2", 1), False),
+        (of_version("0.18.2", 4, "zero3"), False),
+        (of_version("0.18.2", 4, "ddp"), False),
+        (of_version("unknown", 4), False),
+    ],
+    ids=["faulty", "mended", "one micro-step", "another stage", "another library", "no version"],
+)
+def test_a_run_under_a_faulty_version_is_named(record: Record, found: bool) -> None:
+    findings = [f for f in Comparison([make_record(), record]).findings if f.id == "faulty-version"]
+    assert bool(findings) is found
+    if found:
+        assert "deepspeed 0.18.2 stage 2 computes wrong gradients" in findings[0].message
+        assert "(versions >=0.17.6,<0.18.3)" in findings[0].message
+
+
+def test_what_a_version_cannot_do_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_facts, "version", lambda _: "5.9.0")
+    (reason,) = unsupported(("torch", "accelerate", "transformers"))
+    assert reason.startswith("transformers 5.9.0 cannot: ")
+    assert unsupported(("torch", "deepspeed")) == []
+
+
+def test_every_fact_has_a_source() -> None:
+    assert all(entry.source and entry.handled for entry in FACTS)
+    assert len({entry.id for entry in FACTS}) == len(FACTS)
+
+
+def test_the_page_has_the_table(update_golden: bool) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    wanted = before + BEGIN + explain() + END + after
+    if update_golden:
+        PAGE.write_text(wanted, encoding="utf-8")
+    assert text == wanted
