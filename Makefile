@@ -40,7 +40,8 @@ test-cluster: $(READY)
 		--numprocesses $(CLUSTERS) --dist loadscope --no-loadscope-reorder tests/cluster
 
 # A CUDA machine without a GPU: torch's CUDA wheel over a stub of the driver and of NCCL (docs/gpu-stub.md). g++ is
-# needed, and 4.7 GB for the environment, whose packages come from PyPI whatever build of torch pip prefers here.
+# needed, and 4.7 GB for the environment, whose packages come from PyPI whatever build of torch pip prefers here. It
+# has no bitsandbytes: importing that initialises CUDA in the server from which these tests fork their ranks.
 STUB ?= .stub
 STUB_VENV ?= $(STUB)/venv
 STUB_PIP := env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(STUB_VENV)/bin/pip install --quiet
@@ -116,7 +117,7 @@ reports: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt "torch>=2.11"
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,docs]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,docs,qlora]"
 	touch $(READY)
 
 clean:

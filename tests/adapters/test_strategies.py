@@ -29,6 +29,16 @@ def test_every_strategy_trains_the_same_adapters(matrix: Matrix) -> None:
     assert losses[0] - losses[-1] > 0.05  # adapters do learn
 
 
+def test_four_bit_weights_train_alike_under_every_strategy(matrix: Matrix) -> None:
+    settings = (LORA[0].replace("}", ", base_dtype: nf4}"), *LORA[1:])
+    comparison = matrix.compare(("ddp", "zero3", "fsdp"), 2, settings)
+    assert [(f.id, f.message) for f in matrix.findings(("ddp", "zero3", "fsdp"), 2, settings)] == []
+    assert {row.judgement.parity for row in comparison.rows} <= {"exact", "tight"}
+    for row in comparison.rows:
+        assert row.record.observed is not None
+        assert "uint8" in row.record.observed.frozen_dtypes
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "zero2", "fsdp"])
 def test_only_adapters_are_reduced(strategy: str, matrix: Matrix) -> None:
     record = matrix.record(strategy, 2, LORA)
