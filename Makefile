@@ -82,7 +82,8 @@ lint: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# Every lab at the scale of two CPU ranks, as intended and as written. Several minutes.
+# Every lab at the scale of two CPU ranks, as intended and as written. Several minutes; publish them with
+# python -m benchmarks.labs_page docs/labs/tiny runs/labs.
 labs: $(READY)
 	$(BIN)/harness labs run all --scale tiny
 	$(BIN)/harness labs run all --scale tiny --variant as-written
@@ -113,6 +114,7 @@ reports: $(READY)
 	$(BIN)/python -m benchmarks.node_scaling reports/node-scaling
 	$(BIN)/python -m benchmarks.shaped_links reports/shaped-links
 	$(BIN)/python -m benchmarks.reports_page reports
+	$(BIN)/python -m benchmarks.labs_page docs/labs/tiny
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
