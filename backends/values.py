@@ -6,8 +6,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-MOST_VALUES = 100_000
-LARGEST_NUMBER = 2**63 - 1
+from harness.bounds import LARGEST_NUMBER, MOST_DEPTH, MOST_VALUES
 
 
 class TypedValues(BaseModel):
@@ -30,6 +29,9 @@ class TypedValues(BaseModel):
         return value
 
 
+_TOO_MANY = f"holds more than {MOST_VALUES:,} values, or an alias that contains itself"
+
+
 class InvalidYaml(ValueError):
     """Says in one line where a text stops being YAML, and why."""
 
@@ -39,13 +41,15 @@ def parse_value(text: str) -> Any:
 
     Tags that would build objects and keys that stand twice are refused.
     """
-    from ruamel.yaml import YAML
+    from ruamel.yaml.composer import MaxDepthExceededError
     from ruamel.yaml.error import YAMLError
 
     try:
-        value = YAML(typ="safe", pure=True).load(text)
-    except RecursionError as error:
+        value = _bounded_yaml().load(text)
+    except (RecursionError, MaxDepthExceededError) as error:
         raise InvalidYaml("is nested too deeply") from error
+    except InvalidYaml:
+        raise
     except ValueError as error:
         raise InvalidYaml(f"holds a value that cannot be read: {error}") from error
     except YAMLError as error:
@@ -58,14 +62,39 @@ def parse_value(text: str) -> Any:
     return value
 
 
+def _bounded_yaml() -> Any:
+    """A reader that stops at the first value too many: ruamel.yaml needs about 50 microseconds for each."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.composer import Composer
+
+    class BoundedComposer(Composer):
+        def __init__(self, loader: Any = None) -> None:
+            super().__init__(loader)
+            self.warn_double_anchors = False
+            self.nodes = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self.nodes += 1
+            if self.nodes > MOST_VALUES:
+                raise InvalidYaml(_TOO_MANY)
+            return super().compose_node(parent, index)
+
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Composer = BoundedComposer
+    yaml.max_depth = MOST_DEPTH
+    return yaml
+
+
 def require_bounded(value: Any) -> None:
-    """Raise InvalidYaml for aliases that contain themselves or multiply into more than anybody writes."""
+    """Raise InvalidYaml for aliases that contain themselves or multiply, and for integers beyond 64 bits."""
     waiting, seen = [value], 0
     while waiting:
         item = waiting.pop()
         seen += 1
         if seen > MOST_VALUES:
-            raise InvalidYaml(f"holds more than {MOST_VALUES:,} values, or an alias that contains itself")
+            raise InvalidYaml(_TOO_MANY)
+        if isinstance(item, int) and abs(item) > LARGEST_NUMBER:
+            raise InvalidYaml(f"holds a number that is too large; at most {LARGEST_NUMBER} is read")
         if isinstance(item, dict):
             waiting += [*item.keys(), *item.values()]
         elif isinstance(item, list | tuple | set):

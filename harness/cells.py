@@ -23,6 +23,7 @@ from harness.batch import (
     with_global_batch,
     with_micro_batch,
 )
+from harness.bounds import MOST_REPEATS
 from harness.errors import HarnessError
 from harness.local_paths import require_existing
 from harness.plain_files import require_plain_input
@@ -40,7 +41,6 @@ from harness.renamed import rename_options
 from harness.resume import require_same_job
 from harness.run_directory.request import Resume, RunRequest
 from harness.spec import Experiment, Job, MeasureSection
-from harness.spec.experiment import MOST_REPEATS
 from harness.spec.job import FACTORIES
 
 

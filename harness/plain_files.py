@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 
 from harness.atomic_write import stream_number
+from harness.bounds import MOST_CONFIGURATION_BYTES
 from harness.errors import HarnessError
-
-MOST_RECORD_BYTES = 2**30
-MOST_CONFIGURATION_BYTES = 2**20
 
 
 def read_plain(path: Path, most_bytes: int) -> bytes:

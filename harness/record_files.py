@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harness.archive import archive_of, read_archive, write_archive
+from harness.bounds import MOST_RECORD_BYTES
 from harness.errors import HarnessError
-from harness.plain_files import MOST_RECORD_BYTES, read_plain
+from harness.plain_files import read_plain
 
 RECORD_NAME = "record.json"
 ARCHIVE_NAME = "runs.tar.xz"

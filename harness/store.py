@@ -133,7 +133,7 @@ def _unreadable(data: bytes, path: Path, error: ValueError) -> HarnessError:
     """Why a file is no record: no JSON, another schema version, or a field that is wrong."""
     try:
         document = json.loads(data.decode("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as damage:
+    except (ValueError, RecursionError) as damage:
         return HarnessError(f"record {path} cannot be read: {damage}")
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version not in (1, SCHEMA_VERSION):

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import click
 
+from harness.bounds import MOST_REPORT_BYTES
 from harness.cli.options import PATH, common, json_option
 from harness.cli.output import echo
 from harness.compare.wording import counted
 from harness.errors import HarnessError
 from harness.launch.owner import without_record
+from harness.plain_files import read_plain
 from harness.record import Record
 from harness.report.formats import megabytes
 from harness.report.manifest import read_manifest
@@ -83,7 +85,7 @@ def _in_reports(folder: Path) -> set[Path]:
     found: set[Path] = set()
     for path in (path for pattern in REPORTS for path in folder.glob(pattern)):
         try:
-            manifest, _ = read_manifest(path.read_text(encoding="utf-8"), path)
+            manifest, _ = read_manifest(read_plain(path, MOST_REPORT_BYTES).decode(), path)
         except (HarnessError, OSError, UnicodeDecodeError):
             continue
         found |= {(folder / entry.path).parent.resolve() for entry in manifest.records}

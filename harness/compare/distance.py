@@ -116,19 +116,19 @@ def movement(record: Record) -> dict[str, float]:
 
 
 def sketch_distances(left: WeightsPart | None, right: WeightsPart | None) -> dict[str, float]:
-    """Estimated L2 distance of each parameter that both hold; empty without sketches."""
+    """Estimated L2 distance of each parameter that both hold in as many projections; empty without."""
     if left is None or right is None or left.sketch is None or right.sketch is None:
         return {}
     return {
         name: estimate(sketch, right.sketch[name])
         for name, sketch in left.sketch.items()
-        if name in right.sketch
+        if len(right.sketch.get(name, ())) == len(sketch)
     }
 
 
 def estimate(left: Sketch, right: Sketch) -> float:
     """L2 distance of two tensors from their projections: the root of their mean squared difference."""
-    squares = [(a - b) ** 2 for a, b in zip(left[1:], right[1:], strict=True)]
+    squares = [(a - b) * (a - b) for a, b in zip(left[1:], right[1:], strict=True)]
     return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
 
 

@@ -9,7 +9,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError, model_validator
 
 from harness.atomic_write import write_atomically
+from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
+from harness.plain_files import read_plain
 from harness.record.environment import FabricPart
 from harness.theory.device_peaks import is_stub
 
@@ -153,10 +155,10 @@ def pairs_to_test(hosts: Sequence[str], every: int = 8) -> list[tuple[int, int]]
 def read_fabric(path: Path) -> FabricResult:
     """Read a result. Raises HarnessError if it is none."""
     try:
-        return FabricResult.model_validate_json(path.read_text(encoding="utf-8"))
+        return FabricResult.model_validate_json(read_plain(path, MOST_DOCUMENT_BYTES))
     except OSError as error:
         raise HarnessError(f"fabric result {path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, ValidationError) as error:
+    except ValidationError as error:
         raise HarnessError(f"{path} is no result of `harness fabric` that this version reads") from error
 
 

@@ -38,12 +38,11 @@ def with_details(effective: Any) -> Any:
     if not isinstance(effective, dict):
         return effective
     own = effective.keys() - {field.name for field in fields(Effective)}
-    if not own:
+    details = effective.get("details") or {}
+    if not own or not isinstance(details, dict):
         return effective
     known = {key: value for key, value in effective.items() if key not in own}
-    return known | {
-        "details": {key: effective[key] for key in effective if key in own} | (known.get("details") or {})
-    }
+    return known | {"details": {key: effective[key] for key in effective if key in own} | details}
 
 
 ArtifactKind = Literal["trace", "memory snapshot", "checkpoint"]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from harness.bounds import MOST_RANKS
 from harness.record.part import Part
-
-MOST_RANKS = 2**20
-"""More than any machine has; what is evaluated for every rank must end."""
 
 
 class WorldPart(Part):

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.atomic_write import stream_number, write_all_atomically
+from harness.bounds import MOST_REPORT_BYTES
 from harness.compare.comparison import Comparison
 from harness.errors import HarnessError
+from harness.plain_files import read_plain
 from harness.record import Record
 from harness.report.document import Document
 from harness.report.drawing import draw
@@ -124,7 +126,7 @@ def _earlier_pictures(output: Path, manifest: Manifest) -> list[Path]:
     if stream_number(output) is not None or not output.is_file():
         return []
     try:
-        earlier, _ = read_manifest(output.read_text(encoding="utf-8"), output)
+        earlier, _ = read_manifest(read_plain(output, MOST_REPORT_BYTES).decode(), output)
     except (OSError, UnicodeDecodeError, HarnessError):
         return []
     found = []
@@ -133,7 +135,7 @@ def _earlier_pictures(output: Path, manifest: Manifest) -> list[Path]:
         if (
             Path(name).name == name
             and picture.is_file()
-            and digest(picture.read_bytes()) == earlier.pictures[name]
+            and digest(read_plain(picture, MOST_REPORT_BYTES)) == earlier.pictures[name]
         ):
             found.append(picture)
     return found

@@ -10,8 +10,10 @@ from importlib.metadata import version
 from itertools import zip_longest
 from pathlib import Path
 
+from harness.bounds import MOST_REPORT_BYTES
 from harness.compare.wording import counted
 from harness.errors import HarnessError
+from harness.plain_files import read_plain
 from harness.report.document import Document
 from harness.report.drawing import RENDERER, renderer
 from harness.report.line_differences import line_differences
@@ -111,9 +113,9 @@ def _compare(
         elif file not in pictures:
             _compare_text(file, _read_text(path), expected.decode(), redraw, result)
         elif redraw:
-            if not same_picture(file, path.read_bytes(), expected):
+            if not same_picture(file, read_plain(path, MOST_REPORT_BYTES), expected):
                 report_problem("is not the picture that the records give")
-        elif digest(path.read_bytes()) != manifest.pictures.get(file):
+        elif digest(read_plain(path, MOST_REPORT_BYTES)) != manifest.pictures.get(file):
             report_problem("is not the picture whose digest the report lists")
 
 
@@ -150,8 +152,9 @@ def _lists_pictures(
     if manifest.pictures.keys() != set(names.values()):
         return False
     for (key, form), name in names.items():
+        file = folder / name
         drawn = [images[key][form], within.get(name, b"")]
-        drawn += [(folder / name).read_bytes()] if (folder / name).is_file() else []
+        drawn += [read_plain(file, MOST_REPORT_BYTES)] if file.is_file() else []
         if manifest.pictures[name] not in map(digest, drawn):
             return False
     return True
@@ -190,7 +193,7 @@ def _find_manifest(report: Path, text: str) -> tuple[Manifest, int]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8")
+        return read_plain(path, MOST_REPORT_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise HarnessError(f"report '{path}' cannot be read: {error}") from error
 

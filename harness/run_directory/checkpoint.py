@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness.atomic_write import write_atomically
 from harness.backends.explain import explain
+from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
+from harness.plain_files import read_plain
 from harness.record.checkpoint import ResumedPart, SavedFormat
 from harness.spec import Job
 
@@ -49,14 +51,14 @@ class SavedCheckpoint(BaseModel):
     def read(cls, folder: Path) -> SavedCheckpoint:
         """Raises HarnessError where the folder holds no checkpoint of this harness."""
         try:
-            text = (folder / DESCRIPTION).read_bytes()
+            data = read_plain(folder / DESCRIPTION, MOST_DOCUMENT_BYTES)
         except OSError as error:
             raise HarnessError(
                 f"'{folder}' holds no checkpoint ({DESCRIPTION}: {error.strerror}); save one with "
                 "measure.checkpoint=neutral and measure.keep_checkpoint=true"
             ) from error
         try:
-            return cls.model_validate_json(text)
+            return cls.model_validate_json(data)
         except ValidationError as error:
             raise HarnessError(
                 f"'{folder / DESCRIPTION}' is damaged, or of another version: {explain(error, cls)}"

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict
 
 from harness.atomic_write import write_atomically
 from harness.backends.base import Effective
+from harness.bounds import MOST_DOCUMENT_BYTES
+from harness.plain_files import read_plain
 from harness.provenance import package_versions
 from harness.record import BackendPart, ErrorPart, Record, Status, StepPart, WindowsPart, WorldPart
 from harness.record.run_id import RunId
@@ -49,7 +51,7 @@ class ObserveRequest(BaseModel):
 
     @classmethod
     def read(cls, run_directory: Path) -> ObserveRequest:
-        return cls.model_validate_json((run_directory / REQUEST_NAME).read_text(encoding="utf-8"))
+        return cls.model_validate_json(read_plain(run_directory / REQUEST_NAME, MOST_DOCUMENT_BYTES))
 
 
 def observed_ranks(run_directory: Path) -> int:

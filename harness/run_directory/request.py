@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict
 
 from harness.atomic_write import write_atomically
 from harness.backends.model_source import Loading
+from harness.bounds import MOST_DOCUMENT_BYTES
+from harness.plain_files import read_plain
 from harness.record import GivenPart, PredictionPart
 from harness.record.run_id import RunId
 from harness.run_directory.checkpoint import SavedCheckpoint
@@ -76,8 +78,7 @@ class RunRequest(BaseModel):
 
     @classmethod
     def read(cls, run_directory: Path) -> RunRequest:
-        text = (run_directory / REQUEST_NAME).read_text(encoding="utf-8")
-        return cls.model_validate_json(text)
+        return cls.model_validate_json(read_plain(run_directory / REQUEST_NAME, MOST_DOCUMENT_BYTES))
 
 
 class RankExit(BaseModel):

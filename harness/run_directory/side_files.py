@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from harness.bounds import MOST_DOCUMENT_BYTES
+from harness.plain_files import read_plain
 from harness.safe_text import MOST_LOG_TAIL_BYTES, capped_tail, redacted
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -23,7 +25,7 @@ _FILE_OF_TRACEBACK = re.compile(r'(?<=\bFile ")[^"\n]+(?=", line \d)')
 def read_part(path: Path, kind: type[Model]) -> Model | None:
     """What a file holds; None: it is not there, or cannot be read, or is something else."""
     try:
-        return kind.model_validate_json(path.read_bytes())
+        return kind.model_validate_json(read_plain(path, MOST_DOCUMENT_BYTES))
     except (OSError, ValidationError):
         return None
 

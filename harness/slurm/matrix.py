@@ -11,8 +11,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness.atomic_write import write_atomically
 from harness.backends.explain import explain
+from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.cells import Cell, make_request, plan
 from harness.errors import HarnessError
+from harness.plain_files import read_plain
 from harness.record.run_id import PlainName, run_folder
 from harness.run_directory.request import RunRequest
 from harness.slurm.directives import refuse_control_characters
@@ -163,13 +165,11 @@ def read_matrix(folder: Path) -> Matrix:
     """Read the matrix of a folder. Raises HarnessError if there is none that this version reads."""
     path = folder / MATRIX_NAME
     try:
-        return Matrix.model_validate_json(path.read_text(encoding="utf-8"))
+        return Matrix.model_validate_json(read_plain(path, MOST_DOCUMENT_BYTES))
     except OSError as error:
         raise HarnessError(
             f"'{folder}' holds no matrix ({error.strerror}); give a folder that `harness slurm render` wrote"
         ) from error
-    except UnicodeDecodeError as error:
-        raise HarnessError(f"{path} is not UTF-8 text") from error
     except ValidationError as error:
         raise HarnessError(f"{path} is not a matrix of this version: {explain(error, Matrix)}") from error
 

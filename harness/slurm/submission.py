@@ -12,8 +12,10 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from harness.atomic_write import write_atomically
+from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
 from harness.file_lock import NO_LOCKS
+from harness.plain_files import read_plain
 from harness.record_files import RECORD_NAME
 from harness.slurm import client
 from harness.slurm.attempt import noted_job
@@ -44,7 +46,9 @@ def read_jobs(folder: Path) -> dict[str, str]:
     """Job by run id, of all that was submitted. Raises HarnessError where the note of it cannot be read."""
     path = folder / JOBS_NAME
     try:
-        return {entry.run_id: entry.job for entry in _JOBS.validate_json(path.read_bytes())}
+        return {
+            entry.run_id: entry.job for entry in _JOBS.validate_json(read_plain(path, MOST_DOCUMENT_BYTES))
+        }
     except FileNotFoundError:
         return {}
     except (OSError, ValidationError) as error:

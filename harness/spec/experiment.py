@@ -15,12 +15,12 @@ from pydantic import (
 
 from harness.backends.model_source import Loading
 from harness.backends.registry import IN_DEFAULT_COMPARISON
+from harness.bounds import MOST_REPEATS
 from harness.spec.job import Job
 from harness.spec.price import GivenPrice
 from harness.spec.section import Section
 from harness.spec.size import Bytes
 
-MOST_REPEATS = 1000
 LEAST_TIMED_STEPS = 8
 """A shorter run times every step that carries no probe, and has no cooldown."""
 

@@ -51,7 +51,8 @@ def sizes(units: Sequence[Unit]) -> list[tuple[int, int]]:
 def blocks_without_gradient(workload: Workload) -> str | None:
     """Why the backward pass has no closed form; None: it goes through every block."""
     units = dict(workload.layout.units())
-    frozen = [name for name in workload.layout.blocks if all(map(workload.layout.is_frozen, units[name]))]
+    blocks = [name for name in workload.layout.blocks if name in units]
+    frozen = [name for name in blocks if all(map(workload.layout.is_frozen, units[name]))]
     if frozen:
         return (
             f"{frozen[0]} trains nothing; blocks before the first adapter have no backward pass, and what "

@@ -11,7 +11,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness.atomic_write import write_atomically
+from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
+from harness.plain_files import read_plain
 from harness.planning.constants import TimeConstants, default_constants
 from harness.planning.device import Device
 
@@ -125,10 +127,10 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
 def read_calibration(path: Path) -> Calibration:
     """Read a document. Raises HarnessError if it is none."""
     try:
-        return Calibration.model_validate_json(path.read_text(encoding="utf-8"))
+        return Calibration.model_validate_json(read_plain(path, MOST_DOCUMENT_BYTES))
     except OSError as error:
         raise HarnessError(f"calibration {path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, ValidationError) as error:
+    except ValidationError as error:
         raise HarnessError(
             f"{path} is no calibration that this version reads; give a folder or archive of runs to make one"
         ) from error
