@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
@@ -30,7 +30,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def write_all_atomically(contents: Mapping[Path, str | bytes]) -> None:
-    """The same for files that belong together: none is replaced before all of them are on the disk.
+    """The same for files that belong together: none is replaced before all of them are on the disk (fsync).
 
     Raises OSError with the name of the file that could not be written.
     """
@@ -47,16 +47,53 @@ def write_all_atomically(contents: Mapping[Path, str | bytes]) -> None:
                     path.write_bytes(data)
                 continue
             target = path.resolve()
-            temporary = target.with_name(f".{target.name}.{os.getpid()}")
+            temporary = _temporary(target)
             written[temporary] = target
             with _named(path):
-                temporary.write_bytes(data)
+                _write_new(temporary, data)
         for temporary, target in written.items():
             with _named(target):
                 os.replace(temporary, target)
+        for folder in {target.parent for target in written.values()}:
+            _sync_folder(folder)
     finally:
         for temporary in written:
             temporary.unlink(missing_ok=True)
+
+
+def make_atomically(path: Path, make: Callable[[Path], object]) -> None:
+    """The same for a file that `make` makes under the temporary name that it is given. Raises OSError."""
+    temporary = _temporary(path)
+    temporary.unlink(missing_ok=True)
+    try:
+        make(temporary)
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _temporary(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}")
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """Write a file of its own, never through a link that somebody put there."""
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Put a folder's entries on the disk, where its file system can."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from harness.atomic_write import stream_number, write_atomically
+from harness.atomic_write import make_atomically, stream_number, write_atomically
 from harness.backends.explain import explain
 from harness.errors import HarnessError
 from harness.record import SCHEMA_VERSION, Record
@@ -224,12 +224,14 @@ def keep_runs(runs: Sequence[tuple[Path, Record]], folder: Path) -> list[tuple[P
 
 def _link(path: Path, own: Path) -> None:
     """Give a file a second name, or copy it to another file system."""
-    temporary = own.with_name(f".{own.name}.{os.getpid()}")
-    try:
-        temporary.hardlink_to(path.resolve())
-    except OSError:
-        shutil.copyfile(path, temporary)
-    os.replace(temporary, own)
+
+    def make(temporary: Path) -> None:
+        try:
+            temporary.hardlink_to(path.resolve())
+        except OSError:
+            shutil.copyfile(path, temporary)
+
+    make_atomically(own, make)
 
 
 def archive_runs(runs: Sequence[tuple[Path, Record]], archive: Path) -> list[tuple[Path, Record]]:

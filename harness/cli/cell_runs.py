@@ -16,7 +16,7 @@ from harness.cli.view import View
 from harness.launch.cell import modules_to_preload, run_cell
 from harness.launch.claim import OthersRecords, claimed
 from harness.launch.local import LocalLauncher
-from harness.launch.owner import record_abandoned
+from harness.launch.owner import forget_never_begun, record_abandoned
 from harness.record import Record
 from harness.spec import Experiment
 from harness.store import Store
@@ -160,6 +160,7 @@ def open_store(runs: Path) -> Store:
     """The folder of runs, which can be written; runs whose launcher was killed are recorded and named."""
     store = Store(runs)
     store.prepare()
+    forget_never_begun(store.root)
     for record in record_abandoned(store.root):
         echo(
             f"run {record.run_id} was abandoned by its launcher and is recorded now: {record.status}",

@@ -40,8 +40,8 @@ def run_cell(
     request = make_request(cell, experiment, launcher.device, command).model_copy(update=more)
     try:
         directory = store.run_directory(request.run_id)
-        request.write(directory)
         note_owner(directory)
+        request.write(directory)
     except OSError as error:
         folder = store.root / request.run_id
         raise HarnessError(f"run '{folder}' cannot be written: {error.strerror}") from error

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,11 +16,14 @@ from harness.record_files import RECORD_NAME
 from harness.run_directory.assemble import assemble
 from harness.run_directory.outcome import Outcome, Verdict
 from harness.run_directory.owner import Owner
-from harness.run_directory.request import RunRequest
+from harness.run_directory.request import RANK_OWNERS, RunRequest
 from harness.run_directory.side_files import read_part
 from harness.store import write_record
 
 OWNER_NAME = "launcher.json"
+_OWN_NAME = re.compile(r"\d{8}-\d{6}-.+-n\d+-r\d+-[0-9a-f]{6}")
+BEGIN_SECONDS = 60.0
+"""An empty folder older than this is not one that a launcher is about to fill."""
 
 
 def note_owner(run_directory: Path) -> None:
@@ -32,17 +38,37 @@ def forget_owner(run_directory: Path) -> None:
 
 
 def without_record(runs: Path) -> Iterator[tuple[Path, Owner]]:
-    """Folders of runs that were started and have no record, with who started them."""
-    for path in sorted(runs.glob(f"*/{OWNER_NAME}")):
-        owner = read_part(path, Owner)
-        if owner is not None and not (path.parent / RECORD_NAME).exists():
-            yield path.parent, owner
+    """Folders of runs that were started and have no record, with who started them.
+
+    Of runs that another launcher started, the one of its ranks' monitors that lives, or else the first.
+    """
+    noted = (path for name in (OWNER_NAME, RANK_OWNERS) for path in runs.glob(f"*/{name}"))
+    for directory in sorted({path.parent for path in noted}):
+        if (directory / RECORD_NAME).exists():
+            continue
+        paths = [directory / OWNER_NAME, *sorted(directory.glob(RANK_OWNERS))]
+        owners = [owner for path in paths if (owner := read_part(path, Owner)) is not None]
+        alive = [owner for owner in owners if not owner.is_gone]
+        if owners:
+            yield directory, (alive or owners)[0]
+
+
+def forget_never_begun(runs: Path) -> None:
+    """Remove the folders of runs whose launcher was killed before it asked anything of ranks."""
+    for directory in runs.glob("*"):
+        if not (_OWN_NAME.fullmatch(directory.name) and directory.is_dir()):
+            continue
+        names = {path.name for path in directory.iterdir() if not path.name.startswith(".")}
+        owner = read_part(directory / OWNER_NAME, Owner)
+        is_old = time.time() - directory.stat().st_mtime > BEGIN_SECONDS
+        if (names == {OWNER_NAME} and owner is not None and owner.is_gone) or (not names and is_old):
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def record_abandoned(runs: Path) -> Iterator[Record]:
     """Write the record of every run whose launcher is gone, from what its ranks left."""
     for directory, owner in without_record(runs):
-        if not owner.is_gone:
+        if not owner.is_gone or not (directory / OWNER_NAME).exists():
             continue
         cause = f"abandoned: its launcher (process {owner.process}) was killed, or the machine restarted,"
         outcome = Outcome(exit_codes={}, verdict=Verdict(status="failed", kind="LauncherLost", cause=cause))
@@ -52,6 +78,8 @@ def record_abandoned(runs: Path) -> Iterator[Record]:
         except (OSError, ValueError, HarnessError):
             continue  # `lines_about` still names it
         forget_owner(directory)
+        for cut_short in directory.glob(".*"):
+            cut_short.unlink(missing_ok=True)
         yield record
 
 
@@ -59,7 +87,12 @@ def lines_about(runs: Path) -> list[str]:
     """What a reader of these runs must know of those without a record."""
     lines = []
     for directory, owner in without_record(runs):
-        if owner.is_gone:
+        if owner.is_gone and not (directory / OWNER_NAME).exists():
+            lines.append(
+                f"run {directory.name} has no record: its ranks and their monitors (process {owner.process}) "
+                "were killed; start it again, or remove it with `harness clean`"
+            )
+        elif owner.is_gone:
             lines.append(
                 f"run {directory.name} has no record: its launcher (process {owner.process}) is gone; "
                 f"`harness compare` or `harness run` with --runs {runs} writes one"

@@ -127,6 +127,9 @@ def weights_folder(run_directory: Path) -> Path:
     return run_directory / "initial-weights"
 
 
+RANK_OWNERS = "rank-*.owner.json"
+
+
 def rank_owner(run_directory: Path, rank: int) -> Path:
     """Where the monitor of a rank says which process it is."""
     return run_directory / f"rank-{rank:05d}.owner.json"

@@ -26,10 +26,10 @@ def test_what_cannot_be_written_leaves_the_file_as_it_was(
     path = tmp_path / "a.json"
     path.write_text("before")
 
-    def full(_self: Path, _data: bytes) -> int:
+    def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         write_atomically(path, "after")
     assert path.read_text() == "before"
@@ -42,6 +42,23 @@ def test_a_link_keeps_its_place(tmp_path: Path) -> None:
     write_atomically(link, "text")
     assert link.is_symlink()
     assert (tmp_path / "target").read_text() == "text"
+
+
+def test_a_link_in_place_of_the_temporary_file_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("theirs")
+    (tmp_path / f".a.json.{os.getpid()}").symlink_to(victim)
+    write_atomically(tmp_path / "a.json", "own")
+    assert (victim.read_text(), (tmp_path / "a.json").read_text()) == ("theirs", "own")
+
+
+def test_files_have_the_mode_that_the_umask_leaves(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "a.json", "text")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == 0o640
 
 
 def test_a_pipe_is_written_to(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.launch.owner import forget_never_begun, lines_about
+from harness.run_directory.owner import Owner
 from harness.store import read_record
 
 from .command_line import environment, harness, records
@@ -125,6 +128,37 @@ def test_run_whose_launcher_was_killed_is_named_and_recorded_by_the_next_command
     assert record.error.kind == "LauncherLost"
     assert len(record.steps) >= 1
     assert len(records(abandoned / "runs")) == 4  # and the cell ran again
+
+
+def test_run_that_was_killed_before_it_began_leaves_nothing(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    begun, empty, young, other = (
+        runs / name
+        for name in (
+            "20260101-000000-ddp-n2-r0-000000", "20260101-000000-ddp-n2-r0-000001",
+            "20260101-000000-ddp-n2-r0-000002", "notes",
+        )
+    )  # fmt: skip
+    for folder in (begun, empty, young, other):
+        folder.mkdir(parents=True)
+    note = f'{{"host": "{socket.gethostname()}", "process": 1, "started": 1.0}}'
+    (begun / "launcher.json").write_text(note)
+    os.utime(empty, (0, 0))
+    os.utime(other, (0, 0))
+    forget_never_begun(runs)
+    assert sorted(runs.iterdir()) == [young, other]
+
+
+def test_run_of_another_launcher_that_was_killed_is_named(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    (runs / "external").mkdir(parents=True)
+    gone = f'{{"host": "{socket.gethostname()}", "process": 1, "started": 1.0}}'
+    (runs / "external" / "rank-00000.owner.json").write_text(gone)
+    (line,) = lines_about(runs)
+    assert line.startswith("run external has no record: its ranks and their monitors (process 1) were killed")
+    (runs / "external" / "rank-00001.owner.json").write_text(Owner.myself().model_dump_json())
+    (line,) = lines_about(runs)
+    assert line.startswith("run external has no record yet")
 
 
 def _children(process: int) -> list[int]:
