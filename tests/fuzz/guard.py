@@ -17,7 +17,9 @@ from typing import Any, Literal, NoReturn
 from harness.errors import HarnessError
 
 SECONDS = 20.0
-"""After which an input counts as a hang."""
+"""Of processor time, after which an input counts as a hang; other programs do not count."""
+WAITING_SECONDS = 120.0
+"""The same of wall time: it waits for something that does not come."""
 MOST_MESSAGE = 4000
 """Characters of an error; what is longer hides its point."""
 Verdict = Literal["result", "refused", "traceback", "hang", "outside", "not one line"]
@@ -52,15 +54,17 @@ class Guard:
         self.folder = self.folder.resolve()
         sys.addaudithook(self._audit)
         multiprocessing.util.spawnv_passfds = _no_process  # type: ignore[assignment]  # it raises no audit event
-        signal.signal(signal.SIGALRM, _out_of_time)
+        for number in (signal.SIGALRM, signal.SIGPROF):
+            signal.signal(number, _out_of_time)
 
     def judge(self, work: Callable[[], object]) -> tuple[Verdict, str]:
         """How one input ends, with the reason of a bad one. `work` raises HarnessError to refuse it."""
         self.outside.clear()
         verdict: Verdict = "result"
         reason = ""
-        faulthandler.dump_traceback_later(SECONDS * 3, exit=True)  # code in C that takes no signal
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        faulthandler.dump_traceback_later(WAITING_SECONDS * 2, exit=True)  # code in C that takes no signal
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, WAITING_SECONDS)
         self.is_armed = True
         try:
             work()
@@ -74,7 +78,8 @@ class Guard:
             verdict, reason = "traceback", _where()
         finally:
             self.is_armed = False
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
+                signal.setitimer(timer, 0)
             faulthandler.cancel_dump_traceback_later()
         if self.outside:
             verdict, reason = "outside", "; ".join(self.outside)
