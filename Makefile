@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 WORKERS ?= 3
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: compare test labs test-exhaustive test-docs test-browser test-cluster test-gpu-stub traps gallery gallery-gpu-stub lint docs bench publish reports clean
+.PHONY: compare fuzz resume-trial disk-trial test labs test-exhaustive test-docs test-browser test-cluster test-gpu-stub traps gallery gallery-gpu-stub lint docs bench publish reports clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
@@ -20,6 +20,20 @@ test: $(READY)
 # The same checks over more ranks, precisions, pairs of strategies and published records.
 test-exhaustive: $(READY)
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m exhaustive
+
+# Hostile input by every way in: 20,000 inputs from a seed that is printed. Several minutes.
+FUZZED ?= 20000
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz --inputs $(FUZZED)
+
+# Comparisons of real ranks that are killed and called again, or share a folder: about half an hour.
+resume-trial: $(READY)
+	$(BIN)/python -m tests.survival kills
+	$(BIN)/python -m tests.survival pairs
+
+# The disk fills up while a comparison runs and before a report is written; root, who can mount a small one.
+disk-trial: $(READY)
+	$(BIN)/python -m tests.survival disk
 
 # Every command of the documentation that can run here, at the smallest scale. A few minutes.
 DOCUMENTED := tests/docs/test_commands_run.py

@@ -11,10 +11,12 @@ MOST_DOCUMENT_BYTES = 2**26
 """Of a file that the harness writes next to records: calibrations, matrices of jobs, parts of a run."""
 MOST_REPORT_BYTES = 2**28
 MOST_RECORD_BYTES = 2**30
+MOST_SPARSE_BYTES = 2**28
+"""Of a file of data of which less than a hundredth is on the disk: reading it yields zeros for hours."""
 MOST_MESSAGE_CHARACTERS = 3000
 """Of an error."""
 MOST_REPEATS = 1000
-MOST_CELLS = 100_000
+MOST_CELLS = 50_000
 """Of one comparison."""
 MOST_RANKS = 2**20
 """More than any machine has; what is evaluated for every rank must end."""

@@ -23,9 +23,9 @@ from harness.batch import (
     with_global_batch,
     with_micro_batch,
 )
-from harness.bounds import MOST_REPEATS
 from harness.errors import HarnessError
 from harness.local_paths import require_existing
+from harness.matrix_size import require_plannable
 from harness.plain_files import require_plain_input
 from harness.provenance import (
     code_fingerprint,
@@ -87,9 +87,9 @@ def plan(
     `resume`: the checkpoint that every backend but the references continues.
     Raises HarnessError for an unknown backend or a batch that does not divide.
     """
-    if repeats > MOST_REPEATS:
-        raise HarnessError(f"--repeats was given {repeats}; at most {MOST_REPEATS} are allowed")
     labels = [canonical_label(given) for given in _expand(backends)]
+    world_sizes = list(world_sizes)
+    require_plannable(len(labels), world_sizes, repeats)
     cells: dict[str, Cell] = {}
     for world_size in world_sizes:
         layout = batch_layout(experiment.training, world_size)

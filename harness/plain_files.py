@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from harness.atomic_write import stream_number
-from harness.bounds import MOST_CONFIGURATION_BYTES
+from harness.bounds import MOST_CONFIGURATION_BYTES, MOST_SPARSE_BYTES
 from harness.errors import HarnessError
 
 
@@ -32,9 +32,18 @@ def read_settings(path: Path, what: str) -> str:
 
 
 def require_plain_input(path: Path, what: str) -> None:
-    """Raise HarnessError for a pipe or device, which would be read for ever."""
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise HarnessError(f"{what} '{path}' is a pipe or device; give a plain file or a folder")
+    """Raise HarnessError for a pipe or device, which would be read for ever, and a file that is all holes."""
+    try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise HarnessError(f"{what} '{path}' is a pipe or device; give a plain file or a folder")
+        status = path.stat() if path.is_file() else None
+    except (OSError, ValueError) as error:  # a loop of links, a name that is none
+        raise HarnessError(f"{what} '{path}' cannot be read: {error}") from error
+    if status is not None and MOST_SPARSE_BYTES < status.st_size > 100 * 512 * status.st_blocks:
+        raise HarnessError(
+            f"{what} '{path}' has {status.st_size:,} bytes, of which {512 * status.st_blocks:,} are on the "
+            "disk; give a file that is not sparse"
+        )
 
 
 def require_plain_output(path: Path, what: str) -> None:
