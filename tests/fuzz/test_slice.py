@@ -1,25 +1,10 @@
-"""A few inputs for every way in; `make fuzz` takes 20,000."""
+"""The guard that judges inputs sees what it is for; `make fuzz` takes 20,000 inputs."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.long(seconds=20)
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_each_of_a_few_hundred_inputs_is_read_or_refused(tmp_path: Path) -> None:
-    failures = tmp_path / "failures.jsonl"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", "--inputs", "300", "--seed", "1", "--failures", str(failures)],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert [json.loads(line)[:2] for line in failures.read_text().splitlines()] == []
-    assert "300 inputs, seed 1" in done.stdout
 
 
 def test_guard_sees_what_it_is_for(tmp_path: Path) -> None:
