@@ -52,6 +52,13 @@ def account(row: GivenRow, path: Path) -> list[int]:
     return [len(row.part.settings) - pinned - idle, pinned, idle]
 
 
+def unnamed(label: str) -> str:
+    """Without the name of the file, by which a row is told apart from others."""
+    backend, _, options = label.partition(":")
+    kept = ",".join(option for option in options.split(",") if not option.startswith("row="))
+    return f"{backend}:{kept}" if kept else backend
+
+
 def line(clones: Path, entry: dict[str, str]) -> list[Any]:
     with TemporaryDirectory() as scratch:
         path = read_from(clones, entry, Path(scratch))
@@ -60,8 +67,8 @@ def line(clones: Path, entry: dict[str, str]) -> list[Any]:
             row = require_round_trip(path, mode, Path(scratch) / mode)
             assert row.label.partition(":")[0] == entry["backend"], row.label
             if mode == MODES[0]:
-                shown = [row.label, *account(row, path)]
-    return [entry["repository"], entry["path"], *shown]
+                shown = [unnamed(row.label), *account(row, path)]
+    return [f"{entry['repository']}@{entry['commit'][:7]}", entry["path"], *shown]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Fine-tunes a causal language model with plain torch: DDP, or fully_shard with --fsdp.
+"""Fine-tunes a causal language model with plain torch: DDP, fully_shard with --fsdp, or FSDP1 with --fsdp1.
 
 torchrun --nproc-per-node 2 torch_ddp.py --model FOLDER --text FILE
 """
@@ -9,7 +9,8 @@ import os
 import torch
 import torch.distributed as dist
 from text_samples import Bytes
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 from transformers import AutoModelForCausalLM
@@ -25,6 +26,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--fsdp1", action="store_true")
     args = parser.parse_args()
 
     cuda = torch.cuda.is_available()
@@ -36,6 +38,11 @@ def main() -> None:
         for layer in model.model.layers:
             fully_shard(layer)
         fully_shard(model)
+    elif args.fsdp1:
+        policy = ModuleWrapPolicy({type(layer) for layer in model.model.layers})
+        model = FullyShardedDataParallel(
+            model, auto_wrap_policy=policy, use_orig_params=True, device_id=device
+        )
     else:
         model = DistributedDataParallel(model)
     model.train()
@@ -51,12 +58,15 @@ def main() -> None:
             last = micro == args.accumulation - 1
             if args.fsdp:
                 model.set_requires_gradient_sync(last)
-            else:
+            elif not args.fsdp1:
                 model.require_backward_grad_sync = last
             tokens = next(batches).to(device)
             loss = model(input_ids=tokens, labels=tokens).loss
             (loss / args.accumulation).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if args.fsdp1:
+            model.clip_grad_norm_(1.0)
+        else:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         if dist.get_rank() == 0:

@@ -31,7 +31,8 @@ PRECISIONS = {
 
 def hugging_face_model(module: nn.Module) -> nn.Module | None:
     """The model of transformers that a module is or contains; None: there is none."""
-    return next((m for m in module.modules() if hasattr(getattr(m, "config", None), "to_diff_dict")), None)
+    # Not by getattr: FSDP1 and torch.compile have the attributes of what they wrap.
+    return next((m for m in module.modules() if hasattr(vars(m).get("config"), "to_diff_dict")), None)
 
 
 def is_causal(module: nn.Module) -> bool:

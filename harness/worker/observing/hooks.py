@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -67,12 +68,14 @@ def hook_torch(listener: Listener) -> None:
 
 
 class Roots:
-    """Finds the outermost modules that a script calls, and looks at those alone from then on."""
+    """Finds the outermost modules that a script calls, until a step calls no new one: looking at every module
+    of every call costs time."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self.found: list[nn.Module] = []
         self._inside: nn.Module | None = None
+        self._before_step = 0
         self._call = nn.Module.__call__
 
         def called(module: nn.Module, *arguments: Any, **named: Any) -> Any:
@@ -80,9 +83,11 @@ class Roots:
 
         nn.Module.__call__ = called  # type: ignore[method-assign]
 
-    def settle(self) -> None:
-        """End the search: to look at every module of every call would cost time."""
-        nn.Module.__call__ = self._call  # type: ignore[method-assign]
+    def end_step(self) -> None:
+        """A step has ended: so does the search if it brought nothing."""
+        if len(self.found) == self._before_step:
+            nn.Module.__call__ = self._call  # type: ignore[method-assign]
+        self._before_step = len(self.found)
 
     def _search(self, module: nn.Module, *arguments: Any, **named: Any) -> Any:
         if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == NO_BACKWARD:
@@ -153,6 +158,20 @@ def _hook_clipping(listener: Listener) -> None:
 
     for module in (utils, clip_grad):
         module.clip_grad_norm_ = clip_grad_norm_  # type: ignore[attr-defined]
+    replace(FullyShardedDataParallel, "clip_grad_norm_", lambda own: _fsdp1_clipping(listener, own))
+
+
+def _fsdp1_clipping(listener: Listener, run: Callable[..., Any]) -> Callable[..., Any]:
+    """FSDP1 has a method of its own, since ranks hold pieces."""
+
+    def called(self: Any, max_norm: float, *arguments: Any, **named: Any) -> Any:
+        listener.update_begins()
+        norm = run(self, max_norm, *arguments, **named)
+        listener.clipped(norm, float(max_norm))
+        listener.update_ends()
+        return norm
+
+    return called
 
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -238,9 +238,9 @@ class Session:
         self.seen.steps += 1
         self._step = None
         self.writing.step(step, self._timer.take(), applied)
+        if self._roots:
+            self._roots.end_step()
         if step.number == 0:
-            if self._roots:
-                self._roots.settle()
             self.probing.attach(self.writing.engine)
         self._spent += time.perf_counter() - begin
 

@@ -200,6 +200,8 @@ class Writing:
         notes = self._notes + ([live.note] if live and live.note else [])
         if (others := self._sizes.total() - usual) > 0:
             notes.append(f"{others} of {self._sizes.total()} steps had a batch of another size")
+        if live is not None and _others(self._roots, live.bare):
+            notes.append("several models train; states are those of the largest that the first step called")
         if len(self._optimizers.each) > 1:
             count = len(self._optimizers.each)
             notes.append(f"{count} optimizers step: a step ends with each that follows a backward pass")
@@ -228,6 +230,13 @@ class Writing:
             accumulation_steps=micro_steps,
         )
         self._events.write(event)
+
+
+def _others(roots: Sequence[nn.Module], described: nn.Module) -> bool:
+    """Whether a module trains parameters that are not of the described one."""
+    known = {id(parameter) for parameter in described.parameters()}
+    trained = [p for root in roots for p in root.parameters() if p.requires_grad]
+    return any(id(parameter) not in known for parameter in trained)
 
 
 def _failure(error: BaseException, under_way: Step | None) -> FailureEvent:

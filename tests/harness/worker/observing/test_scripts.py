@@ -143,9 +143,14 @@ def test_a_script_prints_the_same_losses_observed_or_not(runs: Runs) -> None:
 
 
 BUCKET = "100000"
+ACCUMULATED = {"training.micro_batch_size": "2", "training.accumulation_steps": "2"}
 CASES = {
     "torch DDP": ("ddp", "torch_ddp.py", (), {}),
+    "torch DDP, 2 micro-steps": (
+        "ddp", "torch_ddp.py", ("--batch-size", "2", "--accumulation", "2"), ACCUMULATED,
+    ),
     "torch FSDP2": ("fsdp", "torch_ddp.py", ("--fsdp",), {}),
+    "torch FSDP1": ("fsdp1", "torch_ddp.py", ("--fsdp1",), {}),
     "Accelerate": ("ddp", "accelerate_loop.py", (), {}),
     # The Trainer leaves biases and norms without decay.
     "Trainer": ("ddp", "hf_trainer.py", (), {"optimizer.decay": "matrices"}),
