@@ -11,7 +11,7 @@ from harness.cells import Cell, is_refused
 from harness.cli.arguments import command_line
 from harness.cli.matrix_progress import MatrixProgress
 from harness.cli.output import echo
-from harness.cli.preflight import foresee, show
+from harness.cli.preflight import foresee, say_whole, show
 from harness.cli.view import View
 from harness.launch.cell import modules_to_preload, run_cell
 from harness.launch.claim import OthersRecords, claimed
@@ -82,8 +82,7 @@ class MissingCells:
         foreseen = foresee(cells, facts, self._experiment, launcher, force=self._force)
         if not self._view.quiet:
             show(foreseen)
-            if cells[0].job.model.factory and self._experiment.runtime.loading != "full":
-                echo("model.factory: every rank builds the whole model, as runtime.loading=full", err=True)
+            say_whole(facts.values(), self._experiment)
         forget_refused(self._store, self._found, cells)
         others = OthersRecords(self._store.root, self.files.values())
         progress = MatrixProgress(len(cells), sys.stderr, self._view)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -54,6 +54,7 @@ def foresee_one(
         raise HarnessError(f"{cell.backend} on {ranks(cell.world_size)}: {refusal}")
     if shows:
         show(foreseen)
+        say_whole([facts], experiment)
     return foreseen.parts.get(cell.key)
 
 
@@ -72,6 +73,16 @@ def refuse_as_rank(request: RunRequest, *, force: bool) -> None:
         if external_rank() != 0:  # the first rank of all shows its own error
             echo(f"harness: {problem}", err=True)
         raise HarnessError(problem)
+
+
+def say_whole(facts: Iterable[Mapping[str, Any]], experiment: Experiment) -> None:
+    """Why ranks of a strategy that shards weights build the model whole, on standard error."""
+    loading = experiment.runtime.loading
+    reasons = {found["model"].get("whole_because") for found in facts} if loading == "slices" else set()
+    if loading == "broadcast" and experiment.model.factory is not None:
+        reasons = {"a model of model.factory has no broadcast; runtime.loading=slices builds it whole once"}
+    for reason in sorted(reasons - {None}):
+        echo(f"loading: full (every rank builds the whole model): {reason}", err=True)
 
 
 def show(foreseen: Forecast) -> None:

@@ -35,6 +35,7 @@ def planned_model(facts: Mapping[str, Any], job: Job) -> PlannedModel:
         multiplying_parameters=geometry.multiplying_parameters if geometry else model.parameters,
         layers=geometry.layers if geometry else len(layout.blocks),
         attention_width=geometry.attention_width if geometry else 0,
+        whole_because=model.whole_because,
     )
 
 

@@ -27,6 +27,8 @@ class PlannedModel:
     layers: int
     attention_width: int
     """Heads times head size."""
+    whole_because: str | None = None
+    """Why every rank builds it whole, whatever `runtime.loading` asks for."""
 
     @property
     def parameters(self) -> int:

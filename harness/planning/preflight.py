@@ -105,7 +105,7 @@ def least_on_host(
 def at_least(scenario: Scenario, limits: Limits) -> PredictionPart:
     """What the model states need, of a job whose activations are not predicted.
 
-    A model from `model.factory` is whole on every rank before a library cuts it.
+    A model from `model.factory` is whole once on a machine, or on each of its ranks before a library cuts it.
     """
     terms = [term for term in scenario.states.terms if scenario.torch_device == "cpu" or not term.host]
     kinds: dict[str, int] = {}
@@ -115,12 +115,14 @@ def at_least(scenario: Scenario, limits: Limits) -> PredictionPart:
     on_host = (
         held if scenario.torch_device == "cpu" else sum(t.bytes for t in scenario.states.terms if t.host)
     )
-    built = setup_bytes(scenario) if scenario.job.model.factory else 0
     ranks = _ranks_per_node(scenario)
+    built = setup_bytes(scenario) if scenario.job.model.factory else 0
+    builders = ranks if scenario.model.whole_because else 1
     part = PredictionPart(
         peak_bytes=held, moment=AT_LEAST, kinds=kinds, device_bytes=held,
         device_limit_bytes=_smallest(limits.device_bytes, limits.imposed_bytes),
-        host_bytes=max(on_host, built) * ranks, host_limit_bytes=limits.host_bytes, made_by=_made_by(),
+        host_bytes=max(on_host * ranks, built * builders), host_limit_bytes=limits.host_bytes,
+        made_by=_made_by(),
     )  # fmt: skip
     return _with_verdict(part, ranks)
 

@@ -65,6 +65,8 @@ class ModelPart(Part):
     """Names that tied parameters have beyond their first."""
     activation_checkpointing: bool
     """Whether blocks recompute their activations."""
+    whole_because: str | None = None
+    """Why every rank built it whole although runtime.loading asked for less; None: nothing did."""
     geometry: GeometryPart | None = None
     """None where the closed forms do not hold."""
     config: dict[str, Any]

@@ -13,6 +13,7 @@ from harness.spec import Job
 from harness.worker.adapter import add_adapters, hold_frozen
 from harness.worker.description import describe_layout, describe_model
 from harness.worker.gradient_flow import modules_without_gradient
+from harness.worker.loading.own_skeleton import why_whole
 from harness.worker.loop import describe_data, training_steps
 from harness.worker.losses import loss_function
 from harness.worker.model import model_config
@@ -61,7 +62,7 @@ def model_facts(job: Job, samples: Samples) -> dict[str, Any]:
         "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "architecture": type(model).__name__,
         "model_config": config.to_diff_dict() if config is not None else {},
-        "model": describe_model(model).model_dump(mode="json"),
+        "model": describe_model(model).model_dump(mode="json") | {"whole_because": why_whole(job, "slices")},
         "layout": layout.model_dump(mode="json"),
         "configuration": json.loads(config.to_json_string(use_diff=False)) if config is not None else {},
     }

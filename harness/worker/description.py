@@ -31,9 +31,10 @@ class Built:
         decaying: frozenset[str],
         without_gradient: list[str] | None = None,
         uses: Uses | None = REGULAR,
+        whole_because: str | None = None,
     ) -> None:
         """Note a model as it was built."""
-        self.model = describe_model(model)
+        self.model = describe_model(model).model_copy(update={"whole_because": whole_because})
         self.layout = describe_layout(model, decaying, without_gradient, uses)
 
 

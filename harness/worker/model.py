@@ -85,12 +85,12 @@ def build_model(job: Job, config: PreTrainedConfig | None) -> nn.Module:
 def draw_model(job: Job, config: PreTrainedConfig | None, *, pretrained: bool = True) -> nn.Module:
     """The model in fp32 as the library makes it: random weights from the seed, or those of a checkpoint.
 
-    `pretrained`: False leaves a checkpoint's weights unread.
+    `pretrained`: False leaves a checkpoint's weights unread, and those of `model.factory` without memory.
     """
     from safetensors import SafetensorError
 
     if config is None:
-        return build_own_model(job)
+        return build_own_model(job, weights=pretrained)
     library_class = auto_class(job, config)
     arguments: dict[str, Any] = {
         "attn_implementation": job.model.attention_kernel,

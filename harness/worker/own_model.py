@@ -12,10 +12,11 @@ from harness.spec import Job, ModelSection
 from harness.worker.factories import call_factory, configuration
 
 
-def build_own_model(job: Job) -> nn.Module:
+def build_own_model(job: Job, *, weights: bool = True) -> nn.Module:
     """Call `model.factory` with torch's generator at the job's seed: the model in fp32 on the CPU.
 
-    Raises JobError for what is no module with parameters.
+    weights: False where the parameters that modules register have no memory (`loading.skeleton`). Raises
+    JobError for what is no module with parameters.
     """
     assert job.model.factory is not None
     torch.manual_seed(job.training.seed)
@@ -25,10 +26,11 @@ def build_own_model(job: Job) -> nn.Module:
         raise JobError(f"{shown} returned a {type(model).__name__}; it must return a torch.nn.Module")
     if next(model.parameters(), None) is None:
         raise JobError(f"{shown} returned a {type(model).__name__} without parameters; nothing can train")
-    if any(parameter.is_meta for parameter in model.parameters()) and not _on_meta():
-        raise JobError(f"{shown} returned parameters on the meta device; give them values on the CPU")
-    if not _on_meta():
-        model.to(device="cpu", dtype=torch.float32)
+    if weights and not _on_meta():
+        if any(parameter.is_meta for parameter in model.parameters()):
+            raise JobError(f"{shown} returned parameters on the meta device; give them values on the CPU")
+        model.to(device="cpu")
+    model.to(dtype=torch.float32)
     if job.model.dropout is not None:
         _set_dropout(model, job.model.dropout)
     return model

@@ -9,10 +9,10 @@ from torch import nn
 from harness.backends.base import Backend, Batch, Engine, LossScale, SetupContext, World
 from harness.backends.model_source import Loading
 from harness.run_directory.request import RunRequest
-from harness.spec import Job
 from harness.worker.dataset import DataFacts
 from harness.worker.description import Built
 from harness.worker.gradient_flow import modules_without_gradient
+from harness.worker.loading.own_skeleton import why_whole
 from harness.worker.loading.source import JobModelSource
 from harness.worker.losses import loss_function
 from harness.worker.model import model_config
@@ -42,12 +42,12 @@ def prepare_engine(
     def note(model: nn.Module) -> None:
         decaying.append(decaying_names(model, job.optimizer))
         without_gradient = modules_without_gradient(job, config)
-        built.describe(model, decaying[-1], without_gradient, irregular_uses(job, model, example))
+        built.describe(model, decaying[-1], without_gradient, irregular_uses(job, model, example), whole)
         observer.built(model, loss_function(job, model), frozen_names(model))
 
-    source = JobModelSource(
-        job, config, world, loading=loading_of(job, request.loading), folder=weights_folder, on_built=note
-    )
+    whole = why_whole(job, request.loading)
+    loading: Loading = "full" if whole else request.loading
+    source = JobModelSource(job, config, world, loading=loading, folder=weights_folder, on_built=note)
     context = SetupContext(
         world=world,
         precision=job.training.precision,
@@ -65,12 +65,3 @@ def prepare_engine(
         source, lambda named: observer.build_optimizer(named, job.optimizer, decaying[-1]), context
     )
     return engine, built
-
-
-def loading_of(job: Job, asked: Loading) -> Loading:
-    """How initial weights reach the ranks: what was asked, but a model of the user's own is built whole.
-
-    Nothing says that its function could run without memory for its weights. So are 4-bit weights, which
-    bitsandbytes packs from whole ones.
-    """
-    return "full" if job.model.factory is not None or job.adapter.is_quantised else asked

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,16 @@ from harness.file_lock import NO_LOCKS
 from harness.spec import AdapterSection, Job
 from harness.worker.dataset import DataFacts
 from harness.worker.loading.checkpoint_files import checkpoint_tensors
+from harness.worker.loading.own_skeleton import write_buffers
 from harness.worker.loading.streaming import CannotStream, stream_weights
-from harness.worker.loading.weight_file import StoredTensor, WeightWriter
+from harness.worker.loading.weight_file import StoredTensor, WeightWriter, stored_shapes
 from harness.worker.model import build_model, draw_model, facts_in, model_config, reads_checkpoint
 
 POLL_SECONDS = 0.05
 LIST_NAME = "tensors.json"
 """Written last: where each parameter lies."""
+SMALL_ELEMENTS = 2**26
+"""Of a model of the user's own, which a rank writes by itself: another process would take longer to start."""
 Stored = Mapping[str, StoredTensor]
 
 
@@ -74,13 +78,16 @@ def _provide(job: Job, config: Any, skeleton: nn.Module, numbers: Mapping[int, s
     # A name of its own: without locks, another node may write here while ranks of this one read.
     path = folder / f"weights-{secrets.token_hex(4)}.safetensors"
     shapes = {name: list(parameter.shape) for name, parameter in skeleton.named_parameters()}
+    if job.model.factory is not None:
+        _provide_own(job, shapes, path)
+        return {name: StoredTensor(file=path, name=name) for name in shapes}
     try:
         if reads_checkpoint(job):
             raise CannotStream("transformers converts this checkpoint while it reads it")
         with _writer(job, shapes, path) as writer:
             stream_weights(lambda: draw_model(job, config), numbers, writer.write)
     except CannotStream:
-        _build_in_another_process(job, shapes, path, facts_in(config))
+        _build_in_another_process(job, path, facts_in(config))
     return {name: StoredTensor(file=path, name=name) for name in shapes}
 
 
@@ -89,9 +96,20 @@ def _writer(job: Job, shapes: Mapping[str, Sequence[int]], path: Path) -> Weight
     return WeightWriter(path, shapes, COMPUTE_DTYPES[job.training.precision])
 
 
-def _build_in_another_process(
-    job: Job, shapes: Mapping[str, Sequence[int]], path: Path, facts: DataFacts
-) -> None:
+def _provide_own(job: Job, shapes: Mapping[str, Sequence[int]], path: Path) -> None:
+    """Have the whole model of the user's own function written: by this rank if it is small."""
+    if sum(map(prod, shapes.values())) <= SMALL_ELEMENTS:
+        _write_whole(job, DataFacts(), path)
+    else:
+        _build_in_another_process(job, path, DataFacts())
+    if stored_shapes(path) != {name: list(shape) for name, shape in shapes.items()}:
+        raise JobError(
+            f"model.factory '{job.model.factory}' builds other parameters where these have no memory; set "
+            "runtime.loading=full"
+        )
+
+
+def _build_in_another_process(job: Job, path: Path, facts: DataFacts) -> None:
     """Have a process that is no rank build the whole model and write it."""
     request = {"job": job.model_dump(mode="json"), "path": str(path), "facts": asdict(facts)}
     command = [sys.executable, "-m", "harness.worker.loading"]
@@ -106,11 +124,17 @@ def _build_in_another_process(
 
 def write_whole_model(request: Mapping[str, Any]) -> None:
     """What that process does; adapters are in no file."""
-    job = Job.model_validate(request["job"]).model_copy(update={"adapter": AdapterSection()})
     torch.set_num_threads(1)
-    model = build_model(job, model_config(job, DataFacts(**request["facts"])))
+    _write_whole(Job.model_validate(request["job"]), DataFacts(**request["facts"]), Path(request["path"]))
+
+
+def _write_whole(job: Job, facts: DataFacts, path: Path) -> None:
+    job = job.model_copy(update={"adapter": AdapterSection()})
+    model = build_model(job, model_config(job, facts))
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-    with _writer(job, shapes, Path(request["path"])) as writer:
+    if job.model.factory is not None:
+        write_buffers(model, path.parent)
+    with _writer(job, shapes, path) as writer:
         for name, parameter in model.named_parameters():
             writer.write(name, parameter)
 

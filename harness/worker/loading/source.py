@@ -17,6 +17,7 @@ from harness.backends.precision import COMPUTE_DTYPES
 from harness.spec import Job
 from harness.worker.adapter import add_adapters, bare_name, initial_values, is_adapter
 from harness.worker.loading.files import await_weights, provide_weights
+from harness.worker.loading.own_skeleton import fill_buffers
 from harness.worker.loading.streaming import CannotStream, parameter_numbers, stream_weights
 from harness.worker.loading.weight_file import WeightReader, pieces
 from harness.worker.model import build_model, draw_model, finish_model, reads_checkpoint
@@ -52,7 +53,7 @@ class JobModelSource(ModelSource):
         self._compute = COMPUTE_DTYPES[job.training.precision]
         self._shapes: dict[str, torch.Size] = {}
         self._first_names: dict[str, str] = {}
-        self._draws = loading == "slices" and not reads_checkpoint(job)
+        self._draws = loading == "slices" and not reads_checkpoint(job) and job.model.factory is None
         self._asked: dict[str, list[_Range]] = {}
         self._reader: WeightReader | None = None
 
@@ -65,6 +66,8 @@ class JobModelSource(ModelSource):
         model, numbers = self._bare_skeleton()
         if self._reads and not self._draws:
             self._open_files(model, numbers)
+            if self._job.model.factory is not None:
+                fill_buffers(model, self._folder)
         add_adapters(self._job, model)
         firsts = {id(parameter): name for name, parameter in model.named_parameters()}
         for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -77,6 +77,14 @@ class StoredTensor:
     """Its name there."""
 
 
+def stored_shapes(path: Path) -> dict[str, list[int]]:
+    """The tensors of a file."""
+    from safetensors import safe_open
+
+    with safe_open(os.fspath(path), "pt") as file:
+        return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+
+
 class WeightReader:
     """Reads parts of tensors; a file's pages are mapped, so they belong to the system's cache."""
 
