@@ -33,6 +33,7 @@ from harness.backends.base import (
 )
 from harness.backends.blocks import first_trained, parameter_count, transformer_blocks
 from harness.backends.checkpoints.torch_pieces import flat_parameter_pieces
+from harness.backends.floating_inputs import takes_tokens
 from harness.backends.hybrid import shard_size, unmet_hybrid
 from harness.backends.loading import fill_fsdp1, reserve_parameters
 from harness.backends.model_source import model_source
@@ -85,6 +86,10 @@ class Fsdp1Backend(Backend):
         tied = len(list(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
         refuse_several_dtypes(model)
         precision = fsdp1_mixed_precision(context)
+        if precision is not None and not takes_tokens(model):
+            # By default only the root's inputs are cast. ViT widens them again, to the dtype that the weight of
+            # its first unit has before this is gathered.
+            precision = replace(precision, cast_forward_inputs=True)
         arguments = self._arguments(model, precision, context.world)
         if loading != "full":
             reserve_parameters(model)

@@ -24,6 +24,7 @@ from harness.backends.base import (
     World,
 )
 from harness.backends.blocks import first_trained, parameter_count, transformer_blocks
+from harness.backends.floating_inputs import refuse_batch_norm
 from harness.backends.fsdp2_engine import Fsdp2Engine
 from harness.backends.hybrid import shard_size, unmet_hybrid
 from harness.backends.loading import fill_fsdp2, this_device
@@ -61,6 +62,8 @@ class Fsdp2Backend(Backend):
         blocks = transformer_blocks(model)
         mesh = self._mesh(context.world)
         policy = mixed_precision(context)
+        if policy.param_dtype is not None:
+            refuse_batch_norm(model)
         if self._offload and context.precision == "fp16-mixed" and context.world.device == "cuda":
             raise Unsupported(
                 f"torch {torch.__version__}: GradScaler reduces its overflow flag where the gradients "

@@ -141,9 +141,20 @@ def collectives(workload: Workload) -> Volume:
     remarks += [(BACKWARD, ROOT_KEPT)] if reshards else []
     if workload.window.evaluation_spells:
         remarks.append((FORWARD, KEPT_BY_EVALUATION))
-    unknown = blocks_without_gradient(workload)
+    unknown = blocks_without_gradient(workload) or _normalised_apart(workload)
     volume = Volume(collectives=tuple(found), remarks=tuple(remarks), unknown=unknown)
     return with_pickled_plans(workload, volume)
+
+
+def _normalised_apart(workload: Workload) -> str | None:
+    """`_auto_wrap` (torch 2.13) wraps BatchNorm as units of their own, without mixed precision."""
+    statistics = any(buffer.name.endswith("running_mean") for buffer in workload.layout.buffers)
+    if not (workload.mixed and statistics):
+        return None
+    return (
+        "at mixed precision FSDP1 wraps each BatchNorm layer as a unit of its own in fp32, whose traffic was not "
+        "derived"
+    )
 
 
 def _pieces(workload: Workload) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from harness.backends.explain import choices, suggestion
 from harness.backends.precision import COMPUTE_DTYPES
@@ -127,7 +128,25 @@ def finish_model(job: Job, model: nn.Module) -> None:
     if job.training.precision == "bf16":
         nn.Module.to(model, torch.bfloat16)
     hold_frozen(job, model)
+    if job.task in ("classification", "custom") or job.model.factory is not None:
+        model.register_forward_pre_hook(_narrow_inputs, with_kwargs=True)
     model.train()
+
+
+def _narrow_inputs(model: nn.Module, inputs: Any, keywords: Any) -> Any:
+    """Cast fp32 inputs to the dtype of 16-bit weights, as `Trainer._prepare_input` does for DeepSpeed.
+
+    Where weights are fp32 autocast or FSDP casts them.
+    """
+    weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    if weights.itemsize >= torch.float32.itemsize:
+        return None
+
+    def narrowed(value: Any) -> Any:
+        is_wide = isinstance(value, torch.Tensor) and value.dtype is torch.float32
+        return value.to(weights) if is_wide else value
+
+    return tree_map(narrowed, (inputs, keywords))
 
 
 def enable_checkpointing(model: Any) -> None:
