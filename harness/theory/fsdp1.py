@@ -152,7 +152,7 @@ def _normalised_apart(workload: Workload) -> str | None:
     if not (workload.mixed and statistics):
         return None
     return (
-        "at mixed precision FSDP1 wraps each BatchNorm layer as a unit of its own in fp32, whose traffic was not "
+        "at mixed precision FSDP1 wraps each BatchNorm layer as a unit of its own in fp32; its traffic was not "
         "derived"
     )
 
