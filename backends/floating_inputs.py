@@ -1,4 +1,4 @@
-"""Models whose inputs are no token ids, and those with BatchNorm: what FSDP leaves to its caller for them."""
+"""Models whose inputs are no token ids, and those with BatchNorm: what libraries leave to their callers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def takes_tokens(model: nn.Module) -> bool:
         return False
 
 
-def refuse_batch_norm(model: nn.Module) -> None:
-    """Raise Unsupported: FSDP2 casts the weights of BatchNorm but not its statistics, and no kernel takes both.
+def refuse_batch_norm(model: nn.Module, library: str) -> None:
+    """Raise Unsupported at mixed precision: weights of BatchNorm are cast, its statistics are not.
 
-    FSDP1 wraps such layers as units of their own in fp32.
+    FSDP1 wraps such layers as units of their own in fp32; DDP has autocast.
     """
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         raise Unsupported(
-            f"torch {torch.__version__}: FSDP2 at mixed precision casts the weights of BatchNorm and leaves its "
-            "statistics in fp32, which no kernel takes together; use fsdp1, ddp or precision fp32"
+            f"{library} at mixed precision: weights of BatchNorm are cast and its statistics stay in fp32, "
+            f"which no kernel of torch {torch.__version__} takes together; use ddp, fsdp1 or precision fp32"
         )

@@ -87,8 +87,8 @@ class Fsdp1Backend(Backend):
         refuse_several_dtypes(model)
         precision = fsdp1_mixed_precision(context)
         if precision is not None and not takes_tokens(model):
-            # By default only the root's inputs are cast. ViT widens them again, to the dtype that the weight of
-            # its first unit has before this is gathered.
+            # By default only the root's inputs are cast. ViT widens them again, to the dtype that the weight
+            # of its first unit has before this is gathered.
             precision = replace(precision, cast_forward_inputs=True)
         arguments = self._arguments(model, precision, context.world)
         if loading != "full":

@@ -63,7 +63,7 @@ class Fsdp2Backend(Backend):
         mesh = self._mesh(context.world)
         policy = mixed_precision(context)
         if policy.param_dtype is not None:
-            refuse_batch_norm(model)
+            refuse_batch_norm(model, "FSDP2")
         if self._offload and context.precision == "fp16-mixed" and context.world.device == "cuda":
             raise Unsupported(
                 f"torch {torch.__version__}: GradScaler reduces its overflow flag where the gradients "

@@ -62,8 +62,8 @@ class _Callable(ModelSource):
     def __call__(self) -> nn.Module:
         return self._build()
 
-    # `loading` is 'full', for which the contract asks for neither: only a job says which weights, drawn or read
-    # from where, a part of a parameter has; a function that returns a module does not.
+    # `loading` is 'full', for which the contract asks for neither: a function that returns a module does not
+    # say where a part of one parameter would come from.
     def skeleton(self) -> nn.Module:
         raise NotImplementedError("a plain function builds the whole model only")
 

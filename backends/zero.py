@@ -22,6 +22,7 @@ from harness.backends.base import (
     World,
 )
 from harness.backends.blocks import block_classes, parameter_count
+from harness.backends.floating_inputs import refuse_batch_norm
 from harness.backends.loading import fill_zero3, reserve_parameters, this_device
 from harness.backends.model_source import ModelSource, model_source
 from harness.backends.options import ZeroOptions, gathers_blocks
@@ -58,6 +59,8 @@ class ZeroBackend(Backend):
         source = model_source(build_model)
         loading = source.loading if self.stage == 3 else "full"
         model = source() if loading == "full" else source.skeleton()
+        if context.precision.endswith("-mixed"):
+            refuse_batch_norm(model, "DeepSpeed")
         count = parameter_count(model)
         config = self._configuration(model, count, context)
         if loading != "full":

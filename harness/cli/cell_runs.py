@@ -11,7 +11,7 @@ from harness.cells import Cell, is_refused
 from harness.cli.arguments import command_line
 from harness.cli.matrix_progress import MatrixProgress
 from harness.cli.output import echo
-from harness.cli.preflight import foresee, say_whole, show
+from harness.cli.preflight import foresee, say_repeated, say_whole, show
 from harness.cli.view import View
 from harness.launch.cell import modules_to_preload, run_cell
 from harness.launch.claim import OthersRecords, claimed
@@ -83,6 +83,7 @@ class MissingCells:
         if not self._view.quiet:
             show(foreseen)
             say_whole(facts.values(), self._experiment)
+            say_repeated(facts.values(), cells)
         forget_refused(self._store, self._found, cells)
         others = OthersRecords(self._store.root, self.files.values())
         progress = MatrixProgress(len(cells), sys.stderr, self._view)

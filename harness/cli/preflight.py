@@ -55,6 +55,7 @@ def foresee_one(
     if shows:
         show(foreseen)
         say_whole([facts], experiment)
+        say_repeated([facts], [cell])
     return foreseen.parts.get(cell.key)
 
 
@@ -83,6 +84,17 @@ def say_whole(facts: Iterable[Mapping[str, Any]], experiment: Experiment) -> Non
         reasons = {"a model of model.factory has no broadcast; runtime.loading=slices builds it whole once"}
     for reason in sorted(reasons - {None}):
         echo(f"loading: full (every rank builds the whole model): {reason}", err=True)
+
+
+def say_repeated(facts: Iterable[Mapping[str, Any]], cells: Sequence[Cell]) -> None:
+    """That batches repeat samples, where there are fewer than one batch takes; on standard error."""
+    samples = min((found["data"]["training_samples"] for found in facts), default=0)
+    batch = max(cell.layout.global_batch_size for cell in cells)
+    if samples < batch:
+        echo(
+            f"data: {samples} training samples are less than a global batch of {batch}: each repeats some",
+            err=True,
+        )
 
 
 def show(foreseen: Forecast) -> None:

@@ -152,8 +152,8 @@ def _normalised_apart(workload: Workload) -> str | None:
     if not (workload.mixed and statistics):
         return None
     return (
-        "at mixed precision FSDP1 wraps each BatchNorm layer as a unit of its own in fp32; its traffic was not "
-        "derived"
+        "at mixed precision FSDP1 wraps each BatchNorm layer as a unit of its own in fp32; its traffic was "
+        "not derived"
     )
 
 

@@ -16,7 +16,7 @@ from harness.worker.gradient_flow import modules_without_gradient
 from harness.worker.loading.own_skeleton import why_whole
 from harness.worker.loop import describe_data, training_steps
 from harness.worker.losses import loss_function
-from harness.worker.model import model_config
+from harness.worker.model import enable_checkpointing, model_config
 from harness.worker.model_classes import auto_class
 from harness.worker.module_uses import irregular_uses
 from harness.worker.optimizer import decaying_names
@@ -48,6 +48,8 @@ def model_facts(job: Job, samples: Samples) -> dict[str, Any]:
     config = model_config(job, samples.facts)
     model = _without_weights(job, config)
     declare_blocks(model, job.model)
+    if config is None and job.training.activation_checkpointing:
+        enable_checkpointing(model)
     add_adapters(job, model)
     hold_frozen(job, model)
     loss_function(job, model)

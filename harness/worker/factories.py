@@ -52,7 +52,7 @@ def call_factory(setting: str, spelling: str, arguments: Mapping[str, Any]) -> A
     except HarnessError:
         raise
     except Exception as error:
-        raise JobError(f"{shown} raised {_described(error)}") from error
+        raise JobError(f"{shown} raised {described_error(error)}") from error
 
 
 def _imported(place: str, shown: str) -> ModuleType:
@@ -91,10 +91,10 @@ def _import(name: str, shown: str, what: str) -> ModuleType:
             "directory, nor installed"
         ) from error
     except Exception as error:
-        raise JobError(f"{shown}: importing {what} raised {_described(error)}") from error
+        raise JobError(f"{shown}: importing {what} raised {described_error(error)}") from error
 
 
-def _described(error: Exception) -> str:
+def described_error(error: Exception) -> str:
     """Kind, message and place of an error, in one line."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     message = " ".join(str(error).split())

@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from harness.backends.base import Batch
+from harness.errors import JobError
 from harness.spec import Job
 from harness.spec.task import DEFAULT_TASK
 from harness.theory.layout import Use
+from harness.worker.factories import described_error
 from harness.worker.gradient_flow import AnswersForMeta, needs_gradient
 from harness.worker.losses import loss_function
 
@@ -31,6 +33,7 @@ def irregular_uses(job: Job, model: nn.Module, example: Batch | None) -> Uses | 
 
     Found by a loss of `example`, two samples or more, on a copy of the model on the meta device. Causal
     language models of transformers are not looked at: each module runs once, a tied weight at both its names.
+    Raises JobError for a loss that no batch could have.
     """
     if job.task == DEFAULT_TASK and job.model.factory is None and job.loss.factory is None:
         return REGULAR
@@ -39,6 +42,11 @@ def irregular_uses(job: Job, model: nn.Module, example: Batch | None) -> Uses | 
     try:
         with torch.random.fork_rng(devices=[]):
             return _uses(job, _on_meta(model), example)
+    except JobError:
+        raise
+    except (KeyError, NameError) as error:  # no matter of values
+        shown = f"loss.factory '{job.loss.factory}'" if job.loss.factory else "the loss of the model"
+        raise JobError(f"{shown}: a batch of {', '.join(example)} raised {described_error(error)}") from error
     except Exception:  # whatever code of the user's own makes of tensors without values
         return None
 

@@ -27,6 +27,7 @@ OF_THE_MACHINE = {"busy-machine", "slow-rank", "slow-data", "noisy-steps"}
 
 def compared(folder: Path, name: str, *settings: str) -> dict[str, Any]:
     words = [word for setting in (*SHORT, *settings) for word in ("--set", setting)]
+    folder.mkdir(exist_ok=True)
     done = harness("compare", "--config", CONFIGS / f"{name}.yaml", *words, "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)  # type: ignore[no-any-return]
@@ -55,6 +56,23 @@ def test_strategies_train_what_one_process_trains(name: str, tmp_path: Path) -> 
     if name != "resnet":  # whose running statistics differ by rank
         assert evaluated == pytest.approx([evaluated[0]] * len(runs), rel=1e-5)
     assert all(run.data is not None and run.eval[-1].samples == 6 for run in runs)
+
+
+def test_low_precision_takes_images_and_numbers(tmp_path: Path) -> None:
+    """Inputs that are no token ids meet weights in 16 bits; BatchNorm is refused where it cannot run."""
+    settings = ("training.precision=bf16-mixed", "training.steps=3", "evaluation.every_steps=null")
+    found = compared(tmp_path / "own", "own-model", *settings, "compare.backends=[zero3, fsdp1]")
+    assert {row["backend"]: row["parity"] for row in found["rows"]} == {
+        "single": "exact", "zero3": "band", "fsdp1": "band",
+    }  # fmt: skip
+    micro = "training.micro_batch_size=4"
+    found = compared(tmp_path / "resnet", "resnet", *settings, micro, "compare.backends=[zero3, fsdp, fsdp1]")
+    rows = {row["backend"]: row for row in found["rows"]}
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "single": "ok", "zero3": "unsupported", "fsdp": "unsupported", "fsdp1": "ok",
+    }  # fmt: skip
+    assert all("BatchNorm" in rows[name]["reason"] for name in ("zero3", "fsdp"))
+    assert rows["fsdp1"]["expected_sent_bytes_per_step"] is None
 
 
 def test_batch_norm_over_other_micro_batches_is_named(tmp_path: Path) -> None:
