@@ -121,8 +121,10 @@ def test_states_bound_what_ranks_on_the_cpu_need(name: str, backend: str) -> Non
     assert at_least(plan, Limits(host_bytes=need - 2)).verdict == "does not fit"
 
 
-def test_the_host_must_hold_a_model_of_a_factory_whole_on_every_rank() -> None:
+def test_the_host_must_hold_a_model_of_a_factory_whole_once_or_on_every_rank() -> None:
     plan = scenario(experiment("own-model"), "fsdp", torch_device="cuda")
-    part = at_least(plan, Limits(device_bytes=10**12, host_bytes=10**12))
-    assert part.host_bytes == 2 * 4 * plan.model.parameters
-    assert part.verdict == "fits"
+    whole = replace(plan, model=replace(plan.model, whole_because="it reads its weights"))
+    for asked, times in ((plan, 1), (whole, 2)):
+        part = at_least(asked, Limits(device_bytes=10**12, host_bytes=10**12))
+        assert part.host_bytes == times * 4 * plan.model.parameters
+        assert part.verdict == "fits"
