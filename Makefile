@@ -72,7 +72,7 @@ gallery-gpu-stub: $(STUB_VENV)/.ready
 
 $(STUB_VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(STUB_VENV)
-	$(STUB_PIP) --constraint constraints.txt "torch>=2.11" nvidia-cuda-crt==13.0.88
+	$(STUB_PIP) --constraint constraints.txt "torch>=2.13" nvidia-cuda-crt==13.0.88
 	$(STUB_PIP) --constraint constraints.txt --editable ".[dev,nvml]"
 	touch $@
 
@@ -132,7 +132,7 @@ reports: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt "torch>=2.11"
+	$(BIN)/pip install --quiet --constraint constraints.txt "torch>=2.13"
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,docs,qlora]"
 	touch $(READY)
 
