@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 from harness.backends import registry
 from harness.cells import Cell, make_request
 from harness.errors import HarnessError
 from harness.launch.launcher_settings import launcher_settings
 from harness.launch.local import EventHandler, LocalLauncher
-from harness.launch.owner import forget_owner, note_owner
+from harness.launch.owner import forget_owner, keep_outcome, note_owner
 from harness.launch.watch import Patience
 from harness.provenance import load_average
 from harness.record import PredictionPart, Record
 from harness.run_directory.assemble import assemble, assemble_refused, record_of_fault
+from harness.run_directory.remains import remove_remains
+from harness.run_directory.request import RunRequest
 from harness.spec import Experiment
 from harness.store import Store, keep_record
 
@@ -38,13 +41,8 @@ def run_cell(
     load = load_average()
     more = {"prediction": prediction, "launcher_settings": launcher_settings(os.environ)}
     request = make_request(cell, experiment, launcher.device, command).model_copy(update=more)
-    try:
-        directory = store.run_directory(request.run_id)
-        note_owner(directory)
-        request.write(directory)
-    except OSError as error:
-        folder = store.root / request.run_id
-        raise HarnessError(f"run '{folder}' cannot be written: {error.strerror}") from error
+    directory = _new_folder(store, request)
+    outcome = None
     try:
         if refusal is not None:
             record = assemble_refused(directory, request, refusal)
@@ -60,15 +58,32 @@ def run_cell(
             record = assemble(directory, request, outcome)
     except Exception as error:  # whatever it is, this cell failed, and the others go on
         record = record_of_fault(directory, request, error)
+    remove_remains(directory, request)
     # What the run found, not what it left.
     found = record.environment.model_copy(update={"load_average": load})
     record = record.model_copy(update={"environment": found})
     try:
         record = keep_record(directory, record)
     except OSError as error:
+        if outcome is not None:
+            keep_outcome(directory, outcome)
         raise HarnessError(f"record of run '{directory}' cannot be written: {error.strerror}") from error
     forget_owner(directory)
     return record
+
+
+def _new_folder(store: Store, request: RunRequest) -> Path:
+    """The folder of a run with its request. Raises HarnessError."""
+    try:
+        directory = store.run_directory(request.run_id)
+        note_owner(directory)
+        request.write(directory)
+    except OSError as error:
+        folder = store.root / request.run_id
+        if not isinstance(error, FileExistsError):
+            store.discard(request.run_id)
+        raise HarnessError(f"run '{folder}' cannot be written: {error.strerror}") from error
+    return directory
 
 
 def patience_of(experiment: Experiment) -> Patience:

@@ -8,14 +8,16 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
-from harness.record import Record
+from harness.record import Part, Record
 from harness.record_files import RECORD_NAME
 from harness.run_directory.assemble import assemble
 from harness.run_directory.outcome import Outcome, Verdict
 from harness.run_directory.owner import Owner
+from harness.run_directory.remains import remove_remains
 from harness.run_directory.request import RANK_OWNERS, RunRequest
 from harness.run_directory.side_files import read_part
 from harness.store import write_record
@@ -24,11 +26,39 @@ OWNER_NAME = "launcher.json"
 _OWN_NAME = re.compile(r"\d{8}-\d{6}-.+-n\d+-r\d+-[0-9a-f]{6}")
 BEGIN_SECONDS = 60.0
 """An empty folder older than this is not one that a launcher is about to fill."""
+RESERVED_BYTES = 4096
+"""Of that file: what replaces it needs no room on a full disk, and no new file where none can be made."""
+
+
+class KeptOutcome(Part):
+    """How the ranks of a run ended whose record could not be written."""
+
+    exit_codes: dict[int, int | None]
+    ended_at: dict[int, float]
+    stopped: Literal["timeout", "stuck", "interrupted"] | None
+
+
+class Launcher(Owner):
+    """The process that runs a run."""
+
+    outcome: KeptOutcome | None = None
+    """None: it has not seen the end of the ranks."""
 
 
 def note_owner(run_directory: Path) -> None:
     """Note that this process runs the run."""
-    write_atomically(run_directory / OWNER_NAME, Owner.myself().model_dump_json())
+    text = Owner.myself().model_dump_json()
+    write_atomically(run_directory / OWNER_NAME, text.ljust(RESERVED_BYTES))
+
+
+def keep_outcome(run_directory: Path, outcome: Outcome) -> None:
+    """Keep how the ranks ended, for the next command to write the record that could not be written now."""
+    kept = KeptOutcome(
+        exit_codes=outcome.exit_codes, ended_at=dict(outcome.ended_at), stopped=outcome.stopped
+    )
+    note = Launcher(**Owner.myself().model_dump(), outcome=kept)
+    with suppress(OSError), (run_directory / OWNER_NAME).open("r+b") as file:
+        file.write(note.model_dump_json().ljust(RESERVED_BYTES).encode())
 
 
 def forget_owner(run_directory: Path) -> None:
@@ -37,7 +67,7 @@ def forget_owner(run_directory: Path) -> None:
         (run_directory / OWNER_NAME).unlink()
 
 
-def without_record(runs: Path) -> Iterator[tuple[Path, Owner]]:
+def without_record(runs: Path) -> Iterator[tuple[Path, Launcher]]:
     """Folders of runs that were started and have no record, with who started them.
 
     Of runs that another launcher started, the one of its ranks' monitors that lives, or else the first.
@@ -47,7 +77,7 @@ def without_record(runs: Path) -> Iterator[tuple[Path, Owner]]:
         if (directory / RECORD_NAME).exists():
             continue
         paths = [directory / OWNER_NAME, *sorted(directory.glob(RANK_OWNERS))]
-        owners = [owner for path in paths if (owner := read_part(path, Owner)) is not None]
+        owners = [owner for path in paths if (owner := read_part(path, Launcher)) is not None]
         alive = [owner for owner in owners if not owner.is_gone]
         if owners:
             yield directory, (alive or owners)[0]
@@ -59,7 +89,7 @@ def forget_never_begun(runs: Path) -> None:
         if not (_OWN_NAME.fullmatch(directory.name) and directory.is_dir()):
             continue
         names = {path.name for path in directory.iterdir() if not path.name.startswith(".")}
-        owner = read_part(directory / OWNER_NAME, Owner)
+        owner = read_part(directory / OWNER_NAME, Launcher)
         is_old = time.time() - directory.stat().st_mtime > BEGIN_SECONDS
         if (names == {OWNER_NAME} and owner is not None and owner.is_gone) or (not names and is_old):
             shutil.rmtree(directory, ignore_errors=True)
@@ -70,10 +100,10 @@ def record_abandoned(runs: Path) -> Iterator[Record]:
     for directory, owner in without_record(runs):
         if not owner.is_gone or not (directory / OWNER_NAME).exists():
             continue
-        cause = f"abandoned: its launcher (process {owner.process}) was killed, or the machine restarted,"
-        outcome = Outcome(exit_codes={}, verdict=Verdict(status="failed", kind="LauncherLost", cause=cause))
         try:
-            record = assemble(directory, RunRequest.read(directory), outcome)
+            request = RunRequest.read(directory)
+            record = assemble(directory, request, _outcome(owner))
+            remove_remains(directory, request)
             write_record(directory, record)
         except (OSError, ValueError, HarnessError):
             continue  # `lines_about` still names it
@@ -81,6 +111,13 @@ def record_abandoned(runs: Path) -> Iterator[Record]:
         for cut_short in directory.glob(".*"):
             cut_short.unlink(missing_ok=True)
         yield record
+
+
+def _outcome(launcher: Launcher) -> Outcome:
+    if (kept := launcher.outcome) is not None:
+        return Outcome(exit_codes=kept.exit_codes, ended_at=kept.ended_at, stopped=kept.stopped)
+    cause = f"abandoned: its launcher (process {launcher.process}) was killed, or the machine restarted,"
+    return Outcome(exit_codes={}, verdict=Verdict(status="failed", kind="LauncherLost", cause=cause))
 
 
 def lines_about(runs: Path) -> list[str]:

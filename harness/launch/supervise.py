@@ -26,6 +26,7 @@ from harness.run_directory.external_ends import external_outcome, is_gone, wait_
 from harness.run_directory.outcome import Outcome
 from harness.run_directory.owner import Owner
 from harness.run_directory.rank_state import read_state
+from harness.run_directory.remains import remove_remains
 from harness.run_directory.request import RankExit, RunRequest, rank_exit, rank_file, rank_owner
 from harness.run_directory.stuck import STUCK_NAME, StuckNote
 from harness.run_directory.tail import Tail
@@ -127,7 +128,10 @@ class Supervisor:
                 if stuck
                 else external_outcome(directory, self.world_size)
             )
-            record = assemble(directory, RunRequest.read(directory), outcome)
+            request = RunRequest.read(directory)
+            record = assemble(directory, request, outcome)
+            if stuck:
+                remove_remains(directory, request)
             write_record(directory, record)
         return record
 
@@ -159,6 +163,8 @@ class Supervisor:
                 self._watch.note(event)
             if not self._asked and (reason := self._watch.stuck()) is not None:
                 self._end_stuck(directory, reason)
+        if self._asked and (directory / STUCK_NAME).exists():
+            os.kill(self.child, signal.SIGKILL)  # its launcher may not hear of it: the network may be gone
         if not self._asked and (directory / ASK_NAME).exists():
             self._asked = True
             if is_stopped(self.child):

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from harness.record import ErrorPart, Status, StepPart
 from harness.run_directory.blame import Cause, cause_of
+from harness.run_directory.mismatch import mismatch_error
 from harness.run_directory.out_of_memory import line_of_out_of_memory
 from harness.run_directory.outcome import EVENTS_LOST, TERMINATED, Outcome, signal_name
 from harness.run_directory.rank_events import RankEvents
 from harness.run_directory.rank_state import read_position
 from harness.run_directory.request import launcher_log, rank_log
 from harness.run_directory.side_files import log_tail, read_log, shown_text
-from harness.run_directory.stuck import StuckNote, read_note, stuck_error
+from harness.run_directory.stuck import StuckNote, rank_states, read_note, stuck_error
 
 Events = Mapping[int, RankEvents]
 
@@ -23,23 +24,28 @@ def status_of(
 ) -> tuple[Status, ErrorPart | None]:
     """The status of a run, and why it has no complete result; `steps` are those that every rank finished."""
     if all(of_rank.done for of_rank in events.values()):
-        return _finished(steps)
+        return _finished(steps, events)
     if outcome.verdict is not None:
         return outcome.verdict.status, ErrorPart(
             kind=outcome.verdict.kind,
             message=f"{outcome.verdict.cause} after {len(steps)} steps",
             log_tail=_log_tail(run_directory, 0),
+            ranks=rank_states(run_directory, len(events)),
         )
     cause = cause_of(events, outcome)
     if (error := _silent_out_of_memory(run_directory, events, cause)) is not None:
         return "oom", error
+    if cause is not None and (error := mismatch_error(run_directory, events)) is not None:
+        return "failed", error
     if cause is not None and not _was_stuck(run_directory, cause):
         return (cause.failure.status if cause.failure else "failed"), _error(run_directory, cause)
     if any(of_rank.reasons for of_rank in events.values()):
         return "unsupported", None
     if outcome.stopped == "interrupted":
         return "failed", ErrorPart(
-            kind="Interrupted", message=f"interrupted by the user after {len(steps)} steps"
+            kind="Interrupted",
+            message=f"interrupted by the user after {len(steps)} steps",
+            ranks=rank_states(run_directory, len(events)),
         )
     note = read_note(run_directory)
     if note is not None or outcome.stopped == "timeout":
@@ -52,13 +58,19 @@ def status_of(
     return "failed", _error(run_directory, cause)
 
 
-def _finished(steps: list[StepPart]) -> tuple[Status, ErrorPart | None]:
-    lost = [step.step for step in steps if step.loss is None]
-    if lost:
-        return "diverged", ErrorPart(
-            kind="NotFinite", message=f"the loss is not finite from step {lost[0]} on"
-        )
-    return "ok", None
+def _finished(steps: list[StepPart], events: Events) -> tuple[Status, ErrorPart | None]:
+    index = next((index for index, step in enumerate(steps) if step.loss is None), None)
+    if index is None:
+        return "ok", None
+    own = [rank for rank, of_rank in events.items() if of_rank.steps[index].loss_sum is None]
+    is_of_one = len(own) == 1 < len(events)
+    return "diverged", ErrorPart(
+        kind="NotFinite",
+        message=f"the loss is not finite from step {steps[index].step} on",
+        rank=own[0] if is_of_one else None,
+        step=steps[index].step,
+        phase="forward",
+    )
 
 
 def _silent_out_of_memory(run_directory: Path, events: Events, cause: Cause | None) -> ErrorPart | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ STUCK_NAME = "stuck.json"
 MOST_RANKS_SHOWN = 32
 """Ranks whose states a record keeps; those at fault first."""
 ORDER = ("start", "rendezvous", "load data", "setup", "data", "forward", "backward", "step")
+
+_MEETING = re.compile(r"[^\n]*\n\s*File \"[^\"\n]*torch/distributed/(?:distributed_c10d|rendezvous)\.py\"")
+"""The innermost frame of a rank that waits for others at the store: no collective is recorded then."""
 
 
 class StuckNote(Part):
@@ -43,6 +47,12 @@ def read_note(run_directory: Path) -> StuckNote | None:
     return read_part(run_directory / STUCK_NAME, StuckNote)
 
 
+def rank_states(run_directory: Path, world_size: int) -> list[RankStatePart]:
+    """Where each rank was last, of runs that ended without being asked; the first 32 ranks."""
+    shown = range(min(world_size, MOST_RANKS_SHOWN))
+    return [_state_part(rank, read_state(run_directory, rank), "") for rank in shown]
+
+
 def stuck_error(run_directory: Path, world_size: int, kind: str, note: StuckNote) -> ErrorPart:
     """What a record says of ranks that had to be ended."""
     states = {rank: read_state(run_directory, rank) for rank in range(world_size)}
@@ -63,8 +73,9 @@ def stuck_error(run_directory: Path, world_size: int, kind: str, note: StuckNote
 def late_ranks(states: Mapping[int, RankState], stopped: Sequence[int]) -> Late | None:
     """The ranks that did not arrive where the others wait; None: that cannot be told.
 
-    In this order: processes that are stopped, ranks in no collective while others wait in one, ranks that
-    have begun fewer collectives, and ranks in an earlier step or phase.
+    In this order: processes that are stopped, ranks in no collective while others wait in one, ranks outside
+    of torch.distributed while others wait in it, ranks that have begun fewer collectives, and ranks in an
+    earlier step or phase.
     """
     if stopped:
         return Late(ranks=tuple(stopped), why="stopped by SIGSTOP")
@@ -72,6 +83,10 @@ def late_ranks(states: Mapping[int, RankState], stopped: Sequence[int]) -> Late 
     others = tuple(rank for rank in states if rank not in waiting)
     if waiting and others:
         return Late(ranks=others, why="in no collective, while others wait in one")
+    meeting = [rank for rank, state in states.items() if _MEETING.match(state.stack)]
+    if not waiting and meeting and len(meeting) < len(states):
+        absent = tuple(rank for rank in states if rank not in meeting)
+        return Late(ranks=absent, why="elsewhere, while others wait to form a process group")
     if waiting and all(states[rank].enqueued for rank in states):
         begun = {rank: sum(state.enqueued.values()) for rank, state in states.items()}
         if len(set(begun.values())) > 1:
@@ -98,6 +113,8 @@ def _sentences(late: Late | None, states: Mapping[int, RankState]) -> list[str]:
     waits = [(rank, state.collective) for rank, state in states.items() if state.collective is not None]
     if late is None and len({collective for _, collective in waits}) > 1:
         said = ["the ranks wait in different collectives"]
+    elif late is None and len(waits) == len(states):
+        said = ["all ranks wait in the same collective, so what connects them does not answer"]
     elif late is None:
         said = ["no rank is behind the others"]
     else:
@@ -123,6 +140,10 @@ def _part(rank: int, state: RankState, note: StuckNote) -> RankStatePart:
         said = "the process had ended"
     elif not state.stack:
         said = "the process did not write its stacks when asked"
+    return _state_part(rank, state, said)
+
+
+def _state_part(rank: int, state: RankState, said: str) -> RankStatePart:
     return RankStatePart(
         rank=rank,
         step=state.position.step if state.position else None,

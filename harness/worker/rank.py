@@ -251,14 +251,14 @@ def _config_writer(config: Any) -> Callable[[Path], None]:
 
 def _fail(telling: _Telling, error: BaseException, status: Literal["oom", "failed"]) -> int:
     """Write why this rank ends; its exit code."""
-    position = telling.position.position
+    telling.signals.note_collectives()
     failure = FailureEvent(
         status=status,
         error_kind=encodable(type(error).__name__),
         message=_message(error),
         at=time.time(),
-        step=position.step,
-        phase=position.phase,
+        step=telling.position.position.step,
+        phase=telling.position.position.phase,
     )
     try:
         telling.events.write(failure)

@@ -34,6 +34,7 @@ def dump_stacks_when_asked(run_directory: Path, rank: int, *, chain: bool = Fals
     except OSError:
         signal.signal(STATE_SIGNAL, signal.SIG_IGN)  # by default it would end the rank
         return
+    faulthandler.enable(file=2, all_threads=False)  # who aborts in a library says where
     missing = HEAD_BYTES - file.tell()
     if missing > 0:
         file.write(b" " * (missing - 1) + b"\n")
@@ -71,6 +72,10 @@ class SignalThread:
         faulthandler.unregister(STATE_SIGNAL)
         self.on(STATE_SIGNAL, lambda: write_collectives(run_directory, rank))
         dump_stacks_when_asked(run_directory, rank, chain=True)
+
+    def note_collectives(self) -> None:
+        """Write what this rank waits in without being asked."""
+        self._actions.get(STATE_SIGNAL, lambda: None)()
 
     def _answer(self, reader: int) -> None:
         while True:

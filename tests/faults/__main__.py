@@ -1,0 +1,80 @@
+"""Plants faults in real ranks, checks each record, and publishes the table.
+
+A call with the same folder goes on where the last one ended. Exits 1 if a record is not truthful, a command
+hung, something was left behind or another cell is missing.
+
+Usage: python -m tests.faults FOLDER [--page docs/injected-faults.md] [--kinds raise,sleep] [--seed 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.measuring import progress
+from harness.provenance import package_versions
+from tests.faults.injection import KINDS, Injection, Kind, plan
+from tests.faults.namespaces import command_inside, furnish, is_inside, why_not
+from tests.faults.results import append, failures, judged, page, read
+from tests.faults.scene import Scene
+from tests.faults.two_nodes import TwoNodes
+
+RESULTS = "results.jsonl"
+SEED = 20
+NAMED = ("torch", "deepspeed", "transformers", "accelerate")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="where runs and results are kept")
+    parser.add_argument("--page", type=Path, help="the page to write")
+    parser.add_argument("--kinds", default=",".join(kind.name for kind in KINDS))
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=SEED)
+    options = parser.parse_args()
+    if not is_inside():
+        if (reason := why_not()) is not None:
+            progress(f"faults need namespaces of their own: {reason}")
+            return 1
+        os.execvp("unshare", command_inside(["-m", "tests.faults", *sys.argv[1:]]))
+    furnish()
+    wanted = options.kinds.split(",")
+    kinds = [kind for kind in KINDS if kind.name in wanted]
+    results = options.folder / RESULTS
+    for kind in kinds:
+        inject(options.folder.resolve(), results, kind, plan([kind], options.repeats, options.seed))
+    found = [result for result in read(results) if result.kind in wanted]
+    if options.page is not None:
+        versions = package_versions()
+        named = ", ".join(f"{name} {versions[name]}" for name in NAMED if name in versions)
+        options.page.write_text(page(found, options.seed, named))
+    lines = failures(found)
+    progress("\n".join([*lines, f"{len(found)} injections, {len(lines)} did not end as they should"]))
+    return 1 if lines else 0
+
+
+def inject(folder: Path, results: Path, kind: Kind, injections: Sequence[Injection]) -> None:
+    """Plant the faults of one kind, unless their results are there already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    done = {result.name for result in read(results)}
+    missing = [injection for injection in injections if injection.name not in done]
+    groups = [[injection] for injection in missing] if kind.scope == "network" else [missing]
+    for group in filter(None, groups):
+        began = time.monotonic()
+        place = folder / (group[0].name if kind.scope == "network" else kind.name)
+        shutil.rmtree(place, ignore_errors=True)
+        scene = TwoNodes(place, group[0]) if kind.scope == "network" else Scene(place, group)
+        append(results, [judged(seen) for seen in scene.play()])
+        seconds = time.monotonic() - began
+        progress(f"{place.name}: {len(group)} injections, {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""Whether the record of a run tells the truth about the fault that was planted in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from harness.record import ErrorPart, Record
+from tests.faults.scene import Seen
+
+MISMATCH = "CollectiveMismatch"
+STUCK = "Stuck"
+IN_THE_FAULT = "faults/plants.py"
+"""In the stack of a rank that sleeps, or is in a collective, because of the fault."""
+TOLD = "harness: "
+"""Begins the one line of a command that could not go on."""
+
+Check = Callable[[Seen, Record, ErrorPart], Iterator[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What a truthful record says of one kind of fault."""
+
+    status: tuple[str, ...]
+    kinds: tuple[str, ...] = ()
+    """None: any."""
+    message: str = ""
+    """A regular expression."""
+    exit_code: int | None = None
+    names_rank: bool = True
+    """Whether it must name the rank."""
+    names_place: bool = True
+    """Whether it must name step and phase of the fault."""
+    check: Check | None = None
+
+
+def untruths(seen: Seen) -> list[str]:
+    """What the record lacks or says wrongly, in words; empty: it is truthful."""
+    if seen.happened is None:
+        return ["the fault did not happen"]
+    if seen.record is None:
+        return ["no record"]
+    if any(call.code is None for call in seen.calls):
+        return ["the command hung"]
+    if any("Traceback" in call.errors for call in seen.calls):
+        return ["the command printed a traceback"]
+    expected = EXPECTED[seen.injection.kind]
+    error = seen.record.error
+    if error is None:
+        return [] if "ok" in expected.status else [f"status {seen.record.status} without an error"]
+    return list(_wrong(seen, seen.record, error, expected))
+
+
+def _wrong(seen: Seen, record: Record, error: ErrorPart, expected: Expected) -> Iterator[str]:
+    assert seen.happened is not None
+    if record.status not in expected.status:
+        yield f"status {record.status}"
+    if expected.kinds and error.kind not in expected.kinds:
+        yield f"kind {error.kind}"
+    if not re.search(expected.message, error.message):
+        yield f"message '{error.message}'"
+    if expected.exit_code is not None and error.exit_code not in (expected.exit_code, None):
+        yield f"exit code {error.exit_code}"
+    if expected.names_rank and error.rank != seen.injection.rank:
+        yield f"rank {error.rank}"
+    place = (seen.happened["step"], seen.happened["phase"])
+    if expected.names_place and (error.step, error.phase) != place:
+        yield f"step {error.step}, phase {error.phase}"
+    if error.rank is not None and not error.log_tail and error.kind != "NotFinite" and _has_logged(seen):
+        yield "no log tail"
+    if expected.check is not None:
+        yield from expected.check(seen, record, error)
+
+
+def _has_logged(seen: Seen) -> bool:
+    """Only who raises writes to its log for certain."""
+    return seen.injection.kind == "raise"
+
+
+def _shows_all_ranks(seen: Seen, _: Record, error: ErrorPart) -> Iterator[str]:
+    if [part.rank for part in error.ranks] != [0, 1]:
+        yield f"shows ranks {[part.rank for part in error.ranks]}"
+
+
+def _shows_the_sleeper(seen: Seen, record: Record, error: ErrorPart) -> Iterator[str]:
+    yield from _shows_all_ranks(seen, record, error)
+    states = {part.rank: part for part in error.ranks}
+    own, other = states.get(seen.injection.rank), states.get(1 - seen.injection.rank)
+    if own is None or IN_THE_FAULT not in own.stack:
+        yield "no stack of the rank that sleeps"
+    if other is None or not other.stack:
+        yield "no stack of the rank that waits"
+
+
+def _shows_the_stopped(seen: Seen, record: Record, error: ErrorPart) -> Iterator[str]:
+    yield from _shows_all_ranks(seen, record, error)
+    states = {part.rank: part for part in error.ranks}
+    own, other = states.get(seen.injection.rank), states.get(1 - seen.injection.rank)
+    if own is None or "SIGSTOP" not in own.note:
+        yield "does not say that the rank was stopped"
+    if other is None or not other.stack:
+        yield "no stack of the rank that waits"
+
+
+def _shows_the_disagreement(seen: Seen, record: Record, error: ErrorPart) -> Iterator[str]:
+    """A rank that waits shows its collective or its stack; one that aborted does so in the log."""
+    yield from _shows_all_ranks(seen, record, error)
+    if error.kind == STUCK and not all(part.stack for part in error.ranks):
+        yield "no stacks"
+    if error.kind == STUCK and not any(part.collective for part in error.ranks):
+        yield "no collective"
+    if error.kind == MISMATCH and "Received data size doesn't match" not in error.log_tail:
+        yield "the log does not show the mismatch"
+
+
+def _was_told(seen: Seen, _: Record, __: ErrorPart) -> Iterator[str]:
+    last = [(call.errors.splitlines() or [""])[-1] for call in seen.calls]
+    if not any(line.startswith(TOLD) and "cannot be written" in line for line in last):
+        yield "the command did not say what it could not write"
+
+
+def _rank(kind: str | tuple[str, ...], message: str = "", **more: object) -> Expected:
+    kinds = (kind,) if isinstance(kind, str) else kind
+    return Expected(status=("failed",), kinds=kinds, message=message, **more)  # type: ignore[arg-type]
+
+
+_ENDED_OUTSIDE = {"names_rank": False, "names_place": False, "check": _shows_all_ranks}
+_DISAGREE = Expected(
+    status=("failed", "timeout"), kinds=(MISMATCH, STUCK), names_rank=False, names_place=False,
+    message="ranks disagree|waits in", check=_shows_the_disagreement,
+)  # fmt: skip
+_NO_ROOM = "could not write its events|No space left"
+_NOT_FINITE = Expected(status=("diverged",), kinds=("NotFinite",), message="not finite from step")
+
+EXPECTED: dict[str, Expected] = {
+    "raise": _rank("RuntimeError", "planted", exit_code=1),
+    "host-memory": Expected(status=("oom",), kinds=("RuntimeError", "MemoryError"), message="memory"),
+    "device-memory": Expected(status=("oom",), kinds=("OutOfMemoryError",), message="CUDA out of memory"),
+    "nan-loss": _NOT_FINITE,
+    "infinite-loss": _NOT_FINITE,
+    "no-library": _rank(("ModuleNotFoundError", "ImportError"), "transformers", names_place=False),
+    "exit-0": _rank("Exit", "exit code 0", exit_code=0),
+    "exit-5": _rank("Exit", "exit code 5", exit_code=5),
+    "terminated": _rank("Exit", "SIGTERM"),
+    "killed": _rank("Exit", "SIGKILL", exit_code=-9),
+    "sleep": Expected(status=("timeout",), kinds=(STUCK,), check=_shows_the_sleeper),
+    "stopped": Expected(status=("timeout",), kinds=(STUCK,), message="SIGSTOP", check=_shows_the_stopped),
+    "extra-collective": _DISAGREE,
+    "other-collective": _DISAGREE,
+    "full-disk": Expected(
+        status=("ok", "failed"), message=_NO_ROOM, names_rank=False, names_place=False, check=_was_told
+    ),
+    "read-only": Expected(
+        status=("ok", "failed"), message="Permission denied|could not write", names_rank=False,
+        names_place=False, check=_was_told,
+    ),
+    "network": Expected(
+        status=("timeout",), kinds=(STUCK,), message="waits in", **_ENDED_OUTSIDE,  # type: ignore[arg-type]
+    ),
+    "ctrl-c": _rank("Interrupted", "after [0-9]+ steps", **_ENDED_OUTSIDE),
+    "launcher-terminated": _rank("Interrupted", "after [0-9]+ steps", **_ENDED_OUTSIDE),
+    "launcher-killed": _rank("LauncherLost", "after [0-9]+ steps", **_ENDED_OUTSIDE),
+}  # fmt: skip

@@ -1,0 +1,63 @@
+"""A record that could not be written is written by the next command, and ranks leave no large files."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cells import Cell, plan
+from harness.errors import HarnessError
+from harness.launch import cell as cells
+from harness.launch.cell import run_cell
+from harness.launch.owner import OWNER_NAME, record_abandoned
+from harness.run_directory.request import checkpoint_folder, weights_folder
+from harness.spec import Experiment
+from harness.store import Store
+from tests.fake_ranks import FakeLauncher, Rank
+
+
+def leave(rank: Rank) -> None:
+    rank.train()
+    for folder in (weights_folder(rank.log.parent), checkpoint_folder(rank.log.parent)):
+        folder.mkdir(exist_ok=True)
+    rank.fail(kind="OSError", message="planted")
+
+
+@pytest.fixture
+def cell() -> Cell:
+    experiment = Experiment()
+    return next(c for c in plan(experiment, ["ddp"], [2], 1, "cpu") if c.backend == "ddp")
+
+
+def run(cell: Cell, store: Store) -> Any:
+    launcher = FakeLauncher({0: leave, 1: leave})
+    return run_cell(cell, Experiment(), store, launcher, command=["harness"], on_event=lambda _: None)
+
+
+def test_failed_run_leaves_neither_weights_nor_checkpoint(tmp_path: Path, cell: Cell) -> None:
+    record = run(cell, Store(tmp_path))
+    assert record.status == "failed"
+    folder = tmp_path / record.run_id
+    assert not weights_folder(folder).exists()
+    assert not checkpoint_folder(folder).exists()
+    assert not (folder / OWNER_NAME).exists()
+
+
+def test_record_that_could_not_be_written_says_later_how_the_ranks_ended(
+    tmp_path: Path, cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cells, "write_record", full)
+        with pytest.raises(HarnessError, match="cannot be written: No space left on device"):
+            run(cell, Store(tmp_path))
+    (note,) = tmp_path.glob(f"*/{OWNER_NAME}")
+    text = note.read_text()
+    assert len(text) == 4096  # what was there has been overwritten, so that no new block was needed
+    note.write_text(text.replace('"process":', '"process":999999', 1))  # its launcher is gone
+    (record,) = record_abandoned(tmp_path)
+    assert record.error is not None
+    assert (record.status, record.error.kind, record.error.exit_code) == ("failed", "OSError", 1)
+    assert not note.exists()
