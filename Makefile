@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 WORKERS ?= 3
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: compare fuzz resume-trial disk-trial test labs test-exhaustive test-docs test-browser test-cluster test-gpu-stub traps gallery gallery-gpu-stub lint docs bench publish reports clean
+.PHONY: compare fuzz resume-trial disk-trial test labs test-exhaustive test-docs test-browser test-cluster test-gpu-stub traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
@@ -83,6 +83,12 @@ traps: $(READY)
 # The same traps, as the folder of records and reports that is published.
 gallery: $(READY)
 	$(BIN)/python -m tests.traps.gallery reports/traps
+
+# Every kind of fault in real ranks, 120 injections: each must leave a truthful record, and nothing else. A call
+# goes on where the last one ended. Linux and root are needed, and about 20 minutes of two free cores.
+FAULTS ?= .faults
+faults: $(READY)
+	$(BIN)/python -m tests.faults $(FAULTS) --page docs/injected-faults.md
 
 lint: $(READY)
 	$(BIN)/ruff check .

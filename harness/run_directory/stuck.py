@@ -114,7 +114,7 @@ def _sentences(late: Late | None, states: Mapping[int, RankState]) -> list[str]:
     if late is None and len({collective for _, collective in waits}) > 1:
         said = ["the ranks wait in different collectives"]
     elif late is None and len(waits) == len(states):
-        said = ["all ranks wait in the same collective, so what connects them does not answer"]
+        said = ["all ranks wait in the same collective: a broken network, or an overloaded machine"]
     elif late is None:
         said = ["no rank is behind the others"]
     else:

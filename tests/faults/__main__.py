@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.measuring import progress
 from harness.provenance import package_versions
-from tests.faults.injection import KINDS, Injection, Kind, plan
+from tests.faults.injection import KINDS, Injection, Kind, plan, together
 from tests.faults.namespaces import command_inside, furnish, is_inside, why_not
 from tests.faults.results import append, failures, judged, page, read
 from tests.faults.scene import Scene
@@ -38,6 +38,7 @@ def main() -> int:
     parser.add_argument("--kinds", default=",".join(kind.name for kind in KINDS))
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--together", action="store_true", help="one kind in each backend, in one comparison")
     options = parser.parse_args()
     if not is_inside():
         if (reason := why_not()) is not None:
@@ -46,15 +47,19 @@ def main() -> int:
         os.execvp("unshare", command_inside(["-m", "tests.faults", *sys.argv[1:]]))
     furnish()
     wanted = options.kinds.split(",")
-    kinds = [kind for kind in KINDS if kind.name in wanted]
-    results = options.folder / RESULTS
-    for kind in kinds:
-        inject(options.folder.resolve(), results, kind, plan([kind], options.repeats, options.seed))
+    named = {kind.name: kind for kind in KINDS}
+    kinds = [named[name] for name in wanted]
+    results, folder = options.folder / RESULTS, options.folder.resolve()
+    if options.together:
+        inject(folder, results, kinds[0], together(kinds, options.seed))
+    else:
+        for kind in kinds:
+            inject(folder, results, kind, plan([kind], options.repeats, options.seed))
     found = [result for result in read(results) if result.kind in wanted]
     if options.page is not None:
         versions = package_versions()
-        named = ", ".join(f"{name} {versions[name]}" for name in NAMED if name in versions)
-        options.page.write_text(page(found, options.seed, named))
+        listed = ", ".join(f"{name} {versions[name]}" for name in NAMED if name in versions)
+        options.page.write_text(page(found, options.seed, listed))
     lines = failures(found)
     progress("\n".join([*lines, f"{len(found)} injections, {len(lines)} did not end as they should"]))
     return 1 if lines else 0

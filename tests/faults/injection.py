@@ -85,6 +85,11 @@ def plan(kinds: Iterable[Kind], repeats: int, seed: int) -> list[Injection]:
     ]
 
 
+def together(kinds: Iterable[Kind], seed: int) -> list[Injection]:
+    """One kind in each backend, as one comparison."""
+    return [_drawn(kind, backend, 0, seed) for kind, backend in zip(kinds, BACKENDS, strict=True)]
+
+
 def _drawn(kind: Kind, backend: str, repeat: int, seed: int) -> Injection:
     name = f"{kind.name}-{backend}-{repeat}"
     draw = random.Random(f"{seed} {name}")

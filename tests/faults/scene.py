@@ -34,8 +34,8 @@ MODEL = (
     "{hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 2, "
     "num_key_value_heads: 2}"
 )
-STUCK_SECONDS = 8.0
-PHASE_SECONDS = 30.0
+STUCK_SECONDS = 10.0
+PHASE_SECONDS = 60.0
 SETTINGS = (
     f"model.config={MODEL}", "data.sequence_length=32", f"training.steps={STEPS}", "measure.warmup_steps=1",
     "measure.probed_steps=1", "measure.traced_steps=0", "measure.checkpoint=native",

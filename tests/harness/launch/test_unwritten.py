@@ -50,7 +50,7 @@ def test_record_that_could_not_be_written_says_later_how_the_ranks_ended(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(cells, "write_record", full)
+        patched.setattr(cells, "keep_record", full)
         with pytest.raises(HarnessError, match="cannot be written: No space left on device"):
             run(cell, Store(tmp_path))
     (note,) = tmp_path.glob(f"*/{OWNER_NAME}")

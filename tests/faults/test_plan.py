@@ -1,0 +1,106 @@
+"""What is planted where, and that a record which blames the wrong rank or place is no truthful one."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.record import ErrorPart
+from tests.faults.injection import (
+    BACKENDS,
+    IN_STEP,
+    KINDS,
+    STEPS,
+    Injection,
+    kind_of,
+    plan,
+    read_plan,
+    write_plan,
+)
+from tests.faults.judge import EXPECTED, untruths
+from tests.faults.plants import ACTIONS
+from tests.faults.results import failures, judged, page
+from tests.faults.scene import Ended, Seen
+from tests.records import make_record
+
+SOUND = Ended(code=0, errors="", left=[])
+ERROR = ErrorPart(
+    kind="Exit", message="the rank was killed by SIGKILL", rank=1, exit_code=-9, step=2, phase="backward"
+)
+KILLED = Injection(
+    name="killed-ddp-0", kind="killed", backend="ddp", repeat=0, rank=1, phase="backward", step=2
+)
+
+
+def seen(error: ErrorPart | None = ERROR, **changes: object) -> Seen:
+    record = make_record(status="failed", error=error)
+    happened = {"run_id": "run", "phase": "backward", "step": 2, "at": 0.0}
+    return replace(
+        Seen(
+            injection=KILLED, happened=happened, record=record, record_seconds=0.1, calls=[SOUND],
+            others_complete=True, left=[],
+        ),
+        **changes,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_every_kind_is_planted_twice_in_every_backend() -> None:
+    injections = plan(KINDS, 2, 20)
+    assert Counter((i.kind, i.backend) for i in injections) == {
+        (kind.name, backend): 2 for kind in KINDS for backend in BACKENDS
+    }
+    assert len(injections) == 120
+    assert len({i.name for i in injections}) == 120
+    for injection in injections:
+        assert injection.phase in kind_of(injection).phases
+        assert (injection.step is None) == (injection.phase not in IN_STEP)
+        assert injection.step is None or 0 <= injection.step < STEPS
+
+
+def test_the_seed_decides_where(tmp_path: Path) -> None:
+    assert plan(KINDS, 2, 20) == plan(KINDS, 2, 20) != plan(KINDS, 2, 21)
+    write_plan(tmp_path / "plan.json", plan(KINDS, 1, 20))
+    assert read_plan(tmp_path / "plan.json") == plan(KINDS, 1, 20)
+
+
+def test_every_kind_can_happen_and_is_judged() -> None:
+    names = {kind.name for kind in KINDS}
+    assert set(ACTIONS) == set(EXPECTED) == names
+
+
+def test_what_the_record_says_of_the_fault_is_truthful() -> None:
+    assert untruths(seen()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rank": 0}, "rank 0"),
+        ({"step": 3}, "step 3, phase backward"),
+        ({"phase": "forward"}, "step 2, phase forward"),
+        ({"exit_code": 1}, "exit code 1"),
+        ({"kind": "RuntimeError"}, "kind RuntimeError"),
+        ({"message": "Connection reset by peer"}, "message 'Connection reset by peer'"),
+    ],
+)
+def test_what_differs_from_the_fault_is_named(changes: dict[str, object], said: str) -> None:
+    assert untruths(seen(ERROR.model_copy(update=changes))) == [said]
+
+
+def test_what_is_missing_is_no_success() -> None:
+    assert untruths(seen(happened=None)) == ["the fault did not happen"]
+    assert untruths(seen(record=None)) == ["no record"]
+    assert untruths(seen(calls=[Ended(code=None, errors="", left=[])])) == ["the command hung"]
+    assert untruths(seen(None)) == ["status failed without an error"]
+    left = judged(seen(left=["process (python)"], others_complete=False))
+    assert failures([left]) == ["killed-ddp-0: left process (python); other cells are not complete"]
+
+
+def test_the_page_counts_what_is_truthful() -> None:
+    sound = judged(seen())
+    wrong = replace(judged(seen(ERROR.model_copy(update={"rank": 0}))), name="killed-ddp-1")
+    text = page([sound, wrong], 20, "torch 2.13")
+    assert "2 faults were planted in real ranks: 1 kinds" in text
+    assert "1 records are truthful, 0 commands hung" in text
+    assert "no: rank 0" in text
