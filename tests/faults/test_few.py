@@ -9,7 +9,7 @@ import pytest
 from tests.faults.injection import IN_STEP, KINDS, together
 from tests.faults.namespaces import why_not
 
-pytestmark = pytest.mark.long(seconds=40)
+pytestmark = [pytest.mark.long(seconds=40), pytest.mark.exhaustive]
 NAMES = ("exit-0", "sleep", "extra-collective")
 SEED = 0
 
