@@ -64,7 +64,9 @@ class _Streaming:
         self._names = names
         self._keep = keep
         self._by_block = by_block
+        self._scratch = None if by_block else _Scratch()
         self._registered = 0
+        self._constructs = False
         self._in_blocks: tuple[Any, set[int]] = (None, set())
         self.kept: set[str] = set()
 
@@ -79,21 +81,29 @@ class _Streaming:
 
         def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
             if parameter is not None and not hasattr(parameter, "harness_number"):
+                if self._scratch is not None and self._constructs and not parameter.is_meta:
+                    parameter = self._scratch.like(parameter)
                 parameter.harness_number = self._registered  # type: ignore[attr-defined]
                 self._registered += 1
             plain_register(module, name, parameter)
 
         def constructing(plain: Any) -> Any:
             def construct(module: nn.Module, *arguments: Any, **keywords: Any) -> None:
+                self._constructs = True
+                if self._scratch is not None:
+                    self._scratch.reuse()
                 plain(module, *arguments, **keywords)
                 _to_meta(module)
+                self._constructs = False
 
             return construct
 
         def initialise(model: Any, module: nn.Module, *arguments: Any, **keywords: Any) -> None:
             if getattr(module, "_is_hf_initialized", False):
                 return
-            _to_memory(module)
+            if self._scratch is not None:
+                self._scratch.reuse()
+            _to_memory(module, self._scratch)
             plain_initialise(model, module, *arguments, **keywords)
             self._initialised(model, module)
 
@@ -139,11 +149,33 @@ def _to_meta(module: nn.Module) -> None:
         _replace(module, name, parameter, on_meta(parameter))
 
 
-def _to_memory(module: nn.Module) -> None:
+def _to_memory(module: nn.Module, scratch: _Scratch | None) -> None:
     for name, parameter in list(module.named_parameters(recurse=False)):
         if parameter.is_meta:
-            memory = torch.empty(parameter.shape, dtype=parameter.dtype)
-            _replace(module, name, parameter, nn.Parameter(memory, requires_grad=parameter.requires_grad))
+            _replace(module, name, parameter, (scratch or _Scratch()).like(parameter))
+
+
+class _Scratch:
+    """Memory for the parameters of one layer after the other: fresh pages cost a third of the drawing."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def reuse(self) -> None:
+        """Forget the layer before."""
+        self._used = 0
+
+    def like(self, parameter: nn.Parameter) -> nn.Parameter:
+        """An uninitialised parameter of the same shape and dtype."""
+        begin, end = self._used, self._used + parameter.numel() * parameter.element_size()
+        if end > self._memory.numel():
+            # What was handed out of the old memory keeps it.
+            begin, end = 0, end - begin
+            self._memory = torch.empty(end, dtype=torch.uint8)
+        self._used = -(-end // 64) * 64
+        values = self._memory[begin:end].view(parameter.dtype).view(parameter.shape)
+        return nn.Parameter(values, requires_grad=parameter.requires_grad)
 
 
 def _replace(module: nn.Module, name: str, old: nn.Parameter, new: nn.Parameter) -> None:
