@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.compare.wording import listed, percent
+from harness.errors import HarnessError
 from harness.planning.recommend.commands import Commands, Typed, commands
 from harness.planning.recommend.guide import Advice, advise, guide_line
 from harness.planning.recommend.predict import Configuration, Predictors
@@ -74,9 +75,14 @@ class Recommendation:
 
 
 def recommend(question: Question, typed: Typed, predictors: Predictors | None = None) -> Recommendation:
-    """Rank what fits, and say what to measure."""
+    """Rank what fits, and say what to measure. Raises HarnessError where nothing can be predicted."""
     predictors = predictors or Predictors()
     ranking = rank(question, predictors)
+    if question.samples_per_rank and not (ranking.fitting or ranking.too_large):
+        reason = list(ranking.left_out.values())[-1].removeprefix("no prediction: ")
+        raise HarnessError(
+            f"no strategy can be recommended: {reason}; `harness estimate` gives parameters, states and traffic"
+        )
     best = _best(ranking)
     return Recommendation(
         question=question,
