@@ -81,7 +81,7 @@ def recommend(question: Question, typed: Typed, predictors: Predictors | None = 
     if question.samples_per_rank and not (ranking.fitting or ranking.too_large):
         reason = list(ranking.left_out.values())[-1].removeprefix("no prediction: ")
         raise HarnessError(
-            f"no strategy can be recommended: {reason}; `harness estimate` gives parameters, states and traffic"
+            f"no strategy can be recommended: {reason}; `harness estimate` gives its states and traffic"
         )
     best = _best(ranking)
     return Recommendation(

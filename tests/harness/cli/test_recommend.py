@@ -46,7 +46,7 @@ def test_commands_name_the_model_by_its_configuration(document: dict[str, Any]) 
             "model 'llama-3.1-9b' is neither in the catalogue nor a folder or file",
         ),
         ({"--model": "mixtral"}, "expert parallelism is called for"),
-        ({"--model": "bert-base"}, "`harness estimate` gives parameters"),
+        ({"--model": "bert-base"}, "`harness estimate` gives its states"),
         ({"--gpu": "H100-81"}, "Did you mean 'H100-80'"),
         ({"--gpus": "12"}, "--gpus 12 is no multiple of --gpus-per-node 8"),
         ({"--gpus": "16"}, "give it with --fabric"),
