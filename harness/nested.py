@@ -19,6 +19,16 @@ def leaves(document: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
         yield keys, document
 
 
+def empty_sections(document: dict[str, Any], keys: Keys = ()) -> Iterator[Keys]:
+    """The keys of each mapping below `document` that holds nothing, which `leaves` leaves out."""
+    for key, value in document.items():
+        if isinstance(value, dict):
+            if value:
+                yield from empty_sections(value, (*keys, str(key)))
+            else:
+                yield (*keys, str(key))
+
+
 def differences(left: Any, right: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any, Any]]:
     """(keys, left, right) of each value in which two documents differ; None for what one has not."""
     if isinstance(left, dict) and isinstance(right, dict):

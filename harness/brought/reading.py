@@ -19,7 +19,7 @@ from harness.brought.rules import (
     ToOption,
     alike,
 )
-from harness.nested import leaves, value_at
+from harness.nested import empty_sections, leaves, value_at
 
 HARMLESS: tuple[Any, ...] = (None, False, "", "no", "none", "auto", {}, [])
 """Values of a feature that is not asked for."""
@@ -70,13 +70,18 @@ def claims_of(
     """
     found = []
     refused = _refused_sections(document, sections, refusals)
+    for parts in empty_sections(dict(document)):
+        key = ".".join(parts)
+        known = key in keys or any(name.startswith(f"{key}.") for name in [*keys, *sections])
+        if not known and _of_section(key, sections) is None:
+            refusals.unknown(key, [*keys, *sections])
     for parts, given in leaves(dict(document)):
         key = ".".join(parts)
         if any(key == name or key.startswith(f"{name}.") for name in refused):
             continue
         rule = keys.get(key) or _of_section(key, sections)
         if rule is None:
-            if given in ({}, None) and any(other.startswith(f"{key}.") for other in keys):
+            if given is None and any(other.startswith(f"{key}.") for other in keys):
                 continue  # an empty section
             refusals.unknown(key, [*keys, *sections])
             continue

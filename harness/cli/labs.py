@@ -125,7 +125,11 @@ def _run(
 def table(name: str, scale: Scale, variant: Variant, runs: Path, markdown: bool, as_json: bool) -> int:
     """Fill in the hand-out's table from the records of a lab."""
     lab = find_lab(name)
-    return _show(lab, _folder(lab, scale, variant, runs), as_json=as_json, markdown=markdown)
+    folder = _folder(lab, scale, variant, runs)
+    if needs_runs(lab) and not folder.is_dir():
+        chosen = f"{lab.name} --scale {scale} --variant {variant} --runs {runs}"
+        raise HarnessError(f"'{folder}' has no runs; start with `harness labs run {chosen}`")
+    return _show(lab, folder, as_json=as_json, markdown=markdown)
 
 
 def _folder(lab: Lab, scale: Scale, variant: Variant, runs: Path) -> Path:
@@ -152,8 +156,6 @@ def _compare(words: list[str]) -> int:
 def _show(lab: Lab, folder: Path, *, as_json: bool, markdown: bool) -> int:
     records: list[Any] = []
     if needs_runs(lab):
-        if not folder.is_dir():
-            raise HarnessError(f"'{folder}' has no runs; start with `harness labs run {lab.name}`")
         records = [record for _, record in read_runs([folder])[0]]
     tables = fill(lab, records)
     if as_json:

@@ -94,7 +94,8 @@ def _parts(path: Path, record: Record, comparison: Comparison) -> Iterator[tuple
 def _figures(record: Record, comparison: Comparison) -> Iterator[tuple[str, str]]:
     if record.steps:
         yield "steps", str(len(record.steps))
-        yield "last loss", f"{record.steps[-1].loss}"
+        loss = record.steps[-1].loss
+        yield "last loss", "n/a" if loss is None else f"{loss}"
     for row in comparison.rows:
         for metric in METRICS:
             value = row.figures.get(metric.key)

@@ -14,15 +14,28 @@ LOADING = Underived(
     phase="checkpoint_load", dtypes=(), reason="what loading a checkpoint communicates is the library's own"
 )
 
+ADAM_CLASSES = ("torch.optim.adam.Adam", "torch.optim.adamw.AdamW")
+"""Optimizers whose states the closed forms know."""
+
 
 def expected_states(record: Record, rank: int) -> ModelStates | None:
     """The closed form for one rank: of its family, or its own; None: there is none."""
     if record.backend.own_forms is not None:
         return record.backend.own_forms.states[rank]
     workload = of_record(record, rank)
-    if workload is None or workload.strategy.family not in families.FAMILIES:
+    if workload is None or workload.strategy.family not in families.FAMILIES or _keeps_other_states(record):
         return None
     return families.model_states(workload)
+
+
+def _keeps_other_states(record: Record) -> bool:
+    """Whether an observed script steps an optimizer of torch whose states are not Adam's two moments."""
+    effective = record.backend.effective
+    if record.observation is None or effective is None:
+        return False
+    seen = [name.strip() for name in (effective.optimizer or "").split(",")]
+    others = any(name.startswith("torch.optim.") and name not in ADAM_CLASSES for name in seen)
+    return others or any(group.get("amsgrad") for group in effective.optimizer_groups or ())
 
 
 def expected_volume(record: Record, workload: Workload) -> Volume | None:

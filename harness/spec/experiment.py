@@ -200,5 +200,22 @@ class Experiment(Job):
             raise ValueError("`runtime.memory_limit` needs `measure.probed_steps` of at least 1 on the CPU")
         return self
 
+    @model_validator(mode="after")
+    def _checkpoint_is_reached(self) -> Experiment:
+        measure, steps = self.measure, self.training.steps
+        if not measure.saves_checkpoint:
+            return self
+        if not measure.timed:
+            raise ValueError(
+                "`measure.checkpoint` is saved after probed steps: it needs `measure.timed: true`"
+            )
+        least = measure.warmup_steps + measure.probed_steps
+        if steps is not None and steps < least:
+            raise ValueError(
+                f"`measure.checkpoint` is saved after {least} steps (`measure.warmup_steps` and "
+                f"`probed_steps`), `training.steps` is {steps}"
+            )
+        return self
+
     def job(self) -> Job:
         return Job(**{name: getattr(self, name) for name in Job.model_fields})

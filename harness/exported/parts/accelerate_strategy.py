@@ -27,6 +27,8 @@ class Strategy:
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else compiled at first
         self.accelerator = Accelerator(cpu=wanted == "MULTI_CPU", kwargs_handlers=handlers)
         if (found := self.accelerator.distributed_type.value) != wanted:
+            if wanted == "FSDP" and not torch.cuda.is_available():
+                raise SystemExit(f"Accelerate runs {found}, not FSDP: that it runs on GPUs only")
             raise SystemExit(f"Accelerate runs {found}, not {wanted}: give --config_file accelerate.yaml")
         self.is_deepspeed = self.accelerator.distributed_type is DistributedType.DEEPSPEED
         self.device = self.accelerator.device

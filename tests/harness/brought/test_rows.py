@@ -171,6 +171,8 @@ def refusal(folder: Path, kind: str, document: dict[str, Any]) -> str:
     [
         ("deepspeed", {"zero_optimization": {"stage": 2, "overlap_com": True}}, "mean 'overlap_comm'"),
         ("deepspeed", {"zero_optimisation": {"stage": 2}}, "Did you mean 'zero_optimization'"),
+        ("deepspeed", {"zero_optimization": {"stage": 2}, "optimzer": {}}, "Did you mean 'optimizer'"),
+        ("deepspeed", {"fp16": {"enabled": False, "los_scale": {}}}, "Did you mean 'loss_scale'"),
         ("deepspeed", {"zero_optimization": {"stage": 4}}, "give 0, 1, 2 or 3"),
         ("deepspeed", {"zero_optimization": True}, "give a section with 'stage'"),
         ("deepspeed", {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, "'nvme'"),
@@ -183,6 +185,7 @@ def refusal(folder: Path, kind: str, document: dict[str, Any]) -> str:
         ("deepspeed", {"compile": {"disable": False, "backend": "inductor"}}, "torch.compile"),
         ("deepspeed", {"gradient_clipping": "much"}, "give a number"),
         ("accelerate", {"distributed_type": "NO"}, "'single'"),
+        ("accelerate", {"distributed_type": "MULTI_GPU", "fsdp_confg": {}}, "Did you mean 'fsdp_config'"),
         ("accelerate", {"distributed_type": "MEGATRON_LM"}, "DEEPSPEED"),
         ("accelerate", {"distributed_type": "MULTI_GPU", "mixed_precison": "bf16"}, "'mixed_precision'"),
         ("accelerate", {"distributed_type": "MULTI_GPU", "mixed_precision": "fp8"}, "'fp8'"),

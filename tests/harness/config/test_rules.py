@@ -44,6 +44,8 @@ def test_bad_value_is_named_with_its_place(assignment: str, place: str) -> None:
     ("settings", "message"),
     [
         (["measure.checkpoint=true", "measure.probed_steps=0"], "`checkpoint` needs `probed_steps`"),
+        (["measure.checkpoint=true", "measure.timed=false"], "needs `measure.timed: true`"),
+        (["measure.checkpoint=true", "training.steps=4"], "is saved after 5 steps"),
         (["measure.keep_checkpoint=true"], "`keep_checkpoint` needs `checkpoint` to be native"),
         (["measure.trace=true", "measure.traced_steps=0"], "`trace` needs `traced_steps`"),
     ],

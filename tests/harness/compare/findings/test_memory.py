@@ -4,7 +4,8 @@ from harness.compare.comparison import Comparison
 from harness.compare.findings.catalogue import kinds
 from harness.compare.findings.memory import _gap, find
 from harness.record import LayoutPart, MemoryPart, Record, TensorPart
-from tests.records import make_ranks, make_record
+from harness.record.observation import ObservationPart
+from tests.records import make_effective, make_ranks, make_record
 
 LAYOUT = LayoutPart(
     parameters=[TensorPart(name="a.w", shape=[100, 10], dtype="float32")],
@@ -46,6 +47,21 @@ def test_states_off_by_more_than_a_thousandth_are_a_finding_with_both_figures() 
     assert finding.values["differences"] == [
         {"rank": rank, "kind": "optimizer", "measured_bytes": 4004, "expected_bytes": 8004} for rank in (0, 1)
     ]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "found"),
+    [("torch.optim.sgd.SGD", []), ("torch.optim.adamw.AdamW", ["memory-differs"])],
+)
+def test_an_observed_script_is_held_to_adams_states_only_if_it_steps_adam(
+    optimizer: str, found: list[str]
+) -> None:
+    record = run([steady(kinds=EXACT | {"optimizer": 4000})] * 2)
+    backend = record.backend.model_copy(
+        update={"effective": make_effective().model_copy(update={"optimizer": optimizer})}
+    )
+    seen = ObservationPart(command=["python", "train.py"], frameworks=[], base="ddp")
+    assert ids(record.model_copy(update={"backend": backend, "observation": seen})) == found
 
 
 def test_a_kind_that_should_not_be_there_is_a_finding() -> None:
