@@ -57,9 +57,7 @@ def test_an_observed_script_is_held_to_adams_states_only_if_it_steps_adam(
     optimizer: str, found: list[str]
 ) -> None:
     record = run([steady(kinds=EXACT | {"optimizer": 4000})] * 2)
-    backend = record.backend.model_copy(
-        update={"effective": make_effective().model_copy(update={"optimizer": optimizer})}
-    )
+    backend = record.backend.model_copy(update={"effective": make_effective(optimizer=optimizer)})
     seen = ObservationPart(command=["python", "train.py"], frameworks=[], base="ddp")
     assert ids(record.model_copy(update={"backend": backend, "observation": seen})) == found
 
