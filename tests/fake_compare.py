@@ -48,7 +48,7 @@ class Launcher(FakeLauncher):
         self.kind = kind
 
     def check(self, job_json: str) -> dict[str, Any]:
-        return {}
+        return {"model": {}, "data": {"training_samples": 1_000_000}}
 
     def run(self, run_directory: Path, request: RunRequest, **settings: Any) -> Outcome:
         if request.backend.startswith("ddp"):

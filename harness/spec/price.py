@@ -16,6 +16,7 @@ class Price(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     amount: FiniteFloat = Field(gt=0)
+    """Of one hour of one GPU."""
     currency: str = Field(pattern="^[A-Z]{3}$")
     """ISO 4217."""
 

@@ -66,6 +66,6 @@ def test_a_plugin_on_the_old_path_is_refused_by_one_line_where_a_folder_shadows_
 def test_a_plugin_that_exits_when_it_is_imported_does_not_end_the_list_of_backends(tmp_path: Path) -> None:
     (tmp_path / "plugin.py").write_text("raise SystemExit(7)\n")
     register(tmp_path, {"own": "plugin:Own"})
-    done = python("-m", "harness", "backends", cwd=tmp_path)
+    done = python("-m", "harness", "backends", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "backend 'own' (plugin:Own) cannot be loaded: SystemExit: 7" in done.stdout

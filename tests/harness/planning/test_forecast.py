@@ -86,9 +86,9 @@ def test_what_no_strategy_could_fit_is_refused_without_a_prediction(scenario: An
     changes = {"torch_device": "cpu", "world_size": 16, "ranks_per_node": 16, "parameters": 70 * GB}
     run = candidate("big", scenario=scenario, **changes)
     found = forecast([run], Limits(host_bytes=24 * GB))
-    assert found.refusal("big") == f"cannot fit: 52.5 GB of 1.5 GB host memory per rank; {FORCE}"
+    assert found.refusal("big") == f"cannot fit: at least 52.5 GB of 1.5 GB host memory per rank; {FORCE}"
     assert found.lines() == [
-        "predicted memory: ddp on 16 ranks: cannot fit: 52.5 GB of 1.5 GB host memory per rank"
+        "predicted memory: ddp on 16 ranks: cannot fit: at least 52.5 GB of 1.5 GB host memory per rank"
     ]
     assert forecast([run], Limits(host_bytes=24 * GB), force=True).refusal("big") is None
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from harness.backends.trainer.alone import LIBRARY_ALONE
 from harness.record import (
     ArtifactPart,
     BackendPart,
     CheckpointPart,
+    EnergyPart,
     ErrorPart,
     EvaluationPart,
     GivenPart,
     GivenSettingPart,
+    ObservationPart,
     OverlapPart,
     PredictionPart,
     RankPart,
@@ -65,6 +68,7 @@ def hostile_records(name: str) -> list[Record]:
     part = BackendPart(label=f"ddp:{name}", name="ddp", effective=effective, native_config={name: name})
     evaluation = [EvaluationPart(step=4, loss=5.0, target_tokens=64)]
     own = make_effective(gradient_norm="L2 over all parameters")
+    alone = make_effective(gradient_norm="L2 over all parameters", details={LIBRARY_ALONE: {name: name}})
     setting = GivenSettingPart(key=name, given=name, used=name, setting=name, handling="pinned", reason=name)
     given = GivenPart(kind="accelerate", file=name, mode="like-for-like", sha256="0" * 64, settings=[setting])
     reference = make_record(
@@ -96,7 +100,7 @@ def hostile_records(name: str) -> list[Record]:
     sound = make_record(
         label="zero2", run_id="sixth", job=job, environment=environment,
         backend=part.model_copy(
-            update={"label": f"zero2:{name}", "name": "zero2", "effective": own, "given": given}
+            update={"label": f"zero2:{name}", "name": "zero2", "effective": alone, "given": given}
         ),
         comm=make_communication(2, "reduce_scatter"),
         prediction=PredictionPart(
@@ -104,7 +108,13 @@ def hostile_records(name: str) -> list[Record]:
             made_by=name,
         ),
     )  # fmt: skip
-    return [reference, failed, one_node, two_nodes, other, sound]
+    observed = make_record(
+        label="observed-ddp", run_id="seventh", job=job, environment=environment, backend=part,
+        observation=ObservationPart(
+            command=[name], frameworks=[name], base=name, loss=name, unknown={name: name}, notes=[name]
+        ),
+    )  # fmt: skip
+    return [reference, failed, one_node, two_nodes, other, sound, observed]
 
 
 def _traced(rank: RankPart, name: str) -> RankPart:
@@ -113,7 +123,10 @@ def _traced(rank: RankPart, name: str) -> RankPart:
         idle_seconds=0.1, waits=[WaitPart(name=name, phase=name, seconds=0.1)],
     )  # fmt: skip
     saved = CheckpointPart(operation="save", format="neutral", step=2, seconds=0.1, file_bytes=1_000)
-    shown = {"overlap": [part], "checkpoints": [saved], "host": name, "device_name": name}
+    energy = EnergyPart(seconds=1.0, host_joules=5.0, device_unknown=name, boot=name)
+    shown = {
+        "overlap": [part], "checkpoints": [saved], "host": name, "device_name": name, "energy": energy
+    }  # fmt: skip
     return rank.model_copy(update=shown)
 
 
