@@ -52,8 +52,10 @@ def adapter(run: Path, merged: bool, output: Path) -> int:
 
     With --merged: the whole model as transformers reads it. RUN is the folder of a run, or of its checkpoint.
     """
+    from harness.exported.folder import require_new_folder
     from harness.launch.adapter_export import export_adapter
 
+    require_new_folder(output)
     layers = export_adapter(run, output, merged=merged)
     what = "the model with its adapters merged" if merged else f"adapters of {layers} layers"
     echo(f"{output}: {what}", err=True)

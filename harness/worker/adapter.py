@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 import zlib
@@ -28,6 +29,8 @@ def add_adapters(job: Job, model: nn.Module) -> None:
     """
     if not job.adapter.is_present:
         return
+    # peft imports bitsandbytes, which tells of optional kernels for 4-bit weights on CPUs.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     from peft import inject_adapter_in_model
 
     try:
