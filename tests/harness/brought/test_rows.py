@@ -171,7 +171,7 @@ def refusal(folder: Path, kind: str, document: dict[str, Any]) -> str:
     [
         ("deepspeed", {"zero_optimization": {"stage": 2, "overlap_com": True}}, "mean 'overlap_comm'"),
         ("deepspeed", {"zero_optimisation": {"stage": 2}}, "Did you mean 'zero_optimization'"),
-        ("deepspeed", {"zero_optimization": {"stage": 2}, "optimzer": {}}, "Did you mean 'optimizer'"),
+        ("deepspeed", {"zero_optimization": {"stage": 2}, "optimizr": {}}, "Did you mean 'optimizer'"),
         ("deepspeed", {"fp16": {"enabled": False, "los_scale": {}}}, "Did you mean 'loss_scale'"),
         ("deepspeed", {"zero_optimization": {"stage": 4}}, "give 0, 1, 2 or 3"),
         ("deepspeed", {"zero_optimization": True}, "give a section with 'stage'"),
