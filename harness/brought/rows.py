@@ -29,6 +29,11 @@ AS_GIVEN = "-as-given"
 """After the name of a row that is run exactly as given."""
 
 
+OWN_KEYS: dict[FileKind, str] = {"accelerate": "distributed_type", "deepspeed": "zero_optimization"}
+"""A key by which a file is known."""
+NAMES: dict[FileKind, str] = {"accelerate": "Accelerate", "deepspeed": "DeepSpeed"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class GivenRow:
     """One row of a comparison, from a file."""
@@ -57,9 +62,10 @@ def read_files(accelerate: Sequence[Path], deepspeed: Sequence[Path]) -> list[Re
     files: list[tuple[FileKind, Path]] = [("accelerate", path) for path in accelerate]
     files += [("deepspeed", path) for path in deepspeed]
     for kind, path in files:
-        what, refusals = f"{'Accelerate' if kind == 'accelerate' else 'DeepSpeed'} configuration", Refusals()
+        what, refusals = f"{NAMES[kind]} configuration", Refusals()
         is_json = kind == "deepspeed" or path.suffix == ".json"
         file = read_json(path, what) if is_json else read_yaml(path, what)
+        _require_kind(kind, file)
         brought = (
             read_deepspeed(file.document, refusals)
             if kind == "deepspeed"
@@ -72,6 +78,16 @@ def read_files(accelerate: Sequence[Path], deepspeed: Sequence[Path]) -> list[Re
         name = _row_name(path, [other.name for other in found])
         found.append(ReadFile(kind=kind, name=name, file=file, brought=brought))
     return found
+
+
+def _require_kind(kind: FileKind, file: GivenFile) -> None:
+    """Raise HarnessError for a file of the other kind, whose keys would all be unknown."""
+    for other, key in OWN_KEYS.items():
+        if kind != other and key in file.document and OWN_KEYS[kind] not in file.document:
+            raise HarnessError(
+                f"'{file.path}' has '{key}', so it is a configuration of {NAMES[other]}: give it with "
+                f"--from-{other}"
+            )
 
 
 def _row_name(path: Path, others: Sequence[str]) -> str:

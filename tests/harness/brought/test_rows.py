@@ -185,6 +185,8 @@ def refusal(folder: Path, kind: str, document: dict[str, Any]) -> str:
         ("deepspeed", {"compile": {"disable": False, "backend": "inductor"}}, "torch.compile"),
         ("deepspeed", {"gradient_clipping": "much"}, "give a number"),
         ("accelerate", {"distributed_type": "NO"}, "'single'"),
+        ("accelerate", {"zero_optimization": {"stage": 2}}, "give it with --from-deepspeed"),
+        ("deepspeed", {"distributed_type": "FSDP", "fsdp_config": {}}, "give it with --from-accelerate"),
         ("accelerate", {"distributed_type": "MULTI_GPU", "fsdp_confg": {}}, "Did you mean 'fsdp_config'"),
         ("accelerate", {"distributed_type": "MEGATRON_LM"}, "DEEPSPEED"),
         ("accelerate", {"distributed_type": "MULTI_GPU", "mixed_precison": "bf16"}, "'mixed_precision'"),
