@@ -11,11 +11,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from harness.backends import registry
+from harness.backends.base import World
 from harness.cells import Cell, is_refused
 from harness.cli.matrix_progress import duration
 from harness.cli.output import echo
 from harness.cli.view import View
 from harness.nested import differences
+from harness.planning.estimate.support import why_unsupported
 from harness.planning.wall_time import ASSUMED, assumed_time
 from harness.provenance import package_versions
 from harness.record import Record
@@ -39,6 +42,8 @@ class Plan:
     """How long it would run; None: not known."""
     seconds_from: Literal["runs", "flops"] | None
     """Like runs of this folder, or the model's FLOPs over an assumed rate."""
+    runs: bool = True
+    """Whether ranks would start if there is no record: not where the strategy cannot run this job."""
 
 
 def show_plan(
@@ -49,7 +54,7 @@ def show_plan(
     `known`: the records that would be used, by cell; `found`: all of the folder.
     """
     plans = [_planned(cell, known.get(cell.key), found, device) for cell in cells]
-    missing = [plan for plan in plans if plan.record is None]
+    missing = [plan for plan in plans if plan.record is None and plan.runs]
     if as_json:
         echo(json.dumps({"cells": [_document(plan) for plan in plans]}, indent=1))
         return 0
@@ -89,6 +94,9 @@ def _summary(missing: Sequence[Plan], cells: int) -> str:
 def _planned(cell: Cell, record: Record | None, found: Runs, device: str) -> Plan:
     if record is not None:
         return Plan(cell=cell, record=record, why=record.run_id, seconds=None, seconds_from=None)
+    if (reason := _unsupported(cell, device)) is not None:
+        why = f"none: unsupported: {reason}"
+        return Plan(cell=cell, record=None, why=why, seconds=None, seconds_from=None, runs=False)
     why = _why_not(cell, [r for _, r in found])
     if (seconds := _seconds(cell, found)) is not None:
         return Plan(cell=cell, record=None, why=why, seconds=seconds, seconds_from="runs")
@@ -96,6 +104,18 @@ def _planned(cell: Cell, record: Record | None, found: Runs, device: str) -> Pla
     if assumed is None:
         return Plan(cell=cell, record=None, why=why, seconds=None, seconds_from=None)
     return Plan(cell=cell, record=None, why=why, seconds=assumed.total, seconds_from="flops")
+
+
+def _unsupported(cell: Cell, device: str) -> str | None:
+    """Why a strategy cannot run a cell; None: it can, or it is a third party's, which only ranks know."""
+    entry, options = registry.parse(cell.backend)
+    if entry.strategy is None:
+        return None
+    world = World(
+        rank=0, world_size=cell.world_size, local_rank=0, ranks_per_node=cell.world_size // cell.nodes,
+        device="cuda" if device == "cuda" else "cpu",
+    )  # fmt: skip
+    return why_unsupported(entry.strategy, options, cell.job.training.precision, world)
 
 
 def _why_not(cell: Cell, records: Sequence[Record]) -> str:

@@ -15,11 +15,23 @@ from tests.records import make_record
 from .command_line import harness
 
 SET = ["compare.noise_runs=false", "training.steps=4"]
+SET_WORDS = [word for setting in SET for word in ("--set", setting)]
 
 
 @pytest.fixture(scope="module")
 def cells() -> dict[str, Cell]:
     return {cell.backend: cell for cell in plan(load_experiment(None, SET), ["ddp", "zero3"], [2], 1, "cpu")}
+
+
+def test_what_cannot_run_is_not_counted(tmp_path: Path) -> None:
+    done = harness(
+        "compare", "--dry-run", "--wide", "--backends", "ddp,trainer-fsdp", "--nproc", "2", *SET_WORDS,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if "trainer-fsdp" in line)
+    assert "unsupported: accelerate ignores an FSDP plugin" in line
+    assert "2 of 3 cells would run" in done.stderr
 
 
 def recorded(cell: Cell, /, **changes: object) -> Record:
