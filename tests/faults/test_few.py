@@ -17,9 +17,7 @@ SEED = 0
 
 @pytest.mark.skipif(why_not() is not None, reason=f"needs namespaces of its own: {why_not()}")
 def test_three_faults_leave_truthful_records_and_nothing_else() -> None:
-    with TemporaryDirectory(
-        prefix="faults-"
-    ) as folder:  # sockets lie below it: pytest's own path is too long
+    with TemporaryDirectory(prefix="faults-") as folder:  # pytest's path is too long for sockets
         _inject(Path(folder))
 
 
