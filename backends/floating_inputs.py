@@ -12,7 +12,7 @@ def takes_tokens(model: nn.Module) -> bool:
     """Whether a model looks its inputs up in a table, as language models of transformers do."""
     try:
         return isinstance(model.get_input_embeddings(), nn.Embedding)  # type: ignore[operator]
-    except (AttributeError, NotImplementedError):
+    except (AttributeError, NotImplementedError):  # no model of transformers, or one of images
         return False
 
 

@@ -54,6 +54,7 @@ class JobModelSource(ModelSource):
         self._shapes: dict[str, torch.Size] = {}
         self._first_names: dict[str, str] = {}
         self._draws = loading == "slices" and not reads_checkpoint(job) and job.model.factory is None
+        self._numbers: dict[int, str] = {}
         self._asked: dict[str, list[_Range]] = {}
         self._reader: WeightReader | None = None
 
@@ -63,9 +64,9 @@ class JobModelSource(ModelSource):
         return model
 
     def skeleton(self) -> nn.Module:
-        model, numbers = self._bare_skeleton()
+        model, self._numbers = self._bare_skeleton()
         if self._reads and not self._draws:
-            self._open_files(model, numbers)
+            self._open_files(model, self._numbers)
             if self._job.model.factory is not None:
                 fill_buffers(model, self._folder)
         add_adapters(self._job, model)
@@ -103,7 +104,7 @@ class JobModelSource(ModelSource):
     def _drawn(self, *, by_block: bool) -> bool:
         """Whether the model could be drawn in this way; every rank finds the same."""
         try:
-            stream_weights(self._draw, self._bare_skeleton()[1], self._keep, by_block=by_block)
+            stream_weights(self._draw, self._numbers, self._keep, by_block=by_block)
         except CannotStream:
             return False
         return True
