@@ -18,7 +18,7 @@ from harness.archive import write_archive
 from harness.cli.labs import SPENT
 from harness.compare.comparison import Comparison
 from harness.labs.catalogue import LABS, Lab, Variant
-from harness.labs.fill import fill, needs_runs
+from harness.labs.fill import fill
 from harness.record import Record
 from harness.record_files import ARCHIVE_NAME
 from harness.store import read_runs
@@ -62,7 +62,7 @@ def pack(runs: Path, folder: Path) -> None:
 
 def variants() -> list[tuple[Lab, Variant]]:
     """Labs that run, with their variants."""
-    return [(lab, variant) for lab in LABS if needs_runs(lab) for variant in lab.variants]
+    return [(lab, variant) for lab in LABS if lab.needs_runs for variant in lab.variants]
 
 
 def published(folder: Path) -> list[tuple[Lab, Variant]]:

@@ -15,7 +15,6 @@ from harness.cli.output import echo
 from harness.compare.wording import counted
 from harness.errors import HarnessError
 from harness.labs.catalogue import LABS, Lab, Scale, Variant, find_lab
-from harness.labs.fill import fill, needs_runs
 from harness.launch.spent import Spent
 from harness.report.narrow import fitted
 from harness.store import read_runs
@@ -65,7 +64,7 @@ def list_labs(as_json: bool) -> int:
         echo(json.dumps({"labs": found}, indent=1))
         return 0
     rows = [
-        [lab.name, ", ".join(lab.variants) if needs_runs(lab) else "arithmetic", lab.title] for lab in LABS
+        [lab.name, ", ".join(lab.variants) if lab.needs_runs else "arithmetic", lab.title] for lab in LABS
     ]
     echo(fitted(rows, ("lab", "variants", "what it is")))
     return 0
@@ -91,7 +90,7 @@ def run_lab(
         began, before = Spent.so_far(), _count(folder := _folder(lab, scale, variant, runs))
         if code := _run(lab, scale, variant, runs, backends, nproc, assignments):
             return code
-        if needs_runs(lab) and (ran := _count(folder) - before):
+        if lab.needs_runs and (ran := _count(folder) - before):
             spent = Spent.so_far() - began
             echo(f"{lab.name}: {counted(ran, 'run')}, {spent}", err=True)
             (folder / SPENT).write_text(json.dumps({"runs": ran, **asdict(spent)}, indent=1) + "\n")
@@ -107,7 +106,7 @@ def _run(
     assignments: tuple[str, ...],
 ) -> int:  # fmt: skip
     folder = _folder(lab, scale, variant, runs)
-    for configuration in lab.configurations(variant, scale) if needs_runs(lab) else ():
+    for configuration in lab.configurations(variant, scale) if lab.needs_runs else ():
         words = ["--config", configuration, "--runs", str(folder)]
         words += [word for option, value in (("--backends", backends), ("--nproc", nproc)) if value
                   for word in (option, value)]  # fmt: skip
@@ -126,7 +125,7 @@ def table(name: str, scale: Scale, variant: Variant, runs: Path, markdown: bool,
     """Fill in the hand-out's table from the records of a lab."""
     lab = find_lab(name)
     folder = _folder(lab, scale, variant, runs)
-    if needs_runs(lab) and not folder.is_dir():
+    if lab.needs_runs and not folder.is_dir():
         chosen = f"{lab.name} --scale {scale} --variant {variant} --runs {runs}"
         raise HarnessError(f"'{folder}' has no runs; start with `harness labs run {chosen}`")
     return _show(lab, folder, as_json=as_json, markdown=markdown)
@@ -154,8 +153,10 @@ def _compare(words: list[str]) -> int:
 
 
 def _show(lab: Lab, folder: Path, *, as_json: bool, markdown: bool) -> int:
+    from harness.labs.fill import fill  # loads NumPy
+
     records: list[Any] = []
-    if needs_runs(lab):
+    if lab.needs_runs:
         records = [record for _, record in read_runs([folder])[0]]
     tables = fill(lab, records)
     if as_json:

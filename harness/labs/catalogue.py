@@ -54,6 +54,10 @@ class Lab:
         return found
 
     @property
+    def needs_runs(self) -> bool:
+        return bool(self.full)
+
+    @property
     def variants(self) -> tuple[Variant, ...]:
         written = bool(self.tiny) and f"{MARK}labs/tiny/{self.tiny[0]}.as-written" in names("configs")
         return ("as-intended", "as-written") if written else ("as-intended",)

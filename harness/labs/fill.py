@@ -31,7 +31,3 @@ OF_ARITHMETIC: dict[TableKind, Callable[[], list[LabTable]]] = {
 def fill(lab: Lab, records: Sequence[Record]) -> list[LabTable]:
     """The tables of a lab; one of arithmetic needs no records."""
     return OF_ARITHMETIC[lab.table]() if lab.table in OF_ARITHMETIC else OF_RECORDS[lab.table](records)
-
-
-def needs_runs(lab: Lab) -> bool:
-    return lab.table in OF_RECORDS

@@ -9,11 +9,11 @@ from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.labs.arithmetic import lecture_tables, memory_tables
 from harness.labs.catalogue import LABS, Lab, Scale, find_lab
-from harness.labs.fill import OF_ARITHMETIC, OF_RECORDS, needs_runs
+from harness.labs.fill import OF_ARITHMETIC, OF_RECORDS
 from harness.shipped import resolve
 from harness.spec import Experiment
 
-RUN = [lab for lab in LABS if needs_runs(lab)]
+RUN = [lab for lab in LABS if lab.needs_runs]
 
 
 def experiments(lab: Lab, scale: Scale) -> list[Experiment]:
@@ -75,4 +75,4 @@ def test_the_lecture_divides_llama_70b_into_these_shares() -> None:
         full = rows["fsdp1", str(gpus)]
         assert float(full[2]) == pytest.approx(share / gpus, abs=1e-3)
         assert float(full[5]) == pytest.approx(2 * share / gpus, abs=1e-3)
-    assert set(OF_ARITHMETIC) == {lab.table for lab in LABS if not needs_runs(lab)}
+    assert set(OF_ARITHMETIC) == {lab.table for lab in LABS if not lab.needs_runs}
