@@ -42,3 +42,14 @@ def kill_groups(groups: set[int], started: float) -> None:
         with suppress(psutil.Error, OSError):
             if os.getpgid(process.pid) in groups and process.create_time() >= started - 1:
                 process.kill()
+
+
+def kill_fork_server() -> None:
+    """Kill the fork server of this process.
+
+    It would end by itself, but only once its imports are done, and would hold standard error open until then.
+    """
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if any("multiprocessing.forkserver" in word for word in child.cmdline()):
+                child.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import multiprocessing
 import os
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.errors import HarnessError, JobError
-from harness.launch.ending import end_all
+from harness.launch.ending import end_all, kill_fork_server
 from harness.launch.rank_main import enter_check, enter_example, enter_rank, enter_trace
 from harness.launch.watch import Patience, Watch, ask_where
 from harness.run_directory.events import Event
@@ -59,6 +60,7 @@ class LocalLauncher:
             self._context = multiprocessing.get_context("forkserver")
             self._context.set_forkserver_preload(["harness.worker.preload"])
             name_multiprocessing_folder()
+            atexit.register(kill_fork_server)
             with _interrupts_held():
                 forkserver.ensure_running()  # it imports while this process goes on
         else:
