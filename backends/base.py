@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from harness.backends.mesh import Mesh
 from harness.backends.model_source import Loading
 from harness.backends.piece import Portable
 from harness.backends.unsupported import Unsupported as Unsupported
 from harness.backends.values import TypedValues
+from harness.backends.world import World as World
 
 if TYPE_CHECKING:
     import torch
@@ -44,21 +46,12 @@ class BackendOptions(TypedValues):
         description="a name that keeps this row apart from others with the same options",
     )
 
+    def mesh(self, world_size: int) -> Mesh:
+        """How the ranks are laid out under these options; by default each has samples of its own.
 
-@dataclass(frozen=True, kw_only=True)
-class World:
-    """The ranks of one run as one of them sees them."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    ranks_per_node: int
-    device: str
-    """Device type: 'cpu' or 'cuda'."""
-
-    @property
-    def nodes(self) -> int:
-        return self.world_size // self.ranks_per_node
+        Read without torch, before ranks start. Raises Unsupported where the sizes do not fit.
+        """
+        return Mesh.data_parallel(world_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +142,9 @@ class Engine(Portable, ABC):
     Every engine keeps this contract:
 
     1. It never rescales the loss. The gradient that is applied is the sum over micro-steps of the
-       mean over ranks of what `backward` was given; the caller normalises.
+       mean over data ranks of what `backward` was given; the caller normalises. Ranks that share samples
+       are one data rank: along 'tensor' each is given the same loss, along 'sequence' and 'pipeline' the
+       losses of the ranks are parts that add up (`backends/mesh.py`).
     2. Master weights and optimizer states are fp32 unless the precision is 'bf16'.
     3. Every default of a library that changes the mathematics is pinned.
     4. It neither prints nor measures.
@@ -160,7 +155,7 @@ class Engine(Portable, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
-        """Return the loss summed over this rank's target tokens: a scalar, fp32.
+        """Return the loss summed over the target tokens that this rank computes: a scalar, fp32.
 
         Outside `torch.no_grad()` every call is one micro-step and is followed by `backward`.
         """

@@ -6,6 +6,7 @@ Third parties register a `Backend` subclass under the entry-point group 'harness
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any, get_args
 
@@ -16,14 +17,16 @@ from harness.backends.built_in import ENTRIES
 from harness.backends.entry import ENTRY_POINT_GROUP, Entry, UnknownBackend
 from harness.backends.explain import choices, did_you_mean, explain
 from harness.backends.library_facts import unsupported
+from harness.backends.mesh import Mesh
 from harness.backends.spellings import meant
 from harness.backends.strategy import StrategyKind
+from harness.backends.unsupported import Unsupported
 from harness.backends.values import InvalidYaml, parse_value
 
 __all__ = [
     "BUILT_IN", "ENTRY_POINT_GROUP", "IN_DEFAULT_COMPARISON", "PLANTED", "REFERENCE", "Entry",
-    "UnknownBackend", "canonical_label", "claimed_strategy", "create", "entries", "parse", "preset_of",
-    "strategy_of", "unmet_requirements",
+    "UnknownBackend", "canonical_label", "claimed_strategy", "create", "entries", "mesh_of", "parse",
+    "placed", "preset_of", "strategy_of", "unmet_requirements",
 ]  # fmt: skip
 
 REFERENCE = "single"
@@ -139,7 +142,26 @@ def create(label: str) -> Backend:
 
 def unmet_requirements(backend: Backend, world: World) -> list[str]:
     """Why a backend cannot run in this world, or with the installed versions; empty: it can."""
-    return [*unsupported(backend.packages), *backend.unmet_requirements(world)]
+    reasons = unsupported(backend.packages)
+    try:
+        backend.options.mesh(world.world_size)
+    except Unsupported as misfit:
+        return [*reasons, str(misfit)]
+    return [*reasons, *backend.unmet_requirements(world)]
+
+
+def mesh_of(label: str, world_size: int) -> Mesh:
+    """How a label lays out its ranks. Where that does not fit, the backend is unsupported in this world, and
+    all of them count as data parallel."""
+    try:
+        return parse(label)[1].mesh(world_size)
+    except Unsupported:
+        return Mesh.data_parallel(world_size)
+
+
+def placed(label: str, world: World) -> World:
+    """The world with the ranks laid out as the label does."""
+    return replace(world, layout=mesh_of(label, world.world_size))
 
 
 def canonical_label(label: str) -> str:

@@ -44,12 +44,24 @@ def batch_layout(training: TrainingSection, world_size: int) -> BatchLayout:
 
 def reference_layout(layout: BatchLayout, training: TrainingSection) -> BatchLayout:
     """The same global batch on one rank: same micro-batch if one was given, else same accumulation."""
+    return layout_over(1, layout, training)
+
+
+def layout_over(data_ranks: int, layout: BatchLayout, training: TrainingSection) -> BatchLayout:
+    """The same global batch over another number of data ranks, which divides that of `layout`.
+
+    Same micro-batch if one was given, else same accumulation. A layout of that many is returned as it is.
+    """
     total = layout.global_batch_size
+    if total == data_ranks * layout.micro_batch_size * layout.accumulation_steps:
+        return layout
     if training.micro_batch_size is not None:
         micro = training.micro_batch_size
     else:
-        micro = total // layout.accumulation_steps
-    return BatchLayout(global_batch_size=total, micro_batch_size=micro, accumulation_steps=total // micro)
+        micro = total // data_ranks // layout.accumulation_steps
+    return BatchLayout(
+        global_batch_size=total, micro_batch_size=micro, accumulation_steps=total // data_ranks // micro
+    )
 
 
 def another_split(layout: BatchLayout) -> BatchLayout | None:

@@ -14,15 +14,14 @@ from typing import Any
 
 from harness.backends import registry
 from harness.backends.base import Preset
-from harness.backends.options import SingleOptions
 from harness.batch import (
     BatchLayout,
     another_split,
     batch_layout,
     reference_layout,
     with_global_batch,
-    with_micro_batch,
 )
+from harness.cell_layout import data_size, layout_of
 from harness.errors import HarnessError
 from harness.local_paths import require_existing
 from harness.matrix_size import require_plannable
@@ -65,6 +64,11 @@ class Cell:
     """The checkpoint that it continues; None: it begins at its first step."""
     given: GivenPart | None = None
     """The file of another tool that its settings came from."""
+
+    @property
+    def data_size(self) -> int:
+        """Ranks, or groups of ranks, with samples of their own."""
+        return data_size(self.backend, self.world_size)
 
 
 def plan(
@@ -135,7 +139,7 @@ def make_cell(
     step. `reads_files`: False leaves contents of files out of both ids, which then serve no comparison.
     """
     limit, measure = experiment.runtime.memory_limit if limited else None, measure or experiment.measure
-    layout = _layout_of(label, layout)
+    layout = layout_of(label, world_size, layout, experiment.training)
     job = with_global_batch(experiment.job(), layout)
     job_id = job.job_id(_content_digests(job, reads_files))
     entry, _ = registry.parse(label)
@@ -196,13 +200,6 @@ def noise_labels(layout: BatchLayout, experiment: Experiment) -> list[str]:
     if experiment.training.precision.endswith("-mixed"):
         labels.append(f"{registry.REFERENCE}:precision=cast")
     return labels
-
-
-def _layout_of(label: str, layout: BatchLayout) -> BatchLayout:
-    """The cut of the global batch: the job's, unless the label asks for its own."""
-    _, options = registry.parse(label)
-    micro = options.micro_batch_size if isinstance(options, SingleOptions) else None
-    return layout if micro is None else with_micro_batch(layout, micro)
 
 
 def make_request(

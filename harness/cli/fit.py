@@ -83,7 +83,7 @@ def fit(
     world_size = 1 if registry.parse(label)[0].name == registry.REFERENCE else nproc or default_ranks(device)
     require_gpus(device, world_size)
     memory = find_limit(limit, experiment.runtime.memory_limit, device, world_size, hardware)
-    sizes = micro_batches(experiment, world_size)
+    sizes = micro_batches(experiment, registry.mesh_of(label, world_size).data_size)
     store = Store(runs)
     store.prepare()
     runner = Runner(
@@ -104,7 +104,7 @@ def fit(
 
 def _following(cell: Cell) -> EventHandler:
     name = f"{cell.backend} micro-batch {cell.layout.micro_batch_size}"
-    return Progress(name, cell.world_size, sys.stderr, plain_lines=False)
+    return Progress(name, cell.data_size, sys.stderr, plain_lines=False)
 
 
 def _present(runner: Runner, limit: Limit, found: list[Found], as_json: bool) -> None:

@@ -35,9 +35,9 @@ class MatrixProgress:
 
     def begin(self, cell: Cell) -> None:
         """A run starts."""
-        self._steps, self._words = 0, StepWords(cell.world_size)
+        self._steps, self._words = 0, StepWords(cell.data_size)
         self._lines = Progress(
-            cell.backend, cell.world_size, self._stream, plain_lines=self._view.verbose, bar=False
+            cell.backend, cell.data_size, self._stream, plain_lines=self._view.verbose, bar=False
         )
         if self._bar is not None:
             self._bar.set_description_str(harmless(f"{cell.backend} on {cell.world_size}"))

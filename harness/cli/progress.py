@@ -19,14 +19,14 @@ class Progress:
     """Follows the events of one run's rank 0."""
 
     def __init__(
-        self, label: str, world_size: int, stream: TextIO, *, plain_lines: bool, bar: bool = True
+        self, label: str, data_size: int, stream: TextIO, *, plain_lines: bool, bar: bool = True
     ) -> None:
         self._label = label
         self._stream = stream
         self._terminal = bar and stream.isatty()
         self._plain_lines = plain_lines and not self._terminal
         self._steps = 0
-        self._words = StepWords(world_size)
+        self._words = StepWords(data_size)
         self._bar: tqdm[Any] | None = None
 
     def __call__(self, event: Event) -> None:
@@ -60,8 +60,8 @@ class Progress:
 class StepWords:
     """Words about the steps of one run."""
 
-    def __init__(self, world_size: int) -> None:
-        self._world_size = world_size
+    def __init__(self, data_size: int) -> None:
+        self._data_size = data_size
         self._is_timed = True
 
     def note(self, event: SetupEvent) -> None:
@@ -77,4 +77,4 @@ class StepWords:
         if not self._is_timed or event.tokens is None:
             return loss
         unit = "samples" if event.tokens == event.samples else "tokens"
-        return f"{loss}, {event.tokens * self._world_size / event.seconds:,.0f} {unit}/s"
+        return f"{loss}, {event.tokens * self._data_size / event.seconds:,.0f} {unit}/s"

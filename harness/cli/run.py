@@ -114,7 +114,7 @@ def run(
     launcher = LocalLauncher(device, modules_to_preload(experiment, [label]))
     facts = launcher.check(cell.job.model_dump_json())
     prediction = foresee_one(cell, facts, experiment, launcher, force=force, shows=not view.quiet)
-    progress = Progress(label, world_size, sys.stderr, plain_lines=not view.quiet, bar=not view.quiet)
+    progress = Progress(label, cell.data_size, sys.stderr, plain_lines=not view.quiet, bar=not view.quiet)
     try:
         record = run_cell(
             cell, experiment, store, launcher, command=command_line(), on_event=progress, port=port,

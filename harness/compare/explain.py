@@ -100,7 +100,7 @@ def _forward(record: Record, expected: float, given: float, index: int, limits: 
             "ranks report " + ("0" if not any(sums[1:]) else "the same"),
             values=values | {"loss_sums": sums},
         )
-    targets = [r.target_tokens[index] for r in record.ranks if len(r.target_tokens) > index]
+    targets = _targets(record, index)
     if len(sums) == len(targets) > 1 and len(set(targets)) > 1:
         # If each rank divided by its own targets, undoing that gives the reference's sum.
         total = sum(targets)
@@ -112,7 +112,7 @@ def _forward(record: Record, expected: float, given: float, index: int, limits: 
                 "target tokens; the job asks for the mean over all target tokens",
                 values=values | {"target_tokens": targets},
             )
-    causes = name_scale(given / expected, record.world.world_size, record.world.accumulation_steps)
+    causes = name_scale(given / expected, record.world.mesh, record.world.accumulation_steps)
     if causes:
         return Explanation(
             kind="loss-scale",
@@ -158,7 +158,7 @@ def _gradient(record: Record, ratio: float, before: float, index: int) -> Explan
             "global norm",
             values={"gradient_norms": norms},
         )
-    causes = name_scale(ratio, world.world_size, world.accumulation_steps)
+    causes = name_scale(ratio, world.mesh, world.accumulation_steps)
     if causes:
         return Explanation(
             kind="gradient-scale",
@@ -169,7 +169,7 @@ def _gradient(record: Record, ratio: float, before: float, index: int) -> Explan
         )
     if index > 0 and abs(ratio / before - 1) < SUDDEN:
         return None
-    targets = {rank.target_tokens[index] for rank in record.ranks if len(rank.target_tokens) > index}
+    targets = set(_targets(record, index))
     reduced = [dtype for dtype in reduce_dtypes(record) or [] if dtype != "float32"]
     hint = ""
     if reduced and abs(ratio - 1) < REDUCTION_ROUNDING:
@@ -187,6 +187,12 @@ def _gradient(record: Record, ratio: float, before: float, index: int) -> Explan
         text=f"the {which} {_compared(ratio)} the reference's although the loss agrees" + hint,
         values={"ratio": ratio} | _step(index),
     )
+
+
+def _targets(record: Record, index: int) -> list[int]:
+    """Target tokens of each data rank in a step, as far as it wrote them."""
+    counted = (rank for rank in record.ranks if record.world.mesh.counts_samples(rank.rank))
+    return [rank.target_tokens[index] for rank in counted if len(rank.target_tokens) > index]
 
 
 def _update(

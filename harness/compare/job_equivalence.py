@@ -12,7 +12,7 @@ from typing import Any
 from harness.compare.resumed import aligned_runs, first_step
 from harness.compare.wording import Digest, differs
 from harness.nested import differences
-from harness.record import Record
+from harness.record import RankPart, Record
 from harness.record.model import weights_differ
 
 
@@ -106,6 +106,10 @@ def _loaded_weights(_: Record, record: Record) -> Iterator[Difference]:
 
 
 def _samples(reference: Record, record: Record) -> Iterator[Difference]:
+    unlike = _unlike_peers(record)
+    if unlike is not None:
+        yield unlike
+        return
     digests = _batch_digests(reference), _batch_digests(record)
     for step, (left, right) in enumerate(zip(*digests, strict=False), start=first_step(record)):
         missing, extra = left - right, right - left
@@ -168,8 +172,8 @@ def _late_samples(reference: Record, record: Record) -> Difference | None:
 
 
 def _batch_hash_sums(record: Record) -> list[list[int] | None]:
-    """For each step, the ranks' sums over what reached the model; None: not every rank has one."""
-    per_rank = [rank.batch_hash_sums for rank in record.ranks]
+    """For each step, the data ranks' sums over what reached the model; None: not each of them has one."""
+    per_rank = [rank.batch_hash_sums for rank in _data_ranks(record)]
     return [
         None if None in sums else [int(value, 16) for value in sums if value is not None]
         for sums in zip(*per_rank, strict=False)
@@ -178,8 +182,32 @@ def _batch_hash_sums(record: Record) -> list[list[int] | None]:
 
 def _batch_digests(record: Record) -> list[Counter[str]]:
     """For each of the first steps, how often each sample reached the model, over all ranks."""
-    per_rank = [rank.batch_digests for rank in record.ranks]
+    per_rank = [rank.batch_digests for rank in _data_ranks(record)]
     return [Counter(item for part in parts for item in part) for parts in zip(*per_rank, strict=False)]
+
+
+def _data_ranks(record: Record) -> list[RankPart]:
+    """Of the ranks that share samples the first that saw any, by data rank."""
+    parts = {rank.rank: rank for rank in record.ranks}
+    groups = ([parts[rank] for rank in group if rank in parts] for group in record.world.mesh.sample_groups())
+    return [next((part for part in group if any(part.batch_digests)), group[0]) for group in groups if group]
+
+
+def _unlike_peers(record: Record) -> Difference | None:
+    """The first step in which ranks that should share samples were fed different ones."""
+    parts = {rank.rank: rank for rank in record.ranks}
+    for group in record.world.mesh.sample_groups() if record.world.dimensions else ():
+        fed = {rank: parts[rank].batch_hash_sums for rank in group if rank in parts}
+        for step, sums in enumerate(zip(*fed.values(), strict=False), start=first_step(record)):
+            if len({value for value in sums if value is not None}) > 1:
+                return Difference(
+                    field=f"samples of step {step} on ranks that share samples",
+                    plural=True,
+                    reference=f"the same on ranks {', '.join(map(str, fed))}",
+                    given=f"sums of hashes {', '.join(value or 'n/a' for value in sums)}",
+                    kind="peers-fed-differently",
+                )
+    return None
 
 
 def _learning_rates(reference: Record, record: Record) -> Iterator[Difference]:

@@ -15,10 +15,16 @@ TOLERANCE = 1e-6
 def sums_of_step(
     record: Record, index: int, which: Literal["loss_sums", "computed_loss_sums"]
 ) -> list[float]:
-    """Each rank's loss summed over its target tokens; empty where a rank has none."""
-    per_rank = [getattr(rank, which) for rank in record.ranks]
-    values = [sums[index] if len(sums) > index else None for sums in per_rank]
-    return [] if None in values else values  # type: ignore[return-value]
+    """Each data rank's loss summed over its target tokens; empty where a rank has none."""
+    mesh, found = record.world.mesh, [0.0] * record.world.data_size
+    for rank in record.ranks:
+        if mesh.counts_loss(rank.rank):
+            sums = getattr(rank, which)
+            value = sums[index] if len(sums) > index else None
+            if value is None:
+                return []
+            found[mesh.data_rank(rank.rank)] += value
+    return found if record.ranks else []
 
 
 def whole_loss(record: Record, index: int) -> float | None:

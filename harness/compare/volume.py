@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from statistics import fmean
 
 from harness.compare.expected import expected_volume
 from harness.record import CommunicationPart, Record
 from harness.record.workload import known_strategy, of_record
 from harness.theory.terms import BUFFERS, STEP_PHASES, Volume
 from harness.theory.textbook import TermDifference, explain, textbook_collectives
-from harness.theory.workload import Workload
+from harness.theory.workload import ELSEWHERE, Workload
 
 Key = tuple[str, str, str, str]
 """(phase, collective, dtype, role of the group, or ELSEWHERE)."""
 CLAIM_TOLERANCE = 0.01
 """Of the payload of the probed steps. Implementations of one strategy differ in norms, flags and handshakes,
 and in whether they broadcast buffers, but not in gradients and weights."""
-ELSEWHERE = "other"
-"""In place of a role: a group whose ranks are not those that the role has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +73,9 @@ def measured_payload(record: Record, workload: Workload) -> dict[int, dict[Key, 
 
 def _key(row: CommunicationPart, workload: Workload) -> Key:
     """A role holds for the ranks that it has in this workload; a record that names no ranks is believed."""
-    known = not row.group_ranks or sorted(row.group_ranks) == workload.group_ranks(row.role, row.rank)
+    known = row.role != ELSEWHERE and (
+        not row.group_ranks or sorted(row.group_ranks) == workload.group_ranks(row.role, row.rank)
+    )
     return row.phase, row.op, row.dtype, row.role if known else ELSEWHERE
 
 
@@ -103,19 +104,19 @@ def volume_differences(record: Record) -> list[VolumeDifference] | None:
     if pair is None:
         return None
     workload, volume = pair
-    expected = expected_payload(volume)
     measured = measured_payload(record, workload)
-    everything = {key for sums in (expected, *measured.values()) for key in sums}
+    volumes = _volume_by_rank(record, volume, measured)
+    expected = {rank: expected_payload(of_rank) for rank, of_rank in volumes.items()}
+    everything = {key for sums in (*expected.values(), *measured.values()) for key in sums}
     kinds = {key for key in everything if is_derived(volume, key[0], key[2])}
-    leeway = _leeway(record, volume)
+    leeway = {id(of_rank): _leeway(record, of_rank) for of_rank in volumes.values()}
     found = []
     for key in sorted(kinds):
-        wanted = expected.get(key, 0)
-        rank, sent = max(
-            ((rank, sums.get(key, 0)) for rank, sums in measured.items()),
-            key=lambda pair: abs(pair[1] - wanted),
+        rank, sent, wanted = max(
+            ((rank, sums.get(key, 0), expected[rank].get(key, 0)) for rank, sums in measured.items()),
+            key=lambda found: abs(found[1] - found[2]),
         )
-        least, most = leeway(key)
+        least, most = leeway[id(volumes[rank])](key)
         if not least <= sent <= most:
             phase, op, dtype, role = key
             found.append(
@@ -124,6 +125,16 @@ def volume_differences(record: Record) -> list[VolumeDifference] | None:
                     expected_bytes=wanted, group_ranks=_group_ranks(record, workload, rank, key),
                 )
             )  # fmt: skip
+    return found
+
+
+def _volume_by_rank(record: Record, of_first: Volume, ranks: Iterable[int]) -> dict[int, Volume]:
+    """What each rank is expected to communicate: the same as rank 0, unless ranks share samples."""
+    found: dict[int, Volume] = {}
+    for rank in ranks:
+        workload = of_record(record, rank) if record.world.dimensions and rank else None
+        volume = expected_volume(record, workload) if workload is not None else None
+        found[rank] = volume or of_first
     return found
 
 
@@ -149,11 +160,15 @@ def _group_ranks(record: Record, workload: Workload, rank: int, key: Key) -> tup
 
 
 def expected_sent_bytes_per_step(record: Record) -> float | None:
-    """Ring bytes that a rank is expected to send per probed step; None where that is not known."""
+    """Ring bytes that a rank is expected to send per probed step, mean over the ranks; None: not known."""
     pair = volume_of(record)
     if pair is None:
         return None
-    return sent_per_step(*pair)
+    if not record.world.dimensions:
+        return sent_per_step(*pair)
+    volumes = _volume_by_rank(record, pair[1], range(record.world.world_size))
+    sent = [sent_per_step(pair[0], volume) for volume in volumes.values()]
+    return None if None in sent else fmean(part for part in sent if part is not None)
 
 
 def sent_per_step(workload: Workload, volume: Volume) -> float | None:

@@ -14,10 +14,10 @@ from harness.theory.workload import Window, Workload
 def states_on(record: Record, world_size: int) -> int | None:
     """Bytes of model states of the rank that would hold most on so many ranks; None: no closed form.
 
-    Hybrid strategies have none: their shard groups may stay as they are or grow.
+    Hybrid strategies and meshes have none: their groups may stay as they are or grow.
     """
     workload = _built_in(record)
-    if workload is None or workload.strategy.facts.has_replicas:
+    if workload is None or workload.strategy.facts.has_replicas or record.world.dimensions:
         return None
     other = replace(workload, world_size=world_size, shard_size=world_size, ranks_per_node=None)
     return max(

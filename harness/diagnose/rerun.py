@@ -166,7 +166,7 @@ def _reference_layout(record: Record) -> BatchLayout:
     experiment = experiment_of(record)
     world = record.world
     cut = BatchLayout(
-        global_batch_size=world.world_size * world.micro_batch_size * world.accumulation_steps,
+        global_batch_size=world.data_size * world.micro_batch_size * world.accumulation_steps,
         micro_batch_size=world.micro_batch_size,
         accumulation_steps=world.accumulation_steps,
     )

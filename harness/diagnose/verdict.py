@@ -85,7 +85,7 @@ def _about(kind: str, compared: Comparison, world: WorldPart) -> str:
         return f"{kind}: all {compared.compared} tensors agree"
     if compared.common_factor is not None:
         factor = compared.common_factor
-        causes = name_scale(factor, world.world_size, world.accumulation_steps) if kind == "gradients" else []
+        causes = name_scale(factor, world.mesh, world.accumulation_steps) if kind == "gradients" else []
         return f"all {kind} x {number(factor)}" + (f": {' or '.join(causes)}" if causes else "")
     absent = [tensor.name for tensor in compared.beyond if tensor.ratio == 0]
     if len(absent) == len(compared.beyond) == compared.compared:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from harness.backends import registry
 from harness.backends.base import Preset
+from harness.backends.mesh import Mesh
 from harness.backends.strategy import StrategyKind
 from harness.planning.adapters import with_adapters
 from harness.planning.constants import TimeConstants
@@ -64,6 +66,11 @@ class Scenario:
         return layout
 
     @cached_property
+    def mesh(self) -> Mesh:
+        """The dimensions of the ranks."""
+        return registry.mesh_of(self.label, self.world_size)
+
+    @cached_property
     def fullest_rank(self) -> int:
         """The rank with the largest model states."""
         return fullest_rank(self._workload(0))
@@ -87,6 +94,7 @@ class Scenario:
             layout=self._layout,
             strategy=self.strategy,
             world_size=self.world_size,
+            mesh=self.mesh,
             rank=rank,
             shard_size=self.shard_size,
             ranks_per_node=self.ranks_per_node,

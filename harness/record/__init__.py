@@ -41,4 +41,4 @@ from harness.record.run import (
     Status,
 )
 from harness.record.steps import EvaluationPart, StepPart, Window, WindowsPart
-from harness.record.world import WorldPart
+from harness.record.world import DimensionPart, WorldPart

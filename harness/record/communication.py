@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from harness.record.part import Part
 
 
@@ -38,6 +36,7 @@ class CommunicationPart(Part):
     """Size of the whole tensors that these calls work on."""
     largest_bytes: int | None = None
     """The same of the largest call; None in records from before it was kept."""
-    role: Literal["world", "shard", "replica"] = "world"
-    """What the group is for: all ranks, those that share one copy of the weights, or those that hold
-    the same shard."""
+    role: str = "world"
+    """What the group is for: 'world', all ranks; 'shard', those that share one copy of the weights;
+    'replica', those that hold the same shard. Where ranks share samples: the dimensions of the mesh along
+    which the group lies, such as 'tensor' or 'data+sequence', 'alone', or 'other'."""

@@ -35,6 +35,7 @@ def of_record(record: Record, rank: int = 0) -> Workload | None:
         architecture=record.model.architecture if record.model else None,
         strategy=strategy,
         world_size=world.world_size,
+        mesh=world.mesh,
         rank=rank,
         shard_size=_shard_size(record, strategy),
         ranks_per_node=world.ranks_per_node,
@@ -101,7 +102,7 @@ def _window(record: Record) -> Window:
         tuple(step.step for step in record.steps if step.window == "probed"),
         every=record.job.evaluation.every_steps,
         evaluated=[part.step for part in record.eval],
-        batches=-(-held_out // (record.world.micro_batch_size * record.world.world_size)),
+        batches=-(-held_out // (record.world.micro_batch_size * record.world.data_size)),
         digest="digest" in phases,
         checkpoint="checkpoint" in phases and _saved_natively(record),
     )

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from harness.backends.mesh import Dimension, Mesh
 from harness.bounds import MOST_RANKS
 from harness.record.part import Part
+
+
+class DimensionPart(Part):
+    """One dimension of the ranks."""
+
+    name: Dimension
+    """What ranks along it divide: 'data' and 'shard' the samples, 'tensor' each layer, 'sequence' each
+    sample, 'pipeline' the layers."""
+    size: int = Field(ge=1, le=MOST_RANKS)
+    """Ranks along it."""
 
 
 class WorldPart(Part):
@@ -31,3 +42,16 @@ class WorldPart(Part):
     """`runtime.preset`: settings shared by all libraries, or their own defaults."""
     memory_limit_bytes: int | None = None
     """What torch's allocator was allowed to serve of each rank's device; None: all of it."""
+    dimensions: list[DimensionPart] = []
+    """How the ranks are laid out, outermost first; empty: each of them has samples of its own."""
+
+    @property
+    def mesh(self) -> Mesh:
+        """The dimensions of the ranks."""
+        sizes = tuple((part.name, part.size) for part in self.dimensions)
+        return Mesh(sizes) if sizes else Mesh.data_parallel(self.world_size)
+
+    @property
+    def data_size(self) -> int:
+        """Ranks, or groups of ranks, with samples of their own."""
+        return self.mesh.data_size

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from harness.backends import registry
+from harness.backends.mesh import Mesh
 from harness.provenance import package_versions
 from harness.record import (
     AnswersPart,
     ArtifactKind,
     ArtifactPart,
     BackendPart,
+    DimensionPart,
     ErrorPart,
-    EvaluationPart,
     RankPart,
     Record,
     Status,
@@ -23,23 +22,23 @@ from harness.record import (
     WindowsPart,
     WorldPart,
 )
-from harness.run_directory.events import SetupEvent, StepEvent
+from harness.run_directory.events import SetupEvent
 from harness.run_directory.nodes import environment_of
 from harness.run_directory.outcome import Outcome
 from harness.run_directory.rank_events import RankEvents, read_events
 from harness.run_directory.request import RunRequest, checkpoint_folder, snapshot_file, trace_file
 from harness.run_directory.status import status_of
+from harness.run_directory.sums import Events, evaluations_of, steps_of
 from harness.safe_text import described, encodable
 
 PHASES = ("forward", "backward", "step")
-Events = Mapping[int, RankEvents]
 Value = TypeVar("Value", int, str)
 
 
 def assemble(run_directory: Path, request: RunRequest, outcome: Outcome) -> Record:
     """Build the record of a run from its ranks' events and the way its processes ended."""
     events, broken = read_events(run_directory, request.world_size)
-    steps = steps_of(events)
+    steps = steps_of(events, _mesh(request))
     status, error = status_of(run_directory, events, steps, outcome)
     return _record(run_directory, request, events, steps, status, error, broken)
 
@@ -91,8 +90,8 @@ def _record(
         comm=[
             row for of_rank in events.values() if of_rank.measured for row in of_rank.measured.communication
         ],
-        eval=_evaluations(events),
-        answers=_answers(events),
+        eval=evaluations_of(events, _mesh(request)),
+        answers=_answers(events, _mesh(request)),
         windows=WindowsPart(**{name: windows.count(name) for name in WindowsPart.model_fields}),
         skipped_steps=sum(step.gradient_norm is None for step in steps)
         if request.job.training.precision == "fp16-mixed"
@@ -136,7 +135,17 @@ def _world(request: RunRequest, setup: SetupEvent | None) -> WorldPart:
         accumulation_steps=request.accumulation_steps,
         preset=request.preset,
         memory_limit_bytes=request.memory_limit_bytes,
+        dimensions=_dimensions(request),
     )
+
+
+def _mesh(request: RunRequest) -> Mesh:
+    return registry.mesh_of(request.backend, request.world_size)
+
+
+def _dimensions(request: RunRequest) -> list[DimensionPart]:
+    mesh = _mesh(request)
+    return [DimensionPart(name=name, size=size) for name, size in mesh.sizes] if mesh.shares_samples else []
 
 
 def _artifacts(run_directory: Path, request: RunRequest) -> list[ArtifactPart]:
@@ -148,79 +157,6 @@ def _artifacts(run_directory: Path, request: RunRequest) -> list[ArtifactPart]:
     if request.measure.keep_checkpoint:
         found.append(("checkpoint", None, checkpoint_folder(run_directory)))
     return [ArtifactPart(kind=kind, rank=rank, path=path.name) for kind, rank, path in found if path.exists()]
-
-
-def steps_of(events: Events) -> list[StepPart]:
-    """Steps that every rank finished, summed over the ranks."""
-    return [_step(rows) for rows in zip(*(of_rank.steps for of_rank in events.values()), strict=False)]
-
-
-def _step(rows: Sequence[StepEvent]) -> StepPart:
-    first = rows[0]
-    return StepPart(
-        step=first.step,
-        window=first.window,
-        loss=_mean([row.loss_sum for row in rows], _loss_weight(rows)),
-        gradient_norm=_norm(rows),
-        learning_rate=first.learning_rate,
-        applied_learning_rate=_applied_learning_rate(rows),
-        applied_gradient_norm=_applied_gradient_norm(rows),
-        tokens=_total([row.tokens for row in rows]),
-        target_tokens=_total([row.target_tokens for row in rows]),
-        samples=_total([row.samples for row in rows]),
-        seconds=max(row.seconds for row in rows),
-        sample_hashes=_hash_sum([row.sample_hashes for row in rows]),
-    )
-
-
-def _norm(rows: Sequence[StepEvent]) -> float | None:
-    """As rank 0 was told it; of parts on all ranks the norm of the whole."""
-    if not rows[0].norm_is_partial:
-        return rows[0].gradient_norm
-    known = [row.gradient_norm for row in rows if row.gradient_norm is not None]
-    return math.hypot(*known) if len(known) == len(rows) else None
-
-
-def _loss_weight(rows: Sequence[StepEvent]) -> float:
-    """What the summed losses of all ranks are divided by: target tokens, or what an observed script has."""
-    targets = rows[0].global_target_tokens
-    return sum(row.loss_weight or 0.0 for row in rows) if targets is None else targets
-
-
-def _total(values: Sequence[int | None]) -> int | None:
-    """Sum over the ranks; None where one does not know its part."""
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
-
-
-def _hash_sum(hashes: Sequence[str | None]) -> str | None:
-    known = [int(value, 16) for value in hashes if value is not None]
-    return f"{sum(known) % 2**64:016x}" if len(known) == len(hashes) else None
-
-
-def _mean(sums: Sequence[float | None], targets: float) -> float | None:
-    """Mean over target tokens; None where a rank's sum is not finite, or without targets."""
-    known = [value for value in sums if value is not None]
-    return sum(known) / targets if len(known) == len(sums) and targets else None
-
-
-def _applied_learning_rate(rows: Sequence[StepEvent]) -> float | None:
-    asked = rows[0].learning_rate
-    applied = [row.applied_learning_rate for row in rows if row.applied_learning_rate is not None]
-    return max(applied, key=lambda rate: abs(rate - asked), default=None)
-
-
-def _applied_gradient_norm(rows: Sequence[StepEvent]) -> float | None:
-    """Ranks hold disjoint parts of the gradient, or all of it each; the sum of their shares decides."""
-    applied = [
-        (row.applied.squares, row.applied.share)
-        for row in rows
-        if row.applied and row.applied.squares is not None
-    ]
-    if len(applied) < len(rows):
-        return None
-    copies = max(1, round(sum(share for _, share in applied)))
-    return float((sum(squares for squares, _ in applied) / copies) ** 0.5)
 
 
 def rank_part(rank: int, events: RankEvents) -> RankPart | None:
@@ -270,23 +206,10 @@ def _known(values: list[Value | None]) -> list[Value]:
     return known if len(known) == len(values) else []
 
 
-def _evaluations(events: Events) -> list[EvaluationPart]:
-    return [
-        EvaluationPart(
-            step=rows[0].step,
-            loss=_mean([row.loss_sum for row in rows], targets),
-            target_tokens=targets,
-            samples=rows[0].samples,
-            seconds=max(row.seconds for row in rows),
-        )
-        for rows in zip(*(of_rank.evaluations for of_rank in events.values()), strict=False)
-        for targets in (sum(row.target_tokens for row in rows),)
-    ]
-
-
-def _answers(events: Events) -> AnswersPart | None:
-    """Those of every rank; None where one of them gave none."""
-    parts = [of_rank.final.answers if of_rank.final else None for of_rank in events.values()]
+def _answers(events: Events, mesh: Mesh) -> AnswersPart | None:
+    """Those of every data rank; None where one of them gave none."""
+    counted = [of_rank for rank, of_rank in events.items() if mesh.counts_samples(rank)]
+    parts = [of_rank.final.answers if of_rank.final else None for of_rank in counted]
     known = [part for part in parts if part is not None]
     given = sorted((answer for part in known for answer in part.given), key=lambda answer: answer.sample)
     if len(known) < len(parts) or not given:

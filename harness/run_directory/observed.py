@@ -18,12 +18,13 @@ from harness.provenance import package_versions
 from harness.record import BackendPart, ErrorPart, Record, Status, StepPart, WindowsPart, WorldPart
 from harness.record.run_id import RunId
 from harness.record.settings import seen_job
-from harness.run_directory.assemble import rank_part, steps_of
+from harness.run_directory.assemble import rank_part
 from harness.run_directory.events import ObservationEvent, SetupEvent
 from harness.run_directory.nodes import run_environment
 from harness.run_directory.outcome import Outcome
 from harness.run_directory.rank_events import RankEvents, read_events
 from harness.run_directory.status import status_of
+from harness.run_directory.sums import steps_of
 from harness.spec import Job, MeasureSection
 
 REQUEST_NAME = "observe.json"

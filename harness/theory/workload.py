@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from harness.backends.base import OptimizerImplementation, Precision, Preset
+from harness.backends.mesh import Mesh
 from harness.backends.model_source import Loading
 from harness.backends.strategy import StrategyKind
 from harness.theory.dtypes import COMPUTE, DTYPE_BYTES
 from harness.theory.layout import Layout, Tensor
 
-Role = Literal["world", "shard", "replica"]
+Role = str
+"""What a group of ranks is for: 'world'; 'shard' or 'replica' of hybrid sharding; else the dimensions of the
+mesh along which it lies, such as 'tensor' or 'data+sequence'."""
+ELSEWHERE = "other"
+"""In place of a role: a group whose ranks are not those that a role has."""
 ORDINARY_STEP = 2
 """The first step that does as all later ones: before it Adam has no states, DDP orders its buckets and
 ZeRO-3 records its trace."""
@@ -74,6 +79,8 @@ class Workload:
     rank: int = 0
     shard_size: int | None = None
     """Ranks that share one copy of the weights; None: all."""
+    mesh: Mesh | None = None
+    """The dimensions of the ranks; None: all of them are data parallel."""
     ranks_per_node: int | None = None
     """None: one node."""
     precision: Precision = "fp32"
@@ -193,6 +200,8 @@ class Workload:
 
     def group_size(self, role: Role) -> int:
         """Ranks in a group of this role."""
+        if self.mesh is not None and self.mesh.shares_samples:
+            return self.mesh.group_size(role)
         if role == "shard":
             return self.shards
         return self.world_size // self.shards if role == "replica" else self.world_size
@@ -200,6 +209,8 @@ class Workload:
     def group_ranks(self, role: Role, rank: int) -> list[int]:
         """Ranks of the group of this role that `rank` is in: shard groups are rows of the mesh, replica
         groups its columns (`init_device_mesh`)."""
+        if self.mesh is not None and self.mesh.shares_samples:
+            return self.mesh.group(role, rank)
         size = self.shards
         if role == "shard":
             first = rank - rank % size

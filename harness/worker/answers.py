@@ -49,9 +49,9 @@ def answer_questions(loop: Loop) -> RankAnswers | None:
         return None
     tokenizer = tokenizer_of(loop.job)
     questions = _questions(loop)
-    mine = questions[loop.world.rank :: loop.world.world_size]
+    mine = questions[loop.world.data_rank :: loop.world.data_size]
     size = loop.layout.micro_batch_size
-    batches = -(-len(questions) // (size * loop.world.world_size))
+    batches = -(-len(questions) // (size * loop.world.data_size))
     loop.engine.train(False)
     began = time.perf_counter()
     given = []

@@ -12,12 +12,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from harness.backends.mesh import Mesh
 from harness.backends.precision import dtype_name
+from harness.theory.workload import ELSEWHERE
 
 # Operator -> (collective, index of the argument that holds the complete tensor; this rank's piece of it for
 # gather and scatter).
@@ -74,7 +76,9 @@ class Count:
 class CommunicationCounter:
     """Counts inside `counting` and between `start` and `stop`; `phase` names what the loop is doing."""
 
-    def __init__(self) -> None:
+    def __init__(self, mesh: Mesh | None = None) -> None:
+        self.mesh = mesh
+        """Names the roles of groups where ranks share samples."""
         self.phase = "setup"
         self.early = False
         """Whether this micro-step is not the last of its step."""
@@ -141,7 +145,7 @@ class CommunicationCounter:
                 "group": key.group,
                 "group_ranks": self.groups[key.group],
                 "group_size": len(self.groups[key.group]),
-                "role": group_role(self.groups[key.group], self._world_size),
+                "role": group_role(self.groups[key.group], self._world_size, self.mesh),
                 **asdict(count),
             }
             for key, count in self.counts.items()
@@ -182,11 +186,14 @@ def payload_by_dtype(tensors: Iterable[torch.Tensor]) -> dict[str, int]:
     return sizes or {"none": 0}
 
 
-def group_role(ranks: list[int], world_size: int) -> Literal["world", "shard", "replica"]:
-    """Role of a group: neighbours share one copy of the weights; otherwise its ranks hold the same shard.
+def group_role(ranks: list[int], world_size: int, mesh: Mesh | None = None) -> str:
+    """Role of a group: the dimensions of the mesh along which it lies, where ranks share samples.
 
-    So the meshes of hybrid sharding are laid out: shard groups are rows, replica groups columns.
+    Without such a mesh neighbours share one copy of the weights; otherwise the group's ranks hold the same
+    shard. So the meshes of hybrid sharding are laid out: shard groups are rows, replica groups columns.
     """
+    if mesh is not None and mesh.shares_samples:
+        return mesh.role(ranks) or ELSEWHERE
     if len(ranks) == world_size:
         return "world"
     consecutive = ranks == list(range(ranks[0], ranks[0] + len(ranks)))

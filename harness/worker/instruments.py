@@ -43,7 +43,7 @@ class Instruments:
         allocator = allocator_probe(world.device) if measure.probed_steps else NoAllocatorProbe()
         if request.memory_limit_bytes is not None and world.device == "cuda":
             allocator.limit(request.memory_limit_bytes)
-        counter = CommunicationCounter()
+        counter = CommunicationCounter(world.layout)
         tracer = Tracer(world.device, trace_file(run_directory, world.rank) if measure.trace else None)
         snapshot = Snapshot(snapshot_file(run_directory, world.rank)) if measure.memory_snapshot else None
         observer = Observer()

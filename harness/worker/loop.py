@@ -133,8 +133,8 @@ class Loop:
             if last:
                 self.probes.moment("after_forward")
             self._enter("backward")
-            # Engines average over ranks, so this makes the gradient that of the mean per target.
-            self.engine.backward(loss * (self.world.world_size / global_targets), last_micro_step=last)
+            # Engines average over data ranks, so this makes the gradient that of the mean per target.
+            self.engine.backward(loss * (self.world.data_size / global_targets), last_micro_step=last)
             loss_sum += loss.detach().double()
         return loss_sum, data_seconds
 
@@ -186,7 +186,7 @@ class Loop:
 
     def _batch(self, step: int, micro_step: int, hashes: SampleHashes) -> Batch:
         ids = self.sampler.micro_batch_ids(
-            step, micro_step, self.world.rank, self.world.world_size, self.layout
+            step, micro_step, self.world.data_rank, self.world.data_size, self.layout
         )
         hashes.note(ids)
         return to_device(self.samples.batch(ids), self.world.device)
@@ -199,7 +199,7 @@ class Loop:
         samples, targets = len(self.sampler.evaluation_ids), 0
         self._synchronise()
         begin = time.perf_counter()
-        for start in range(0, samples, self.layout.micro_batch_size * self.world.world_size):
+        for start in range(0, samples, self.layout.micro_batch_size * self.world.data_size):
             self.position.enter(f"evaluation, sample {start}")
             batch, own_targets = self._evaluation_batch(start)
             with self.probes.counting("evaluation"):
@@ -234,7 +234,7 @@ class Loop:
         """This rank's part of the held-out samples from `start` on, and its target tokens."""
         size = self.layout.micro_batch_size
         ids = self.sampler.evaluation_ids
-        mine = ids[start + self.world.rank * size :][:size]
+        mine = ids[start + self.world.data_rank * size :][:size]
         if self.job.task == "custom" or self.job.loss.factory is not None:
             # Nothing tells a loss of the user's own to leave samples out.
             batch = self.samples.batch(mine or ids[:1])

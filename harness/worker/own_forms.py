@@ -33,6 +33,7 @@ def own_forms(
         architecture=built.model.architecture,
         strategy=registry.claimed_strategy(backend) or NOT_CLAIMED,
         world_size=world.world_size,
+        mesh=world.mesh,
         shard_size=loop.engine.effective().details.get("shard_size"),
         ranks_per_node=world.ranks_per_node,
         preset=request.preset,
@@ -59,7 +60,7 @@ def _window(request: RunRequest, world: World, loop: Loop) -> Window:
         tuple(s for s in range(loop.first_step, loop.steps) if loop.window(s) == "probed"),
         every=every,
         evaluated=[s for s in range(every, loop.steps + 1, every) if s > loop.first_step] if every else (),
-        batches=-(-held_out // (request.micro_batch_size * world.world_size)),
+        batches=-(-held_out // (request.micro_batch_size * world.data_size)),
         digest=request.measure.weight_digests,
         checkpoint=request.measure.checkpoint == "native",
     )

@@ -80,7 +80,7 @@ def run_rank(run_directory: Path, on_termination: Callable[[], None] | None = No
     measurements.
     """
     request = RunRequest.read(run_directory)
-    world = world_of(request)
+    world = registry.placed(request.backend, world_of(request))
     telling = _Telling(
         started=time.perf_counter(),
         events=EventWriter(rank_file(run_directory, world.rank)),

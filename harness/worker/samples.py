@@ -1,4 +1,4 @@
-"""The samples of a job and their order: addressed by (step, micro-step, rank), equal for every world."""
+"""The samples of a job and their order: addressed by (step, micro-step, data rank), equal for every world."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ class Sampler:
         return self._steps[step]
 
     def micro_batch_ids(
-        self, step: int, micro_step: int, rank: int, world_size: int, layout: BatchLayout
+        self, step: int, micro_step: int, data_rank: int, data_size: int, layout: BatchLayout
     ) -> list[int]:
-        """This rank's part of a global batch: micro-steps first, then ranks, then samples."""
-        start = (micro_step * world_size + rank) * layout.micro_batch_size
+        """A data rank's part of a global batch: micro-steps first, then data ranks, then samples."""
+        start = (micro_step * data_size + data_rank) * layout.micro_batch_size
         return self.step_ids(step)[start : start + layout.micro_batch_size]
 
     def _sample_id(self, position: int) -> int:

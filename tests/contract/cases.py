@@ -81,7 +81,7 @@ def global_batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 def train(backend: Backend, case: Case, world: World) -> Trace:
     """Train one case; losses are this rank's share of the mean per target token of the global batch."""
-    micro = GLOBAL_BATCH // world.world_size // case.accumulation_steps
+    micro = GLOBAL_BATCH // world.data_size // case.accumulation_steps
     context = SetupContext(
         world=world,
         precision="fp32",
@@ -111,12 +111,12 @@ def _train(engine: Engine, case: Case, world: World, micro: int) -> Trace:
         targets = int((labels[:, 1:] != IGNORED).sum())
         share = 0.0
         for step in range(case.accumulation_steps):
-            first = (step * world.world_size + world.rank) * micro
+            first = (step * world.data_size + world.data_rank) * micro
             part = slice(first, first + micro)
             loss = engine.forward({"tokens": tokens[part], "labels": labels[part]})
             share += float(loss.detach()) / targets
             engine.backward(
-                loss * (world.world_size / targets),
+                loss * (world.data_size / targets),
                 last_micro_step=step == case.accumulation_steps - 1,
             )
         losses.append(share)

@@ -58,7 +58,7 @@ def _engine(backend: Backend, world: World, precision: str) -> Engine:
         world=world,
         precision=precision,
         gradient_clipping=None,
-        micro_batch_size=GLOBAL_BATCH // world.world_size,
+        micro_batch_size=GLOBAL_BATCH // world.data_size,
         accumulation_steps=1,
         preset="like-for-like",
         compute_loss=summed_cross_entropy,
@@ -76,8 +76,8 @@ def _engine(backend: Backend, world: World, precision: str) -> Engine:
 
 
 def _step(engine: Engine, batch: tuple[torch.Tensor, torch.Tensor], world: World) -> None:
-    size = GLOBAL_BATCH // world.world_size
-    part = slice(world.rank * size, (world.rank + 1) * size)
+    size = GLOBAL_BATCH // world.data_size
+    part = slice(world.data_rank * size, (world.data_rank + 1) * size)
     loss = engine.forward({"tokens": batch[0][part], "labels": batch[1][part]})
     engine.backward(loss / 100, last_micro_step=True)
     engine.step(LEARNING_RATE)

@@ -166,7 +166,7 @@ def prepare(
         world=world,
         precision=case.precision,  # type: ignore[arg-type]
         gradient_clipping=case.clipping,
-        micro_batch_size=GLOBAL_BATCH // world.world_size // case.accumulation_steps,
+        micro_batch_size=GLOBAL_BATCH // world.data_size // case.accumulation_steps,
         accumulation_steps=case.accumulation_steps,
         preset=case.preset,  # type: ignore[arg-type]
         compute_loss=summed_cross_entropy,
@@ -213,9 +213,9 @@ def run_micro_steps(
     counter: CommunicationCounter | None,
 ) -> None:
     """Forward and backward passes of one step, up to its update."""
-    micro = GLOBAL_BATCH // world.world_size // case.accumulation_steps
+    micro = GLOBAL_BATCH // world.data_size // case.accumulation_steps
     for micro_step in range(case.accumulation_steps):
-        first = (micro_step * world.world_size + world.rank) * micro
+        first = (micro_step * world.data_size + world.data_rank) * micro
         part = slice(first, first + micro)
         if counter:
             counter.phase = "forward"

@@ -6,6 +6,8 @@ import os
 import traceback
 from pathlib import Path
 
+from harness.backends import registry
+from harness.backends.mesh import Mesh
 from harness.launch.local import free_port
 from tests.forkserver import run_ranks
 
@@ -18,7 +20,12 @@ def traces(label: str, world_size: int, folder: Path) -> list:
     `label` is a backend's name, or 'module:Class' of a backend that is not registered.
     """
     per_rank = on_ranks("cases", label, world_size, folder)
-    return [_merge(parts) for parts in zip(*per_rank, strict=True)]
+    mesh = Mesh.data_parallel(world_size) if _is_class(label) else registry.mesh_of(label, world_size)
+    return [_merge(parts, mesh) for parts in zip(*per_rank, strict=True)]
+
+
+def _is_class(label: str) -> bool:
+    return label.startswith("tests.")
 
 
 def on_ranks(what: str, label: str, world_size: int, folder: Path) -> list:
@@ -39,15 +46,17 @@ def on_ranks(what: str, label: str, world_size: int, folder: Path) -> list:
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
 
 
-def _merge(parts: list) -> object:
-    """Losses add up over ranks; norms and weights must be the same on every rank."""
+def _merge(parts: list, mesh: Mesh) -> object:
+    """Losses add up over ranks; norms and weights must be the same on every rank that has them."""
     first = parts[0]
     for other in parts[1:]:
         assert other.norms == first.norms, "ranks disagree about the gradient norm"
-        assert all((other.weights[name] == first.weights[name]).all() for name in first.weights), (
-            "ranks disagree about the weights"
-        )
-    first.losses = [sum(shares) for shares in zip(*(part.losses for part in parts), strict=True)]
+        for name, weight in other.weights.items():
+            assert (weight == first.weights.setdefault(name, weight)).all(), (
+                "ranks disagree about the weights"
+            )
+    counted = [part.losses for rank, part in enumerate(parts) if mesh.counts_loss(rank)]
+    first.losses = [sum(shares) for shares in zip(*counted, strict=True)]
     return first
 
 
@@ -73,7 +82,6 @@ def _do(what: str, label: str, rank: int, world_size: int, port: int, folder: Pa
     import torch
     import torch.distributed as dist
 
-    from harness.backends import registry
     from harness.backends.base import World
     from harness.backends.options import NoOptions
     from tests.contract.cases import CASES, train
@@ -84,11 +92,12 @@ def _do(what: str, label: str, rank: int, world_size: int, port: int, folder: Pa
     world = World(rank=rank, world_size=world_size, local_rank=rank, ranks_per_node=world_size, device="cpu")
     # A file, since a port that was free may be another test's by now.
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world_size)
-    if label.startswith("tests."):
+    if _is_class(label):
         module, _, name = label.partition(":")
         backend = getattr(import_module(module), name)(NoOptions())
     else:
         backend = registry.create(label)
+        world = registry.placed(label, world)
     assert backend.unmet_requirements(world) == []
     deeds = {
         "cases": lambda: [train(backend, case, world) for case in CASES],

@@ -63,6 +63,17 @@ KINDS = (
         "from torch.distributed.",
     ),
     Kind(
+        id="peers-fed-differently",
+        title="Ranks that should share samples were fed different ones",
+        cause="Tensor, sequence and pipeline parallel ranks compute one model together and need the same "
+        "samples. Each was given a share of its own, as data-parallel ranks are: the run goes on, and trains "
+        "on mixtures of unrelated activations.",
+        confirm="`ranks[].batch_hash_sums` of the record differ between ranks with the same data rank; "
+        "`world.dimensions` says which these are.",
+        fix="Split the data along the data dimension of the device mesh: number of replicas and rank of a "
+        "`DistributedSampler` are those of that dimension, not the world's.",
+    ),
+    Kind(
         id="samples-missing",
         title="Samples are missing",
         cause="The data was sharded twice, by the sampler and again by the library, so part of each batch is "

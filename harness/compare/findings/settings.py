@@ -11,6 +11,7 @@ from harness.compare.findings.finding import Finding, Kind
 from harness.compare.noise import is_repetition
 from harness.compare.rows import Row
 from harness.compare.runs import Runs
+from harness.record import Record
 
 KINDS = (
     Kind(
@@ -210,7 +211,7 @@ def _replicas(row: Row) -> list[Finding]:
                 {"groups": list(groups.values())},
             )
         ]
-    losses = {rank.rank: rank.probe_loss for rank in ranks if rank.probe_loss is not None}
+    losses = _probe_losses(row.record)
     if batch_statistics(row.record):
         return []  # each rank evaluates with running statistics of its own
     if losses and max(losses.values()) - min(losses.values()) > PROBE_TOLERANCE * abs(max(losses.values())):
@@ -224,6 +225,16 @@ def _replicas(row: Row) -> list[Finding]:
             )
         ]
     return []
+
+
+def _probe_losses(record: Record) -> dict[int, float]:
+    """By data rank, the loss of one batch that is the same for all of them; parts of it added up."""
+    mesh, found = record.world.mesh, dict[int, float]()
+    for rank in record.ranks:
+        if rank.probe_loss is not None and mesh.counts_loss(rank.rank):
+            data_rank = mesh.data_rank(rank.rank)
+            found[data_rank] = found.get(data_rank, 0.0) + rank.probe_loss
+    return found
 
 
 def _about(row: Row, kind: str, text: str, values: dict[str, Any]) -> Finding:

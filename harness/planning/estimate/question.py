@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.hybrid import shard_size
-from harness.batch import batch_layout, with_global_batch
+from harness.batch import batch_layout, layout_over, with_global_batch
 from harness.cells import canonical_label
 from harness.errors import HarnessError
 from harness.planning.adapters import why_refused
@@ -102,7 +102,11 @@ def candidates(asked: Question) -> Iterator[Candidate]:
 def _candidate(asked: Question, label: str, world_size: int) -> Candidate:
     entry, options = registry.parse(label)
     assert entry.strategy is not None
-    layout = batch_layout(asked.experiment.training, world_size)
+    layout = layout_over(
+        registry.mesh_of(label, world_size).data_size,
+        batch_layout(asked.experiment.training, world_size),
+        asked.experiment.training,
+    )
     per_node = min(asked.ranks_per_node, world_size)
     world = World(
         rank=0, world_size=world_size, local_rank=0, ranks_per_node=per_node, device=asked.torch_device

@@ -5,12 +5,17 @@ from __future__ import annotations
 from harness.backends.base import BackendOptions, Precision, World
 from harness.backends.hybrid import unmet_hybrid
 from harness.backends.strategy import StrategyKind
+from harness.backends.unsupported import Unsupported
 
 
 def why_unsupported(
     strategy: StrategyKind, options: BackendOptions, precision: Precision, world: World
 ) -> str | None:
     """The first reason why a job cannot run under a strategy; None: it can."""
+    try:
+        options.mesh(world.world_size)
+    except Unsupported as misfit:
+        return str(misfit)
     offload = getattr(options, "offload", "none") != "none"
     if strategy.family == "single" and world.world_size > 1:
         return f"one process only, not {world.world_size}"

@@ -94,7 +94,7 @@ class LargestBatches:
         layout = BatchLayout(
             global_batch_size=total,
             micro_batch_size=micro_batch_size,
-            accumulation_steps=total // cell.world_size // micro_batch_size,
+            accumulation_steps=total // cell.data_size // micro_batch_size,
         )
         return self._made(cell, layout)
 
@@ -126,7 +126,7 @@ def require_limit(limits: Limits) -> None:
 
 
 def _sizes(cell: Cell) -> list[int]:
-    return divisors(cell.layout.global_batch_size // cell.world_size)
+    return divisors(cell.layout.global_batch_size // cell.data_size)
 
 
 def _is_reference(cell: Cell) -> bool:

@@ -58,7 +58,7 @@ def trial_of(record: Record, predicted_bytes: int | None) -> Trial:
     return Trial(
         micro_batch_size=world.micro_batch_size,
         accumulation_steps=world.accumulation_steps,
-        global_batch_size=world.micro_batch_size * world.accumulation_steps * world.world_size,
+        global_batch_size=world.micro_batch_size * world.accumulation_steps * world.data_size,
         sequence_length=record.job.data.sequence_length,
         predicted_bytes=predicted_bytes,
         status=record.status,

@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from harness.backends.mesh import Mesh
 from harness.compare.explain import Explanation, explain
 from harness.compare.gradient_scale import name_scale
 from harness.compare.noise import Limits
@@ -57,11 +58,11 @@ def start(a: float = 2.0, b: float = 2.0) -> dict[str, Any]:
 def test_a_ratio_of_gradients_names_what_multiplied_them(
     ratio: float, ranks: int, steps: int, told: list[str]
 ) -> None:
-    assert name_scale(ratio, ranks, steps) == told
+    assert name_scale(ratio, Mesh.data_parallel(ranks), steps) == told
 
 
 def test_a_ratio_that_ranks_and_steps_both_explain_names_both() -> None:
-    assert len(name_scale(2.0, 2, 2)) == 2
+    assert len(name_scale(2.0, Mesh.data_parallel(2), 2)) == 2
 
 
 def test_a_first_loss_that_is_not_finite_is_said() -> None:
