@@ -15,6 +15,7 @@ from harness.errors import HarnessError
 from harness.exported.accelerate_file import accelerate_values
 from harness.exported.strategies import LOW_DTYPES, deepspeed_values, strategy_of, torch_values
 from harness.spec import Job
+from harness.spec.model import CODE_SWITCH
 
 Tool = Literal["accelerate", "deepspeed", "torchrun"]
 LAUNCH = {
@@ -36,6 +37,8 @@ def require_exportable(tool: Tool, label: str, job: Job) -> None:
         raise HarnessError(f"backend '{label}' is torch's: use `harness export torchrun` or accelerate")
     if job.task != "causal-lm" or any((job.model.factory, job.data.factory, job.loss.factory)):
         raise HarnessError("only jobs of task causal-lm without factories can be exported")
+    if job.model.trust_remote_code:
+        raise HarnessError(f"a job with {CODE_SWITCH} cannot be exported: its code would have to come along")
     if job.adapter.is_present:
         raise HarnessError("a job with an adapter cannot be exported")
 

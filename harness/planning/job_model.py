@@ -16,13 +16,13 @@ BYTES_VOCABULARY = 257
 def job_model(job: Job, named: str | None = None) -> PlannedModel:
     """The model that `--model` names, else the job's: by name as `load_model` finds it or of `model.config`.
 
-    Of another task than causal-lm, and where model or data come from a factory, it is built without weights,
-    which imports torch and reads the job's data: they decide classes and vocabulary. Raises HarnessError; a
-    vocabulary that only a tokenizer knows must be given.
+    Of another task than causal-lm, where model or data come from a factory, and where code of the model's
+    folder may run, it is built without weights, which imports torch and reads the job's data: they decide
+    classes and vocabulary. Raises HarnessError; a vocabulary that only a tokenizer knows must be given.
     """
     if named is not None:
         return load_model(named)
-    if job.task != DEFAULT_TASK or job.model.factory or job.data.factory:
+    if job.task != DEFAULT_TASK or job.model.factory or job.data.factory or job.model.trust_remote_code:
         return _built(job)
     if job.model.name is not None:
         return load_model(job.model.name)

@@ -50,6 +50,8 @@ def workload_profile(
     workload: Workload, config: Mapping[str, Any], model: ModelSection, trace: Trace | None = None
 ) -> ActivationProfile:
     """The same for a workload of a Hugging Face configuration, with the job's settings of the model."""
+    if model.trust_remote_code:
+        raise HarnessError("activations are not known: code of the model's folder replaces transformers'")
     return find_profile(
         config,
         route=precision_route(workload),

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from harness.spec.factory import Factory, arguments_field, factory_field
 from harness.spec.section import Section
 
+CODE_SWITCH = "model.trust_remote_code"
 DEFAULT_MODEL_CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 128,
@@ -29,6 +30,13 @@ class ModelSection(Section):
     weights: Literal["pretrained", "random"] | None = Field(
         None,
         description="with `name`: its weights (pretrained, the default) or random ones from the seed",
+    )
+    trust_remote_code: bool = Field(
+        False,
+        # Documents of earlier jobs stay as they are.
+        exclude_if=lambda value: not value,
+        description="with `name`: run the Python code that its folder or repository brings, with your rights "
+        "on every rank; read it first, and pin `revision` of a hub's",
     )
     config: dict[str, Any] | None = Field(
         None,
@@ -67,6 +75,8 @@ class ModelSection(Section):
             raise ValueError("`arguments` need a `factory`")
         if self.name is None and (self.weights == "pretrained" or self.revision):
             raise ValueError("`weights: pretrained` and `revision` need a `name`")
+        if self.trust_remote_code and self.name is None:
+            raise ValueError("`trust_remote_code` needs a `name`: only a model by name brings code")
         return self
 
     @property

@@ -22,7 +22,8 @@ from harness.run_directory.checkpoint import SavedCheckpoint
 from harness.spec import Job
 from harness.spec.adapter import ADAPTER_NAME
 from harness.worker.adapter import add_adapters, bare_name, is_adapter, peft_config
-from harness.worker.model_classes import auto_class
+from harness.worker.custom_code import one_at_a_time
+from harness.worker.model_classes import from_config
 
 PEFT_PREFIX = "base_model.model."
 CONFIGURATION = "config.json"
@@ -80,9 +81,13 @@ def _model(job: Job, checkpoint: Path) -> nn.Module:
     """The model with its adapters, without weights."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(checkpoint)
+    # A checkpoint has no code; the folder that brings it has the same configuration.
+    trust = job.model.trust_remote_code
+    source = job.model.name if trust and job.model.name else checkpoint
+    with one_at_a_time(job):
+        config = AutoConfig.from_pretrained(source, revision=job.model.revision, trust_remote_code=trust)
     with torch.device("meta"):
-        model: nn.Module = auto_class(job, config).from_config(config)
+        model: nn.Module = from_config(job, config)
     add_adapters(job, model)
     return model
 

@@ -17,7 +17,7 @@ from harness.worker.loading.own_skeleton import why_whole
 from harness.worker.loop import describe_data, training_steps
 from harness.worker.losses import loss_function
 from harness.worker.model import enable_checkpointing, model_config
-from harness.worker.model_classes import auto_class
+from harness.worker.model_classes import from_config
 from harness.worker.module_uses import irregular_uses
 from harness.worker.optimizer import decaying_names
 from harness.worker.own_model import build_own_model, declare_blocks
@@ -80,9 +80,7 @@ def _without_weights(job: Job, config: PreTrainedConfig | None) -> nn.Module:
             return build_own_model(job)
     try:
         with torch.device("meta"):
-            model: nn.Module = auto_class(job, config).from_config(
-                config, attn_implementation=job.model.attention_kernel, trust_remote_code=False
-            )
+            model: nn.Module = from_config(job, config, attn_implementation=job.model.attention_kernel)
             return model
     except Exception as error:  # libraries say what a configuration lacks by errors of any kind
         raise JobError(

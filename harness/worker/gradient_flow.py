@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness.spec import Job
 from harness.worker.adapter import add_adapters
-from harness.worker.model_classes import auto_class
+from harness.worker.model_classes import from_config
 
 TOKENS = 2
 """Of the one sample that is passed through."""
@@ -30,9 +30,7 @@ def modules_without_gradient(job: Job, config: Any) -> list[str] | None:
     try:
         with torch.random.fork_rng(devices=[]):
             with torch.device("meta"):
-                model = auto_class(job, config).from_config(
-                    config, attn_implementation=job.model.attention_kernel, trust_remote_code=False
-                )
+                model = from_config(job, config, attn_implementation=job.model.attention_kernel)
             add_adapters(job, model)
             tokens = torch.zeros((1, TOKENS), dtype=torch.long, device="meta")
             decoder = {"decoder_input_ids": tokens} if job.task == "seq2seq" else {}

@@ -12,6 +12,7 @@ from harness.backends.explain import suggestion
 from harness.errors import HarnessError
 from harness.record.workload import layout_of
 from harness.spec import OptimizerSection
+from harness.spec.model import CODE_SWITCH
 from harness.theory.layout import Layout
 from harness.worker.description import describe_geometry, describe_layout
 from harness.worker.optimizer import decaying_names
@@ -38,6 +39,11 @@ def describe_on_meta(config: Mapping[str, Any], source: str) -> MetaModel:
 
     values = dict(config)
     model_type = values.pop("model_type")
+    if model_type not in CONFIG_MAPPING and values.get("auto_map"):
+        raise HarnessError(
+            f"{source}: model_type '{model_type}' needs custom code (auto_map), which does not run for "
+            f"--model; give a job with --config that sets model.name and {CODE_SWITCH}: true"
+        )
     if model_type not in CONFIG_MAPPING:
         raise HarnessError(
             f"{source}: model_type '{model_type}' is unknown to transformers. "

@@ -14,8 +14,9 @@ from harness.errors import JobError
 from harness.spec import Job
 from harness.spec.data import IMAGES
 from harness.worker.adapter import add_adapters, hold_frozen
+from harness.worker.custom_code import one_at_a_time, why_refused
 from harness.worker.dataset import DataFacts
-from harness.worker.model_classes import auto_class, require_task
+from harness.worker.model_classes import auto_class, from_config, require_task
 from harness.worker.own_model import build_own_model, declare_blocks
 from harness.worker.quantised import quantise
 
@@ -92,21 +93,29 @@ def draw_model(job: Job, config: PreTrainedConfig | None, *, pretrained: bool = 
 
     if config is None:
         return build_own_model(job, weights=pretrained)
-    library_class = auto_class(job, config)
     arguments: dict[str, Any] = {
         "attn_implementation": job.model.attention_kernel,
         "dtype": torch.float32,
-        "trust_remote_code": False,
     }
     torch.manual_seed(job.training.seed)
     try:
         if pretrained and job.model.name is not None and reads_checkpoint(job):
-            return library_class.from_pretrained(
-                job.model.name, config=config, revision=job.model.revision, **arguments
-            )
-        return library_class.from_config(config, **arguments)
+            with one_at_a_time(job):
+                return auto_class(job, config).from_pretrained(
+                    job.model.name,
+                    config=config,
+                    revision=job.model.revision,
+                    trust_remote_code=job.model.trust_remote_code,
+                    **arguments,
+                )
+        return from_config(job, config, **arguments)
     except (OSError, ValueError, ImportError, SafetensorError) as error:
-        raise JobError(f"model '{job.model.name or config.model_type}': {_first_line(error)}") from error
+        raise _not_built(job, config, error) from error
+
+
+def _not_built(job: Job, config: Any, error: Exception) -> JobError:
+    name = job.model.name or config.model_type
+    return JobError(why_refused(name, error) or f"model '{name}': {_first_line(error)}")
 
 
 def reads_checkpoint(job: Job) -> bool:
@@ -222,12 +231,14 @@ def _named_config(job: Job, facts: DataFacts) -> PreTrainedConfig:
     # A checkpoint has the classes of the data that it was trained on; those of the job make a new head.
     given = {"num_labels": facts.classes} if job.task == "classification" and facts.classes else {}
     try:
-        return AutoConfig.from_pretrained(
-            model.name, revision=model.revision, trust_remote_code=False, **given
-        )
+        with one_at_a_time(job):
+            return AutoConfig.from_pretrained(
+                model.name, revision=model.revision, trust_remote_code=model.trust_remote_code, **given
+            )
     except (OSError, ValueError, KeyError) as error:
         raise JobError(
-            f"model.name '{model.name}' cannot be loaded: {_first_line(error)} "
+            why_refused(model.name, error)
+            or f"model.name '{model.name}' cannot be loaded: {_first_line(error)} "
             "Give a local folder, or a hub name this machine can reach"
         ) from error
 

@@ -6,6 +6,14 @@ from typing import Any
 
 from harness.errors import JobError
 from harness.spec import Job
+from harness.worker.custom_code import class_in_folder, code_arguments, one_at_a_time
+
+OWN_CLASSES = {
+    "causal-lm": ("AutoModelForCausalLM",),
+    "seq2seq": ("AutoModelForSeq2SeqLM",),
+    "classification": ("AutoModelForImageClassification", "AutoModelForSequenceClassification"),
+}
+"""What a folder with code of its own may bring for a task."""
 
 
 def auto_class(job: Job, config: Any) -> Any:
@@ -13,6 +21,14 @@ def auto_class(job: Job, config: Any) -> Any:
     import transformers
 
     return getattr(transformers, _class_name(job, config))
+
+
+def from_config(job: Job, config: Any, **arguments: Any) -> Any:
+    """The model that the job's class makes of a configuration. Raises what transformers raises."""
+    library_class = auto_class(job, config)
+    with one_at_a_time(job):
+        told = code_arguments(job, config, library_class.__name__)
+        return library_class.from_config(config, **told, **arguments)
 
 
 def require_task(job: Job, config: Any) -> None:
@@ -25,6 +41,9 @@ def _class_name(job: Job, config: Any) -> str:
     from transformers.models.auto import modeling_auto as mappings
 
     kind, name = config.model_type, job.model.name or config.model_type
+    for own in OWN_CLASSES.get(job.task, ()):
+        if class_in_folder(job, config, own):
+            return own
     if job.task == "causal-lm":
         causal = kind in mappings.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         # BERT and its kin have a causal head, but attend to both sides unless they are made decoders.

@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.errors import JobError
 from harness.spec import Job
+from harness.worker.custom_code import one_at_a_time, why_refused
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
@@ -58,15 +59,22 @@ class ByteTokenizer(Tokenizer):
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """`AutoTokenizer`; code from the hub is never executed."""
+    """`AutoTokenizer`; `runs_code`: whether code that it brings may run."""
 
-    def __init__(self, name: str, revision: str | None = None, *, of_model: bool = False) -> None:
+    def __init__(
+        self, name: str, revision: str | None = None, *, of_model: bool = False, runs_code: bool = False
+    ) -> None:
         from transformers import AutoTokenizer
 
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(name, revision=revision)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                name, revision=revision, trust_remote_code=runs_code
+            )
         except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
             first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            refused = why_refused(name, error, setting="model.name" if of_model else "data.tokenizer")
+            if refused is not None:
+                raise JobError(refused) from error
             if of_model:
                 raise JobError(
                     f"model.name '{name}' cannot be loaded with its tokenizer: {first_line} Give a local "
@@ -104,4 +112,7 @@ def tokenizer_of(job: Job) -> Tokenizer:
             "model's own there, name one with data.tokenizer, or set data.tokenizer to bytes to feed it "
             "raw bytes"
         )
-    return HuggingFaceTokenizer(name, job.model.revision, of_model=True)
+    with one_at_a_time(job):
+        return HuggingFaceTokenizer(
+            name, job.model.revision, of_model=True, runs_code=job.model.trust_remote_code
+        )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from harness.backends.registry import REFERENCE
 from harness.compare.batch_statistics import batch_statistics, is_another_computation
-from harness.compare.findings.finding import Finding, Kind
+from harness.compare.findings.finding import Finding, Kind, labels
 from harness.compare.rows import Row
 from harness.compare.runs import Runs
+from harness.spec.model import CODE_SWITCH
 
 BYTES = "bytes"
 
@@ -34,14 +35,40 @@ KINDS = (
         fix="Leave `data.tokenizer` out to use the model's own, or name one; for speed and memory alone "
         "set `model.weights: random`.",
     ),
+    Kind(
+        id="custom-code",
+        title="Code that the model's folder brings ran on every rank",
+        cause="`model.trust_remote_code` is on: classes that `auto_map` of the folder's config.json names "
+        "replace those of transformers. They can compute anything, and run with the rights of the user.",
+        confirm="`job.model.trust_remote_code` of the record. The content of a local folder is part of the "
+        "job's id; a repository of a hub can change unless `model.revision` is a commit.",
+        fix="Read that code before its figures are trusted. Without need of it leave the switch out.",
+    ),
 )
 
 
 def find(runs: Runs) -> list[Finding]:
-    """One finding per run that normalises over micro-batches, and one for bytes fed to a pretrained model."""
+    """One per run that normalises over micro-batches; one for bytes for pretrained weights; one for code."""
     return [
         *(finding for row in runs.rows if (finding := _batch_norm(row)) is not None),
         *_bytes(runs),
+        *_custom_code(runs),
+    ]
+
+
+def _custom_code(runs: Runs) -> list[Finding]:
+    ran = [row for row in runs.rows if row.record.job.model.trust_remote_code]
+    if not ran:
+        return []
+    model = ran[0].record.job.model
+    at = f", revision {model.revision}" if model.revision else ""
+    return [
+        Finding(
+            id="custom-code",
+            about=labels(ran),
+            text=f"{CODE_SWITCH} is on: Python code of '{model.name}'{at} ran on every rank",
+            values={"model": model.name, "revision": model.revision},
+        )
     ]
 
 
@@ -80,7 +107,7 @@ def _bytes(runs: Runs) -> list[Finding]:
     return [
         Finding(
             id="bytes-for-pretrained",
-            about=tuple(sorted({row.label for row in fed})),
+            about=labels(fed),
             text=f"the pretrained model '{name}' is fed raw bytes; its own tokenizer makes other numbers",
             values={"model": name, "tokenizer": BYTES},
         )

@@ -33,6 +33,8 @@ def job_section(comparison: Comparison) -> Section:
         facts = [f"{built.architecture}, attention {built.attention}"] if built else []
         if weights:
             facts.append(f"{weights.parameter_count:,} parameters")
+        if of_job[0].job.model.trust_remote_code:
+            facts.append(f"code of '{of_job[0].job.model.name}' ran (trust_remote_code)")
         facts += _adapters(of_job)
         training = job.training
         data = next((r.data for r in of_job if r.data), None)

@@ -30,3 +30,9 @@ def test_batch_norm_over_another_micro_batch_is_another_computation() -> None:
     assert message.startswith("ddp on 2 ranks: 1 layer normalises over the 4 samples")
     assert "over 8 in the reference: another computation" in message
     assert found("batch-norm") == []
+
+
+def test_code_of_the_models_folder_is_named_once() -> None:
+    (message,) = found("custom-code", model={"name": "toy", "config": None, "trust_remote_code": True})
+    assert "model.trust_remote_code is on: Python code of 'toy' ran" in message
+    assert found("custom-code") == []
