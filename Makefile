@@ -15,7 +15,7 @@ compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
 
 test: $(READY)
-	$(BIN)/pytest $(SIDE_BY_SIDE) --ignore $(DOCUMENTED) -m "not exhaustive"
+	$(BIN)/pytest $(SIDE_BY_SIDE) $(DOCUMENTED:%=--ignore %) -m "not exhaustive"
 
 # The same checks over more ranks, precisions, pairs of strategies and published records.
 test-exhaustive: $(READY)
@@ -35,8 +35,8 @@ resume-trial: $(READY)
 disk-trial: $(READY)
 	$(BIN)/python -m tests.survival disk
 
-# Every command of the documentation that can run here, at the smallest scale. A few minutes.
-DOCUMENTED := tests/docs/test_commands_run.py
+# Every command and notebook of the documentation that can run here, at the smallest scale. A few minutes.
+DOCUMENTED := tests/docs/test_commands_run.py tests/docs/test_notebooks.py
 test-docs: $(READY)
 	$(BIN)/pytest $(DOCUMENTED)
 

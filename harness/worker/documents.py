@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.errors import JobError
 from harness.spec import DataSection
+from harness.worker.hub import settle_hub
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,10 @@ def _squad(data: DataSection) -> Iterator[Document]:
 
 
 def _datasets(data: DataSection) -> Iterator[tuple[Mapping[str, Any], str]]:
-    import datasets
-
     assert data.path is not None
+    settle_hub(data.path)
+    import datasets  # after it: reads then whether the hub may be asked
+
     try:
         if data.source in ("json", "csv"):
             loaded = datasets.load_dataset(data.source, data_files=data.path, split="train")

@@ -16,6 +16,7 @@ from harness.spec.data import IMAGES
 from harness.worker.adapter import add_adapters, hold_frozen
 from harness.worker.custom_code import one_at_a_time, why_refused
 from harness.worker.dataset import DataFacts
+from harness.worker.hub import settle_hub
 from harness.worker.model_classes import auto_class, from_config, require_task
 from harness.worker.own_model import build_own_model, declare_blocks
 from harness.worker.quantised import quantise
@@ -228,6 +229,7 @@ def _named_config(job: Job, facts: DataFacts) -> PreTrainedConfig:
 
     model = job.model
     assert model.name is not None
+    settle_hub(model.name)
     # A checkpoint has the classes of the data that it was trained on; those of the job make a new head.
     given = {"num_labels": facts.classes} if job.task == "classification" and facts.classes else {}
     try:

@@ -9,6 +9,7 @@ from typing import Any
 from harness.errors import JobError
 from harness.spec import Job
 from harness.worker.custom_code import one_at_a_time, why_refused
+from harness.worker.hub import settle_hub
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
@@ -66,6 +67,7 @@ class HuggingFaceTokenizer(Tokenizer):
     ) -> None:
         from transformers import AutoTokenizer
 
+        settle_hub(name)
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(
                 name, revision=revision, trust_remote_code=runs_code

@@ -26,9 +26,12 @@ SHARDED = {
 
 @pytest.fixture(
     scope="module",
-    params=[("bloom", 2), ("bloom", 4), ("llama", 1), ("llama", 4)],
+    params=[
+        ("bloom", 4), ("llama", 1), pytest.param(("bloom", 2), marks=pytest.mark.exhaustive),
+        pytest.param(("llama", 4), marks=pytest.mark.exhaustive),
+    ],
     ids=lambda param: f"{param[0]}-{param[1]}",
-)
+)  # fmt: skip
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, int]:
     geometry, ranks = request.param
     folder = tmp_path_factory.mktemp(f"{geometry}{ranks}")

@@ -51,9 +51,9 @@ def trained(folder: Path, tool: str, backend: str, *words: str) -> list[dict[str
     ("tool", "backend", "words"),
     [
         ("torchrun", "fsdp", LOW_PRECISION),
-        ("torchrun", "fsdp1-grad-op", []),
+        pytest.param("torchrun", "fsdp1-grad-op", [], marks=pytest.mark.exhaustive),
         ("deepspeed", "zero3", LOW_PRECISION),
-        ("accelerate", "zero2", []),
+        pytest.param("accelerate", "zero2", [], marks=pytest.mark.exhaustive),
     ],
 )
 def test_losses_are_those_of_the_harness(tool: str, backend: str, words: list[str], tmp_path: Path) -> None:
