@@ -70,6 +70,16 @@ def _fsdp1(name: str, sharding: Sharding, summary: str, *, default: bool = False
     )  # fmt: skip
 
 
+def _ulysses(stage: int) -> Entry:
+    family, sharding = ("zero3", "full-shard") if stage == 3 else ("zero12", "grad-op")
+    return _entry(
+        f"ulysses-zero{stage}", "ulysses:UlyssesBackend", f"Ulysses{'3' if stage == 3 else '12'}Options",
+        f"DeepSpeed Ulysses (attention divided by heads) with ZeRO stage {stage}",
+        StrategyKind(family=family, sharding=sharding, zero_stage=stage, sequence="exchange"),  # type: ignore[arg-type]
+        stage=stage,
+    )  # fmt: skip
+
+
 def _accelerate_fsdp(name: str, version: int, summary: str) -> Entry:
     strategy = StrategyKind(family=f"fsdp{version}", sharding="full-shard", route="accelerate")
     return _entry(
@@ -131,4 +141,17 @@ ENTRIES = [
     _zero(1, "optimizer states", "trainer"),
     _zero(2, "optimizer states and gradients", "trainer"),
     _zero(3, "optimizer states, gradients and weights", "trainer"),
+    _entry(
+        "cp", "context_parallel:ContextParallelBackend", "ContextParallelOptions",
+        "context parallelism (ring attention) with DistributedDataParallel",
+        StrategyKind(family="ddp", sequence="ring"),
+    ),
+    _entry(
+        "fsdp-cp", "context_parallel:FsdpContextParallelBackend", "FsdpContextParallelOptions",
+        "context parallelism (ring attention) with fully_shard (FSDP2)",
+        StrategyKind(family="fsdp2", sharding="full-shard", sequence="ring"),
+    ),
+    _ulysses(1),
+    _ulysses(2),
+    _ulysses(3),
 ]  # fmt: skip

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from harness.backends.base import (
     Backend,
+    BackendOptions,
     Batch,
     BuildModel,
     BuildOptimizer,
@@ -26,7 +27,7 @@ from harness.backends.torch_engine import Strategy, TorchEngine
 class DdpBackend(Backend):
     """DDP with autocast; gradients cross the wire in the dtype of the weights."""
 
-    Options = NoOptions
+    Options: ClassVar[type[BackendOptions]] = NoOptions
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
@@ -57,7 +58,10 @@ class DdpBackend(Backend):
             skip_synchronisation=ddp.no_sync,
         )
         optimizer = build_optimizer(model.named_parameters())
-        return DdpEngine(ddp, optimizer, context, strategy, grad_scaler(context))
+        return self._engine_class()(ddp, optimizer, context, strategy, grad_scaler(context))
+
+    def _engine_class(self) -> type[DdpEngine]:
+        return DdpEngine
 
 
 class DdpEngine(TorchEngine):

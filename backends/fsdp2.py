@@ -87,7 +87,10 @@ class Fsdp2Backend(Backend):
         strategy = self._strategy(model, list(blocks.values()), mesh, policy, count, root_reshard)
         strategy = replace(strategy, loading=source.loading)
         optimizer = build_optimizer(model.named_parameters())
-        return Fsdp2Engine(model, optimizer, context, strategy, grad_scaler(context))
+        return self._engine_class()(model, optimizer, context, strategy, grad_scaler(context))
+
+    def _engine_class(self) -> type[Fsdp2Engine]:
+        return Fsdp2Engine
 
     @property
     def _offload(self) -> bool:

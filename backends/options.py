@@ -7,6 +7,9 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from harness.backends.base import BackendOptions, Preset
+from harness.backends.mesh import Mesh
+
+Rotation = Literal["all-gather", "all-to-all"]
 
 
 class NoOptions(BackendOptions):
@@ -183,3 +186,42 @@ class Zero3Options(ZeroOptions):
 def gathers_blocks(options: ZeroOptions) -> bool:
     """Whether stage 3 gathers each transformer block at once."""
     return isinstance(options, Zero3Options) and options.leaf_module == "blocks"
+
+
+class SequenceOptions(BackendOptions):
+    """Neighbours share samples and divide each of them."""
+
+    sequence: int = Field(
+        2, ge=2, description="ranks that share samples, each of which computes one part of their tokens"
+    )
+
+    def mesh(self, world_size: int) -> Mesh:
+        """Groups of neighbours with samples of their own."""
+        return Mesh.of(world_size, {"data": None, "sequence": self.sequence})
+
+
+class ContextParallelOptions(SequenceOptions):
+    """How keys and values reach the ranks that share samples."""
+
+    rotation: Rotation = Field(
+        "all-gather",
+        description="all-gather: keys and values of all parts at once; all-to-all: passed on by neighbours",
+    )
+
+
+class FsdpContextParallelOptions(ContextParallelOptions, Fsdp2Options):
+    """FSDP2 whose ranks divide samples."""
+
+
+class Ulysses12Options(SequenceOptions, Zero12Options):
+    """Ulysses under stages 1 and 2."""
+
+    correct_gradients: bool = Field(
+        False,
+        description="true: takes out the factor by which DeepSpeed's gradients are too large at stages 1 "
+        "and 2, the number of ranks that share samples",
+    )
+
+
+class Ulysses3Options(SequenceOptions, Zero3Options):
+    """Ulysses under stage 3."""

@@ -9,6 +9,8 @@ Sharding = Literal["single", "none", "grad-op", "full-shard", "hybrid", "hybrid-
 """What is divided among ranks: there is one rank; nothing; optimizer states and gradients; weights too;
 weights too, within groups of ranks that replicate one another; as grad-op, within such groups."""
 Route = Literal["native", "accelerate", "trainer"]
+SequenceParallelism = Literal["ring", "exchange"]
+"""ring: each rank's queries meet the keys and values of all; exchange: all tokens of a part of the heads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,8 @@ class StrategyKind:
     """What is cut over ranks."""
     zero_stage: int | None = None
     """The stage asked of DeepSpeed; None: another library."""
+    sequence: SequenceParallelism | None = None
+    """How attention sees samples that ranks divide; None: no rank divides samples."""
     route: Route = "native"
     """'accelerate': through Hugging Face Accelerate; 'trainer': through transformers.Trainer above it."""
 

@@ -65,16 +65,24 @@ class ZeroBackend(Backend):
         config = self._configuration(model, count, context)
         if loading != "full":
             self._partition(deepspeed, model, source, config, context)
+        groups = self._parallel_groups(deepspeed, model, context)
         optimizer = build_optimizer(model.named_parameters())
         # Stage 0 in low precision takes an optimizer step on zero gradients while it sets up: at
         # learning rate 0 that step moves nothing.
         for group in optimizer.param_groups:
             group["lr"] = 0.0
         with hooked_without_gather(model) if loading != "full" else nullcontext():
-            engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+            engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=groups)
         if self.stage == 0:
             forget_dummy_step(optimizer)
-        return ZeroEngine(engine, context, config, self.stage, count, loading)
+        return self._engine_class()(engine, context, config, self.stage, count, loading)
+
+    def _engine_class(self) -> type[ZeroEngine]:
+        return ZeroEngine
+
+    def _parallel_groups(self, deepspeed: ModuleType, model: nn.Module, context: SetupContext) -> Any:
+        """DeepSpeed's account of groups of ranks ('mpu'), where they are not all data parallel."""
+        return None
 
     def _configuration(self, model: nn.Module, count: int, context: SetupContext) -> dict[str, Any]:
         """DeepSpeed's, for a model of `count` parameters that is not partitioned yet."""

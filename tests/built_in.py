@@ -14,12 +14,14 @@ def _of_route(route: str) -> tuple[str, ...]:
     return tuple(
         name
         for name in registry.BUILT_IN
-        if name != registry.REFERENCE and strategy(name).route == route and name not in HYBRID
+        if name != registry.REFERENCE and strategy(name).route == route and name not in (*HYBRID, *SEQUENCE)
     )
 
 
 HYBRID = tuple(name for name in registry.BUILT_IN if strategy(name).facts.has_replicas)
 """They need two replicas of two shards."""
+SEQUENCE = tuple(name for name in registry.BUILT_IN if strategy(name).sequence is not None)
+"""Their ranks divide samples, of models whose attention torch computes in one kernel."""
 NATIVE = _of_route("native")
 """They run on two ranks of a CPU."""
 THROUGH_ACCELERATE = tuple(

@@ -103,7 +103,7 @@ def _terms(fullest: Fullest) -> tuple[MemoryTerm, ...]:
 
 def _saved(profile: ActivationProfile, scenario: Scenario) -> tuple[MemoryTerm, ...]:
     layers = len(scenario.model.layout.blocks)
-    b, s = scenario.micro_batch_size, scenario.job.data.sequence_length
+    b, s = scenario.micro_batch_size, scenario.workload().part_length or 0
     return tuple(
         MemoryTerm(
             kind="activations",

@@ -53,7 +53,7 @@ class Work:
     @cached_property
     def tokens(self) -> int:
         """Of one micro-step of a rank."""
-        return self.scenario.micro_batch_size * self.scenario.job.data.sequence_length
+        return self.scenario.micro_batch_size * (self.workload.part_length or 0)
 
     @cached_property
     def device_elements(self) -> float:

@@ -20,6 +20,7 @@ from harness.record.error import ErrorPart, RankStatePart
 from harness.record.given import FileKind, GivenMode, GivenPart, GivenSettingPart
 from harness.record.memory import MemoryPart, Moment, SetupMemoryPart
 from harness.record.model import (
+    AttentionPart,
     DataPart,
     GeometryPart,
     LayoutPart,

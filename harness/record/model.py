@@ -19,6 +19,19 @@ class TensorPart(Part):
     """Its dtype, such as 'float32'."""
 
 
+class AttentionPart(Part):
+    """Heads of a decoder, alike in all of its blocks."""
+
+    layers: int
+    """Number of transformer blocks."""
+    heads: int
+    """Heads of queries."""
+    key_value_heads: int
+    """Heads of keys and values."""
+    head_size: int
+    """Elements of a token in one head."""
+
+
 class LayoutPart(Part):
     """What closed forms need to know of the model, as it was before a library touched it."""
 
@@ -36,6 +49,8 @@ class LayoutPart(Part):
     """Names of the parameters that the job does not train."""
     without_gradient: list[str] | None = []
     """Names of the modules whose outputs need no gradient, where weights are frozen; None: not known."""
+    attention: AttentionPart | None = None
+    """None: the model does not say its heads, or the record is older."""
     uses: dict[str, list[Use]] | None = {}
     """Parameters that several modules share, or whose module does not run once in a forward pass -> their
     uses in its order; None: not known."""

@@ -10,7 +10,7 @@ from harness.backends.strategy import StrategyKind
 from harness.record.model import LayoutPart, TensorPart
 from harness.record.run import Record
 from harness.spec import Job
-from harness.theory.layout import Layout, Tensor
+from harness.theory.layout import Attention, Layout, Tensor
 from harness.theory.recomputation import recomputed_until
 from harness.theory.workload import Window, Workload
 
@@ -78,6 +78,7 @@ def layout_of(part: LayoutPart) -> Layout:
         blocks=tuple(part.blocks),
         tied=part.tied,
         frozen=frozenset(part.frozen),
+        attention=None if part.attention is None else Attention(**part.attention.model_dump()),
         uses=None if part.uses is None else {name: tuple(uses) for name, uses in part.uses.items()},
         without_gradient=None if part.without_gradient is None else frozenset(part.without_gradient),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from harness.theory import ddp, fsdp1, fsdp2, single, zero0, zero3, zero12
+from harness.theory.sequence import with_attention
 from harness.theory.terms import ModelStates, Volume
 from harness.theory.workload import Workload
 
@@ -37,5 +38,5 @@ def model_states(workload: Workload) -> ModelStates:
 
 
 def collectives(workload: Workload) -> Volume:
-    """The collectives of the workload's family."""
-    return FAMILIES[workload.strategy.family].collectives(workload)
+    """The collectives of the workload's family, and of attention where ranks divide samples."""
+    return with_attention(workload, FAMILIES[workload.strategy.family].collectives(workload))

@@ -37,6 +37,17 @@ class Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Heads of a decoder, alike in all of its blocks."""
+
+    layers: int
+    heads: int
+    key_value_heads: int
+    """Fewer than `heads` where queries share keys and values."""
+    head_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """A model before any library touched it."""
 
@@ -54,6 +65,8 @@ class Layout:
     without_gradient: frozenset[str] | None = frozenset()
     """Names of modules whose outputs need no gradient, so that no backward pass goes through them; None: not
     known."""
+    attention: Attention | None = None
+    """None: the model does not say."""
     uses: Mapping[str, tuple[Use, ...]] | None = field(default_factory=dict)
     """Parameters that several modules share, or whose module does not run once -> their uses in the order of
     a forward pass. Others are used once, tied ones once by each of their names. None: not known."""

@@ -20,8 +20,11 @@ def ring_sent_bytes(op: str, payload_bytes: int, group_size: int) -> float:
     """Bytes that one rank of a ring sends, on average, for a collective on `payload_bytes`.
 
     passes x (n - 1) / n x payload; all-reduce has two passes, a barrier none, the others one.
-    `send` sends what it is given and `recv` nothing. Raises KeyError for a collective without a factor.
+    `send` and `permute`, which hands all of it to one other rank, send what they are given, `recv` nothing.
+    Raises KeyError for a collective without a factor.
     """
+    if op == "permute":
+        return float(payload_bytes) if group_size > 1 else 0.0
     if op in ("send", "recv"):
         return float(payload_bytes) if op == "send" else 0.0
     # Whole numbers up to the division, which rounds once.

@@ -110,6 +110,17 @@ class Workload:
     """Of the libraries by distribution; closed forms take the newest of one that is missing."""
 
     @property
+    def ranks_per_sample(self) -> int:
+        """Ranks that divide the sequence of each sample; 1: none do."""
+        return self.mesh.size("sequence") if self.mesh is not None else 1
+
+    @property
+    def part_length(self) -> int | None:
+        """Tokens of each sample that a rank computes, padding of its sequence included; None: no text."""
+        length = self.sequence_length
+        return None if length is None else part_length(length, self.ranks_per_sample)
+
+    @property
     def like_for_like(self) -> bool:
         return self.preset == "like-for-like"
 
@@ -218,3 +229,8 @@ class Workload:
         return list(
             range(rank % size, self.world_size, size) if role == "replica" else range(self.world_size)
         )
+
+
+def part_length(sequence_length: int, parts: int) -> int:
+    """Tokens of each of `parts` equal parts of a sample, whose end is padded."""
+    return -(-sequence_length // parts)

@@ -36,8 +36,13 @@ def bucket_elements(workload: Workload) -> int:
 
 
 def reduce_dtype(workload: Workload) -> str:
-    """`DeepSpeedEngine.communication_data_type`; like for like it is set to fp32 at mixed precision."""
-    return "float32" if COMMUNICATION_DTYPE in preset_values(workload) else workload.compute_dtype
+    """`DeepSpeedEngine.communication_data_type`; like for like it is set to fp32 at mixed precision.
+
+    Where ranks divide samples `seq_parallel_communication_data_type` takes its place, which is fp32
+    (DeepSpeed 0.19.8, engine.py, `_configure_distributed_model`).
+    """
+    pinned = COMMUNICATION_DTYPE in preset_values(workload) or workload.strategy.sequence is not None
+    return "float32" if pinned else workload.compute_dtype
 
 
 def gradient_accumulation_bytes(workload: Workload) -> int:

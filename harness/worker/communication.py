@@ -164,6 +164,8 @@ class CommunicationCounter:
         boxed = next(a for a in arguments if isinstance(a, torch.ScriptObject))
         group = dist.ProcessGroup.unbox(boxed)
         tensors = [] if op == "barrier" else _tensors(arguments[tensors_at])
+        if op == "all_to_all" and _sends_to_one(arguments):
+            op = "permute"
         # Only the root of these two holds the complete tensor; every rank has its piece.
         pieces = group.size() if op in ("gather", "scatter") else 1
         with self._lock:
@@ -198,6 +200,12 @@ def group_role(ranks: list[int], world_size: int, mesh: Mesh | None = None) -> s
         return "world"
     consecutive = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
     return "shard" if consecutive else "replica"
+
+
+def _sends_to_one(arguments: tuple[Any, ...]) -> bool:
+    """Whether all of an all-to-all goes to a single rank: its splits are the lists among the arguments."""
+    sizes = [a for a in arguments if isinstance(a, (list, tuple)) and a and isinstance(a[0], int)]
+    return any(sum(size > 0 for size in split) == 1 < len(split) for split in sizes)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

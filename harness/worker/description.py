@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from harness.backends.base import Unsupported
 from harness.backends.blocks import transformer_blocks
 from harness.backends.precision import dtype_name
-from harness.record import GeometryPart, LayoutPart, ModelPart, TensorPart
+from harness.record import AttentionPart, GeometryPart, LayoutPart, ModelPart, TensorPart
 from harness.worker.factories import configuration
 from harness.worker.model import uses_checkpointing
 from harness.worker.module_uses import REGULAR, Uses
@@ -126,5 +126,23 @@ def describe_layout(
         },
         frozen=sorted(frozen),
         without_gradient=without_gradient if frozen else [],
+        attention=describe_attention(model),
         uses=uses,
+    )
+
+
+def describe_attention(model: nn.Module) -> AttentionPart | None:
+    """Heads by the model's configuration; None where it does not say, or is no decoder."""
+    config = configuration(model)
+    if config is None or not is_decoder(type(model).__name__):
+        return None
+    layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
+    hidden = getattr(config, "hidden_size", None)
+    if not layers or not heads or not hidden:
+        return None
+    return AttentionPart(
+        layers=layers,
+        heads=heads,
+        key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_size=getattr(config, "head_dim", None) or hidden // heads,
     )

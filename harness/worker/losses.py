@@ -48,13 +48,13 @@ def _next_token(module: nn.Module, batch: Batch) -> Tensor:
 
 
 def _of_next_token(output: Any, batch: Batch) -> Tensor:
-    return _cross_entropy(_logits(output)[:, :-1], batch[LABELS][:, 1:])
+    return token_cross_entropy(logits_of(output)[:, :-1], batch[LABELS][:, 1:])
 
 
 def _class(module: nn.Module, batch: Batch) -> Tensor:
     """Cross entropy of the class; labels: (samples)."""
     inputs = {name: value for name, value in batch.items() if name != LABELS}
-    return _cross_entropy(_logits(module(**inputs)), batch[LABELS])
+    return token_cross_entropy(logits_of(module(**inputs)), batch[LABELS])
 
 
 class _Seq2Seq:
@@ -80,7 +80,7 @@ class _Seq2Seq:
             decoder_input_ids=decoder,
             **self._arguments,
         )
-        return _cross_entropy(_logits(output), labels)
+        return token_cross_entropy(logits_of(output), labels)
 
 
 class _Checked:
@@ -140,7 +140,8 @@ def _own_output(module: nn.Module, batch: Batch) -> Any:
     return getattr(output, "loss", output)
 
 
-def _logits(output: Any) -> Tensor:
+def logits_of(output: Any) -> Tensor:
+    """What a model returned, or the `logits` of it. Raises JobError where there are none."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if logits is None and isinstance(output, dict):
         logits = output.get("logits")
@@ -152,7 +153,11 @@ def _logits(output: Any) -> Tensor:
     return logits
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy in fp32, summed over the labels that are not IGNORED.
+
+    logits: (..., classes); labels: int64 (...).
+    """
     return functional.cross_entropy(
         logits.float().reshape(-1, logits.shape[-1]),
         labels.reshape(-1),

@@ -19,6 +19,7 @@ from harness.worker.model import model_config
 from harness.worker.module_uses import irregular_uses
 from harness.worker.observer import Observer
 from harness.worker.optimizer import decaying_names, frozen_names
+from harness.worker.sequence_part import divide_sequence
 
 
 def prepare_engine(
@@ -43,7 +44,8 @@ def prepare_engine(
         decaying.append(decaying_names(model, job.optimizer))
         without_gradient = modules_without_gradient(job, config)
         built.describe(model, decaying[-1], without_gradient, irregular_uses(job, model, example), whole)
-        observer.built(model, loss_function(job, model), frozen_names(model))
+        loss = divide_sequence(job, model, world, loss_function(job, model))
+        observer.built(model, loss, frozen_names(model))
 
     whole = why_whole(job, request.loading)
     loading: Loading = "full" if whole else request.loading

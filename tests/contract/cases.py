@@ -10,9 +10,10 @@ import torch
 
 from harness.backends.base import Backend, Engine, SetupContext, World
 from harness.spec import Job
-from harness.worker.losses import summed_cross_entropy
+from harness.worker.losses import ComputeLoss, summed_cross_entropy
 from harness.worker.optimizer import build_adamw, decaying_names
 from harness.worker.samples import IGNORED
+from harness.worker.sequence_part import loss_of_part
 from tests.contract.sources import job_source
 
 STEPS = 6
@@ -79,6 +80,11 @@ def global_batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield tokens, labels
 
 
+def compute_loss(world: World) -> ComputeLoss:
+    """The loss of a batch, or where ranks divide samples that of the rank's part."""
+    return loss_of_part(world) if world.mesh.size("sequence") > 1 else summed_cross_entropy
+
+
 def train(backend: Backend, case: Case, world: World) -> Trace:
     """Train one case; losses are this rank's share of the mean per target token of the global batch."""
     micro = GLOBAL_BATCH // world.data_size // case.accumulation_steps
@@ -89,7 +95,7 @@ def train(backend: Backend, case: Case, world: World) -> Trace:
         micro_batch_size=micro,
         accumulation_steps=case.accumulation_steps,
         preset="like-for-like",
-        compute_loss=summed_cross_entropy,
+        compute_loss=compute_loss(world),
     )
     job = contract_job(case)
     decaying: list[frozenset[str]] = []

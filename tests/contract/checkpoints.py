@@ -8,7 +8,6 @@ import torch
 
 from harness.backends.base import Backend, Engine, SetupContext, World
 from harness.worker.dataset import DataFacts
-from harness.worker.losses import summed_cross_entropy
 from harness.worker.model import build_model, model_config
 from harness.worker.optimizer import build_adamw, decaying_names
 from tests.contract.cases import (
@@ -16,6 +15,7 @@ from tests.contract.cases import (
     LEARNING_RATE,
     VOCABULARY,
     Case,
+    compute_loss,
     contract_job,
     global_batches,
 )
@@ -61,7 +61,7 @@ def _engine(backend: Backend, world: World, precision: str) -> Engine:
         micro_batch_size=GLOBAL_BATCH // world.data_size,
         accumulation_steps=1,
         preset="like-for-like",
-        compute_loss=summed_cross_entropy,
+        compute_loss=compute_loss(world),
     )
     decaying: list[frozenset[str]] = []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.backends.base import Backend, Unsupported, World
 from harness.record import LayoutPart
@@ -24,6 +24,7 @@ STATE_CASES = (
     _case(1, "bf16"),
     _case(2, "bf16"),
 )
+LLAMA_CASES = tuple(replace(case, family="llama") for case in STATE_CASES)
 STEPS_BEFORE = 2
 """From the second step on optimizers have their states."""
 
@@ -40,6 +41,11 @@ class Held:
 def states_of_cases(backend: Backend, world: World) -> list[Held | None]:
     """One for each case, None where the library cannot run it."""
     return [_states(backend, world, case) for case in STATE_CASES]
+
+
+def states_of_llama(backend: Backend, world: World) -> list[Held | None]:
+    """The same of a model whose attention can be exchanged."""
+    return [_states(backend, world, case) for case in LLAMA_CASES]
 
 
 def _states(backend: Backend, world: World, case: VolumeCase) -> Held | None:

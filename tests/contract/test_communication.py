@@ -12,10 +12,11 @@ import pytest
 from harness.backends import registry
 from harness.compare.comparison import Comparison
 from harness.compare.volume import textbook_differences, volume_differences, volume_of
-from harness.record import BackendPart, CommunicationPart, Record, WindowsPart
+from harness.record import BackendPart, CommunicationPart, DimensionPart, Record, WindowsPart
 from harness.theory.terms import GRADIENTS
 from harness.theory.transports import EMULATED
 from tests.built_in import HYBRID, NATIVE
+from tests.contract.cases import GLOBAL_BATCH, LENGTH
 from tests.contract.communication import (
     FIRST_STEPS,
     RECOMPUTED_CASES,
@@ -51,10 +52,22 @@ def as_record(name: str, case: VolumeCase, ranks: list[Counted], label: str | No
     steps = [
         replace(step, window="probed" if step.step == case.probed_step else "warmup") for step in record.steps
     ]
+    mesh = registry.mesh_of(name if DEFECTS in (label or "") else label or name, len(ranks))
     world = record.world.model_copy(
-        update={"accumulation_steps": case.accumulation_steps, "preset": case.preset}
+        update={
+            "accumulation_steps": case.accumulation_steps,
+            "preset": case.preset,
+            "micro_batch_size": GLOBAL_BATCH // mesh.data_size // case.accumulation_steps,
+            "dimensions": [DimensionPart(name=dimension, size=size) for dimension, size in mesh.sizes]
+            if mesh.shares_samples
+            else [],
+        }
     )
-    return record.model_copy(update={"steps": steps, "world": world, "model": ranks[0].model})
+    job = record.job.model_copy(
+        update={"data": record.job.data.model_copy(update={"sequence_length": LENGTH})}
+    )
+    changes = {"steps": steps, "world": world, "model": ranks[0].model, "job": job}
+    return record.model_copy(update=changes)
 
 
 def records(name: str, world_size: int, folder, label: str | None = None) -> list[Record]:

@@ -27,9 +27,9 @@ COURSES: dict[str, type[Course]] = {
 
 def fullest_moments(workload: Workload, profile: ActivationProfile) -> dict[Phase, Fullest]:
     """The fullest moment of each phase of an ordinary step of one rank."""
-    assert workload.sequence_length is not None
+    assert workload.part_length is not None
     ledger = Ledger()
     course = COURSES.get(workload.strategy.family, Course)(workload, ledger)
-    walk = Walk(course, profile, micro_batch=workload.micro_batch_size, sequence=workload.sequence_length)
+    walk = Walk(course, profile, micro_batch=workload.micro_batch_size, sequence=workload.part_length)
     walk.run()
     return ledger.fullest

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from harness.backends.registry import BUILT_IN
+from harness.backends.registry import BUILT_IN, mesh_of
 from harness.theory.families import FAMILIES, collectives, model_states
-from harness.theory.layout import Layout, Tensor
+from harness.theory.layout import Attention, Layout, Tensor
 from harness.theory.terms import STEP_PHASES
 from harness.theory.workload import Workload
 
@@ -26,6 +26,7 @@ def layout_of(model: nn.Module) -> Layout:
         parameters=parameters,
         decaying=frozenset(tensor.name for tensor in parameters if len(tensor.shape) > 1),
         blocks=tuple(f"blocks.{index}" for index in range(3)),
+        attention=Attention(layers=3, heads=8, key_value_heads=8, head_size=8),
     )
 
 
@@ -41,6 +42,8 @@ def test_closed_forms_need_no_record(backend: str) -> None:
         world_size=world_size,
         shard_size=4 if strategy.sharding == "hybrid" else None,
         precision="bf16-mixed",
+        mesh=mesh_of(backend, world_size),
+        sequence_length=64,
     )
     assert model_states(workload).model_state_bytes >= 16 * layout.parameter_count / world_size
     volume = collectives(workload)

@@ -1,0 +1,113 @@
+"""torch's `context_parallel`: attention of each rank's queries over the keys and values of all of them.
+
+torch 2.13 marks it as a prototype, and has rules for the attention kernels of CUDA only; those of the CPU are
+added here.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from harness.backends.base import Unsupported
+from harness.backends.options import Rotation
+
+ROTATIONS: dict[Rotation, Any] = {
+    "all-gather": ring._RotateMethod.ALL_GATHER,
+    "all-to-all": ring._RotateMethod.ALL_TO_ALL,
+}
+SEQUENCE_DIMENSION = 2
+"""Of queries, keys and values: (samples, heads, tokens, size of a head)."""
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+class RingAttention:
+    """`context_parallel` in force from here until `close`, for every attention of the process.
+
+    It has to last from the forward to the backward pass, whose kernels it replaces too. Ranks hold
+    consecutive parts of the samples: torch's load balancing would reorder them, and transformers takes
+    reordered positions for packed samples and builds a mask, which no ring takes.
+    """
+
+    def __init__(self, group: DeviceMesh, rotation: Rotation) -> None:
+        self._stack = ExitStack()
+        options = ring._cp_options
+        for name, value in (("enable_load_balance", False), ("rotate_method", ROTATIONS[rotation])):
+            self._stack.callback(setattr, options, name, getattr(options, name))
+            setattr(options, name, value)
+        if group.device_type == "cpu":
+            _add_cpu_kernels()
+        # It cuts the buffers that it is given, and takes the size and device of the first: there are none.
+        nothing = torch.zeros(group.size(), device=group.device_type)
+        self._stack.enter_context(context_parallel(group, buffers=[nothing], buffer_seq_dims=[0]))
+        # Without a kernel of its own attention would fall apart into operators that a ring does not know.
+        self._stack.enter_context(
+            sdpa_kernel(
+                [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+            )
+        )
+
+    def close(self) -> None:
+        """Give attention back as it was."""
+        self._stack.close()
+
+
+def require_ring_attention(model: nn.Module) -> None:
+    """Raises Unsupported for a model whose attention a ring would leave within each rank's part."""
+    kernel = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if kernel != "sdpa":
+        raise Unsupported(
+            f"torch {torch.__version__}: context_parallel replaces scaled_dot_product_attention only; "
+            f"attention '{kernel}' of {type(model).__name__} would see each rank's own part of a sample and "
+            "nothing before it; use model.attention=sdpa"
+        )
+
+
+def _add_cpu_kernels() -> None:
+    """Rules for the CPU's kernel as torch has them for CUDA's (`_sdpa_handler`, torch 2.13)."""
+    rules: dict[Any, Any] = ring.custom_ops
+    rules |= {FLASH.default: _forward, FLASH_BACKWARD.default: _backward}
+
+
+def _forward(_: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+    """(query, key, value, dropout_p=0, is_causal=False, *, attn_mask=None, scale=None)."""
+    query, key, value = arguments[:3]
+    dropout = arguments[3] if len(arguments) > 3 else 0.0
+    causal = arguments[4] if len(arguments) > 4 else keywords.get("is_causal", False)
+    if keywords.get("attn_mask") is not None:
+        raise Unsupported(f"torch {torch.__version__}: context_parallel takes no attention mask")
+    results = ring._templated_ring_attention(
+        query.device_mesh.get_group(), SEQUENCE_DIMENSION, FLASH, query=_local(query), key=_local(key),
+        value=_local(value), is_causal=causal, dropout_p=dropout, scale=keywords.get("scale"),
+    )  # fmt: skip
+    return _distributed(results[:2], query.device_mesh)
+
+
+def _backward(_: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+    """(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None)."""
+    gradient, query, key, value, out, logsumexp, dropout, causal = arguments
+    results = ring._templated_ring_attention_backward(
+        query.device_mesh.get_group(), SEQUENCE_DIMENSION, FLASH_BACKWARD.default,
+        grad_out=_local(gradient).contiguous(), grad_out_name="grad_out", query=_local(query),
+        key=_local(key), value=_local(value), out=_local(out), logsumexp=_local(logsumexp),
+        is_causal=causal, dropout_p=dropout, scale=keywords.get("scale"),
+    )  # fmt: skip
+    return _distributed(results[:3], query.device_mesh)
+
+
+def _local(tensor: Any) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _distributed(tensors: tuple[Tensor, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
+    cut = [Shard(SEQUENCE_DIMENSION)]
+    return tuple(DTensor.from_local(tensor, mesh, cut, run_check=False) for tensor in tensors)

@@ -1,0 +1,106 @@
+"""Backends whose ranks divide samples: they train as one process does, and hold and send what is expected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.backends import registry
+from harness.compare.volume import volume_differences, volume_of
+from tests.built_in import SEQUENCE
+from tests.contract.cases import CASES, Trace
+from tests.contract.communication import RECOMPUTED_CASES, VOLUME_CASES
+from tests.contract.ranks import on_ranks, traces
+from tests.contract.states import LLAMA_CASES
+from tests.contract.test_communication import as_record
+from tests.contract.test_contract import violations
+from tests.contract.test_states import KINDS, expected_kinds
+
+pytestmark = pytest.mark.long(seconds=40)
+
+EXHAUSTIVE = pytest.mark.exhaustive
+MULTIPLYING = ("ulysses-zero1", "ulysses-zero2")
+"""Their gradients are too large unless they are corrected."""
+
+
+def label_of(name: str, **options: object) -> str:
+    """The label under which a backend must equal one process."""
+    corrected = {"correct_gradients": "true"} if name in MULTIPLYING else {}
+    text = ",".join(f"{key}={value}" for key, value in (corrected | options).items())
+    return f"{name}:{text}" if text else name
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> list[Trace]:
+    return traces(registry.REFERENCE, 1, tmp_path_factory.mktemp("reference"))
+
+
+@pytest.mark.parametrize(
+    ("label", "ranks"),
+    [
+        ("cp", 2),
+        ("ulysses-zero2:correct_gradients=true", 2),
+        *(pytest.param(label_of(name), 2, marks=EXHAUSTIVE) for name in SEQUENCE),
+        *(pytest.param(label_of(name), 4, marks=EXHAUSTIVE) for name in SEQUENCE),
+        pytest.param("cp:rotation=all-to-all,sequence=4", 4, marks=EXHAUSTIVE),
+        pytest.param("fsdp-cp:sequence=4", 4, marks=EXHAUSTIVE),
+    ],
+)
+def test_ranks_that_divide_samples_train_as_one_process_does(
+    label: str, ranks: int, reference: list[Trace], tmp_path: Path
+) -> None:
+    found = []
+    for case, expected, trace in zip(CASES, reference, traces(label, ranks, tmp_path), strict=True):
+        found += violations(expected, trace, case)
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "ranks"),
+    [
+        ("fsdp-cp", {}, 2),
+        ("ulysses-zero3", {}, 2),
+        *(pytest.param(name, {}, ranks, marks=EXHAUSTIVE) for name in SEQUENCE for ranks in (2, 4)),
+        pytest.param("cp", {"rotation": "all-to-all", "sequence": 4}, 4, marks=EXHAUSTIVE),
+    ],
+)
+def test_payload_is_as_expected_to_the_byte(
+    name: str, options: dict[str, object], ranks: int, tmp_path: Path
+) -> None:
+    label = label_of(name, **options)
+    per_rank = on_ranks("volumes", label, ranks, tmp_path)
+    for case, parts in zip(VOLUME_CASES, zip(*per_rank, strict=True), strict=True):
+        record = as_record(name, case, list(parts), label)
+        pair = volume_of(record)
+        assert pair is not None
+        assert pair[1].unknown is None, case
+        assert {row.op for row in record.comm} & {"all_to_all", "permute"}, case
+        assert volume_differences(record) == [], case
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", SEQUENCE)
+def test_payload_of_recomputation_is_as_expected(name: str, tmp_path: Path) -> None:
+    label = label_of(name)
+    per_rank = on_ranks("tests.contract.communication:count_recomputed_llama", label, 2, tmp_path)
+    cases = [case for case in RECOMPUTED_CASES if case.family == "llama"]
+    for case, parts in zip(cases, zip(*per_rank, strict=True), strict=True):
+        assert volume_differences(as_record(name, case, list(parts), label)) == [], case
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        ("ulysses-zero2", 2),
+        *(pytest.param(name, ranks, marks=EXHAUSTIVE) for name in SEQUENCE for ranks in (2, 4)),
+    ],
+)
+def test_states_are_the_closed_form_to_the_byte(name: str, ranks: int, tmp_path: Path) -> None:
+    label = label_of(name)
+    per_rank = on_ranks("tests.contract.states:states_of_llama", label, ranks, tmp_path)
+    for rank, of_cases in enumerate(per_rank):
+        for case, held in zip(LLAMA_CASES, of_cases, strict=True):
+            assert held is not None, case
+            expected = expected_kinds(label, case, held, ranks, rank)
+            assert {kind: held.kinds.get(kind, 0) for kind in KINDS} == expected, (rank, case)
