@@ -93,6 +93,8 @@ def patience_of(experiment: Experiment) -> Patience:
         steps=runtime.stuck_after_steps,
         seconds=runtime.stuck_after_seconds,
         phase_seconds=runtime.phase_timeout_seconds,
+        start_seconds=runtime.start_timeout_seconds,
+        idle_seconds=runtime.idle_timeout_seconds,
     )
 
 

@@ -127,7 +127,9 @@ class LocalLauncher:
         running = _Running(
             run_directory=run_directory,
             processes=processes,
-            watch=Watch(run_directory, request.world_size, patience or Patience()),
+            watch=Watch(
+                run_directory, request.world_size, patience or Patience(), lambda: _living(processes)
+            ),
             tail=Tail(rank_file(run_directory, 0)),
             on_event=on_event,
         )
@@ -223,9 +225,13 @@ class _Running:
         return sorted(self.processes, key=lambda rank: (self.ended_at.get(rank, math.inf), rank))
 
     def _ask(self, why: Stopped, reason: str) -> Stopped:
-        living = {rank: p.pid for rank, p in self.processes.items() if p.exitcode is None}
-        ask_where(self.run_directory, living, reason)
+        ask_where(self.run_directory, _living(self.processes), reason)
         return why
+
+
+def _living(processes: Mapping[int, Any]) -> dict[int, int]:
+    """Process ids by rank."""
+    return {rank: process.pid for rank, process in processes.items() if process.exitcode is None}
 
 
 @contextmanager

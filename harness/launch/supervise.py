@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+
+import psutil
 
 from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
@@ -28,6 +31,7 @@ from harness.run_directory.owner import Owner
 from harness.run_directory.rank_state import read_state
 from harness.run_directory.remains import remove_remains
 from harness.run_directory.request import RankExit, RunRequest, rank_exit, rank_file, rank_owner
+from harness.run_directory.side_files import read_part
 from harness.run_directory.stuck import STUCK_NAME, StuckNote
 from harness.run_directory.tail import Tail
 from harness.store import write_record
@@ -206,8 +210,20 @@ class Supervisor:
         with suppress(OSError):
             write_atomically(rank_owner(directory, self.rank), Owner.myself().model_dump_json())
         if self.rank == 0:
-            self._watch = Watch(directory, self.world_size, self.patience)
+            self._watch = Watch(directory, self.world_size, self.patience, self._processes)
             self._tail = Tail(rank_file(directory, 0))
+
+    def _processes(self) -> dict[int, int] | None:
+        """Process ids of the ranks, children of the monitors; None: not all of these are here and alive."""
+        assert self.directory is not None
+        found = {}
+        for rank in range(self.world_size):
+            owner = read_part(rank_owner(self.directory, rank), Owner)
+            if owner is None or owner.host != socket.gethostname():
+                return None
+            with suppress(psutil.Error, IndexError):
+                found[rank] = psutil.Process(owner.process).children()[0].pid
+        return found if len(found) == self.world_size else None
 
     def _note(self, max_resident_bytes: int) -> None:
         if self.directory is None or not self.directory.exists() or self.code is None:

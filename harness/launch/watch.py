@@ -14,6 +14,8 @@ from statistics import median
 
 import psutil
 
+from harness.launch.idleness import Idleness, Processes
+from harness.launch.start_watch import StartWatch
 from harness.run_directory.events import Event, StepEvent
 from harness.run_directory.rank_state import read_head, read_position, read_state
 from harness.run_directory.stuck import StuckNote
@@ -25,6 +27,8 @@ LOOK_SECONDS = 1.0
 STALL_SECONDS = 10.0
 """If the watcher itself did not run for so long, the machine slept or is overloaded, and nobody is stuck."""
 STEPS_REMEMBERED = 101
+SETTLED_SECONDS = 5.0
+"""Before that nobody asks what processes do: it takes longer than to look where they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,19 +39,31 @@ class Patience:
     """Median training steps, to which `seconds` are added."""
     seconds: float = 30.0
     phase_seconds: float = 570.0
-    """Outside of training steps, and before a step has been timed: start, evaluation, checkpoint."""
+    """Outside of training steps and evaluations, and before a step has been timed: start, checkpoint."""
+    start_seconds: float = 60.0
+    """In a phase of the start that other ranks have left; at least three times as long as they needed."""
+    idle_seconds: float = 60.0
+    """The same as `phase_seconds` where no rank computes, reads or writes either."""
 
 
 class Watch:
     """Follows the ranks of one run."""
 
-    def __init__(self, run_directory: Path, world_size: int, patience: Patience) -> None:
+    def __init__(
+        self,
+        run_directory: Path,
+        world_size: int,
+        patience: Patience,
+        processes: Processes = lambda: None,
+    ) -> None:
         self._run_directory = run_directory
         self._world_size = world_size
         self._patience = patience
         self._step_seconds: deque[float] = deque(maxlen=STEPS_REMEMBERED)
         self._heads: list[bytes] = []
-        self._looked = self._moved = time.monotonic()
+        self._looked = self._moved = now = time.monotonic()
+        self._start = StartWatch(world_size, patience.start_seconds, now)
+        self._idleness = Idleness(processes)
 
     def note(self, event: Event) -> None:
         """Learn from an event of rank 0 how long steps are."""
@@ -59,20 +75,40 @@ class Watch:
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
             return None
-        heads = [read_head(self._run_directory, rank) for rank in range(self._world_size)]
-        if heads != self._heads or now - self._looked > STALL_SECONDS:
+        ranks = range(self._world_size)
+        heads = [read_head(self._run_directory, rank) for rank in ranks]
+        if now - self._looked > STALL_SECONDS:
+            self._start.forgive(now)
+            self._idleness.reset()
+            self._moved = now
+        if heads != self._heads:
             self._heads, self._moved = heads, now
         self._looked = now
-        limit, words = self._limit()
+        positions = [read_position(self._run_directory, rank) for rank in ranks]
+        self._start.note({rank: p.phase if (p := positions[rank]) else None for rank in ranks}, now)
         waited = now - self._moved
-        return f"no rank moved for {waited:.0f} s ({words})" if waited > limit else None
+        if self._step_seconds and all(position and position.is_as_long_as_a_step for position in positions):
+            limit, words = self._limit_of_steps()
+            return f"no rank moved for {waited:.0f} s ({words})" if waited > limit else None
+        return self._start.late(now) or self._outside_of_steps(now, waited)
 
-    def _limit(self) -> tuple[float, str]:
+    def _outside_of_steps(self, now: float, waited: float) -> str | None:
+        limit, idle_limit = self._patience.phase_seconds, self._patience.idle_seconds
+        if waited > limit:
+            return f"no rank moved for {waited:.0f} s (runtime.phase_timeout_seconds is {limit:g})"
+        if waited < min(SETTLED_SECONDS, idle_limit / 2):
+            self._idleness.reset()
+            return None
+        idle = self._idleness.seconds(now)
+        if idle < idle_limit:
+            return None
+        return (
+            f"no rank moved, computed, read or wrote for {idle:.0f} s (runtime.idle_timeout_seconds is "
+            f"{idle_limit:g})"
+        )
+
+    def _limit_of_steps(self) -> tuple[float, str]:
         patience = self._patience
-        positions = [read_position(self._run_directory, rank) for rank in range(self._world_size)]
-        if not self._step_seconds or not all(position and position.in_step for position in positions):
-            limit = patience.phase_seconds
-            return limit, f"runtime.phase_timeout_seconds is {limit:g}"
         step = median(self._step_seconds)
         # Beyond that a collective gives up by itself, which says less.
         limit = min(patience.steps * step + patience.seconds, patience.phase_seconds)

@@ -18,6 +18,8 @@ from harness.run_directory.request import rank_state
 HEAD_BYTES = 64
 STEP_PHASES = ("data", "forward", "backward", "step")
 """Phases that every training step has; others have a time limit of their own."""
+EVALUATION = "evaluation"
+"""Begins the phases of an evaluation, one per batch."""
 COLLECTIVES_PREFIX = "collectives: "
 HELPER_THREADS = ("worker/signals.py", "in wait_and_leave")
 """In the stacks of threads that only wait for signals or for the launcher's end."""
@@ -34,6 +36,11 @@ class Position:
     @property
     def in_step(self) -> bool:
         return self.phase in STEP_PHASES
+
+    @property
+    def is_as_long_as_a_step(self) -> bool:
+        """Whether it lasts no longer than a training step: part of one, or one batch of an evaluation."""
+        return self.in_step or self.phase.startswith(EVALUATION)
 
 
 @dataclass(frozen=True, kw_only=True)

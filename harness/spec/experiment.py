@@ -142,8 +142,18 @@ class RuntimeSection(Section):
     )
     phase_timeout_seconds: PositiveFloat = Field(
         570.0,
-        description="the same outside of training steps: no rank moved for so many seconds of the start, an "
-        "evaluation, or a checkpoint",
+        description="the same outside of training steps and evaluations: no rank moved for so many seconds "
+        "of the start or a checkpoint",
+    )
+    start_timeout_seconds: PositiveFloat = Field(
+        60.0,
+        description="a run is ended when a rank stays for so many seconds in a phase of the start that "
+        "others have left, and for three times as long as they needed",
+    )
+    idle_timeout_seconds: PositiveFloat = Field(
+        60.0,
+        description="outside of training steps and evaluations a run is ended when for so many seconds no "
+        "rank moved, computed, read or wrote (where all ranks are on one machine)",
     )
     preset: Literal["like-for-like", "library-defaults"] = Field(
         "like-for-like",

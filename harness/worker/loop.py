@@ -15,7 +15,7 @@ from harness.backends.base import Batch, Engine, World
 from harness.batch import BatchLayout
 from harness.record import DataPart, Window
 from harness.run_directory.events import EvaluationEvent, StepEvent
-from harness.run_directory.rank_state import PositionWriter
+from harness.run_directory.rank_state import EVALUATION, PositionWriter
 from harness.spec import Job, MeasureSection
 from harness.worker.batch_transfer import to_device
 from harness.worker.checkpoint import CheckpointProbe
@@ -155,7 +155,7 @@ class Loop:
     def _after_probed_steps(self, steps_taken: int) -> None:
         """What is measured once, when the last probed step is over."""
         if self.job.evaluation.every_steps:
-            self.position.enter("evaluation")
+            self.position.enter(EVALUATION)
             self._evaluation_memory(steps_taken)
         if self.checkpoint is not None:
             self.position.enter("checkpoint")
@@ -200,7 +200,7 @@ class Loop:
         self._synchronise()
         begin = time.perf_counter()
         for start in range(0, samples, self.layout.micro_batch_size * self.world.data_size):
-            self.position.enter(f"evaluation, sample {start}")
+            self.position.enter(f"{EVALUATION}, sample {start}")
             batch, own_targets = self._evaluation_batch(start)
             with self.probes.counting("evaluation"):
                 loss = self.engine.forward(batch).double()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.launch.start_watch import StartWatch
 from harness.launch.watch import Patience
 from harness.record import ErrorPart, Record
 from harness.run_directory.assemble import assemble
@@ -95,6 +96,74 @@ def test_phases_outside_of_steps_have_an_allowance_of_their_own(tmp_path: Path) 
     patience = Patience(steps=1, seconds=0.2, phase_seconds=20)
     record = run(tmp_path, slow_start, slow_start, patience=patience)
     assert record.status == "ok"
+
+
+def test_rank_that_stays_behind_in_its_start_is_found_by_what_the_others_needed(tmp_path: Path) -> None:
+    def ahead(rank: Rank) -> None:
+        rank.position.enter("setup")
+        rank.wait_forever()
+
+    def behind(rank: Rank) -> None:
+        rank.position.enter("load data")
+        time.sleep(60)
+
+    started = time.monotonic()
+    record = run(tmp_path, ahead, behind, patience=Patience(start_seconds=2))
+    assert time.monotonic() - started < 12
+    error = error_of(record)
+    assert (record.status, error.kind, error.rank, error.phase) == ("timeout", "Stuck", 1, "load data")
+    assert "rank 1 has been in 'load data'" in error.message
+    assert "runtime.start_timeout_seconds, 2)" in error.message
+    assert "in behind" in error.ranks[1].stack
+
+
+def test_ranks_that_do_nothing_in_one_phase_are_found_and_those_that_work_are_not(tmp_path: Path) -> None:
+    def waiting(rank: Rank) -> None:
+        rank.position.enter("setup")
+        rank.wait_forever()
+
+    def working(rank: Rank) -> None:
+        rank.position.enter("setup")
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            pass
+        rank.done()
+
+    patience = Patience(idle_seconds=2)
+    busy, idle = tmp_path / "busy", tmp_path / "idle"
+    for folder in (busy, idle):
+        folder.mkdir()
+    assert run(busy, working, working, patience=patience).status == "ok"
+    record = run(idle, waiting, waiting, patience=patience)
+    assert (record.status, error_of(record).phase) == ("timeout", None)
+    assert "no rank moved, computed, read or wrote" in error_of(record).message
+    assert "waiting" in error_of(record).ranks[0].stack
+
+
+def test_an_evaluation_batch_may_last_as_long_as_steps_do(tmp_path: Path) -> None:
+    def hangs(rank: Rank) -> None:
+        rank.train()
+        rank.position.enter("evaluation, sample 8")
+        rank.wait_forever()
+
+    error = error_of(run(tmp_path, hangs, hangs))
+    assert "10 steps of 0.01 s and 1 s" in error.message
+    assert error.ranks[0].phase == "evaluation, sample 8"
+
+
+def test_late_ranks_of_the_start_are_judged_phase_by_phase() -> None:
+    watch = StartWatch(3, 60.0, now=0.0)
+    watch.note({0: "start", 1: None, 2: "start"}, now=10.0)
+    watch.note({0: "load data", 1: "setup", 2: "rendezvous"}, now=30.0)
+    assert watch.late(now=90.0) is None  # others needed 30 s for the start; nobody left 'load data'
+    watch.note({0: "data", 1: "data", 2: "rendezvous"}, now=130.0)
+    late = watch.late(now=130.0)
+    assert late is not None
+    assert late.startswith("rank 2 has been in 'rendezvous' for 100 s, where others needed 0 s")
+    watch.forgive(now=130.0)
+    assert watch.late(now=131.0) is None
+    watch.note({0: "data", 1: "data", 2: "data"}, now=140.0)
+    assert watch.late(now=9999.0) is None
 
 
 def state(phase: str, step: int = 3, collective: str | None = None, begun: int = 0) -> RankState:
