@@ -62,7 +62,7 @@ SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR"
 
 def schedule(value: Any) -> str:
     """Raises ValueError for a shape that a job does not have."""
-    if value not in SCHEDULES:
+    if not isinstance(value, str) or value not in SCHEDULES:
         raise ValueError(f"a job's schedule can be {', '.join(SCHEDULES)}")
     return SCHEDULES[value]
 

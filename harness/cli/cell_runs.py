@@ -14,7 +14,7 @@ from harness.cli.output import echo
 from harness.cli.preflight import foresee, say_repeated, say_whole, show
 from harness.cli.view import View
 from harness.launch.cell import modules_to_preload, run_cell
-from harness.launch.claim import OthersRecords, claimed
+from harness.launch.claim import OthersRecords, claimed, forget_dead_claims
 from harness.launch.local import LocalLauncher
 from harness.launch.owner import forget_never_begun, record_abandoned
 from harness.record import Record
@@ -161,6 +161,7 @@ def open_store(runs: Path) -> Store:
     store = Store(runs)
     store.prepare()
     forget_never_begun(store.root)
+    forget_dead_claims(store.root)
     for record in record_abandoned(store.root):
         echo(
             f"run {record.run_id} was abandoned by its launcher and is recorded now: {record.status}",

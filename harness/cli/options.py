@@ -13,13 +13,27 @@ import click
 
 from harness.cli import completion
 from harness.cli.output import echo
-from harness.safe_text import described
+from harness.safe_text import described, encodable
 
 EXIT_ERROR = 1
 EXIT_STRICT = 3
 EXIT_GATE = 3
 EXIT_INTERRUPTED = 130
-PATH = click.Path(path_type=Path)
+
+
+class _Path(click.Path):
+    """A path that a file system can have."""
+
+    def convert(
+        self, value: str | os.PathLike[str], parameter: click.Parameter | None, context: click.Context | None
+    ) -> Path:
+        text = os.fspath(value)
+        if "\0" in text or encodable(text) != text:
+            self.fail(f"{text!r} holds a character that no path can have", parameter, context)
+        return Path(text)
+
+
+PATH = _Path()
 
 
 def common(command: Callable[..., int]) -> Callable[..., None]:

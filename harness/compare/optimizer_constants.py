@@ -38,7 +38,7 @@ def optimizer_groups(record: Record) -> dict[str, str] | None:
     groups = record.observed.optimizer_groups if record.observed else []
     if not groups or any("parameters" not in group for group in groups):
         return None
-    return {name: _joined(_constants(group)) for group in groups for name in group["parameters"]}
+    return {name: _joined(_constants(group)) for group in groups for name in map(str, group["parameters"])}
 
 
 def _constants(group: dict[str, Any]) -> dict[str, str]:

@@ -25,7 +25,7 @@ def claimed(runs: Path, cell: str, on_wait: Callable[[], None]) -> Iterator[None
     The kernel takes the lock from an owner that is gone. Where the file system has no locks, nothing is kept
     out. Raises HarnessError where the folder cannot be written.
     """
-    path = runs / f".{cell}.lock"
+    path = runs / _name(cell)
     lock = FileLock(path, fallback_to_soft=False)
     try:
         try:
@@ -43,6 +43,21 @@ def claimed(runs: Path, cell: str, on_wait: Callable[[], None]) -> Iterator[None
             with suppress(OSError):
                 os.unlink(path)  # while it is held: who waits for it sees that it is gone, and makes its own
         lock.release()
+
+
+def forget_dead_claims(runs: Path) -> None:
+    """Remove the locks that killed comparisons left: nobody holds them."""
+    for path in runs.glob(_name("*")):
+        lock = FileLock(path, fallback_to_soft=False)
+        with suppress(Timeout, OSError):
+            lock.acquire(timeout=0)
+            with suppress(OSError):
+                os.unlink(path)
+            lock.release()
+
+
+def _name(cell: str) -> str:
+    return f".{cell}.lock"
 
 
 class OthersRecords:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
+from pydantic import field_validator
+
+from harness.bounds import LARGEST_NUMBER
 from harness.record.part import Part
 from harness.theory.layout import Use
 
@@ -17,6 +21,13 @@ class TensorPart(Part):
     """Sizes of its dimensions."""
     dtype: str
     """Its dtype, such as 'float32'."""
+
+    @field_validator("shape")
+    @classmethod
+    def _has_a_size(cls, shape: list[int]) -> list[int]:
+        if min(shape, default=0) < 0 or prod(shape) > LARGEST_NUMBER:
+            raise ValueError("its sizes are those of no tensor")
+        return shape
 
 
 class AttentionPart(Part):

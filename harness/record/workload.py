@@ -10,6 +10,7 @@ from harness.backends.strategy import StrategyKind
 from harness.record.model import LayoutPart, TensorPart
 from harness.record.run import Record
 from harness.spec import Job
+from harness.theory.dtypes import DTYPE_BYTES
 from harness.theory.layout import Attention, Layout, Tensor
 from harness.theory.recomputation import recomputed_until
 from harness.theory.workload import Window, Workload
@@ -24,14 +25,15 @@ def known_strategy(record: Record) -> StrategyKind | None:
 
 
 def of_record(record: Record, rank: int = 0) -> Workload | None:
-    """The workload of one rank of a run; None: the record does not describe the model."""
-    if record.layout is None:
+    """The workload of one rank of a run; None: the record has no model, or one of dtypes of unknown size."""
+    layout = record.layout
+    if layout is None or any(t.dtype not in DTYPE_BYTES for t in (*layout.parameters, *layout.buffers)):
         return None
     strategy = known_strategy(record) or NOT_CLAIMED
     world = record.world
     return of_job(
         record.job,
-        layout=record.layout,
+        layout=layout,
         architecture=record.model.architecture if record.model else None,
         strategy=strategy,
         world_size=world.world_size,

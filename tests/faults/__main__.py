@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -45,6 +46,9 @@ def main() -> int:
             progress(f"faults need namespaces of their own: {reason}")
             return 1
         os.execvp("unshare", command_inside(["-m", "tests.faults", *sys.argv[1:]]))
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # background jobs of a shell ignore it
     furnish()
     wanted = options.kinds.split(",")
     named = {kind.name: kind for kind in KINDS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+from harness.bounds import MOST_REPEATS
 from harness.compare.cell import Cell
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.runs import Runs
@@ -39,7 +40,7 @@ def find(runs: Runs) -> list[Finding]:
 
 def _missing(backend: str, size: int, records: Sequence[Record]) -> Finding | None:
     seen = {record.repeat for record in records}
-    due = max(max(seen) + 1, *(_asked(record.command) for record in records))
+    due = min(max(max(seen) + 1, *(_asked(record.command) for record in records)), MOST_REPEATS)
     missing = sorted(set(range(due)) - seen)
     if not missing:
         return None

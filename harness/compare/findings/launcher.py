@@ -70,7 +70,7 @@ def _in_force(record: Record) -> dict[str, str]:
     training = record.job.training
     precision, clipping = training.precision, training.gradient_clipping
     return {
-        PRECISION: precision.removesuffix("-mixed") if precision.endswith("-mixed") else "no",
+        PRECISION: precision.removesuffix("-mixed") if str(precision).endswith("-mixed") else "no",
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(record.world.accumulation_steps),
         "ACCELERATE_GRADIENT_CLIPPING": "none" if clipping is None else str(clipping),
     }
