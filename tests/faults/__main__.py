@@ -46,9 +46,7 @@ def main() -> int:
             progress(f"faults need namespaces of their own: {reason}")
             return 1
         os.execvp("unshare", command_inside(["-m", "tests.faults", *sys.argv[1:]]))
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # background jobs of a shell ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     furnish()
     wanted = options.kinds.split(",")
     named = {kind.name: kind for kind in KINDS}
