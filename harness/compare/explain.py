@@ -23,6 +23,10 @@ REDUCTION_ROUNDING = 2.0**-7
 """Relative. Gradients that cross the wire in bf16 are rounded by up to 2^-9 each time they are added."""
 
 
+UNDIVIDED = ("eager",)
+"""Kernels that neither torch's `context_parallel` nor DeepSpeed's Ulysses divides among ranks."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
     """A cause, under the id of the finding that reports it."""
@@ -129,6 +133,14 @@ def _forward(record: Record, expected: float, given: float, index: int, limits: 
         )
     if index > 0:
         return None
+    parts, kernel = record.world.mesh.size("sequence"), record.observed and record.observed.attention
+    if parts > 1 and kernel in UNDIVIDED:
+        return Explanation(
+            kind="attention-within-part",
+            text=f"the first loss differs ({given:.6g} against {expected:.6g}): attention '{kernel}' is not "
+            f"divided among the {parts} ranks that share samples, each sees its own part only",
+            values=values | {"attention": kernel},
+        )
     return Explanation(
         kind="diverged",
         text=f"the first loss differs ({given:.6g} against {expected:.6g}) from equal weights and "

@@ -8,7 +8,7 @@ import pytest
 
 from harness.backends import registry
 from harness.compare.volume import volume_differences, volume_of
-from tests.built_in import SEQUENCE
+from tests.built_in import MULTIPLYING, SEQUENCE
 from tests.contract.cases import CASES, Trace
 from tests.contract.communication import RECOMPUTED_CASES, VOLUME_CASES
 from tests.contract.ranks import on_ranks, traces
@@ -20,8 +20,6 @@ from tests.contract.test_states import KINDS, expected_kinds
 pytestmark = pytest.mark.long(seconds=40)
 
 EXHAUSTIVE = pytest.mark.exhaustive
-MULTIPLYING = ("ulysses-zero1", "ulysses-zero2")
-"""Their gradients are too large unless they are corrected."""
 
 
 def label_of(name: str, **options: object) -> str:

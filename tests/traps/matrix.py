@@ -20,10 +20,11 @@ from harness.doctor.check import ABOUT_TIME
 from harness.launch.cell import run_cell
 from harness.record import Record
 from harness.store import Store
+from tests.built_in import MULTIPLYING
 from tests.forkserver import launcher
 from tests.plugins import register
 
-from . import adapters, late, unseen
+from . import adapters, late, sequence, unseen
 
 TINY = [
     "model.config={hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2, "
@@ -41,7 +42,7 @@ def clean_labels(world_size: int) -> list[str]:
     """
     world = World(rank=0, world_size=world_size, local_rank=0, ranks_per_node=world_size, device="cpu")
     return [
-        name
+        f"{name}:correct_gradients=True" if name in MULTIPLYING else name
         for name, entry in registry.entries().items()
         if name != registry.REFERENCE
         and entry.target.startswith("harness.backends.")
@@ -102,7 +103,7 @@ class Matrix:
 def install(folder: Path) -> None:
     """Make the broken adapters known as a third party's distribution would."""
     planted = [
-        value for module in (adapters, unseen, late) for value in vars(module).values()
+        value for module in (adapters, unseen, late, sequence) for value in vars(module).values()
         if isinstance(value, type) and value.__module__ == module.__name__
         and not isabstract(value) and value is not unseen.OwnOptimizer
     ]  # fmt: skip
