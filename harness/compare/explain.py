@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.compare.distance import estimate, movement, relative
 from harness.compare.effective import master_dtypes, reduce_dtypes
-from harness.compare.gradient_scale import name_scale
+from harness.compare.gradient_scale import SCALE_TOLERANCE, name_scale
 from harness.compare.noise import Limits
 from harness.compare.optimizer_constants import optimizer_groups
 from harness.compare.reported_loss import altered_step, of_one_rank, sums_of_step, whole_loss
@@ -176,7 +176,7 @@ def _gradient(record: Record, ratio: float, before: float, index: int) -> Explan
             kind="gradient-scale",
             text=f"all gradients x {ratio:.4g}"
             + (f" {_from(index)}" if index else "")
-            + f": {' or '.join(causes)}",
+            + f": {' or '.join(causes)}{_remedy(record, ratio)}",
             values={"ratio": ratio} | _step(index),
         )
     if index > 0 and abs(ratio / before - 1) < SUDDEN:
@@ -198,6 +198,18 @@ def _gradient(record: Record, ratio: float, before: float, index: int) -> Explan
         kind="gradient-differs",
         text=f"the {which} {_compared(ratio)} the reference's although the loss agrees" + hint,
         values={"ratio": ratio} | _step(index),
+    )
+
+
+def _remedy(record: Record, ratio: float) -> str:
+    """What to do about a factor that the library is known to leave in gradients."""
+    effective = record.backend.effective
+    factor = effective.details.get("gradient_factor", 1) if effective else 1
+    if factor == 1 or abs(ratio / factor - 1) > SCALE_TOLERANCE:
+        return ""
+    return (
+        "; DeepSpeed's Ulysses averages over data ranks only at stages 1 and 2: "
+        f"{record.backend.name}:correct_gradients=true takes the factor out"
     )
 
 

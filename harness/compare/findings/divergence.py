@@ -28,16 +28,13 @@ KINDS = (
         id="gradient-scale",
         title="Gradients are scaled by a constant factor",
         cause="Gradients are summed over ranks instead of averaged, or divided by the world size or the "
-        "accumulation steps twice or not at all; or added up over ranks that share samples. Adam hides it: "
-        "the loss hardly moves, while "
+        "accumulation steps twice or not at all. Adam hides it: the loss hardly moves, while "
         "clipping acts at a different norm.",
         confirm="The ratio of the first gradient norms is the world size, the accumulation steps, or their "
-        "product or inverse, or the number of ranks that share samples. " + DIAGNOSE,
+        "product or inverse. " + DIAGNOSE,
         fix="Divide in one place only. DeepSpeed divides by world size itself, and by the "
         "accumulation steps in `engine.backward` unless `scale_wrt_gas=False`; DDP and FSDP average over "
-        "ranks; `accelerator.backward` divides by `gradient_accumulation_steps`. DeepSpeed's Ulysses "
-        "(0.19.8) multiplies by the number of ranks that share samples at stages 1 and 2: divide the loss by "
-        "it, as `ulysses-zero1:correct_gradients=true` does, or use stage 3.",
+        "ranks; `accelerator.backward` divides by `gradient_accumulation_steps`.",
     ),
     Kind(
         id="gradient-differs",
@@ -85,8 +82,8 @@ KINDS = (
         id="attention-within-part",
         title="Attention sees each rank's own part of a sample only",
         cause="torch's `context_parallel` replaces `scaled_dot_product_attention`, and DeepSpeed's Ulysses "
-        "the kernel that it was registered for. A model with another attention runs on without a word: its ranks "
-        "divide the tokens, and no token attends to those of another rank.",
+        "the kernel that it was registered for. A model with another attention runs on without a word: no token "
+        "attends to those of another rank.",
         confirm="`observed.attention` of the record is 'eager', and the ranks that share samples exchange "
         "nothing in the forward pass (`comm[]`, role 'sequence'). The loss differs in the first step.",
         fix='`attn_implementation="sdpa"` (model.attention=sdpa).',
