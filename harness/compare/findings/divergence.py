@@ -82,8 +82,8 @@ KINDS = (
         id="attention-within-part",
         title="Attention sees each rank's own part of a sample only",
         cause="torch's `context_parallel` replaces `scaled_dot_product_attention`, and DeepSpeed's Ulysses "
-        "the kernel that it was registered for. A model with another attention runs on without a word: no token "
-        "attends to those of another rank.",
+        "the kernel that it was registered for. A model with another attention runs on without a word: no "
+        "token attends to those of another rank.",
         confirm="`observed.attention` of the record is 'eager', and the ranks that share samples exchange "
         "nothing in the forward pass (`comm[]`, role 'sequence'). The loss differs in the first step.",
         fix='`attn_implementation="sdpa"` (model.attention=sdpa).',
