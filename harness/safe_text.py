@@ -16,6 +16,8 @@ _HARMFUL = re.compile(
 )
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
+QUOTED_TRACEBACK = "Traceback (most recent call last)"
+
 
 def harmless(text: str) -> str:
     """The text with terminal escapes and characters that reverse or break lines spelled out: \\u001b.
@@ -58,9 +60,15 @@ def capped_tail(text: str, most_bytes: int) -> str:
 
 
 def described(error: BaseException) -> str:
-    """What an exception says, however badly it behaves when it is asked: encodable, redacted, capped."""
+    """What an exception says, however badly it behaves when it is asked: encodable, redacted, capped.
+
+    Libraries quote tracebacks of other ranks or processes in messages: their first and last lines stay.
+    """
     try:
         text = str(error) or repr(error)
     except BaseException as second:  # a third party's __str__ may raise anything
         text = f"{type(error).__name__} (its message cannot be shown: {type(second).__name__})"
+    if QUOTED_TRACEBACK in text:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        text = f"{lines[0]} ... {lines[-1]}"
     return capped(redacted(encodable(text)), MOST_MESSAGE_BYTES)

@@ -136,6 +136,8 @@ def _unreadable(data: bytes, path: Path, error: ValueError) -> HarnessError:
     except (ValueError, RecursionError) as damage:
         return HarnessError(f"record {path} cannot be read: {damage}")
     version = document.get("schema_version") if isinstance(document, dict) else None
+    if version is None:
+        return HarnessError(f"{path} is no record of this harness: it has no schema_version")
     if version not in (1, SCHEMA_VERSION):
         return HarnessError(
             f"record {path} has schema version {version}; this harness reads 1 and {SCHEMA_VERSION}"

@@ -50,6 +50,7 @@ from harness.worker.environment import (
     world_of,
 )
 from harness.worker.events import EventWriter
+from harness.worker.failure_words import failure_message
 from harness.worker.host_peak import HostPeak
 from harness.worker.initial_weights import digest_initial_weights
 from harness.worker.instruments import Instruments
@@ -63,13 +64,6 @@ from harness.worker.resume import begin_training
 from harness.worker.samples import Sampler, load_samples
 from harness.worker.signals import SignalThread
 from harness.worker.weights import digest_weights
-
-NOT_DETERMINISTIC = "does not have a deterministic implementation"
-"""In the error of torch's `alertNotDeterministic`."""
-USE_OTHER_KERNELS = (
-    "set training.deterministic=false: an operator has no deterministic kernel on CUDA, and repeats of a run "
-    "will differ by rounding"
-)
 
 
 def run_rank(run_directory: Path, on_termination: Callable[[], None] | None = None) -> int:
@@ -95,12 +89,12 @@ def run_rank(run_directory: Path, on_termination: Callable[[], None] | None = No
     except Unsupported as reason:
         telling.events.write(UnsupportedEvent(reasons=[described(reason)]))
     except HarnessError as error:
-        return _fail(telling, error, "failed")
+        return _fail(telling, run_directory, error, "failed")
     except BaseException as error:
         if not isinstance(error, torch.OutOfMemoryError | MemoryError):
             with suppress(Exception):  # of an exception that cannot be shown
                 traceback.print_exc()
-        return _fail(telling, error, "oom" if is_out_of_memory(error) else "failed")
+        return _fail(telling, run_directory, error, "oom" if is_out_of_memory(error) else "failed")
     return 0
 
 
@@ -249,13 +243,15 @@ def _config_writer(config: Any) -> Callable[[Path], None]:
     return config.save_pretrained if config is not None else lambda _: None  # type: ignore[no-any-return]
 
 
-def _fail(telling: _Telling, error: BaseException, status: Literal["oom", "failed"]) -> int:
+def _fail(
+    telling: _Telling, run_directory: Path, error: BaseException, status: Literal["oom", "failed"]
+) -> int:
     """Write why this rank ends; its exit code."""
     telling.signals.note_collectives()
     failure = FailureEvent(
         status=status,
         error_kind=encodable(type(error).__name__),
-        message=_message(error),
+        message=failure_message(error, run_directory),
         at=time.time(),
         step=telling.position.position.step,
         phase=telling.position.position.phase,
@@ -267,11 +263,6 @@ def _fail(telling: _Telling, error: BaseException, status: Literal["oom", "faile
             sys.stderr.write(f"events cannot be written ({full}); this one is lost: {failure.message}\n")
         return EVENTS_LOST
     return 1
-
-
-def _message(error: BaseException) -> str:
-    text = described(error)
-    return f"{USE_OTHER_KERNELS} ({text})" if NOT_DETERMINISTIC in text else text
 
 
 @contextmanager

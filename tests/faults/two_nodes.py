@@ -101,6 +101,8 @@ def second_node() -> Iterator[list[str]]:
     finally:
         keeper.kill()
         keeper.wait()
+        # Its end of the link goes away some time later, and this end with it.
+        subprocess.run(["ip", "link", "del", "node0"], check=False, stderr=subprocess.DEVNULL)
 
 
 def _ip(enter: list[str], *words: str) -> None:

@@ -41,10 +41,18 @@ def test_failed_write_keeps_the_former_record(tmp_path: Path) -> None:
     assert read_record(path).run_id == "run"
 
 
-@pytest.mark.parametrize("version", [0, 3, "1", None])
+@pytest.mark.parametrize("version", [0, 3, "1"])
 def test_another_schema_version_is_refused(tmp_path: Path, version: object) -> None:
     with pytest.raises(HarnessError, match=f"has schema version {version}; this harness reads 1 and 2"):
         read_record(edited(tmp_path, schema_version=version))
+
+
+def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_text('{"loss": 1.0}')
+    with pytest.raises(HarnessError, match="is no record of this harness: it has no schema_version"):
+        read_record(path)
+    assert path.read_text() == '{"loss": 1.0}'
 
 
 def test_unknown_key_is_refused_with_its_place(tmp_path: Path) -> None:
