@@ -9,7 +9,8 @@ from harness.compare.findings.finding import Finding, Kind
 from harness.compare.measures import reduced_bytes
 from harness.compare.rows import Row
 from harness.compare.runs import Runs
-from harness.compare.volume import ELSEWHERE, VolumeDifference, volume_differences, volume_of
+from harness.compare.volume import VolumeDifference, volume_differences, volume_of
+from harness.theory.workload import ELSEWHERE
 
 KINDS = (
     Kind(
