@@ -105,15 +105,6 @@ TRAPS = [
          what="dropout is live in one backend"),
     Trap(name="T24", label="planted-HoardingRank", finding="memory-imbalance",
          what="one rank holds far more memory than the others"),
-    Trap(name="T28 stage 1", label="ulysses-zero1", finding="gradient-scale",
-         says="x 2: added up 2 times over the 2 ranks along 'sequence'",
-         what="DeepSpeed's Ulysses at stage 1 as it is: gradients times the ranks that share samples"),
-    Trap(name="T28 stage 2", label="ulysses-zero2", finding="gradient-scale",
-         says="x 2: added up 2 times over the 2 ranks along 'sequence'",
-         what="DeepSpeed's Ulysses at stage 2 as it is: gradients times the ranks that share samples"),
-    Trap(name="T35", label="planted-RingAroundEagerAttention", finding="attention-within-part",
-         says="attention 'eager' is not divided among the 2 ranks", settings=("model.attention=eager",),
-         what="eager attention under context_parallel: each rank attends to its own part of a sample"),
     Trap(name="unseen clipping", label="planted-OwnClipping", finding="clipping-differs",
          says="0.25 against 1", also=("update-differs",),
          what="the update clips once more, at 0.25"),
@@ -167,3 +158,15 @@ TRAPS += [replace(trap, name=f"unseen {trap.name}") for trap in UNSEEN]
 TRAPS += [
     replace(trap, name=f"unseen {trap.name} in bf16", settings=(*trap.settings, BF16)) for trap in UNSEEN
 ]
+DIVIDED = [
+    Trap(name="T28 stage 1", label="ulysses-zero1", finding="gradient-scale",
+         says="x 2: added up 2 times over the 2 ranks along 'sequence'",
+         what="DeepSpeed's Ulysses at stage 1 as it is: gradients times the ranks that share samples"),
+    Trap(name="T28 stage 2", label="ulysses-zero2", finding="gradient-scale",
+         says="x 2: added up 2 times over the 2 ranks along 'sequence'",
+         what="DeepSpeed's Ulysses at stage 2 as it is: gradients times the ranks that share samples"),
+    Trap(name="T35", label="planted-RingAroundEagerAttention", finding="attention-within-part",
+         says="attention 'eager' is not divided among the 2 ranks", settings=("model.attention=eager",),
+         what="eager attention under context_parallel: each rank attends to its own part of a sample"),
+]  # fmt: skip
+"""Of backends whose ranks divide samples: not in the published gallery."""

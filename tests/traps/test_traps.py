@@ -10,12 +10,12 @@ from harness.record import Record
 from tests.records import make_ranks, make_record, make_steps
 
 from .matrix import Matrix, padded_documents
-from .planted import ACCUMULATED, TRAPS, Trap
+from .planted import ACCUMULATED, DIVIDED, TRAPS, Trap
 
 pytestmark = pytest.mark.long(seconds=60)
 
 
-@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
+@pytest.mark.parametrize("trap", [*TRAPS, *DIVIDED], ids=lambda trap: trap.name)
 def test_a_planted_trap_is_named(trap: Trap, matrix: Matrix, tally, tmp_path_factory) -> None:
     tally["planted"][1] += 1
     settings = trap.settings
