@@ -26,6 +26,8 @@ from harness.safe_text import redacted
 
 # A quote within text is escaped, so that this is a key.
 _SCHEMA_VERSION = re.compile(rb'"schema_version"\s*:\s*(\d+)')
+_LONG_NUMBER = re.compile(rb"\d{309,}")
+"""An integer beyond every float: no figure can be computed with it."""
 
 
 class Store:
@@ -115,6 +117,8 @@ def read_record(path: Path, files: RecordFiles | None = None) -> Record:
 
 def parse_record(data: bytes, path: Path) -> Record:
     """The record in a file's bytes; raises HarnessError like `read_record`."""
+    if (number := _LONG_NUMBER.search(data)) is not None:
+        raise HarnessError(f"record {path} is not valid: it has a number of {len(number[0])} digits")
     try:
         if _version(data) == 1:
             return Record.model_validate(from_schema_1(from_json(data)))

@@ -55,6 +55,11 @@ def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
     assert path.read_text() == '{"loss": 1.0}'
 
 
+def test_a_number_beyond_every_float_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="has a number of 400 digits"):
+        read_record(edited(tmp_path, repeat=10**399))
+
+
 def test_unknown_key_is_refused_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match="not valid: 'no_such_key' is unknown"):
         read_record(edited(tmp_path, no_such_key=1))
