@@ -11,6 +11,16 @@ from harness.backends.mesh import Mesh
 
 Rotation = Literal["all-gather", "all-to-all"]
 
+COST_ALONE = frozenset(
+    {
+        "reduce_bucket_size", "allgather_bucket_size", "overlap_comm", "contiguous_gradients",
+        "use_multi_rank_bucket_allreduce", "stage3_max_live_parameters", "stage3_prefetch_bucket_size",
+        "stage3_max_reuse_distance", "stage3_param_persistence_threshold", "leaf_module",
+        "memory_efficient_linear", "forward_prefetch", "backward_prefetch", "limit_all_gathers", "prefetch",
+    }
+)  # fmt: skip
+"""Options that decide when and how bytes move: losses may change with them by the order of sums only."""
+
 
 class NoOptions(BackendOptions):
     """This backend has no options of its own."""
@@ -134,6 +144,10 @@ class ZeroOptions(BackendOptions):
     overlap_comm: bool | None = Field(
         None,
         description="reduce gradients during the backward pass, with a second bucket; default: at stage 3",
+    )
+    contiguous_gradients: bool | None = Field(
+        None,
+        description="copy gradients into one buffer as they are produced; default: true, as DeepSpeed has it",
     )
     gradient_clipping: float | None = Field(
         None,

@@ -62,7 +62,7 @@ def _zero_optimization(
     if stage == 0:
         return settings
     settings |= {c.setting: c.value for c in changes if c.setting not in BESIDE_ZERO_OPTIMIZATION}
-    for name in ("reduce_bucket_size", "allgather_bucket_size", "overlap_comm"):
+    for name in ("reduce_bucket_size", "allgather_bucket_size", "overlap_comm", "contiguous_gradients"):
         if (value := getattr(options, name)) is not None:
             settings[name] = value
     pinned = context.world.device == "cuda"

@@ -171,7 +171,7 @@ ZERO: dict[str, Rule] = {
        for name, default in SIZES_OF_STAGE_3.items()},
     "memory_efficient_linear": ToOption(
         option="memory_efficient_linear", default=True, convert=boolean, only=STAGE_3),
-    "contiguous_gradients": Fixed(used=True, reason="DeepSpeed's default"),
+    "contiguous_gradients": ToOption(option="contiguous_gradients", default=True, convert=boolean),
     "reduce_scatter": Fixed(used=True, reason="DeepSpeed's default"),
     "allgather_partitions": Fixed(used=True, reason="DeepSpeed's default"),
     "sub_group_size": Fixed(used=10**9, reason="DeepSpeed's default; tiles of the optimizer step"),

@@ -7,7 +7,7 @@ from itertools import pairwise
 from harness.backends.registry import REFERENCE
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.runs import Runs
-from harness.compare.speed import geometry
+from harness.compare.speed import geometry, recomputation
 from harness.record import Record
 from harness.theory.flops import hardware_flops_per_token
 
@@ -59,5 +59,5 @@ def work_per_rank(record: Record) -> float | None:
     shape, batch = geometry(record), record.job.training.global_batch_size
     if shape is None or batch is None or record.model is None:
         return None
-    each = hardware_flops_per_token(shape, recomputation=record.model.activation_checkpointing)
+    each = hardware_flops_per_token(shape, recomputation=recomputation(record))
     return each * shape.sequence_length * batch / record.world.world_size
