@@ -23,6 +23,10 @@ class CastEngine(TorchEngine):
         super().__init__(*args)
         self._low = copy.deepcopy(self.module)
         cast_parameters(self._low, compute_dtype(self.context.precision))
+        # A copy of a module is not compiled.
+        for low, master in zip(self._low.modules(), self.module.modules(), strict=True):
+            if getattr(master, "_compiled_call_impl", None) is not None:
+                low.compile()
 
     def forward(self, batch: Batch) -> Tensor:
         return self.context.compute_loss(self._low, batch)

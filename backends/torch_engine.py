@@ -81,6 +81,8 @@ class TorchEngine(Engine):
         self.scaler = scaler
         self._micro_steps = 0
         self._micro_step_stack = ExitStack()
+        if context.compile == "model":
+            module.compile()
 
     def forward(self, batch: Batch) -> Tensor:
         if torch.is_grad_enabled():

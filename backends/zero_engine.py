@@ -47,6 +47,8 @@ class ZeroEngine(Engine):
         self.stage = stage
         self.parameter_count = parameter_count
         self.loading = loading
+        if context.compile == "model":
+            engine.compile()
 
     def forward(self, batch: Batch) -> Tensor:
         return self.context.compute_loss(self.engine, batch)
@@ -150,6 +152,8 @@ class ZeroEngine(Engine):
             "optimizer_wrapper": type(self.engine.optimizer).__name__,
             "reduce_bucket_elements": zero.reduce_bucket_size,
             "allgather_bucket_elements": zero.allgather_bucket_size,
+            "overlap_comm": zero.overlap_comm,
+            "contiguous_gradients": zero.contiguous_gradients,
             "parameter_persistence_elements": zero.param_persistence_threshold if self.stage == 3 else None,
             **(self._fetching(zero) if self.stage == 3 else {}),
             **({HOOKED_WITHOUT_GATHER: True} if self.loading != "full" else {}),

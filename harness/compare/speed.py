@@ -85,9 +85,14 @@ def hardware_flops_per_second(run: Run) -> float | None:
     shape, samples = geometry(run.record), run.samples_per_second
     if shape is None or samples is None:
         return None
-    model = run.record.model
-    recomputation = model is not None and model.activation_checkpointing
-    return hardware_flops_per_token(shape, recomputation=recomputation) * shape.sequence_length * samples
+    each = hardware_flops_per_token(shape, recomputation=recomputation(run.record))
+    return each * shape.sequence_length * samples
+
+
+def recomputation(record: Record) -> bool | str:
+    """What the backward pass computes once more: nothing where the model as built does not recompute."""
+    built = record.model is not None and record.model.activation_checkpointing
+    return (record.job.training.activation_checkpointing or True) if built else False
 
 
 def least_flops_per_second(run: Run) -> float | None:

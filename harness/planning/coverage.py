@@ -20,7 +20,7 @@ def why_states_alone(model: PlannedModel, job: Job) -> str | None:
     elif architecture is not None and not architecture.causal:
         what = f"of {model.architecture}, which is no causal language model,"
     else:
-        return None
+        return _why_axes_are_not(job)
     return (
         f"activations and speed {what} are not predicted, only those of causal language models of "
         "transformers; model states and traffic are"
@@ -32,3 +32,21 @@ def require_activations(model: PlannedModel, job: Job) -> None:
     reason = why_states_alone(model, job)
     if reason is not None:
         raise HarnessError(reason)
+
+
+def _why_axes_are_not(job: Job) -> str | None:
+    """Settings of a job that change what a step keeps and computes, and that no profile covers."""
+    given = [
+        f"{name}={value}"
+        for name, value, covered in (
+            ("model.compile", job.model.compile, ("none",)),
+            ("loss.chunk_tokens", job.loss.chunk_tokens, (None,)),
+            ("training.activation_checkpointing", job.training.activation_checkpointing, (False, True)),
+        )
+        if value not in covered
+    ]
+    if not given:
+        return None
+    return (
+        f"activations and speed under {' and '.join(given)} are not predicted; model states and traffic are"
+    )

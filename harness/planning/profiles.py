@@ -56,7 +56,7 @@ def workload_profile(
         config,
         route=precision_route(workload),
         attention=_kernel(model),
-        checkpointing=workload.activation_checkpointing,
+        checkpointing=bool(workload.activation_checkpointing),
         single_sample=workload.micro_batch_size == 1,
         device=workload.device,
         dropout=model.dropout,

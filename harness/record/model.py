@@ -171,6 +171,12 @@ class ObservedPart(Part):
     """Whether blocks recompute their activations."""
     compiled: bool | None = None
     """Whether a module is compiled by torch.compile."""
+    compiled_graphs: int | None = None
+    """Graphs that the compiler made in a rank's process; None: nothing is compiled."""
+    graph_breaks: int | None = None
+    """Places where Python code interrupts a graph."""
+    recompilations: int | None = None
+    """Functions compiled once more because what their code assumed no longer held."""
     dropout: float | None = None
     """The largest probability in the live model."""
     tf32: bool | None = None

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from harness.backends.base import OptimizerImplementation
 from harness.spec.adapter import AdapterSection
@@ -15,6 +23,7 @@ from harness.spec.loss import LossSection
 from harness.spec.model import ModelSection
 from harness.spec.section import Section
 from harness.spec.task import DEFAULT_TASK, Task, require_fitting
+from harness.theory.recomputation import PARTIAL_CHECKPOINTING
 
 DEFAULT_GLOBAL_BATCH_SIZE = 8
 DEFAULT_STEPS = 20
@@ -80,8 +89,11 @@ class TrainingSection(Section):
     gradient_clipping: PositiveFloat | None = Field(
         1.0, description="largest global L2 norm of the gradient; null: none"
     )
-    activation_checkpointing: bool = Field(
-        False, description="recompute each block's activations in the backward pass"
+    activation_checkpointing: bool | Annotated[str, Field(pattern=PARTIAL_CHECKPOINTING)] = Field(
+        False,
+        description="recompute activations in the backward pass: of every block (true or all), of every N-th "
+        "(every-N), of every block but for its matrix products and attention, which are kept (selective), or "
+        "of none (false or none)",
     )
     initial_loss_scale: PositiveFloat = Field(
         2.0**16, description="first loss scale of fp16-mixed; a power of two"
@@ -94,6 +106,16 @@ class TrainingSection(Section):
         True, description="deterministic kernels; on CUDA an operator without one fails the run"
     )
     tf32: bool = Field(False, description="TF32 matrix products on CUDA")
+
+    @field_validator("activation_checkpointing", mode="before")
+    @classmethod
+    def _one_name_each(cls, value: Any) -> Any:
+        """The words for true and false are those values, so that they are the same job."""
+        return (
+            {"none": False, "all": True, "every-1": True}.get(value, value)
+            if isinstance(value, str)
+            else value
+        )
 
     @model_validator(mode="after")
     def _consistent(self) -> TrainingSection:
@@ -170,6 +192,19 @@ class Job(Section):
             raise ValueError(
                 f"`adapter` on task {self.task} would leave a new head frozen at random weights; use task "
                 "causal-lm or seq2seq, or train all weights"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _chunks_have_logits(self) -> Job:
+        if self.loss.chunk_tokens is None:
+            return self
+        if self.task != DEFAULT_TASK or self.model.factory is not None:
+            raise ValueError("`loss.chunk_tokens` needs task causal-lm and a model of transformers")
+        if self.model.compile == "model":
+            raise ValueError(
+                "`loss.chunk_tokens` hands the output layer other labels in each step, for which a model is "
+                "compiled anew; use `model.compile: block`"
             )
         return self
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from harness.spec.factory import Factory, arguments_field, factory_field
 from harness.spec.section import Section
@@ -26,8 +26,18 @@ class LossSection(Section):
         "-100. Other tasks: labels of text, samples of classes",
     )
 
+    chunk_tokens: PositiveInt | None = Field(
+        None,
+        # Documents of earlier jobs stay as they are.
+        exclude_if=lambda value: value is None,
+        description="task causal-lm: tokens whose logits are computed at once, and once more in the backward "
+        "pass, for large vocabularies; null: those of all tokens",
+    )
+
     @model_validator(mode="after")
     def _arguments_are_used(self) -> LossSection:
         if self.arguments and self.factory is None:
             raise ValueError("`arguments` need a `factory`")
+        if self.chunk_tokens is not None and self.factory is not None:
+            raise ValueError("`chunk_tokens` would be ignored by a `factory`; remove one of them")
         return self

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from harness.backends.base import Compile
 from harness.spec.factory import Factory, arguments_field, factory_field
 from harness.spec.section import Section
 
@@ -63,6 +64,13 @@ class ModelSection(Section):
         ge=0,
         lt=1,
         description="probability written to every dropout of the model; null: as the model has it",
+    )
+    compile: Compile = Field(
+        "none",
+        # Documents of earlier jobs stay as they are.
+        exclude_if=lambda value: value == "none",
+        description="torch.compile: of each block (block), of the whole model as the strategy wraps it "
+        "(model; DeepSpeed: `engine.compile()`), or not at all",
     )
 
     @model_validator(mode="after")

@@ -34,7 +34,11 @@ def require_fitting(task: Task, model: ModelSection, data: DataSection, loss: Lo
         raise ValueError("task custom needs `data.factory`: nothing else says what its samples are")
     if data.target_length is not None and task != "seq2seq":
         raise ValueError("`data.target_length` is of task seq2seq; it would be ignored")
-    if task != "custom" and loss.factory is None and loss != LossSection():
+    if (
+        task != "custom"
+        and loss.factory is None
+        and loss.model_copy(update={"chunk_tokens": None}) != LossSection()
+    ):
         raise ValueError(f"`loss` of task {task} is the task's own; give `loss.factory`, or leave it out")
     if task != "custom" and loss.targets != "samples":
         raise ValueError(f"`loss.targets` is of task custom; task {task} has its own")

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.theory.recomputation import recomputed_share
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelGeometry:
@@ -36,10 +38,13 @@ def model_flops_per_token(geometry: ModelGeometry) -> int:
     return 6 * geometry.multiplying_parameters + attention_flops_per_token(geometry)
 
 
-def hardware_flops_per_token(geometry: ModelGeometry, *, recomputation: bool) -> int:
-    """Model FLOPs, and with recomputation 2 N + 4 L H Q T of the blocks once more."""
+def hardware_flops_per_token(geometry: ModelGeometry, *, recomputation: bool | str) -> int:
+    """Model FLOPs, and 2 N + 4 L H Q T once more of the blocks that recompute.
+
+    recomputation: as `training.activation_checkpointing` has it.
+    """
     again = 2 * geometry.block_parameters + attention_flops_per_token(geometry) // 3
-    return model_flops_per_token(geometry) + (again if recomputation else 0)
+    return model_flops_per_token(geometry) + int(again * recomputed_share(recomputation, geometry.layers))
 
 
 def least_flops_per_token(geometry: ModelGeometry) -> int:

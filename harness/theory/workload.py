@@ -90,7 +90,8 @@ class Workload:
     sequence_length: int | None = None
     gradient_clipping: float | None = 1.0
     """Largest norm of the gradient; None or 0: no clipping."""
-    activation_checkpointing: bool = False
+    activation_checkpointing: bool | str = False
+    """As `training.activation_checkpointing` of the job."""
     recomputed_until: str | None = None
     """The module of each block in which its recomputation stops; None: not known."""
     optimizer_implementation: OptimizerImplementation = "default"

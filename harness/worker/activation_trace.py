@@ -19,9 +19,10 @@ from torch.autograd import graph
 from harness.backends.blocks import transformer_blocks
 from harness.backends.precision import cast_parameters
 from harness.theory.activations import ActivationProfile, to_json
+from harness.worker.checkpointed import enable_checkpointing
 from harness.worker.kernel_scratch import CudaAutocast, kernel_scratch
 from harness.worker.losses import summed_cross_entropy
-from harness.worker.model import enable_checkpointing, set_dropout
+from harness.worker.model import set_dropout
 from harness.worker.storage_events import Event, StorageEvents, autograd_sequence
 from harness.worker.trace_profile import profile_of_events
 

@@ -11,12 +11,13 @@ from torch import nn
 from harness.errors import JobError
 from harness.spec import Job
 from harness.worker.adapter import add_adapters, hold_frozen
+from harness.worker.checkpointed import enable_checkpointing
 from harness.worker.description import describe_layout, describe_model
 from harness.worker.gradient_flow import modules_without_gradient
 from harness.worker.loading.own_skeleton import why_whole
 from harness.worker.loop import describe_data, training_steps
 from harness.worker.losses import loss_function
-from harness.worker.model import enable_checkpointing, model_config
+from harness.worker.model import model_config
 from harness.worker.model_classes import from_config
 from harness.worker.module_uses import irregular_uses
 from harness.worker.optimizer import decaying_names
@@ -49,7 +50,7 @@ def model_facts(job: Job, samples: Samples) -> dict[str, Any]:
     model = _without_weights(job, config)
     declare_blocks(model, job.model)
     if config is None and job.training.activation_checkpointing:
-        enable_checkpointing(model)
+        enable_checkpointing(model, job.training.activation_checkpointing)
     add_adapters(job, model)
     hold_frozen(job, model)
     loss_function(job, model)

@@ -12,8 +12,8 @@ from harness.backends.base import Unsupported
 from harness.backends.blocks import transformer_blocks
 from harness.backends.precision import dtype_name
 from harness.record import AttentionPart, GeometryPart, LayoutPart, ModelPart, TensorPart
+from harness.worker.checkpointed import uses_checkpointing
 from harness.worker.factories import configuration
-from harness.worker.model import uses_checkpointing
 from harness.worker.module_uses import REGULAR, Uses
 from harness.worker.optimizer import frozen_names
 

@@ -16,6 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from harness.backends.base import World
 from harness.run_directory.request import LOCAL_RENDEZVOUS, RunRequest
+from harness.worker.compiling import pin_compiler
 from harness.worker.devices import require_own_devices, take_device
 from harness.worker.progress_bars import keep_lock_of_bars
 
@@ -52,6 +53,8 @@ def prepare_process(request: RunRequest, world: World) -> None:
         torch.backends.cuda.matmul.allow_tf32 = request.job.training.tf32
         torch.backends.cudnn.allow_tf32 = request.job.training.tf32
     pin_determinism(world.device, wanted=request.job.training.deterministic)
+    if request.job.model.compile != "none":
+        pin_compiler(world.device)
 
 
 def note_out_of_memory() -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from harness.backends.base import Batch
 from harness.errors import JobError
 from harness.spec import Job
+from harness.worker.chunked_head import chunked_cross_entropy
 from harness.worker.dataset import IGNORED, LABELS
 from harness.worker.factories import call_factory
 
@@ -36,6 +37,8 @@ def loss_function(job: Job, model: nn.Module) -> ComputeLoss:
     if job.loss.factory is not None:
         return _own(job)
     config: Any = getattr(model, "config", None)
+    if job.loss.chunk_tokens is not None:
+        return chunked_cross_entropy
     if job.task == "causal-lm":
         return _next_token if job.model.factory else summed_cross_entropy
     if job.task == "seq2seq":

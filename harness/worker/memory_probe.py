@@ -109,6 +109,8 @@ class MemoryProbe:
 
         Not in a backward pass that recomputes: libraries then gather ahead in both directions.
         """
+        if torch.compiler.is_compiling():
+            return  # of what a graph calls nothing stands between gathering and use
         if not module._parameters or torch._C._current_graph_task_id() != NO_BACKWARD:
             return
         begin = time.perf_counter()

@@ -14,6 +14,9 @@ from harness.errors import JobError
 from harness.spec import Job
 from harness.spec.data import IMAGES
 from harness.worker.adapter import add_adapters, hold_frozen
+from harness.worker.checkpointed import enable_checkpointing
+from harness.worker.chunked_head import chunk_head
+from harness.worker.compiling import compile_blocks
 from harness.worker.custom_code import one_at_a_time, why_refused
 from harness.worker.dataset import DataFacts
 from harness.worker.hub import settle_hub
@@ -128,7 +131,7 @@ def finish_model(job: Job, model: nn.Module) -> None:
     """Put the job's blocks, precision and checkpointing on a model as the library made it."""
     declare_blocks(model, job.model)
     if job.training.activation_checkpointing:
-        enable_checkpointing(model)
+        enable_checkpointing(model, job.training.activation_checkpointing)
     compute = COMPUTE_DTYPES[job.training.precision]
     if compute is not torch.float32:
         with torch.no_grad():
@@ -140,6 +143,10 @@ def finish_model(job: Job, model: nn.Module) -> None:
     hold_frozen(job, model)
     if job.task in ("classification", "custom") or job.model.factory is not None:
         model.register_forward_pre_hook(_narrow_inputs, with_kwargs=True)
+    if job.loss.chunk_tokens is not None:
+        chunk_head(model, job.loss.chunk_tokens)
+    if job.model.compile == "block":
+        compile_blocks(model)
     model.train()
 
 
@@ -157,29 +164,6 @@ def _narrow_inputs(model: nn.Module, inputs: Any, keywords: Any) -> Any:
         return value.to(weights) if is_wide else value
 
     return tree_map(narrowed, (inputs, keywords))
-
-
-def enable_checkpointing(model: Any) -> None:
-    """Raises JobError for a model that cannot recompute activations."""
-    if not getattr(model, "supports_gradient_checkpointing", True) or not hasattr(
-        model, "gradient_checkpointing_enable"
-    ):
-        raise JobError(
-            f"training.activation_checkpointing: {type(model).__name__} has no gradient checkpointing; set "
-            "it to false"
-        )
-    if hasattr(model, "activation_checkpointing_enable"):
-        model.activation_checkpointing_enable()
-    else:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-
-
-def uses_checkpointing(model: nn.Module) -> bool:
-    """Whether blocks recompute their activations; transformers 5 renamed the property."""
-    for name in ("is_activation_checkpointing", "is_gradient_checkpointing"):
-        if hasattr(type(model), name):
-            return bool(getattr(model, name))
-    return False
 
 
 def _given_config(job: Job, facts: DataFacts) -> PreTrainedConfig:

@@ -18,6 +18,7 @@ from harness.backends.precision import dtype_name
 from harness.spec import OptimizerSection
 from harness.worker.accelerator import uses_tf32
 from harness.worker.batch_digest import SeenBatch, batch_hash_sum, content_digests
+from harness.worker.compiling import compiler_facts, is_compiled
 from harness.worker.environment import is_deterministic
 from harness.worker.factories import configuration
 from harness.worker.losses import ComputeLoss, summed_cross_entropy
@@ -88,8 +89,8 @@ class Observer:
         if torch.is_grad_enabled() and self._digests is not None:
             self._digests += content_digests(batch)
         if self._watch.at_work and not self._wrapped_compiled:
-            # torch.compile(model) leaves the model as it is and wraps it.
-            self._wrapped_compiled = any(type(m).__name__ == "OptimizedModule" for m in module.modules())
+            # What wraps the model may be compiled while the model itself is left as it is.
+            self._wrapped_compiled = is_compiled(module)
         loss = self._loss(module, batch)
         self._losses.append(loss.detach())
         return loss
@@ -233,6 +234,7 @@ class Observer:
             return {}
         every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
         frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+        compiled = self._wrapped_compiled or is_compiled(model)
         return {
             "tied_parameters": len(every) - len(list(model.named_parameters())),
             "frozen_parameters": sorted(_bare_names(frozen) - self._frozen),
@@ -243,8 +245,8 @@ class Observer:
             "activation_checkpointing": any(
                 getattr(module, "gradient_checkpointing", False) for module in model.modules()
             ),
-            "compiled": self._wrapped_compiled
-            or any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()),
+            "compiled": compiled,
+            **(compiler_facts() if compiled else {}),
             "dropout": _largest_dropout(model),
         }
 

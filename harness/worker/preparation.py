@@ -62,6 +62,7 @@ def prepare_engine(
             initial=job.training.initial_loss_scale,
             growth_interval=job.training.loss_scale_growth_interval,
         ),
+        compile=job.model.compile,
     )
     engine = backend.prepare(
         source, lambda named: observer.build_optimizer(named, job.optimizer, decaying[-1]), context

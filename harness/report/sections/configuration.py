@@ -13,7 +13,8 @@ from harness.record import Record
 from harness.report.document import Block, Folded, Paragraph, Section, yaml_code
 
 OBSERVED_SETTINGS = (
-    "attention", "activation_checkpointing", "compiled", "dropout", "tf32", "deterministic",
+    "attention", "activation_checkpointing", "compiled",
+    "compiled_graphs", "graph_breaks", "recompilations", "dropout", "tf32", "deterministic",
     "tied_parameters", "frozen_parameters", "parameters_left_out", "master_dtypes", "optimizer_state_dtypes",
 )  # fmt: skip
 """What the harness saw of the live model and optimizer, whatever the backend says of itself."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from harness.theory.layout import Tensor, ceil_to
 from harness.theory.loading import loading_collectives
+from harness.theory.recomputation import SELECTIVE, blocks_between
 from harness.theory.terms import (
     BACKWARD,
     DIGEST,
@@ -94,6 +95,8 @@ def _unknown(workload: Workload) -> str | None:
         return "what ZeRO-3 gathers to recompute blocks with frozen weights was not looked up"
     if workload.activation_checkpointing and how.blocks:
         return "what ZeRO-3 gathers to recompute a block that it gathers at once was not looked up"
+    if workload.activation_checkpointing == SELECTIVE:
+        return "where recomputation that keeps matrix products stops in a block was not looked up"
     if how.gathers_each_use and workload.activation_checkpointing and workload.recomputed_until is None:
         return (
             "recomputation stops in the module of a block that runs last and leaves its weights gathered for "
@@ -191,8 +194,9 @@ def _recomputed(workload: Workload) -> list[Tensor]:
     this module's post-forward hook, which would release its weights, does not run.
     """
     layout = workload.layout
-    last = tuple(f"{block}.{workload.recomputed_until}." for block in layout.blocks)
-    blocks = tuple(f"{block}." for block in layout.blocks)
+    again = layout.blocks[:: blocks_between(workload.activation_checkpointing)]
+    last = tuple(f"{block}.{workload.recomputed_until}." for block in again)
+    blocks = tuple(f"{block}." for block in again)
     return [t for t in layout.parameters if t.name.startswith(blocks) and not t.name.startswith(last)]
 
 

@@ -14,6 +14,7 @@ from harness.backends.blocks import transformer_blocks
 from harness.backends.precision import dtype_name
 from harness.record import LayoutPart, ModelPart, ObservedPart, TensorPart
 from harness.worker.accelerator import uses_tf32
+from harness.worker.compiling import is_compiled
 from harness.worker.description import describe_geometry
 from harness.worker.environment import is_deterministic
 from harness.worker.observing.live import Live, Optimizers
@@ -136,10 +137,7 @@ def observed_part(live: Live, optimizers: Optimizers) -> ObservedPart:
         frozen_parameters=sorted(bare_name(name) for name, p in own.items() if not p.requires_grad),
         attention=getattr(model.config, "_attn_implementation", None) if model is not None else None,
         activation_checkpointing=recomputes(live.bare),
-        compiled=any(
-            type(m).__name__ == "OptimizedModule" or getattr(m, "_compiled_call_impl", None) is not None
-            for m in live.bare.modules()
-        ),
+        compiled=is_compiled(live.bare),
         dropout=largest_dropout(live.bare),
         tf32=uses_tf32(),
         deterministic=is_deterministic("cuda" if torch.cuda.is_initialized() else "cpu"),

@@ -1,5 +1,7 @@
 """Closed forms of floating-point operations, and the table of device peaks."""
 
+from dataclasses import replace
+
 import pytest
 
 from harness.theory.device_peaks import DEVICE_PEAKS, find_peak
@@ -95,3 +97,12 @@ def test_no_rate_is_the_one_with_sparsity() -> None:
         if {"tf32", "bfloat16"} <= device.teraflops.keys():
             ratio = device.teraflops["tf32"] / device.teraflops["bfloat16"]
             assert ratio == pytest.approx(0.5, abs=0.011), device.words
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "blocks"), [("every-2", 2), ("every-3", 1), ("every-7", 1), ("selective", 0), (True, 3)]
+)
+def test_recomputation_of_some_blocks_adds_their_share(checkpointing: bool | str, blocks: int) -> None:
+    three = replace(GEOMETRY, layers=3, block_parameters=600)
+    added = hardware_flops_per_token(three, recomputation=checkpointing) - model_flops_per_token(three)
+    assert added == blocks * (2 * 200 + 4 * 8 * 16)
