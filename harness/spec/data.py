@@ -80,6 +80,13 @@ class DataSection(Section):
             "padded. Default: true for prose and text, false otherwise"
         ),
     )
+    document_attention: Literal["across", "within"] = Field(
+        "across",
+        # Documents of earlier jobs stay as they are.
+        exclude_if=lambda value: value == "across",
+        description="where samples are packed: tokens attend across documents of a sample, or within "
+        "their own one only, with positions that restart and no target at a document's first token",
+    )
     shuffle: bool = Field(True, description="permute samples in each epoch, from the seed")
     limit: PositiveInt | None = Field(None, description="use at most so many samples")
     targets: Targets = Field(
@@ -116,6 +123,8 @@ class DataSection(Section):
             raise ValueError(f"`prompt_field` needs source {', '.join(ROWS)} and `packed: false`")
         if self.targets != "text" and not (self.source == "squad" or self.prompt_field):
             raise ValueError("`targets` needs samples with a prompt: source squad, or a `prompt_field`")
+        if self.document_attention == "within" and not self.is_packed:
+            raise ValueError("`document_attention` is of packed samples; set `packed: true`")
         if self.source == "squad" and self.packed:
             raise ValueError("source 'squad' is one sample per question; leave `packed` out")
         if self.sequence_length < 2:

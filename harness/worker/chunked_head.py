@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from harness.backends.base import Batch
 from harness.errors import JobError
 from harness.worker.dataset import IGNORED, LABELS
+from harness.worker.packed import inputs_of
 
 
 class ChunkedHead(nn.Linear):
@@ -72,7 +73,7 @@ def chunked_cross_entropy(module: nn.Module, batch: Batch) -> Tensor:
     labels = batch[LABELS]
     head.labels = functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
     try:
-        output = module(input_ids=batch["tokens"], use_cache=False)
+        output = module(**inputs_of(batch), use_cache=False)
         returned = head.returned
     finally:
         head.labels = head.returned = None

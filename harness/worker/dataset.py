@@ -11,6 +11,8 @@ from torch import Tensor
 
 from harness.backends.base import Batch
 
+POSITIONS = "positions"
+"""Field of samples whose tokens attend within their own document only: each token's place in that."""
 IGNORED = -100
 """Label of a position that is no target: the ignore_index of torch's cross entropy."""
 LABELS = "labels"

@@ -16,6 +16,7 @@ from harness.spec import Job
 from harness.worker.chunked_head import chunked_cross_entropy
 from harness.worker.dataset import IGNORED, LABELS
 from harness.worker.factories import call_factory
+from harness.worker.packed import inputs_of, require_packing
 
 ComputeLoss = Callable[[nn.Module, Batch], Tensor]
 
@@ -26,7 +27,7 @@ def summed_cross_entropy(module: nn.Module, batch: Batch) -> Tensor:
     batch: `tokens` and `labels`, int64 (samples, length). Padding stands on the right, so causal
     attention keeps it away from every target and no mask is needed.
     """
-    return _of_next_token(module(input_ids=batch["tokens"], use_cache=False), batch)
+    return _of_next_token(module(**inputs_of(batch), use_cache=False), batch)
 
 
 def loss_function(job: Job, model: nn.Module) -> ComputeLoss:
@@ -37,6 +38,8 @@ def loss_function(job: Job, model: nn.Module) -> ComputeLoss:
     if job.loss.factory is not None:
         return _own(job)
     config: Any = getattr(model, "config", None)
+    if job.data.document_attention == "within":
+        require_packing(job, model)
     if job.loss.chunk_tokens is not None:
         return chunked_cross_entropy
     if job.task == "causal-lm":

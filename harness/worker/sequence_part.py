@@ -86,6 +86,10 @@ def why_undivided(job: Job, model: nn.Module, parts: int) -> str | None:
             f"task '{job.task}'{', a model' if job.model.factory else ''}"
             f"{', a loss' if job.loss.factory else ''} of one's own"
         )
+    if job.data.document_attention == "within":
+        return "documents kept apart need a mask, which divided attention does not take"
+    if job.loss.chunk_tokens is not None:
+        return "the loss of a part of a sample is computed at once; set loss.chunk_tokens=null"
     if job.evaluation.answer_tokens is not None:
         return (
             "texts grow by one token at a time, which ranks cannot divide; set evaluation.answer_tokens=null"
