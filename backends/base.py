@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Preset = Literal["like-for-like", "library-defaults"]
 Compile = Literal["none", "block", "model"]
+OptimizerKind = Literal["adamw", "adamw-8bit"]
 OptimizerImplementation = Literal["default", "for-loop", "foreach", "fused"]
 Batch = dict[str, "Tensor"]
 TensorKind = Literal["weights", "gathered", "gradients", "masters", "optimizer", "buffers", "communication"]
@@ -79,6 +80,8 @@ class SetupContext:
     compute_loss: Callable[[nn.Module, Batch], Tensor]
     """(module, batch) -> scalar: cross entropy summed over the batch's target tokens."""
     loss_scale: LossScale = field(default_factory=LossScale)
+    optimizer: OptimizerKind = "adamw"
+    """What `build_optimizer` returns."""
     compile: Compile = "none"
     """'model': the engine compiles what its forward pass calls. 'block': the blocks of the model that
     `build_model` returns are compiled already."""

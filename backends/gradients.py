@@ -17,6 +17,13 @@ def local_shard(tensor: Tensor) -> Tensor:
     return to_local() if to_local is not None else tensor
 
 
+def stored_tensors(tensor: Tensor) -> list[Tensor]:
+    """What lies in this rank's memory of a tensor: of a quantised one codes, scales and table."""
+    local = local_shard(tensor)
+    flatten = getattr(local, "__tensor_flatten__", None)
+    return [getattr(local, name) for name in flatten()[0]] if flatten is not None else [local]
+
+
 def global_norm(gradients: Iterable[Tensor], group: dist.ProcessGroup | None) -> float:
     """L2 norm of the gradient whose disjoint parts the ranks of `group` hold; None: all of it is here.
 

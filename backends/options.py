@@ -43,6 +43,10 @@ class SingleOptions(BackendOptions):
         description="fp32: the gradient norm added in fp32 by tensor, as torch.nn.utils.clip_grad_norm_ "
         "does, instead of in fp64",
     )
+    states: Literal["fp32"] | None = Field(
+        None,
+        description="fp32: AdamW with states of full width in place of an optimizer of fewer bits",
+    )
     backward: Literal["reordered"] | None = Field(
         None,
         description="reordered: gradients that reach a tensor from several modules are added in another "

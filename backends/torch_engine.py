@@ -21,7 +21,7 @@ from harness.backends.checkpoints.adam import (
     update_count,
 )
 from harness.backends.checkpoints.torch_pieces import bare_optimizer, whole_pieces
-from harness.backends.gradients import clip, fp32_norm, global_norm, local_shard
+from harness.backends.gradients import clip, fp32_norm, global_norm, local_shard, stored_tensors
 from harness.backends.model_source import Loading
 from harness.backends.optimizer_implementation import optimizer_implementation
 from harness.backends.piece import Piece, Progress
@@ -222,8 +222,8 @@ class TorchEngine(Engine):
     def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
         for state in self.optimizer.state.values():
             for value in state.values():
-                if isinstance(value, Tensor):
-                    yield "optimizer", local_shard(value)
+                for held in stored_tensors(value) if isinstance(value, Tensor) else ():
+                    yield "optimizer", held
         for parameter in self.module.parameters():
             yield "weights", local_shard(parameter.detach())
             if parameter.grad is not None:

@@ -18,7 +18,7 @@ from harness.backends.checkpoints.zero_pieces import (
     zero_pieces,
     zero_progress,
 )
-from harness.backends.gradients import global_norm
+from harness.backends.gradients import global_norm, stored_tensors
 from harness.backends.model_source import Loading
 from harness.backends.optimizer_implementation import optimizer_implementation
 from harness.backends.piece import Piece, Progress
@@ -193,8 +193,8 @@ class ZeroEngine(Engine):
         optimizer = self.engine.optimizer
         for state in self._basic_optimizer().state.values():
             for value in state.values():
-                if isinstance(value, Tensor):
-                    yield "optimizer", value
+                for held in stored_tensors(value) if isinstance(value, Tensor) else ():
+                    yield "optimizer", held
         for kind, names in KEPT_BY_DEEPSPEED.items():
             for name in names:
                 for tensor in tensors_in(getattr(optimizer, name, None)):

@@ -110,7 +110,7 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
     sentences = [_sentence("tight", tight, factor, splits, "fp32")]
     levels = [_level("tight", factor, splits, measured, "fp32")]
     band = None
-    if precision != "fp32":
+    if precision != "fp32" or others:
         unit = "fp32" if others else precision
         measured = [distance(reference, record) for record in others]
         band = _limits(reference, measured, BAND_FACTOR, UNIT_ROUNDOFF[unit])
@@ -137,7 +137,8 @@ def is_variant(record: Record) -> bool:
 
 
 def _other_precision(record: Record) -> bool:
-    return record.backend.options.get("precision") is not None
+    options = record.backend.options
+    return options.get("precision") is not None or options.get("states") is not None
 
 
 def _limits(reference: Record, measured: list[Distance], factor: float, unit: float) -> Limits:

@@ -40,6 +40,7 @@ def _why_axes_are_not(job: Job) -> str | None:
         f"{name}={value}"
         for name, value, covered in (
             ("model.compile", job.model.compile, ("none",)),
+            ("optimizer.kind", job.optimizer.kind, ("adamw",)),
             ("data.document_attention", job.data.document_attention, ("across",)),
             ("loss.chunk_tokens", job.loss.chunk_tokens, (None,)),
             ("training.activation_checkpointing", job.training.activation_checkpointing, (False, True)),

@@ -99,6 +99,7 @@ class Scenario:
             shard_size=self.shard_size,
             ranks_per_node=self.ranks_per_node,
             precision=training.precision,
+            optimizer=self.job.optimizer.kind,
             preset=self.preset,
             micro_batch_size=self.micro_batch_size,
             accumulation_steps=self.accumulation_steps,

@@ -159,6 +159,8 @@ class ObservedPart(Part):
     """Of the tensors that the optimizer updates."""
     optimizer_state_dtypes: list[str] = []
     """Of the moments that the optimizer keeps."""
+    wide_optimizer_bytes: int | None = None
+    """Of moments in full width that an 8-bit optimizer of the job could hold in 8 bits; None: it has none."""
     tied_parameters: int | None = None
     """Names that tied parameters have beyond their first, in the live model."""
     frozen_parameters: list[str] = []

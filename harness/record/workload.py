@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from harness.backends.base import OptimizerKind
 from harness.backends.presets import HOOKED_WITHOUT_GATHER
 from harness.backends.registry import strategy_of
 from harness.backends.strategy import StrategyKind
@@ -65,10 +67,16 @@ def of_job(job: Job, *, layout: LayoutPart, architecture: str | None, **world: A
         sequence_length=job.data.sequence_length,
         gradient_clipping=training.gradient_clipping,
         activation_checkpointing=training.activation_checkpointing,
+        optimizer=optimizer_kind(job, world.get("options", {})),
         optimizer_implementation=job.optimizer.implementation,
         recomputed_until=recomputed_until(architecture),
         **world,
     )
+
+
+def optimizer_kind(job: Job, options: Mapping[str, Any]) -> OptimizerKind:
+    """The optimizer that runs: `single:states=fp32` has AdamW in place of one of fewer bits."""
+    return "adamw" if options.get("states") == "fp32" else job.optimizer.kind
 
 
 def layout_of(part: LayoutPart) -> Layout:

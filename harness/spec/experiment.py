@@ -215,6 +215,10 @@ class Experiment(Job):
         measure, steps = self.measure, self.training.steps
         if not measure.saves_checkpoint:
             return self
+        if self.optimizer.kind != "adamw":
+            raise ValueError(
+                f"`measure.checkpoint` saves moments of `optimizer.kind: adamw`, not of {self.optimizer.kind}"
+            )
         if not measure.timed:
             raise ValueError(
                 "`measure.checkpoint` is saved after probed steps: it needs `measure.timed: true`"

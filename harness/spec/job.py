@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from harness.backends.base import OptimizerImplementation
+from harness.backends.base import OptimizerImplementation, OptimizerKind
 from harness.spec.adapter import AdapterSection
 from harness.spec.data import IMAGES, DataSection
 from harness.spec.loss import LossSection
@@ -36,6 +36,13 @@ FACTORIES = (("model", "factory"), ("data", "factory"), ("loss", "factory"))
 class OptimizerSection(Section):
     """AdamW, every constant explicit."""
 
+    kind: OptimizerKind = Field(
+        "adamw",
+        # Documents of earlier jobs stay as they are.
+        exclude_if=lambda value: value == "adamw",
+        description="adamw: torch's, moments in the dtype of the weights that it updates; adamw-8bit: "
+        "torchao's, moments in blocks of 256 with 8 bits each (needs the extra low-bit)",
+    )
     learning_rate: PositiveFloat = Field(1e-3, description="peak learning rate")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
     beta2: float = Field(0.95, ge=0, lt=1, description="decay of the second moment")
@@ -53,6 +60,12 @@ class OptimizerSection(Section):
             "kernel (fused); default: torch's choice, foreach on CUDA and for-loop on the CPU"
         ),
     )
+
+    @model_validator(mode="after")
+    def _settings_take_effect(self) -> OptimizerSection:
+        if self.kind != "adamw" and self.implementation != "default":
+            raise ValueError(f"`implementation` would be ignored by `kind: {self.kind}`; leave it out")
+        return self
 
 
 class ScheduleSection(Section):

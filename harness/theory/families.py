@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from harness.theory import ddp, fsdp1, fsdp2, single, zero0, zero3, zero12
+from harness.theory.optimizer_states import with_optimizer
 from harness.theory.sequence import with_attention
 from harness.theory.terms import ModelStates, Volume
 from harness.theory.workload import Workload
@@ -34,7 +35,7 @@ FAMILIES: dict[str, ClosedForms] = {
 
 def model_states(workload: Workload) -> ModelStates:
     """The model states of the workload's family."""
-    return FAMILIES[workload.strategy.family].model_states(workload)
+    return with_optimizer(workload, FAMILIES[workload.strategy.family].model_states(workload))
 
 
 def collectives(workload: Workload) -> Volume:

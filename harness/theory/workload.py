@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.backends.base import OptimizerImplementation, Precision, Preset
+from harness.backends.base import OptimizerImplementation, OptimizerKind, Precision, Preset
 from harness.backends.mesh import Mesh
 from harness.backends.model_source import Loading
 from harness.backends.strategy import StrategyKind
@@ -94,6 +94,7 @@ class Workload:
     """As `training.activation_checkpointing` of the job."""
     recomputed_until: str | None = None
     """The module of each block in which its recomputation stops; None: not known."""
+    optimizer: OptimizerKind = "adamw"
     optimizer_implementation: OptimizerImplementation = "default"
     """As the job has it; 'default': torch chooses by device."""
     loading: Loading = "full"

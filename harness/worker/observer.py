@@ -22,6 +22,7 @@ from harness.worker.compiling import compiler_facts, is_compiled
 from harness.worker.environment import is_deterministic
 from harness.worker.factories import configuration
 from harness.worker.losses import ComputeLoss, summed_cross_entropy
+from harness.worker.low_bit import stored_dtype, wide_bytes
 from harness.worker.optimizer import build_adamw
 from harness.worker.optimizer_watch import OptimizerWatch
 
@@ -49,6 +50,7 @@ class Observer:
         self._probing = False
         self._instead: Callable[[nn.Module, Batch], Tensor] | None = None
         self._wrapped_compiled = False
+        self._low_bit = False
 
     @property
     def looks_closely(self) -> bool:
@@ -71,11 +73,12 @@ class Observer:
         named: Iterable[tuple[str, nn.Parameter]],
         section: OptimizerSection,
         decaying: frozenset[str],
-    ) -> torch.optim.AdamW:
+    ) -> torch.optim.Optimizer:
         """Build the job's optimizer and remember which parameters it was given."""
         pairs = list(named)
         optimizer = build_adamw(pairs, section, decaying, self._frozen)
         names = {id(parameter): name for name, parameter in pairs}
+        self._low_bit = section.kind == "adamw-8bit"
         self._given = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
         self._optimizer = optimizer
         return optimizer
@@ -196,8 +199,11 @@ class Observer:
             "optimizer_groups": [group for optimizer in at_work for group in self._groups(optimizer)],
             "master_dtypes": sorted({dtype_name(parameter.dtype) for parameter in held}),
             "optimizer_state_dtypes": sorted(
-                {dtype_name(tensor.dtype) for tensor in tensors["exp_avg"] + tensors["exp_avg_sq"]}
+                {dtype_name(stored_dtype(tensor)) for tensor in tensors["exp_avg"] + tensors["exp_avg_sq"]}
             ),
+            "wide_optimizer_bytes": wide_bytes(tensors["exp_avg"] + tensors["exp_avg_sq"])
+            if self._low_bit
+            else None,
         }
 
     def _groups(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

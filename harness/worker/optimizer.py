@@ -10,6 +10,7 @@ from torch import nn
 
 from harness.backends.base import OptimizerImplementation
 from harness.spec import OptimizerSection, ScheduleSection
+from harness.worker.low_bit import build_low_bit
 
 FOREACH_AND_FUSED: dict[OptimizerImplementation, tuple[bool | None, bool | None]] = {
     "default": (None, None),
@@ -39,8 +40,8 @@ def build_adamw(
     section: OptimizerSection,
     decaying: frozenset[str],
     frozen: frozenset[str] = frozenset(),
-) -> torch.optim.AdamW:
-    """AdamW with every constant explicit; the loop sets the learning rate before each step.
+) -> torch.optim.Optimizer:
+    """The job's AdamW with every constant explicit; the loop sets the learning rate before each step.
 
     frozen: names of parameters that it is not given.
     """
@@ -54,9 +55,12 @@ def build_adamw(
         {"params": decay, "weight_decay": section.weight_decay},
         {"params": keep, "weight_decay": 0.0},
     ]
+    groups = [group for group in groups if group["params"]]
+    if section.kind == "adamw-8bit":
+        return build_low_bit(groups, section)
     foreach, fused = FOREACH_AND_FUSED[section.implementation]
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        groups,
         lr=section.learning_rate,
         betas=(section.beta1, section.beta2),
         eps=section.epsilon,

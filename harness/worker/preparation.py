@@ -50,6 +50,9 @@ def prepare_engine(
     whole = why_whole(job, request.loading)
     loading: Loading = "full" if whole else request.loading
     source = JobModelSource(job, config, world, loading=loading, folder=weights_folder, on_built=note)
+    optimizer = job.optimizer
+    if getattr(backend.options, "states", None) == "fp32":
+        optimizer = optimizer.model_copy(update={"kind": "adamw"})
     context = SetupContext(
         world=world,
         precision=job.training.precision,
@@ -62,9 +65,10 @@ def prepare_engine(
             initial=job.training.initial_loss_scale,
             growth_interval=job.training.loss_scale_growth_interval,
         ),
+        optimizer=optimizer.kind,
         compile=job.model.compile,
     )
     engine = backend.prepare(
-        source, lambda named: observer.build_optimizer(named, job.optimizer, decaying[-1]), context
+        source, lambda named: observer.build_optimizer(named, optimizer, decaying[-1]), context
     )
     return engine, built

@@ -15,11 +15,11 @@ def assert_parity(
     matrix: Matrix, settings: Sequence[str], labels: Sequence[str] = NATIVE, world_size: int = 2
 ) -> dict[str, Record]:
     """Run the job under each of them; none may raise a finding. Return the records by canonical label."""
-    found = matrix.findings(labels, world_size, settings)
-    assert [(finding.id, finding.message) for finding in found] == []
+    found = [(f.id, f.message) for f in matrix.findings(labels, world_size, settings)]
+    assert found == [], found
     rows = matrix.compare(labels, world_size, settings).rows
     assert {row.record.backend.label for row in rows} == {"single", *map(canonical_label, labels)}
     levels = {row.record.backend.label: row.judgement.parity for row in rows}
-    low = any("bf16" in setting for setting in settings)
+    low = any("bf16" in setting or "8bit" in setting for setting in settings)
     assert set(levels.values()) <= {"exact", "tight", *(["band"] if low else [])}, levels
     return {row.record.backend.label: row.record for row in rows}

@@ -1,0 +1,39 @@
+"""Optimizer states that the job wants in 8 bits and that are not."""
+
+from __future__ import annotations
+
+from harness.compare.findings.finding import Finding, Kind, of_cells
+from harness.compare.rows import Row
+from harness.compare.runs import Runs
+
+KINDS = (
+    Kind(
+        id="low-bit-states-wide",
+        title="States of an 8-bit optimizer are in full width",
+        cause="torchao quantises a tensor only if its elements are a multiple of 256, and otherwise keeps "
+        "fp32 moments without a word. DeepSpeed updates flat partitions, whose length follows from the "
+        "number of ranks: the same job has 8-bit states on some world sizes and fp32 on others.",
+        confirm="`observed.wide_optimizer_bytes` of the record; the model states of the report.",
+        fix="Use another number of ranks, or a strategy that updates parameters one by one (DDP, FSDP2); "
+        "with DeepSpeed choose sizes whose sum is a multiple of 256 times the ranks.",
+    ),
+)
+
+
+def find(runs: Runs) -> list[Finding]:
+    """One finding per cell."""
+    return of_cells(runs, _judged)
+
+
+def _judged(row: Row) -> Finding | None:
+    observed = row.record.observed
+    wide = observed.wide_optimizer_bytes if observed else None
+    if row.record.job.optimizer.kind != "adamw-8bit" or not wide:
+        return None
+    return Finding(
+        id="low-bit-states-wide",
+        about=row.cell,
+        text=f"{wide:,} bytes of optimizer states are in full width although optimizer.kind is adamw-8bit: "
+        "the tensors are no multiple of 256 elements",
+        values={"wide_optimizer_bytes": wide},
+    )
