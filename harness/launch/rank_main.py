@@ -88,8 +88,10 @@ def _detach(log: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    except FileNotFoundError:  # the launcher was interrupted and took its folder away
-        os._exit(1)
+    except OSError:  # the launcher was interrupted and took its folder away, or the folder became read-only
+        from harness.run_directory.outcome import EVENTS_LOST
+
+        os._exit(EVENTS_LOST)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

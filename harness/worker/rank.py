@@ -75,13 +75,17 @@ def run_rank(run_directory: Path, on_termination: Callable[[], None] | None = No
     """
     request = RunRequest.read(run_directory)
     world = registry.placed(request.backend, world_of(request))
-    telling = _Telling(
-        started=time.perf_counter(),
-        events=EventWriter(rank_file(run_directory, world.rank)),
-        position=PositionWriter(run_directory, world.rank),
-        signals=SignalThread(),
-        on_termination=on_termination,
-    )
+    try:
+        telling = _Telling(
+            started=time.perf_counter(),
+            events=EventWriter(rank_file(run_directory, world.rank)),
+            position=PositionWriter(run_directory, world.rank),
+            signals=SignalThread(),
+            on_termination=on_termination,
+        )
+    except OSError as error:
+        sys.stderr.write(f"events cannot be written: {error}\n")
+        return EVENTS_LOST
     telling.signals.on_state_asked(run_directory, world.rank)
     try:
         prepare_process(request, world)

@@ -44,8 +44,9 @@ def untruths(seen: Seen) -> list[str]:
         return ["no record"]
     if any(call.code is None for call in seen.calls):
         return ["the command hung"]
-    if any("Traceback" in call.errors for call in seen.calls):
-        return ["the command printed a traceback"]
+    for call in seen.calls:
+        if "Traceback" in call.errors:
+            return [f"the command printed a traceback: {call.errors[-300:]!r}"]
     expected = EXPECTED[seen.injection.kind]
     error = seen.record.error
     if error is None:
