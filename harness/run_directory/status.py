@@ -125,7 +125,8 @@ def _exit_message(code: int | None) -> str:
         hint = " (the kernel's out-of-memory killer ends processes so)" if code == -9 else ""
         return f"the rank was killed by {signal_name(code)}{hint}"
     if code == EVENTS_LOST:
-        return f"the rank could not write its events (is the disk full, or the folder read-only?) and ended with exit code {code}"
+        why = "is the disk full, or the folder read-only?"
+        return f"the rank could not write its events ({why}) and ended with exit code {code}"
     return f"the rank ended with exit code {code} without having finished"
 
 
