@@ -39,6 +39,11 @@ class LibraryFact:
     accumulated: bool = False
     """Whether it concerns only several micro-steps per step."""
 
+    @property
+    def first(self) -> str:
+        """The first version of which it is true. Raises StopIteration where all earlier ones are included."""
+        return next(part.version for part in SpecifierSet(self.versions) if part.operator == ">=")
+
     def includes(self, given: str) -> bool:
         """Whether it is true of a version; never of one that PEP 440 does not know."""
         try:
@@ -72,10 +77,11 @@ FACTS = (
         stages=(2,), accumulated=True,
     ),
     LibraryFact(
-        id="zero0-bf16-scales-gradients", library="deepspeed", versions=">=0.18.5,<0.18.6", effect="wrong",
+        id="zero0-bf16-scales-gradients", library="deepspeed", versions=">=0.17.6,<0.18.6", effect="wrong",
         what="stage 0 in bf16 divides gradients by a loss scale never applied, and does not clear them",
         handled="the finding faulty-version",
-        source="https://github.com/deepspeedai/DeepSpeed/pull/7839, first released in 0.18.6; not run here",
+        source="https://github.com/deepspeedai/DeepSpeed/pull/7839, first released in 0.18.6; seen in 0.18.0 "
+        "and 0.18.5, not in 0.18.6; 0.17.5 takes another optimizer (engine.py, `DDP_BFLOAT16`)",
         stages=(0,), precisions=("bf16-mixed",),
     ),
     LibraryFact(

@@ -9,6 +9,7 @@ import pytest
 from harness.backends import library_facts
 from harness.backends.library_facts import FACTS, explain, fact, holds, unsupported
 from harness.compare.comparison import Comparison
+from harness.compare.findings.catalogue import kinds
 from harness.record import Record
 from tests.records import make_record
 
@@ -21,7 +22,7 @@ BEGIN, END = "<!-- facts -->\n\n", "\n<!-- end of facts -->"
     [
         ("zero-clips-by-default", ["0.19.3", "0.19.8"], ["0.19.2"]),
         ("zero2-loses-micro-steps", ["0.17.6", "0.18.2"], ["0.17.5", "0.18.3"]),
-        ("zero0-bf16-scales-gradients", ["0.18.5"], ["0.18.3", "0.18.6"]),
+        ("zero0-bf16-scales-gradients", ["0.17.6", "0.18.5"], ["0.17.5", "0.18.6"]),
         ("zero-broadcasts-bytes", ["0.19.8", "0.19.8+local"], ["0.19.7"]),
         ("trainer-without-label-shift", ["5.9.0"], ["5.10.1"]),
     ],
@@ -29,6 +30,12 @@ BEGIN, END = "<!-- facts -->\n\n", "\n<!-- end of facts -->"
 def test_a_fact_is_true_of_its_versions_alone(name: str, inside: list[str], outside: list[str]) -> None:
     assert all(fact(name).includes(version) for version in inside)
     assert not any(fact(name).includes(version) for version in [*outside, "unknown"])
+
+
+def test_texts_name_the_first_version_of_the_table() -> None:
+    first = fact("zero-clips-by-default").first
+    assert first == "0.19.3"
+    assert f"DeepSpeed {first} and later clip" in kinds()["clipping-differs"].cause
 
 
 def test_an_unknown_library_is_taken_as_its_newest() -> None:

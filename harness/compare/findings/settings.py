@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from harness.backends.library_facts import fact
 from harness.compare.batch_statistics import batch_statistics
 from harness.compare.effective import GROUPS, SettingDifference, reduce_dtypes
 from harness.compare.findings.finding import Finding, Kind
@@ -17,8 +18,8 @@ KINDS = (
     Kind(
         id="clipping-differs",
         title="Gradient clipping differs",
-        cause="DeepSpeed 0.19.3 and later clip at 1.0 unless configured otherwise, earlier ones do not; "
-        "torch and Accelerate clip only on request.",
+        cause=f"DeepSpeed {fact('zero-clips-by-default').first} and later clip at 1.0 unless configured "
+        "otherwise, earlier ones do not; torch and Accelerate clip only on request.",
         confirm="Compare `gradient_norm` (before clipping) with `applied_gradient_norm` (what the optimizer "
         "received) in the first steps. If neither reached the threshold, see the effective configuration.",
         fix='Set it explicitly: DeepSpeed `"gradient_clipping": 0.0` for none; torch `clip_grad_norm_`; '

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
 from harness.backends import registry
+from harness.backends.library_facts import fact
 from harness.backends.presets import TIMER_WAITS, preset_changes
 from harness.compare.effective import clipping, master_dtypes
 from harness.compare.measures import reduced_dtypes
@@ -22,17 +21,17 @@ from harness.compare.wording import listed
 from harness.record import Record
 from harness.theory.dtypes import DTYPE_BYTES
 
-CLIPS_BY_DEFAULT = (0, 19, 3)
-"""First DeepSpeed whose GRADIENT_CLIPPING_DEFAULT (runtime/constants.py) is 1.0; in 0.19.2 it is 0."""
+CLIPS_BY_DEFAULT = fact("zero-clips-by-default")
 CLIPPING_KEY = "gradient_clipping"
 SINCE_CLIPPING = (
-    "DeepSpeed 0.19.3 (runtime/constants.py, GRADIENT_CLIPPING_DEFAULT, "
+    f"DeepSpeed {CLIPS_BY_DEFAULT.first} (runtime/constants.py, GRADIENT_CLIPPING_DEFAULT, "
     "https://github.com/deepspeedai/DeepSpeed/pull/8068); 0.14.5 to 0.19.2 do not clip"
 )
 CLIPPED = Behaviour(
     id="clipped-by-default",
     figure_is_ratio=False,
-    what="gradients are clipped at {figure}, unasked: the default of DeepSpeed since 0.19.3",
+    what="gradients are clipped at {figure}, unasked: the default of DeepSpeed since "
+    + CLIPS_BY_DEFAULT.first,
     advice="Set gradient_clipping: 0.0.",
     questions=PARITY,
     since=SINCE_CLIPPING,
@@ -40,7 +39,8 @@ CLIPPED = Behaviour(
 CLIPPING_PINNED = Behaviour(
     id="clipping-set-by-harness",
     figure_is_ratio=False,
-    what="since 0.19.3 DeepSpeed clips at 1.0 if gradient_clipping is unset; here {figure} is set",
+    what=f"since {CLIPS_BY_DEFAULT.first} DeepSpeed clips at 1.0 if gradient_clipping is unset; here "
+    "{figure} is set",
     advice="Set it yourself.",
     questions=PARITY,
     since=SINCE_CLIPPING,
@@ -67,7 +67,7 @@ def _clipping(record: Record) -> Sighting | None:
     """In force unasked, or kept away by this harness."""
     version = record.backend.versions.get("deepspeed")
     config, in_force = record.backend.native_config, clipping(record)
-    if version is None or _numbers(version) < CLIPS_BY_DEFAULT or not config or in_force is None:
+    if version is None or not CLIPS_BY_DEFAULT.includes(version) or not config or in_force is None:
         return None
     if CLIPPING_KEY in config:
         return Sighting(
@@ -77,11 +77,6 @@ def _clipping(record: Record) -> Sighting | None:
     if in_force == "none" or asked == float(in_force):
         return None
     return Sighting(behaviour=CLIPPED, figure=float(in_force), effect=CHANGES_TRAINING)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """(0, 19, 8) of '0.19.8+cpu'."""
-    return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
 def low_precision_masters(record: Record) -> list[str]:

@@ -1,0 +1,38 @@
+"""The table says how each test of each lane ended."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.version_lanes.table import table
+
+JUNIT = """<testsuites><testsuite name="pytest">
+<properties><property name="torch" value="2.13.0"/><property name="deepspeed" value="{version}"/></properties>
+<testcase name="test_contract[ddp]"/>
+<testcase name="test_contract[trainer-ddp]">{outcome}</testcase>
+</testsuite></testsuites>"""
+
+
+@pytest.mark.parametrize(
+    ("outcome", "cell", "note"),
+    [
+        ("", "pass", ""),
+        (
+            '<skipped message="unsupported: transformers 5.0 cannot"/>',
+            "unsupported [1]",
+            "transformers 5.0 cannot",
+        ),
+        ('<failure message="AssertionError: no&#10;more"/>', "fail [1]", "AssertionError: no"),
+        ('<error message=""/>', "fail [1]", "error"),
+    ],
+)
+def test_a_lane_is_a_line_with_versions_and_outcomes(
+    outcome: str, cell: str, note: str, tmp_path: Path
+) -> None:
+    (tmp_path / "old.xml").write_text(JUNIT.format(version="0.18.0", outcome=outcome))
+    (tmp_path / "pinned.xml").write_text(JUNIT.format(version="0.19.8", outcome=""))
+    head, _, old, pinned, *rest = table(sorted(tmp_path.glob("*.xml"))).splitlines()
+    assert head.endswith("| contract ddp | contract trainer-ddp |")
+    assert old == f"| old | 2.13.0 | 0.18.0 | n/a | n/a | n/a | pass | {cell} |"
+    assert pinned == "| pinned | 2.13.0 | 0.19.8 | n/a | n/a | n/a | pass | pass |"
+    assert rest == (["", f"[1] {note}"] if note else [])
