@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import NoneType
 from typing import Any, get_args
@@ -13,8 +14,16 @@ LONGEST_INPUT = 200
 """Characters of a value that still say more than its place."""
 NO_VALUE = ("none", "nil", "off")
 """What people type for null, in small letters."""
+_QUOTED = re.compile("'([^']*)'")
 Elsewhere = Mapping[str, Sequence[str]]
 """Dotted settings by the name that a person may have given, in small letters."""
+
+
+def available(given: str, allowed: Iterable[str], label: str = "Available") -> str:
+    """The name closest to what was given, then what is allowed: for lists whose end nobody reads."""
+    names = list(allowed)
+    hint = suggestion(given, names)
+    return f"{hint} {label}: {', '.join(names)}".strip()
 
 
 def choices(given: str, allowed: Iterable[str]) -> str:
@@ -70,6 +79,9 @@ def _problem(found: Any, model: type[BaseModel], place: str, elsewhere: Elsewher
         return f"{shown}: {message}"
     if found["type"] == "model_type":
         return f"{shown} was given {given}; it is a section with {choices('', _fields_at(model, location))}"
+    if found["type"] == "literal_error" and isinstance(found["input"], str):
+        hint = suggestion(found["input"], _QUOTED.findall(found["ctx"]["expected"]))
+        return f"{shown} was given {given}: {message}{f'. {hint}' if hint else ''}"
     if str(found["input"]).lower() in NO_VALUE and _may_be_null(model, location):
         return f"{shown} was given {given}: write null for no value"
     return f"{shown} was given {given}: {message}"

@@ -1,11 +1,40 @@
-"""Command lines without the absolute paths of configuration files, which are nowhere else."""
+"""Command lines to keep: without passwords, and absolute paths of configuration files."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from harness.secret_patterns import REDACTED
 
 OPTION = "--config"
+PASSWORD_OPTION = "-p"
+NO_PASSWORD = re.compile(r"[\d.,:/-]+")
+"""Ports and their mappings."""
+PARTITION = ("srun", "sbatch", "salloc")
+"""Programs whose -p is a partition."""
+
+
+def without_passwords(words: Sequence[str]) -> list[str]:
+    """The words without those after -p, which is a password of many programs."""
+    kept = list(words)
+    for index in range(1, len(kept)):
+        is_of_slurm = any(Path(word).name in PARTITION for word in words[: index - 1])
+        if (
+            words[index - 1] == PASSWORD_OPTION
+            and not is_of_slurm
+            and not NO_PASSWORD.fullmatch(words[index])
+        ):
+            kept[index] = REDACTED
+    return kept
+
+
+KeptCommand = Annotated[list[str], AfterValidator(without_passwords)]
+"""The words of a command in a file that is kept."""
 
 
 def inside(folder: Path, words: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.api.command import answer, assignments
 from harness.api.results import Results
+from harness.record import Record
 from harness.record.run_id import run_folder
 from harness.record_files import RECORD_NAME
 from harness.store import read_runs
@@ -42,7 +43,7 @@ def compare(
     words += _option("--nproc", None if sizes is None else ",".join(map(str, sizes)))
     words += _option("--repeats", repeats)
     document = answer([*words, "--fresh"] if fresh else words, quiet=quiet)
-    return load(*map(Path, document["records"]))
+    return _read(*map(Path, document["records"]))
 
 
 def run(
@@ -67,11 +68,35 @@ def run(
 def load(*paths: AnyPath) -> Results:
     """Records from files, run folders, folders of runs, reports' folders or archives (runs.tar.xz).
 
-    Warns of records that cannot be read. Raises HarnessError if there is none.
+    Warns of records that cannot be read, and of several jobs. Raises HarnessError if there is no record.
     """
+    results = _read(*paths)
+    if line := several_jobs(results.records):
+        warnings.warn(line, stacklevel=2)
+    return results
+
+
+def several_jobs(records: Sequence[Record]) -> str | None:
+    """One line that names the jobs of these records; None: there is only one."""
+    by_job: dict[str, list[Record]] = {}
+    for record in records:
+        by_job.setdefault(record.job_id, []).append(record)
+    if len(by_job) < 2:
+        return None
+    named = []
+    for job_id, of_job in by_job.items():
+        labels = ", ".join(dict.fromkeys(record.backend.label for record in of_job))
+        named.append(f"{job_id} ({len(of_job)} of {labels})")
+    return (
+        f"these records are of {len(by_job)} jobs, and runs are compared within their own job only: "
+        f"{'; '.join(named)}. Give the run folders of one job, or keep each job in a folder of its own"
+    )
+
+
+def _read(*paths: AnyPath) -> Results:
     found, problems = read_runs(map(Path, paths or ("runs",)))
     for problem in problems:
-        warnings.warn(f"skipped: {problem}", stacklevel=2)
+        warnings.warn(f"skipped: {problem}", stacklevel=3)
     return Results(found)
 
 

@@ -36,6 +36,7 @@ from harness.cli.options import (
 )
 from harness.cli.output import echo
 from harness.cli.preflight import force_option
+from harness.cli.price import priced
 from harness.cli.view import View, view_options
 from harness.compare.wording import ranks
 from harness.config import load_experiment
@@ -87,6 +88,7 @@ RECORDS_SUFFIX = ".runs"
 @measuring
 @view_options
 @given_options
+@priced
 def compare(
     config: Path | None,
     backends: str | None,

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import click
 
-from harness.backends.explain import choices
+from harness.backends.explain import available
 from harness.cli import completion
 from harness.cli.options import common, json_option
 from harness.cli.output import echo
@@ -28,7 +28,7 @@ def explain(finding: str | None, as_json: bool) -> int:
     """
     known = kinds()
     if finding is not None and finding not in known:
-        raise HarnessError(f"finding '{finding}' is unknown. Available: {choices(finding, known)}")
+        raise HarnessError(f"finding '{finding}' is unknown. {available(finding, known)}")
     chosen = [*known.values()] if finding is None else [known[finding]]
     if as_json:
         echo(json.dumps({"findings": [asdict(kind) for kind in chosen]}, indent=1))

@@ -56,6 +56,7 @@ def _export(
     from harness.cells import canonical_label, make_cell
     from harness.config import load_experiment
     from harness.exported.folder import LAUNCH, ON_CPU, exported_files, require_exportable, write_folder
+    from harness.exported.strategies import strategy_of
     from harness.launch.cell import modules_to_preload
     from harness.launch.local import LocalLauncher
 
@@ -79,5 +80,7 @@ def _export(
     write_folder(output, found)
     launch = (LAUNCH if device == "cuda" else ON_CPU)[tool].format(ranks=ranks)
     echo(f"{output}: {', '.join(found)}")
+    if tool == "accelerate" and device == "cpu" and strategy_of(label).family.startswith("fsdp"):
+        notice("Accelerate shards with FSDP on GPUs only; on the CPU this file would start DDP")
     echo(f"start it with: cd {output} && {launch}")
     return 0

@@ -11,6 +11,7 @@ import click
 from harness.atomic_write import stream_number
 from harness.cli.options import EXIT_STRICT, PATH, common, warn_skipped
 from harness.cli.output import begin, echo
+from harness.cli.price import given_price, price_option
 from harness.compare.comparison import Comparison
 from harness.compare.fail_on import failures, parse_conditions
 from harness.errors import HarnessError
@@ -20,7 +21,7 @@ from harness.report.destination import require_writable
 from harness.report.manifest import Format
 from harness.report.odd_runs import without_odd_runs
 from harness.report.report import Run, format_of, prepare_report, write_report
-from harness.spec import Price, Question, read_price
+from harness.spec import Price, Question
 from harness.store import archive_runs, read_runs, without_collection
 
 
@@ -39,11 +40,7 @@ from harness.store import archive_runs, read_runs, without_collection
     help="What the report answers; default: compare.question of the records.",
 )
 @click.option("--subject", default="", help="What the title adds to the job, such as the speed of its links.")
-@click.option(
-    "--price-per-gpu-hour",
-    metavar="PRICE",
-    help="What an hour of one GPU costs, such as '2.5 USD'; default: compare.price_per_gpu_hour.",
-)
+@price_option
 @click.option("--baseline", is_flag=True, help="Compare two RUNS: the same job before and after a change.")
 @click.option(
     "--fail-on",
@@ -79,7 +76,7 @@ def report(
     if baseline:
         return report_baseline(runs, output, form=form, fail_on=fail_on)
     return report_runs(
-        runs, output, form=form, question=question, subject=subject, price=_price(price_per_gpu_hour),
+        runs, output, form=form, question=question, subject=subject, price=given_price(price_per_gpu_hour),
         fail_on=fail_on, archive=archive,
     )  # fmt: skip
 
@@ -144,17 +141,6 @@ def report_baseline(runs: Sequence[Path], output: Path, *, form: Format | None, 
     for line in failed:
         echo(f"fail-on: {line}", err=True)
     return EXIT_STRICT if failed else 0
-
-
-def _price(text: str | None) -> Price | None:
-    if text is None:
-        return None
-    try:
-        return Price.model_validate(read_price(text))
-    except ValueError:
-        raise HarnessError(
-            f"--price-per-gpu-hour '{text}' is no price; give an amount and a currency: '2.5 USD'"
-        ) from None
 
 
 def _left_out(output: Path, form: Format) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.command_lines import KeptCommand
 from harness.record.part import Part
 
 
@@ -11,7 +12,7 @@ class ObservationPart(Part):
     Of such a run `job` holds the settings that were seen. Those that were not are null.
     """
 
-    command: list[str]
+    command: KeptCommand
     """The command that was observed."""
     frameworks: list[str]
     """Libraries that drove the training, such as 'accelerate' or 'lightning', with their versions."""

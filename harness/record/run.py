@@ -9,6 +9,7 @@ from pydantic import BeforeValidator
 
 from harness.backends.base import Effective
 from harness.backends.strategy import StrategyKind
+from harness.command_lines import KeptCommand
 from harness.record.answers import AnswersPart
 from harness.record.checkpoint import ResumedPart
 from harness.record.communication import CommunicationPart
@@ -123,7 +124,7 @@ class Record(Part):
     """Why there is no result, or only a part; None: nothing failed."""
     reasons: list[str] = []
     """Why the backend is unsupported here."""
-    command: list[str]
+    command: KeptCommand
     """The command line that asked for this run."""
     job: RecordedJob
     """Settings that decide the mathematics, every default written out."""

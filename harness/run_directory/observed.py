@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from harness.atomic_write import write_atomically
 from harness.backends.base import Effective
 from harness.bounds import MOST_DOCUMENT_BYTES
+from harness.command_lines import KeptCommand
 from harness.plain_files import read_plain
 from harness.provenance import package_versions
 from harness.record import BackendPart, ErrorPart, Record, Status, StepPart, WindowsPart, WorldPart
@@ -41,9 +42,9 @@ class ObserveRequest(BaseModel):
 
     run_id: RunId
     created_at: str
-    command: list[str]
+    command: KeptCommand
     """Of `harness observe`, for the record."""
-    observed: list[str]
+    observed: KeptCommand
     """The command that is observed."""
     measure: MeasureSection
 

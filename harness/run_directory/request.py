@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from harness.atomic_write import write_atomically
 from harness.backends.model_source import Loading
 from harness.bounds import MOST_DOCUMENT_BYTES
+from harness.command_lines import KeptCommand
 from harness.plain_files import read_plain
 from harness.record import GivenPart, PredictionPart
 from harness.record.run_id import RunId
@@ -36,7 +37,7 @@ class RunRequest(BaseModel):
 
     run_id: RunId
     created_at: str
-    command: list[str]
+    command: KeptCommand
     backend: str
     """Canonical label: name and options."""
     job: Job

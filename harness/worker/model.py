@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from harness.backends.explain import choices, suggestion
+from harness.backends.explain import available, suggestion
 from harness.backends.precision import COMPUTE_DTYPES
 from harness.errors import JobError
 from harness.spec import Job
@@ -184,7 +184,8 @@ def _given_config(job: Job, facts: DataFacts) -> PreTrainedConfig:
     for key in values:
         if key not in known:
             raise JobError(
-                f"model.config.{key} is no setting of {model_type}. Allowed: {choices(key, sorted(known))}"
+                f"model.config.{key} is no setting of {model_type}. "
+                f"{available(key, sorted(known), 'Allowed')}"
             )
     try:
         return config_class(**values)

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.command_lines import by_name, inside
+from harness.command_lines import by_name, inside, without_passwords
 from harness.compare.comparison import Comparison
 from harness.report.document import Code, Folded, Paragraph
 from harness.report.sections.reproduce import reproduce_section
@@ -18,6 +18,20 @@ def test_a_configuration_file_loses_the_folders_of_its_machine(form: list[str]) 
     assert inside(Path("/home/me"), line("/tmp/a.yaml")) == line("/tmp/a.yaml")
     assert by_name(line("/tmp/a.yaml")) == line("a.yaml")
     assert by_name(line("configs/a.yaml")) == line("configs/a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ("harness observe -- login.sh -u me -p hunter", "harness observe -- login.sh -u me -p ***"),
+        ("harness observe -- srun -p gpu train.py", "harness observe -- srun -p gpu train.py"),
+        ("docker run -p 8080:80 image", "docker run -p 8080:80 image"),
+        ("train.py -p", "train.py -p"),
+    ],
+)
+def test_a_word_after_p_is_a_password_unless_it_is_a_port_or_a_partition(words: str, kept: str) -> None:
+    assert without_passwords(words.split()) == kept.split()
+    assert make_record(command=words.split()).command == kept.split()
 
 
 def test_the_report_says_where_the_content_of_such_a_file_is() -> None:

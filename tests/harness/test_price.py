@@ -1,5 +1,6 @@
 import pytest
 
+from harness.cli.price import with_price
 from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.spec import Price
@@ -15,3 +16,12 @@ def test_a_price_is_an_amount_and_a_currency() -> None:
 def test_another_text_is_refused(text: str) -> None:
     with pytest.raises(HarnessError, match="price_per_gpu_hour"):
         load_experiment(None, [f"compare.price_per_gpu_hour={text}"])
+
+
+def test_the_flag_of_compare_is_the_setting() -> None:
+    assignments = with_price(("training.steps=3",), "2.5 USD")
+    experiment = load_experiment(None, assignments)
+    assert experiment.compare.price_per_gpu_hour == Price(amount=2.5, currency="USD")
+    assert with_price(("training.steps=3",), None) == ("training.steps=3",)
+    with pytest.raises(HarnessError, match=r"^--price-per-gpu-hour 'cheap' is no price"):
+        with_price((), "cheap")

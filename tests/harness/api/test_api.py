@@ -8,8 +8,10 @@ import pytest
 
 import harness
 from harness.api.command import answer, assignments
+from harness.api.runs import several_jobs
 from tests.docs.markdown import ROOT
 from tests.harness.cli.command_line import harness as command
+from tests.records import make_record
 
 PUBLISHED = ROOT / "reports" / "default"
 HEAVY = ("torch", "transformers", "pandas", "pydantic", "click", "deepspeed")
@@ -83,3 +85,13 @@ def test_the_documented_lines_run(text: str, monkeypatch: pytest.MonkeyPatch) ->
     (block,) = (found.partition("```")[0] for found in blocks if text in found)
     monkeypatch.chdir(ROOT)
     exec(block, {"harness": harness})
+
+
+def test_records_of_several_jobs_are_named_in_one_line() -> None:
+    first, second = make_record(), make_record(label="ddp").model_copy(update={"job_id": "f" * 12})
+    assert several_jobs([first, first]) is None
+    line = several_jobs([first, first, second])
+    assert line is not None
+    assert "of 2 jobs" in line
+    assert f"{first.job_id} (2 of {first.backend.label}); ffffffffffff (1 of ddp)" in line
+    assert "\n" not in line

@@ -70,3 +70,8 @@ def test_an_unknown_implementation_of_the_optimizer_is_refused() -> None:
     message = refused("optimizer.implementation=fuse")
     assert "optimizer.implementation" in message
     assert "'for-loop', 'foreach' or 'fused'" in message
+
+
+def test_a_word_close_to_an_allowed_one_is_suggested() -> None:
+    message = refused("adapter.kind=lorra")
+    assert message.endswith("'lorra': Input should be 'none' or 'lora'. Did you mean 'lora'?")
