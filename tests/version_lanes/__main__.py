@@ -18,7 +18,7 @@ def main() -> int:
         return 1
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
-    PAGE.write_text(before + BEGIN + table(files) + END + rest.split(END)[1], encoding="utf-8")
+    PAGE.write_text(before + BEGIN + table(files) + "\n" + END + rest.split(END)[1], encoding="utf-8")
     return 0
 
 

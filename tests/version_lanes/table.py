@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from xml.etree.ElementTree import Element, parse
 
-BEGIN, END = "<!-- lanes -->\n\n", "\n<!-- end of lanes -->"
+BEGIN, END = "<!-- lanes -->\n\n", "<!-- end of lanes -->"
 _LIBRARIES = ("torch", "deepspeed", "transformers", "accelerate", "peft")
 
 
