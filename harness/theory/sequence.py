@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from harness.theory.dtypes import DTYPE_BYTES
 from harness.theory.layout import Attention
+from harness.theory.recomputation import SELECTIVE, recomputed_share
 from harness.theory.terms import Collective, Volume
 from harness.theory.workload import Role, Workload
 
@@ -16,6 +17,7 @@ EXCHANGED = "queries, keys, values and results exchanged"
 POSITIONS = "positions gathered"
 UNKNOWN_HEADS = "the model does not say its heads, so what attention exchanges is not known"
 FROZEN = "which attention needs gradients where weights are frozen was not looked up"
+KEPT = "what selective checkpointing keeps of attention that ranks divide was not looked up"
 MESH_AXIS = "sequence"
 
 
@@ -24,18 +26,28 @@ def with_attention(workload: Workload, volume: Volume) -> Volume:
     if workload.strategy.sequence is None or volume.unknown is not None:
         return volume
     attention = workload.layout.attention
-    if attention is None or workload.layout.frozen:
-        return replace(volume, unknown=FROZEN if attention is not None else UNKNOWN_HEADS)
+    if (reason := _why_unknown(workload)) is not None or attention is None:
+        return replace(volume, unknown=reason)
     exchange = _Exchange(workload, attention)
+    share = recomputed_share(workload.activation_checkpointing, attention.layers)
+    again = replace(exchange, attention=replace(attention, layers=int(share * attention.layers)))
     window = workload.window
     passes = len(window.steps) * workload.accumulation_steps
     found = [
         *exchange.forward("forward", passes),
-        *exchange.forward("backward", passes if workload.activation_checkpointing else 0),
+        *again.forward("backward", passes),
         *exchange.backward(passes),
         *exchange.forward("evaluation", window.evaluation_passes),
     ]
     return replace(volume, collectives=(*volume.collectives, *found))
+
+
+def _why_unknown(workload: Workload) -> str | None:
+    if workload.layout.attention is None:
+        return UNKNOWN_HEADS
+    if workload.layout.frozen:
+        return FROZEN
+    return KEPT if workload.activation_checkpointing == SELECTIVE else None
 
 
 @dataclass(frozen=True)

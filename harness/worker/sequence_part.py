@@ -90,6 +90,11 @@ def why_undivided(job: Job, model: nn.Module, parts: int) -> str | None:
         return "documents kept apart need a mask, which divided attention does not take"
     if job.loss.chunk_tokens is not None:
         return "the loss of a part of a sample is computed at once; set loss.chunk_tokens=null"
+    if job.model.compile != "none":
+        return (
+            "context_parallel and Ulysses replace attention while a model runs, which was not tried with "
+            "compiled ones (torch 2.13, DeepSpeed 0.19.8); use model.compile=none"
+        )
     if job.evaluation.answer_tokens is not None:
         return (
             "texts grow by one token at a time, which ranks cannot divide; set evaluation.answer_tokens=null"
