@@ -87,7 +87,8 @@ def _too_few_samples(question: Question) -> Advice:
             Remedy(
                 tool="context",
                 degree=degree,
-                reason=f"{degree} GPUs share each sample (or by tensor parallelism within a node)",
+                reason=f"{degree} GPUs share each sample: cp:sequence={degree} (or by tensor parallelism "
+                "within a node)",
             ),
             Remedy(tool="fewer GPUs", degree=samples, reason="data parallelism can use no more"),
             Remedy(

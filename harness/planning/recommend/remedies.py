@@ -42,7 +42,8 @@ def memory_remedies(question: Question, smallest: Configuration, predictors: Pre
     context = _enough_context(question, smallest, predictors)
     if context is not None:
         reason = (
-            f"each GPU then holds activations of {question.sequence_length // context:,} tokens of a sample"
+            f"each GPU then holds activations of {question.sequence_length // context:,} tokens of a sample: "
+            f"fsdp-cp:sequence={context} or ulysses-zero3:sequence={context}"
         )
         yield Remedy(tool="context", degree=context, reason=reason)
     yield from _model_parallel(question, smallest)
