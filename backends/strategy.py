@@ -104,6 +104,11 @@ class StrategyKind:
         return SHARDINGS[self.sharding]
 
     @property
+    def multiplies_gradients(self) -> bool:
+        """Whether the library leaves gradients too large by the ranks that share samples, unless corrected."""
+        return self.sequence == "exchange" and self.stage < 3
+
+    @property
     def of_family(self) -> FamilyFacts:
         return FAMILIES.get(self.family, FamilyFacts())
 

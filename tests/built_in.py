@@ -22,7 +22,7 @@ HYBRID = tuple(name for name in registry.BUILT_IN if strategy(name).facts.has_re
 """They need two replicas of two shards."""
 SEQUENCE = tuple(name for name in registry.BUILT_IN if strategy(name).sequence is not None)
 """Their ranks divide samples, of models whose attention torch computes in one kernel."""
-MULTIPLYING = ("ulysses-zero1", "ulysses-zero2")
+MULTIPLYING = tuple(name for name in SEQUENCE if strategy(name).multiplies_gradients)
 """Their gradients are too large unless they are corrected."""
 NATIVE = _of_route("native")
 """They run on two ranks of a CPU."""

@@ -71,6 +71,11 @@ def _obstacle(name: str, ranks: int, installed: Collection[str]) -> str | None:
     if missing:
         are = "is" if len(missing) == 1 else "are"
         return f"{' and '.join(missing)} {are} not installed (pip install {' '.join(missing)})"
+    if entry.strategy is not None and entry.strategy.multiplies_gradients and ":" not in name:
+        return (
+            "its gradients are too large as DeepSpeed makes them (gradient-scale); "
+            f"name {name}:correct_gradients=true"
+        )
     if ranks == 1 and entry.strategy is not None and _needs_two_ranks(entry.strategy):
         return "FSDP1 takes NO_SHARD on one rank whatever was asked"
     return None

@@ -46,6 +46,8 @@ def distinct_backends() -> tuple[list[Entry], dict[str, str]]:
         elif strategy.through_accelerate:
             library = "Trainer" if strategy.route == "trainer" else "Accelerate"
             left_out[entry.name] = f"the same strategy through {library}"
+        elif strategy.sequence is not None:
+            left_out[entry.name] = "divides samples, which pays where the activations of one do not fit"
         elif (key := _kind(strategy)) in chosen:
             left_out[entry.name] = f"shards like {chosen[key].name}"
         else:
