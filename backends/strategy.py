@@ -105,7 +105,7 @@ class StrategyKind:
 
     @property
     def multiplies_gradients(self) -> bool:
-        """Whether the library leaves gradients too large by the ranks that share samples, unless corrected."""
+        """Whether the library leaves gradients too large by the ranks that share samples."""
         return self.sequence == "exchange" and self.stage < 3
 
     @property

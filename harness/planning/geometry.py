@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.planning.model import PlannedModel
-from harness.theory.layout import Tensor
+from harness.theory.layout import Attention, Tensor
 
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
 HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 INTERMEDIATE_KEYS = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner", "d_ff")
 
 UNFUSED_GELU = (19, 27)
@@ -131,6 +132,20 @@ def _unfused(model: PlannedModel) -> bool:
     if given is None:
         return any(name in model.architecture for name in ("GPT2", "Bloom"))
     return given in ("gelu_new", "gelu_fast", "quick_gelu")
+
+
+def heads_of(config: Mapping[str, Any]) -> Attention | None:
+    """Heads by a configuration; None where it does not say."""
+    layers, heads = _first(config, LAYER_KEYS), _first(config, HEAD_KEYS)
+    hidden = _first(config, HIDDEN_KEYS)
+    if layers is None or heads is None or hidden is None:
+        return None
+    return Attention(
+        layers=layers,
+        heads=heads,
+        key_value_heads=config.get("num_key_value_heads") or heads,
+        head_size=config.get("head_dim") or hidden // heads,
+    )
 
 
 def _key_share(config: Mapping[str, Any]) -> float:

@@ -14,6 +14,7 @@ from harness.backends.strategy import StrategyKind
 from harness.planning.adapters import with_adapters
 from harness.planning.constants import TimeConstants
 from harness.planning.device import Device, Fabric
+from harness.planning.geometry import heads_of
 from harness.planning.model import PlannedModel
 from harness.spec import Job
 from harness.theory.families import model_states
@@ -58,6 +59,8 @@ class Scenario:
     def _layout(self) -> Layout:
         """The model's tensors as this job builds and decays them."""
         layout = self.model.layout
+        if layout.attention is None:
+            layout = replace(layout, attention=heads_of(self.model.config))
         if self.job.training.precision == "bf16":
             layout = layout.in_dtype("bfloat16")
         layout = with_adapters(layout, self.job.adapter, str(self.model.config.get("model_type")))

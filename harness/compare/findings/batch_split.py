@@ -30,13 +30,18 @@ KINDS = (
 
 
 def find(runs: Runs) -> list[Finding]:
-    """One finding per world size with different splits, and one per run that accumulates differently."""
-    layouts: dict[int, dict[str, list[str]]] = {}
+    """One finding per world size with different splits, and one per run that accumulates differently.
+
+    Where ranks share samples the batch is cut over fewer data ranks: only runs with as many are alike.
+    """
+    layouts: dict[tuple[int, int], dict[str, list[str]]] = {}
     for row in runs.rows:
         world = row.record.world
         if row.record.backend.name != REFERENCE and row.record.status == "ok":
             split = f"{world.micro_batch_size} x {world.accumulation_steps}"
-            layouts.setdefault(world.world_size, {}).setdefault(split, []).append(row.backend)
+            layouts.setdefault((world.world_size, world.data_size), {}).setdefault(split, []).append(
+                row.backend
+            )
     return [*_splits(layouts), *(finding for row in runs.rows if (finding := _accumulation(row)) is not None)]
 
 
@@ -54,7 +59,7 @@ def _accumulation(row: Row) -> Finding | None:
     )
 
 
-def _splits(layouts: dict[int, dict[str, list[str]]]) -> list[Finding]:
+def _splits(layouts: dict[tuple[int, int], dict[str, list[str]]]) -> list[Finding]:
     return [
         Finding(
             id="micro-batch-differs",
@@ -62,6 +67,6 @@ def _splits(layouts: dict[int, dict[str, list[str]]]) -> list[Finding]:
             text=f"on {ranks(size)} micro-batch x accumulation differs: " + ", ".join(sorted(splits)),
             values=splits,
         )
-        for size, splits in layouts.items()
+        for (size, _), splits in layouts.items()
         if len(splits) > 1
     ]
