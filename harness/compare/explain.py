@@ -133,20 +133,25 @@ def _forward(record: Record, expected: float, given: float, index: int, limits: 
         )
     if index > 0:
         return None
-    parts, kernel = record.world.mesh.size("sequence"), record.observed and record.observed.attention
-    if parts > 1 and kernel in UNDIVIDED:
-        return Explanation(
-            kind="attention-within-part",
-            text=f"the first loss differs ({given:.6g} against {expected:.6g}): attention '{kernel}' is not "
-            f"divided among the {parts} ranks that share samples, each sees its own part only",
-            values=values | {"attention": kernel},
-        )
-    return Explanation(
+    return _undivided_attention(record, values) or Explanation(
         kind="diverged",
         text=f"the first loss differs ({given:.6g} against {expected:.6g}) from equal weights and "
         "samples: the forward pass computes something else (dtype, attention, masking) or reports another "
         "loss",
         values=values,
+    )
+
+
+def _undivided_attention(record: Record, values: dict[str, Any]) -> Explanation | None:
+    """Attention that knows nothing of the other ranks which share a sample; None: it does, or there are none."""
+    parts, kernel = record.world.mesh.size("sequence"), record.observed and record.observed.attention
+    if parts == 1 or kernel not in UNDIVIDED:
+        return None
+    return Explanation(
+        kind="attention-within-part",
+        text=f"the first loss differs ({values['given']:.6g} against {values['reference']:.6g}): attention "
+        f"'{kernel}' is not divided among the {parts} ranks that share samples, each sees its own part only",
+        values=values | {"attention": kernel},
     )
 
 
