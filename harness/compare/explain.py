@@ -143,7 +143,7 @@ def _forward(record: Record, expected: float, given: float, index: int, limits: 
 
 
 def _undivided_attention(record: Record, values: dict[str, Any]) -> Explanation | None:
-    """Attention that knows nothing of the other ranks which share a sample; None: it does, or there are none."""
+    """Attention that knows nothing of the ranks which share its samples; None: it does, or there are none."""
     parts, kernel = record.world.mesh.size("sequence"), record.observed and record.observed.attention
     if parts == 1 or kernel not in UNDIVIDED:
         return None
