@@ -55,8 +55,9 @@ def _fsdp2(
     name: str, sharding: Sharding, summary: str, *, default: bool = False, short_check: bool = False
 ) -> Entry:
     hybrid = "Hybrid" if SHARDINGS[sharding].has_replicas else ""
+    options = "FullShard" if sharding == "full-shard" else hybrid
     return _entry(
-        name, f"fsdp2:Fsdp2{hybrid}Backend", f"Fsdp2{hybrid}Options", f"fully_shard (FSDP2){summary}",
+        name, f"fsdp2:Fsdp2{hybrid}Backend", f"Fsdp2{options}Options", f"fully_shard (FSDP2){summary}",
         StrategyKind(family="fsdp2", sharding=sharding), default=default, short_check=short_check,
         sharding=sharding,
     )  # fmt: skip

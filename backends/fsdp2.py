@@ -25,8 +25,8 @@ from harness.backends.base import (
 )
 from harness.backends.blocks import first_trained, parameter_count, transformer_blocks
 from harness.backends.floating_inputs import refuse_batch_norm
-from harness.backends.fsdp2_engine import Fsdp2Engine
-from harness.backends.hybrid import shard_size, unmet_hybrid
+from harness.backends.fsdp2_engine import Fsdp2Engine, parameter_groups
+from harness.backends.hybrid import shard_size, unmet_hybrid, unmet_second_copy
 from harness.backends.loading import fill_fsdp2, this_device
 from harness.backends.model_source import model_source
 from harness.backends.options import Fsdp2HybridOptions, Fsdp2Options, HybridOptions
@@ -45,11 +45,14 @@ class Fsdp2Backend(Backend):
 
     def __init__(self, options: BackendOptions, *, sharding: Sharding = "full-shard") -> None:
         super().__init__(options)
-        self.reshard = SHARDINGS[sharding].reshards
+        reshards = SHARDINGS[sharding].reshards
+        self.reshard: bool | int = getattr(options, "reshard", None) or reshards
         self.hybrid = SHARDINGS[sharding].has_replicas
 
     def unmet_requirements(self, world: World) -> list[str]:
-        return unmet_hybrid(world, self._requested_shard_size()) if self.hybrid else []
+        if self.hybrid:
+            return unmet_hybrid(world, self._requested_shard_size())
+        return unmet_second_copy(world, self.options)
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
@@ -103,7 +106,7 @@ class Fsdp2Backend(Backend):
         mesh: DeviceMesh,
         policy: MixedPrecisionPolicy,
         count: int,
-        root_reshard: bool | None,
+        root_reshard: bool | int | None,
     ) -> Strategy:
         """What runs, as the live model says."""
         dtype = first_trained(model).dtype
@@ -129,6 +132,7 @@ class Fsdp2Backend(Backend):
             details={
                 "shard_size": mesh.shape[-1],
                 "replicas": mesh.size() // mesh.shape[-1],
+                **resharded_to(blocks, mesh.size()),
                 **describe_fsdp2_prefetch(blocks),
             },
             norm_group=mesh.get_group(mesh.ndim - 1),
@@ -169,6 +173,13 @@ def synchronise(model: nn.Module, last: bool) -> None:
     """Reduce gradients in this micro-step only if it is the last."""
     model.set_requires_gradient_sync(last)  # type: ignore[operator]
     model.set_is_last_backward(last)  # type: ignore[operator]
+
+
+def resharded_to(blocks: list[nn.Module], world_size: int) -> dict[str, int]:
+    """Ranks among which the live blocks leave their weights after the forward pass, where that is not all."""
+    groups = [g for block in blocks for g in parameter_groups(block._get_fsdp_state())]  # type: ignore[operator]
+    sizes = {g.post_forward_mesh_info.shard_mesh_size for g in groups if g.post_forward_mesh_info is not None}
+    return {"reshard": sizes.pop()} if len(sizes) == 1 and sizes != {world_size} else {}
 
 
 def fsdp2_unit_names(model: nn.Module) -> list[str]:

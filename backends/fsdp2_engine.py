@@ -49,6 +49,9 @@ class Fsdp2Engine(TorchEngine):
                 yield "gradients", local_shard(sharded.grad)
             # Micro-steps without reduction add up unsharded gradients, in the compute or the reduction dtype.
             unsharded = getattr(parameter, "_unsharded_param", None)
+            # Between the passes, where units are resharded to fewer ranks.
+            if (kept := getattr(parameter, "_sharded_post_forward_param_data", None)) is not None:
+                yield "weights", kept
             for gradient in (getattr(unsharded, "grad", None), parameter.unsharded_accumulated_grad):
                 if gradient is not None:
                     yield "gradients", local_shard(gradient)

@@ -15,11 +15,33 @@ def shard_size(world: World, requested: int | None) -> int:
 def unmet_hybrid(world: World, requested: int | None) -> list[str]:
     """Why `world` cannot be cut into shard groups of one size with at least two groups of two ranks."""
     size = shard_size(world, requested)
+    return unmet_groups(
+        world, "shard_size", size, "hybrid sharding needs at least 2 replicas of at least 2 shards"
+    )
+
+
+def unmet_groups(world: World, option: str, size: int, needs: str) -> list[str]:
+    """Why `world` cannot be cut into two or more groups of `size` ranks (2 or more), which `needs` says."""
     if world.world_size % size:
-        return [f"shard_size {size} does not divide the world size {world.world_size}; choose a divisor"]
+        return [f"{option} {size} does not divide the world size {world.world_size}; choose a divisor"]
     if size < 2 or world.world_size // size < 2:
         return [
-            f"hybrid sharding needs at least 2 replicas of at least 2 shards; world size {world.world_size} "
-            f"with shard_size {size} gives {world.world_size // size} x {size}"
+            f"{needs}; world size {world.world_size} with {option} {size} gives "
+            f"{world.world_size // size} x {size}"
         ]
     return []
+
+
+SECOND_COPY = ("hpz", "reshard")
+"""Options that have groups of ranks keep a second copy of the weights, to gather them within the group."""
+
+
+def unmet_second_copy(world: World, options: object) -> list[str]:
+    """Why `world` has no such groups; empty: it has, or none are asked for."""
+    given = ((name, getattr(options, name, None)) for name in SECOND_COPY)
+    return [
+        why
+        for name, size in given
+        if size is not None
+        for why in unmet_groups(world, name, size, f"{name} needs at least 2 groups of at least 2 ranks")
+    ]

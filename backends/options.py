@@ -128,6 +128,17 @@ class Fsdp2Options(ShardedOptions):
     )
 
 
+class Fsdp2FullShardOptions(Fsdp2Options):
+    """FSDP2 that frees weights after the forward pass."""
+
+    reshard: int | None = Field(
+        None,
+        ge=2,
+        description="ranks of a group that keeps the weights between them after the forward pass and gathers "
+        "them within the group for the backward pass (reshard_after_forward as a number)",
+    )
+
+
 class Fsdp2HybridOptions(HybridOptions, Fsdp2Options):
     """FSDP2 within groups of ranks."""
 
@@ -195,6 +206,12 @@ class Zero3Options(ZeroOptions):
     )
     leaf_module: Literal["blocks"] | None = Field(
         None, description="blocks: each transformer block is gathered at once, instead of module by module"
+    )
+    hpz: int | None = Field(
+        None,
+        ge=2,
+        description="ranks of a group that keeps a second copy of the weights once they were gathered in a "
+        "step, and gathers them within the group from then on (hierarchical partition of ZeRO++)",
     )
     memory_efficient_linear: bool | None = Field(
         None, description="false: torch's own linear layers instead of DeepSpeed's autograd function"

@@ -134,7 +134,7 @@ def zero_changes(stage: int, precision: Precision, preset: Preset, parameter_cou
     return changes
 
 
-def fsdp2_changes(precision: Precision, preset: Preset, *, reshard: bool) -> list[Change]:
+def fsdp2_changes(precision: Precision, preset: Preset, *, reshard: bool | int) -> list[Change]:
     """Arguments of `fully_shard`: the root's `reshard_after_forward`, and `reduce_dtype`."""
     if preset != "like-for-like":
         return []

@@ -90,6 +90,8 @@ def _fetching(
         raise Unsupported(
             "stage3_prefetch_bucket_size has no effect while stage3_max_live_parameters is 0; set that too"
         )
+    if options.hpz is not None:
+        given["zero_hpz_partition_size"] = options.hpz
     if options.leaf_module == "blocks":
         given["leaf_module"] = {"classes": list(block_classes), "names": [], "name_suffixes": []}
     return given

@@ -27,6 +27,7 @@ from harness.backends.presets import HOOKED_WITHOUT_GATHER, TIMER_WAITS
 from harness.backends.torch_engine import describe_groups, full_tensor
 from harness.backends.zero_kept import KEPT_BY_DEEPSPEED, tensors_in
 from harness.backends.zero_loss_scale import forgotten_loss_scale, loss_scale
+from harness.backends.zero_second_copy import forget_group, forget_second_copies, second_copies
 
 
 class ZeroEngine(Engine):
@@ -47,6 +48,7 @@ class ZeroEngine(Engine):
         self.stage = stage
         self.parameter_count = parameter_count
         self.loading = loading
+        forget_second_copies(engine.module)
         if context.compile == "model":
             engine.compile()
 
@@ -188,6 +190,7 @@ class ZeroEngine(Engine):
 
     def close(self) -> None:
         self.engine.destroy()
+        forget_group()
 
     def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
         optimizer = self.engine.optimizer
@@ -214,6 +217,8 @@ class ZeroEngine(Engine):
             for gradient in (parameter.grad, getattr(parameter, "grad_accum", None)):
                 if gradient is not None:
                     yield "gradients", gradient
+        for copy in second_copies(self.engine.module):
+            yield "weights", copy
         for buffer in self.engine.module.buffers():
             yield "buffers", buffer
 
@@ -247,6 +252,7 @@ class ZeroEngine(Engine):
             "max_live_elements": zero.max_live_parameters,
             "max_reuse_elements": zero.max_reuse_distance,
             "memory_efficient_linear": zero.memory_efficient_linear,
+            **({"hpz": zero.zero_hpz_partition_size} if zero.zero_hpz_partition_size > 1 else {}),
         }
 
     def _timer_waits(self) -> bool:

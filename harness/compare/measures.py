@@ -14,6 +14,7 @@ from harness.theory.ring import ring_sent_bytes
 from harness.theory.terms import STATE_KINDS, STEP_PHASES
 from harness.theory.textbook import gathers_updated, textbook_sent_bytes
 from harness.theory.transports import transport_sent_bytes
+from harness.theory.workload import second_copy_ranks
 
 STEP_MOMENTS = ("after_forward", "after_backward", "after_step")
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
@@ -161,6 +162,7 @@ def textbook_bytes_per_step(record: Record) -> float | None:
         shard_size=record.backend.shard_size,
         trained=layout_of(record.layout).trained_count if record.layout and record.layout.frozen else None,
         after_update=gathers_updated(strategy),
+        second_copy_ranks=second_copy_ranks(record.backend.options),
     )
 
 

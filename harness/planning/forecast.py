@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.backends import registry
 from harness.backends.base import World
-from harness.backends.hybrid import unmet_hybrid
+from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
 from harness.cells import Cell
 from harness.compare.cell import Cell as NamedCell
 from harness.compare.cell import name_cells
@@ -201,13 +201,16 @@ def _at_least(run: Candidate, limits: Limits, force: bool) -> PredictionPart | N
 
 def _is_unmet(run: Candidate) -> bool:
     entry, options = registry.parse(run.label)
-    if entry.strategy is None or not entry.strategy.facts.has_replicas:
+    if entry.strategy is None:
         return False
     world = World(
         rank=0, world_size=run.world_size, local_rank=0, ranks_per_node=run.ranks_per_node,
         device=run.torch_device,
     )  # fmt: skip
-    return bool(unmet_hybrid(world, getattr(options, "shard_size", None)))
+    if unmet_second_copy(world, options):
+        return True
+    of_replicas = entry.strategy.facts.has_replicas
+    return of_replicas and bool(unmet_hybrid(world, getattr(options, "shard_size", None)))
 
 
 def words(part: PredictionPart, run: Candidate, *, most: bool = False) -> str:

@@ -68,10 +68,22 @@ def reduced_sizes(units: Sequence[Unit]) -> list[tuple[int, int]]:
 
 
 def gathers(
-    workload: Workload, phase: str, term: str, units: Sequence[Unit], *, passes: int = 1
+    workload: Workload,
+    phase: str,
+    term: str,
+    units: Sequence[Unit],
+    *,
+    passes: int = 1,
+    again: bool = False,
 ) -> list[Collective]:
-    """Units gathered, each in its dtype."""
+    """Units gathered, each in its dtype; `again`: from what the forward pass left behind.
+
+    `FSDPParamGroup.reshard` leaves pieces to a group of ranks after the forward pass where
+    `reshard_after_forward` is a number, and `unshard` gathers them there.
+    """
     role, found = shard_role(workload), []
+    if again and workload.second_copy_ranks:
+        role = workload.regathered_in
     kinds = dict.fromkeys(unit.dtype or workload.compute_dtype for unit in units)
     for dtype in kinds:
         alike = [unit for unit in units if (unit.dtype or workload.compute_dtype) == dtype]
@@ -113,11 +125,13 @@ def gathers_and_reductions(
     again = 0 if kept_within_step else further
     straight, astray = ([unit for unit in units if unit.astray is is_so] for is_so in (False, True))
     found = [
-        *gathers(workload, "forward", FORWARD, first),
+        *gathers(
+            workload, "forward", FORWARD, first, again=workload.window.follows_evaluation(step)
+        ),
         *gathers(workload, "forward", FURTHER_FORWARD, straight, passes=again),
         *gathers(workload, "forward", FURTHER_FORWARD, astray, passes=min(again, 1)),
-        *gathers(workload, "backward", BACKWARD, back),
-        *gathers(workload, "backward", FURTHER_BACKWARD, back, passes=further),
+        *gathers(workload, "backward", BACKWARD, back, again=True),
+        *gathers(workload, "backward", FURTHER_BACKWARD, back, passes=further, again=True),
         *gathers(workload, "backward", FURTHER_BACKWARD, astray, passes=further),
         *gathered(
             "backward", GRADIENTS, reduced_sizes(units), reduce_dtype(workload), op="reduce_scatter",
@@ -179,7 +193,8 @@ def evaluation(workload: Workload, units: Sequence[Unit]) -> list[Collective]:
     if not window.evaluation_passes:
         return []
     passes, spells = window.evaluation_passes, window.evaluation_spells
+    freed = [unit for unit in units if not unit.kept]
     return [
-        *gathers(workload, "evaluation", FORWARD, [u for u in units if not u.kept], passes=passes),
-        *gathers(workload, "evaluation", FORWARD, [u for u in units if u.kept], passes=spells),
+        *gathers(workload, "evaluation", FORWARD, units, passes=spells),
+        *gathers(workload, "evaluation", FORWARD, freed, passes=passes - spells, again=True),
     ]

@@ -65,6 +65,7 @@ def textbook_sent_bytes(
     shard_size: int | None = None,
     trained: int | None = None,
     after_update: bool = False,
+    second_copy_ranks: int | None = None,
 ) -> float | None:
     """Bytes that a rank sends per optimizer step with one synchronisation; None: no closed form here.
 
@@ -72,7 +73,8 @@ def textbook_sent_bytes(
     gradients: DDP 2 f P r; ZeRO-1 and ZeRO-2 and SHARD_GRAD_OP f P (w + r); ZeRO-3 and FULL_SHARD
     f P (2 w + r); hybrid the same within S ranks, plus an all-reduce of P / S over N / S replicas.
     Of frozen weights no gradient is reduced; `trained` counts the others. `after_update`: weights are
-    gathered after their update, so only those that have one.
+    gathered after their update, so only those that have one. `second_copy_ranks`: the backward pass gathers
+    within groups of so many ranks, which keep a copy (hpZ, arXiv 2306.10209, section 3.2).
     """
     facts = SHARDINGS.get(sharding)
     shards = shard_size if facts and facts.has_replicas else world_size
@@ -84,9 +86,11 @@ def textbook_sent_bytes(
     if sharding == "none":
         return 2 * (world_size - 1) / world_size * updated * reduce_bytes
     replicas = world_size // shards
-    passes = 2 if facts.reshards else 1
     moved = updated if after_update else parameters
+    passes = 2 if facts.reshards and second_copy_ranks is None else 1
     inside = (shards - 1) / shards * (passes * weight_bytes * moved + reduce_bytes * updated)
+    if facts.reshards and second_copy_ranks:
+        inside += (second_copy_ranks - 1) / second_copy_ranks * weight_bytes * moved
     return inside + 2 * (replicas - 1) / replicas * updated / shards * reduce_bytes
 
 
@@ -116,11 +120,13 @@ def textbook_collectives(workload: Workload, *, weight_dtype: str, reduce_dtype:
     count = trained if gathers_updated(strategy) else workload.layout.parameter_count
     weights, gradients = count * DTYPE_BYTES[weight_dtype], trained * DTYPE_BYTES[reduce_dtype]
     role: Role = "shard" if strategy.facts.has_replicas else "world"
+    again: Role = role if workload.second_copy_ranks is None else "shard"
 
     def gather(phase: str, term: str) -> Collective:
         return Collective(
-            phase=phase, op="all_gather", dtype=weight_dtype, term=term, payload_bytes=weights, role=role
-        )
+            phase=phase, op="all_gather", dtype=weight_dtype, term=term, payload_bytes=weights,
+            role=role if term != BACKWARD else again,
+        )  # fmt: skip
 
     def reduce(op: str) -> Collective:
         return Collective(

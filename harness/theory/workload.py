@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.backends.base import OptimizerImplementation, OptimizerKind, Precision, Preset
+from harness.backends.hybrid import SECOND_COPY
 from harness.backends.mesh import Mesh
 from harness.backends.model_source import Loading
 from harness.backends.strategy import StrategyKind
@@ -207,6 +208,17 @@ class Workload:
         return self.shard_size or self.world_size
 
     @property
+    def second_copy_ranks(self) -> int | None:
+        """Ranks of a group that keeps a second copy of the weights between their uses in a step and gathers
+        from it: of hpZ, or those to which FSDP2 reshards; None: there is none."""
+        return second_copy_ranks(self.options)
+
+    @property
+    def regathered_in(self) -> Role:
+        """The group in which weights are gathered that were gathered before in the same step."""
+        return "world" if self.second_copy_ranks is None else "shard"
+
+    @property
     def shard_rank(self) -> int:
         """Position within the shard group; groups are consecutive ranks."""
         return self.rank % self.shards
@@ -216,7 +228,7 @@ class Workload:
         if self.mesh is not None and self.mesh.shares_samples:
             return self.mesh.group_size(role)
         if role == "shard":
-            return self.shards
+            return self.second_copy_ranks or self.shards
         return self.world_size // self.shards if role == "replica" else self.world_size
 
     def group_ranks(self, role: Role, rank: int) -> list[int]:
@@ -226,11 +238,17 @@ class Workload:
             return self.mesh.group(role, rank)
         size = self.shards
         if role == "shard":
+            size = self.group_size(role)
             first = rank - rank % size
             return list(range(first, first + size))
         return list(
             range(rank % size, self.world_size, size) if role == "replica" else range(self.world_size)
         )
+
+
+def second_copy_ranks(options: Mapping[str, Any]) -> int | None:
+    """As `Workload.second_copy_ranks`, from the options of a backend."""
+    return next((int(size) for name in SECOND_COPY if (size := options.get(name))), None)
 
 
 def part_length(sequence_length: int, parts: int) -> int:

@@ -160,6 +160,20 @@ def test_payload_of_a_hybrid_is_as_expected(name, tmp_path) -> None:
         assert volume_differences(record) == [], case
 
 
+@pytest.mark.parametrize("label", ["zero3:hpz=2", "fsdp:reshard=2"])
+def test_weights_are_gathered_again_within_the_group_that_keeps_a_second_copy(
+    label: str, tmp_path: Path
+) -> None:
+    per_rank = on_ranks("volumes", label, 4, tmp_path)
+    name = label.partition(":")[0]
+    for case, parts in zip(VOLUME_CASES, zip(*per_rank, strict=True), strict=True):
+        record = as_record(name, case, list(parts), label)
+        assert volume_differences(record) == [], case
+        assert {row.phase for row in record.comm if row.role == "shard"} <= {"forward", "backward"}
+        if case.preset == "like-for-like":
+            assert any(row.role == "shard" for row in record.comm)
+
+
 @pytest.mark.parametrize(
     ("name", "defect", "ranks", "messages"),
     [

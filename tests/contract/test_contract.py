@@ -70,11 +70,13 @@ def test_the_cases_are_worth_comparing(reference) -> None:
 
 PREFETCH = ["fsdp:prefetch=2", "fsdp1:backward_prefetch=post,forward_prefetch=true,limit_all_gathers=false"]
 """When weights are gathered must not change what is computed."""
+SECOND_COPY = ["zero3:hpz=2", "fsdp:reshard=2"]
+"""Nor from which copy; they need two groups of two ranks."""
 
 
-@pytest.mark.parametrize("name", [*runnable(), *PREFETCH])
+@pytest.mark.parametrize("name", [*runnable(), *PREFETCH, *SECOND_COPY])
 def test_backend_trains_as_one_process_does(name, reference, tmp_path, contract_table) -> None:
-    size = 4 if name in HYBRID else 2
+    size = 4 if name in (*HYBRID, *SECOND_COPY) else 2
     found = []
     for case, expected, trace in zip(CASES, reference, traces(name, size, tmp_path), strict=True):
         contract_table.append((name, size, case.name, *reached(expected, trace)))

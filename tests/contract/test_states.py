@@ -23,6 +23,7 @@ WITH_OPTIONS = (
     "zero1:offload=optimizer", "zero2:offload=optimizer", "zero3:offload=optimizer", "zero3:offload=cpu",
     "zero3:reduce_bucket_size=1000",
 )  # fmt: skip
+SECOND_COPY = ("zero3:hpz=2", "zero3:hpz=2,offload=cpu", "fsdp:reshard=2")
 
 
 @pytest.mark.parametrize("label", ["single", "single:precision=fp32", "single:precision=cast"])
@@ -35,8 +36,8 @@ def test_states_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> N
     assert_closed_forms(label, 2, tmp_path)
 
 
-@pytest.mark.parametrize("label", [*HYBRID, "fsdp-hybrid:master_dtype=compute"])
-def test_states_of_a_hybrid_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("label", [*HYBRID, "fsdp-hybrid:master_dtype=compute", *SECOND_COPY])
+def test_states_of_groups_are_the_closed_form_to_the_byte(label: str, tmp_path: Path) -> None:
     assert_closed_forms(label, 4, tmp_path)
 
 

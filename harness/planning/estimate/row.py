@@ -101,6 +101,7 @@ class EstimateRow:
             shard_size=workload.shards,
             trained=workload.layout.trained_count,
             after_update=gathers_updated(workload.strategy),
+            second_copy_ranks=workload.second_copy_ranks,
         )
 
     def state_bytes(self, *kinds: str) -> int | None:

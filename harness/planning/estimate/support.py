@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.backends.base import BackendOptions, Precision, World
-from harness.backends.hybrid import unmet_hybrid
+from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
 from harness.backends.strategy import StrategyKind
 from harness.backends.unsupported import Unsupported
 
@@ -23,6 +23,8 @@ def why_unsupported(
         unmet = unmet_hybrid(world, getattr(options, "shard_size", None))
         if unmet:
             return unmet[0]
+    if unmet := unmet_second_copy(world, options):
+        return unmet[0]
     if strategy.zero_stage is not None:
         return _zero(strategy.zero_stage, precision, offload=offload)
     if world.device == "cpu" and strategy.through_accelerate and strategy.family != "ddp":

@@ -85,7 +85,7 @@ def communication_dtypes(workload: Workload) -> tuple[str, str]:
 
 def crossing_share(workload: Workload, role: Role) -> float:
     """Ranks whose next rank in the ring of a group is on another node, over all ranks."""
-    world, shards = workload.world_size, workload.shards
+    world, shards = workload.world_size, workload.group_size("shard")
     per_node = workload.ranks_per_node or world
     if per_node >= world:
         return 0.0

@@ -30,6 +30,11 @@ CAST = Holding(
     kind="communication", name="own shard in the compute dtype", formula="compute bytes x unit / N",
     source=_COLLECTIVES + "_get_param_all_gather_inputs",
 )  # fmt: skip
+LEFT_BEHIND = Holding(
+    kind="weights", name="units between the passes, within a group of ranks",
+    formula="compute bytes x unit / reshard",
+    source="torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py: to_sharded_post_forward",
+)  # fmt: skip
 REDUCE_INPUT = Holding(
     kind="communication", name="reduce-scatter input", formula="reduce bytes x unit",
     source=_GROUP + "post_backward frees it in the next unit's (ReduceScatterState)",
@@ -71,11 +76,11 @@ class Fsdp2Course(Course):
 
     def after_forward(self, unit: Unit) -> None:
         if self.workload.strategy.facts.reshards:
-            self._free(unit)
+            self._leave_behind(unit)
 
     def after_model(self) -> None:
         if self.root and self._root_reshards:
-            self._free(self.root)
+            self._leave_behind(self.root)
         self.ledger.drop(RETAINED)
 
     # Backward pass
@@ -144,6 +149,17 @@ class Fsdp2Course(Course):
         self.ledger.look()
         if not forward:
             self.ledger.drop(FLAT, size)
+            self.ledger.drop(LEFT_BEHIND, self._left_behind(unit))
+
+    def _leave_behind(self, unit: Unit) -> None:
+        """Free a unit after the forward pass, but for what its group of ranks keeps of it."""
+        self.ledger.add(LEFT_BEHIND, self._left_behind(unit))
+        self.ledger.look()
+        self._free(unit)
+
+    def _left_behind(self, unit: Unit) -> int:
+        ranks = self.workload.second_copy_ranks
+        return self._padded(unit) // ranks * self.workload.compute_bytes if ranks else 0
 
     def _start_gather(self, unit: Unit) -> None:
         size = self._padded(unit) * self.workload.compute_bytes

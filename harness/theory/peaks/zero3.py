@@ -11,6 +11,7 @@ from harness.theory.peaks.norms import deepspeed_norm
 from harness.theory.peaks.transports import gathering, reduce_scattering
 from harness.theory.peaks.zero3_fetch import Fetching, LikeForLike, WithDefaults
 from harness.theory.zero import bucket_elements, gradient_accumulation_bytes, reduce_dtype
+from harness.theory.zero3.states import SECOND_COPY, SECOND_COPY_PADDING
 
 _SOURCE = "DeepSpeed 0.19.8, runtime/zero/stage3.py: "
 CONVERTED = Holding(
@@ -42,6 +43,9 @@ class Zero3Course(Course):
     def begin(self) -> None:
         super().begin()
         workload = self.workload
+        if workload.like_for_like:  # else it is taken to be there from the start
+            for holding in [h for h in self.ledger.held if h.name in (SECOND_COPY, SECOND_COPY_PADDING)]:
+                self.ledger.drop(holding)
         self._width = workload.compute_bytes
         self._limit = bucket_elements(workload)
         self._reduced = DTYPE_BYTES[reduce_dtype(workload)]

@@ -9,6 +9,7 @@ from harness.theory.layout import Tensor, ceil_to, elements
 from harness.theory.peaks.ledger import Holding, Ledger
 from harness.theory.peaks.transports import gathering
 from harness.theory.workload import Workload
+from harness.theory.zero3.states import SECOND_COPY
 
 _SOURCE = "DeepSpeed 0.19.8, runtime/zero/partition_parameters.py: "
 GATHERED = Holding(
@@ -18,6 +19,11 @@ GATHERED = Holding(
 COALESCED = Holding(
     kind="gathered", name="all-gather output of several parameters", formula="compute bytes x parameters",
     source=_SOURCE + "_all_gather_dtype; held until each of its parameters is used",
+)  # fmt: skip
+
+SECOND_COPY = Holding(
+    kind="weights", name=SECOND_COPY, formula="compute bytes x P / hpz",
+    source=_SOURCE + "_partition_param_sec",
 )  # fmt: skip
 
 
@@ -58,16 +64,17 @@ class LikeForLike(Fetching):
         super().__init__(workload, ledger)
         self._current: tuple[Tensor, ...] = ()
         self._stay = False
+        self._copied: set[str] = set()
 
     def stay(self) -> None:
-        self.ledger.drop(GATHERED)
+        self._release()
         self._current, self._stay = (), True
 
     def module(self, tensors: tuple[Tensor, ...], *, backward: bool) -> None:
         if tensors == self._current:
             return
         if not self._stay:
-            self.ledger.drop(GATHERED)
+            self._release()
         self._current = tensors
         if not tensors:
             return
@@ -86,8 +93,20 @@ class LikeForLike(Fetching):
         self.ledger.drop(COALESCED)
 
     def end_pass(self) -> None:
-        self.ledger.drop(GATHERED)
+        self._release()
         self._current, self._stay = (), False
+
+    def _release(self) -> None:
+        """With hpZ a weight leaves a copy in its group of ranks as it is released for the first time."""
+        ranks = self.workload.second_copy_ranks
+        if self.workload.offload == "cpu" and self.workload.device != "cpu":
+            ranks = None  # it lies on the host
+        new = tuple(t for t in self._current if t.name not in self._copied)
+        if ranks and new:
+            self._copied |= {t.name for t in new}
+            self.ledger.add(SECOND_COPY, self.bytes(new) // ranks)
+            self.ledger.look()
+        self.ledger.drop(GATHERED)
 
 
 class WithDefaults(Fetching):

@@ -25,7 +25,7 @@ from harness.theory.terms import (
     gathered,
     over_steps,
 )
-from harness.theory.workload import Workload
+from harness.theory.workload import Role, Workload
 from harness.theory.zero import broadcast_model, bucket_calls, reduce_dtype, with_checkpoint
 from harness.theory.zero3.fetching import fetching, own_settings
 from harness.theory.zero3.shared import shared_gathers, uses_of, uses_unknown
@@ -91,6 +91,8 @@ def _unknown(workload: Workload) -> str | None:
         )
     if workload.layout.without_gradient is None:
         return FLOW_UNKNOWN
+    if workload.layout.frozen and workload.second_copy_ranks:
+        return "from which step on frozen weights have a second copy (hpz) was not looked up"
     if workload.layout.frozen and workload.activation_checkpointing:
         return "what ZeRO-3 gathers to recompute blocks with frozen weights was not looked up"
     if workload.activation_checkpointing and how.blocks:
@@ -129,17 +131,25 @@ def _units(workload: Workload, tensors: Iterable[Tensor]) -> int:
     return len(set(map(fetching(workload).unit, tensors)))
 
 
-def _pass(workload: Workload, phase: str, term: str, passes: int, found: list[Collective]) -> None:
-    """What one pass gathers, `passes` times."""
+def _pass(
+    workload: Workload, phase: str, term: str, passes: int, found: list[Collective], *, anew: bool = False
+) -> None:
+    """What one pass gathers, `passes` times; `anew`: weights were updated since they were gathered last.
+
+    With hpZ a weight that was gathered leaves a copy in each group of ranks as it is released, from which the
+    group gathers it until the update (`Init._partition_param_sec`, `invalidate_secondary_tensor`).
+    """
     if workload.world_size == 1 or not passes:
         return  # `_no_gather_coalesced`
     layout, how = workload.layout, fetching(workload)
     fetched = [t for t in layout.parameters if not how.is_persistent(t) and uses_of(layout, t) != ()]
+    again = workload.regathered_in
+    first: Role = "world" if anew else again
     if how.gathers_each_use:
-        found += shared_gathers(workload, phase, fetched, passes)
+        found += shared_gathers(workload, phase, fetched, passes, first=first)
         fetched = [t for t in fetched if uses_of(layout, t) is None]
         uses = [t for t in fetched if phase != "backward" or _in_backward(workload, t.name)]
-        found += _gathered(workload, phase, term, uses, passes)
+        found += _gathered(workload, phase, term, uses, passes, role=first)
         # A tied weight is fetched for every module that uses it, and released after each.
         tied = [
             t
@@ -147,15 +157,15 @@ def _pass(workload: Workload, phase: str, term: str, passes: int, found: list[Co
             for t in fetched
             if t.name == first and (phase != "backward" or _in_backward(workload, name))
         ]
-        found += _gathered(workload, phase, TIED_TERM, tied, passes, calls=len(tied))
+        found += _gathered(workload, phase, TIED_TERM, tied, passes, calls=len(tied), role=again)
         if phase == "backward" and workload.activation_checkpointing:
-            again = [t for t in _recomputed(workload) if not how.is_persistent(t)]
-            found += _gathered(workload, phase, RECOMPUTED, again, passes)
+            recomputed = [t for t in _recomputed(workload) if not how.is_persistent(t)]
+            found += _gathered(workload, phase, RECOMPUTED, recomputed, passes, role=again)
         return
     # Everything is used again within the reuse distance, so that forward fetches it and backward finds
     # it. The prefetcher joins what modules need, so the number of calls is not the modules'.
     if phase != "backward" and fetched:
-        moved = _gathered(workload, phase, term, fetched, passes)
+        moved = _gathered(workload, phase, term, fetched, passes, role=first)
         found += [c if not c.calls else _without_calls(c) for c in moved]
 
 
@@ -167,12 +177,14 @@ def _gathered(
     passes: int = 1,
     *,
     calls: int | None = None,
+    role: Role = "world",
 ) -> list[Collective]:
     """Gathered in the dtypes in which they are held, by default with a call for each module."""
     found: list[Collective] = []
     for dtype, alike in workload.by_held_dtype(tensors).items():
         count = _units(workload, alike) if calls is None else len(alike)
-        found += gathered(phase, term, _sizes(workload, alike), dtype, calls=count, passes=passes)
+        sizes = _sizes(workload, alike)
+        found += gathered(phase, term, sizes, dtype, calls=count, passes=passes, role=role)
     return found
 
 
@@ -208,8 +220,9 @@ def _step(workload: Workload, step: int) -> list[Collective]:
     found: list[Collective] = []
     further = workload.accumulation_steps - 1
     # Without a backward pass an evaluation leaves what the reuse distance covers gathered.
-    there_already = workload.window.follows_evaluation(step) and fetching(workload).keeps_for_backward
-    _pass(workload, "forward", FORWARD, 0 if there_already else 1, found)
+    evaluated = workload.window.follows_evaluation(step)
+    there_already = evaluated and fetching(workload).keeps_for_backward
+    _pass(workload, "forward", FORWARD, 0 if there_already else 1, found, anew=not evaluated)
     _pass(workload, "forward", FURTHER_FORWARD, further, found)
     _pass(workload, "backward", BACKWARD, 1, found)
     _pass(workload, "backward", FURTHER_BACKWARD, further, found)
@@ -252,8 +265,9 @@ def _persisting(workload: Workload) -> list[Collective]:
 def _evaluation(workload: Workload) -> list[Collective]:
     found: list[Collective] = []
     window = workload.window
-    passes = window.evaluation_passes if fetching(workload).gathers_each_use else window.evaluation_spells
-    _pass(workload, "evaluation", FORWARD, passes, found)
+    _pass(workload, "evaluation", FORWARD, window.evaluation_spells, found, anew=True)
+    if fetching(workload).gathers_each_use:
+        _pass(workload, "evaluation", FORWARD, window.evaluation_passes - window.evaluation_spells, found)
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from harness.theory.layout import Layout, Tensor, Use, ceil_to
 from harness.theory.terms import Collective, gathered
-from harness.theory.workload import Workload
+from harness.theory.workload import Role, Workload
 
 SHARED_TERM = "shared weights gathered at each use"
 
@@ -39,9 +39,9 @@ def uses_unknown(workload: Workload) -> str | None:
 
 
 def shared_gathers(
-    workload: Workload, phase: str, fetched: Sequence[Tensor], passes: int
+    workload: Workload, phase: str, fetched: Sequence[Tensor], passes: int, *, first: Role
 ) -> list[Collective]:
-    """Of parameters with uses of their own, in one pass of a phase."""
+    """Of parameters with uses of their own, in one pass of a phase; `first`: the group of their first use."""
     layout, found = workload.layout, []
     counted: set[str] = set()
     for tensor in fetched:
@@ -50,15 +50,18 @@ def shared_gathers(
         if not times:
             continue
         module = tensor.name.rpartition(".")[0]
-        found += gathered(
-            phase,
-            SHARED_TERM,
-            [(tensor.numel, ceil_to(tensor.numel, workload.world_size))] * times,
-            workload.held_dtype(tensor),
-            # A module gathers all of its parameters in one call.
-            calls=0 if module in counted else times,
-            passes=passes,
-        )
+        size = tensor.numel, ceil_to(tensor.numel, workload.world_size)
+        for count, role in ((1, first), (times - 1, workload.regathered_in)):
+            found += gathered(
+                phase,
+                SHARED_TERM,
+                [size] * count,
+                workload.held_dtype(tensor),
+                # A module gathers all of its parameters in one call.
+                calls=0 if module in counted else count,
+                passes=passes,
+                role=role,
+            )
         counted.add(module)
     return found
 

@@ -16,6 +16,8 @@ from harness.theory.zero import (
 )
 from harness.theory.zero3.fetching import fetching
 
+SECOND_COPY = "second copy within a group of ranks (hpZ)"
+SECOND_COPY_PADDING = "padding of the second copy"
 REDUCTION_BUCKET = "persistent reduction bucket"
 SUB_GROUP_ELEMENTS = 1_000_000_000
 """DeepSpeed 0.19.8, `runtime/zero/config.py`, `sub_group_size`, in elements of the rank's pieces."""
@@ -45,6 +47,7 @@ def model_states(workload: Workload) -> ModelStates:
         [
             *cut.terms("weights", "own pieces", width, host=workload.offload == "cpu"),
             *_frozen(workload, pad),
+            *_second_copy(workload),
             Term(kind="gathered", name="parameters below the persistence threshold",
                  bytes=_persistent_elements(workload) * width, extra=True),
             *cut.terms("masters", masters, trained, host=offload, extra=fp32),
@@ -72,6 +75,24 @@ def _frozen(workload: Workload, padding_name: str) -> list[Term]:
         share = Share(own=own, padding=-(-parameter.numel // ranks) - own, padding_name=padding_name)
         width = workload.held_bytes(parameter)
         found += share.terms("weights", FROZEN, width, host=workload.offload == "cpu")
+    return merged(found)
+
+
+def _second_copy(workload: Workload) -> list[Term]:
+    """hpZ: pieces within the rank's group of all weights that are gathered and released, frozen ones too,
+    from the forward pass to the update (`Init._partition_param_sec`)."""
+    ranks = workload.second_copy_ranks
+    if ranks is None:
+        return []
+    found: list[Term] = []
+    for parameter in workload.layout.parameters:
+        if fetching(workload).is_persistent(parameter):
+            continue
+        piece = ceil_to(parameter.numel, workload.world_size) // ranks
+        own = max(0, min(parameter.numel - piece * (workload.rank % ranks), piece))
+        share = Share(own=own, padding=piece - own, padding_name=SECOND_COPY_PADDING)
+        width, host = workload.held_bytes(parameter), workload.offload == "cpu"
+        found += share.terms("weights", SECOND_COPY, width, host=host, extra=True)
     return merged(found)
 
 
