@@ -191,8 +191,8 @@ ZERO: dict[str, Rule] = {
     "legacy_stage1": Fixed(used=False, reason="removed from DeepSpeed", refuses=True),
     "log_trace_cache_warnings": LOGGING,
     "enable_sanity_checks": LOGGING,
-    "zero_hpz_partition_size": Fixed(used=1, reason="ZeRO++ is not run", refuses=True),
-    **{f"zero_quantized_{name}": Fixed(used=False, reason="ZeRO++ is not run", refuses=True)
+    "zero_hpz_partition_size": ToOption(option="hpz", default=1, convert=integer, only=STAGE_3),
+    **{f"zero_quantized_{name}": Fixed(used=False, reason="ZeRO++'s quantization is not run", refuses=True)
        for name in ("weights", "gradients", "nontrainable_weights")},
     "mics_shard_size": Fixed(used=-1, reason="MiCS is not run", refuses=True),
     "mics_hierarchical_params_gather": Fixed(used=False, reason="MiCS is not run", refuses=True),

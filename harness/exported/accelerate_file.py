@@ -54,7 +54,7 @@ def _fsdp(label: str, job: Job) -> dict[str, Any]:
     }
     if version == 2:
         reshard = {backend: value for value, backend in RESHARDS.items()}.get(native)
-        if reshard is None:
+        if reshard is None or getattr(options, "reshard", None) is not None:
             raise HarnessError(f"'{label}' cannot be said to Accelerate's file; export torchrun instead")
         return {**values, "fsdp_reshard_after_forward": reshard}
     prefetch = getattr(options, "backward_prefetch", None) or "pre"

@@ -83,7 +83,7 @@ def torch_values(label: str, job: Job, world_size: int, blocks: list[str], prese
     for name in ("prefetch", "master_dtype"):
         if getattr(options, name, None) not in (None, "fp32"):
             raise HarnessError(f"option '{name}' of '{label}' cannot be exported; leave it out")
-    reshards = strategy.facts.reshards
+    reshards = getattr(options, "reshard", None) or strategy.facts.reshards
     changes = fsdp2_changes(job.training.precision, preset, reshard=reshards)
     root = next((c.value for c in changes if c.setting == ROOT_RESHARD), None)
     return {**values, "reshard": reshards, "root_reshard": root}

@@ -39,7 +39,7 @@ def uses_unknown(workload: Workload) -> str | None:
 
 
 def shared_gathers(
-    workload: Workload, phase: str, fetched: Sequence[Tensor], passes: int, *, first: Role
+    workload: Workload, phase: str, fetched: Sequence[Tensor], passes: int, *, first: Role = "world"
 ) -> list[Collective]:
     """Of parameters with uses of their own, in one pass of a phase; `first`: the group of their first use."""
     layout, found = workload.layout, []

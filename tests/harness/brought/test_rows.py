@@ -73,6 +73,12 @@ def test_backend_and_its_options(name: str, label: str, tmp_path: Path) -> None:
     assert "row=mine" in options
 
 
+def test_the_groups_of_hpz_are_an_option(tmp_path: Path) -> None:
+    document = {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}
+    like, _ = rows_of(tmp_path, "deepspeed", document)
+    assert like.label == "zero3:hpz=8"
+
+
 def test_job_settings_are_taken_where_the_configuration_is_silent(tmp_path: Path) -> None:
     row, _ = rows_of(tmp_path, *FILES["deepspeed-stage-2-offload"])
     job = row.experiment
@@ -213,14 +219,14 @@ def test_what_no_row_can_have_is_refused_by_name(
 
 def test_all_refusals_come_at_once(tmp_path: Path) -> None:
     document = {
-        "zero_optimization": {"stage": 2, "zero_hpz_partition_size": 8},
+        "zero_optimization": {"stage": 2, "zero_quantized_weights": True},
         "typo": 1,
         "amp": {"enabled": 1},
     }
     text = refusal(tmp_path, "deepspeed", document)
     assert "(1)" in text
     assert "(3)" in text
-    assert all(key in text for key in ("zero_hpz_partition_size", "'typo'", "amp"))
+    assert all(key in text for key in ("zero_quantized_weights", "'typo'", "amp"))
 
 
 def test_keys_next_to_a_deepspeed_file_stop_accelerate(tmp_path: Path) -> None:

@@ -94,6 +94,12 @@ def test_hybrid_adds_an_all_reduce_across_the_replicas() -> None:
     assert hybrid(8, 4) == 6000 + 1000
 
 
+def test_a_second_copy_is_gathered_within_its_group_in_the_backward_pass() -> None:
+    # 7/8 x 1000 x (2 + 4) over all ranks, 1/2 x 1000 x 2 within 2.
+    sent = textbook_sent_bytes("full-shard", 1000, 8, weight_bytes=2, reduce_bytes=4, second_copy_ranks=2)
+    assert sent == 5250 + 1000
+
+
 def test_hybrid_over_all_ranks_is_full_shard() -> None:
     assert hybrid(8, 8) == textbook_sent_bytes("full-shard", 1000, 8, weight_bytes=2, reduce_bytes=4)
 
