@@ -146,9 +146,10 @@ class Fsdp2HybridOptions(HybridOptions, Fsdp2Options):
 class ZeroOptions(BackendOptions):
     """DeepSpeed ZeRO. Sizes are in elements, as in DeepSpeed's own configuration."""
 
-    offload: Literal["none", "optimizer", "cpu"] = Field(
+    offload: Literal["none", "optimizer", "cpu", "superoffload", "zenflow"] = Field(
         "none",
-        description="optimizer: its states live in host memory; cpu: at stage 3 the weights too",
+        description="optimizer: its states live in host memory; cpu: at stage 3 the weights too; "
+        "superoffload and zenflow are not run (harness backends says why)",
     )
     reduce_bucket_size: PositiveInt | None = Field(
         None, description="gradient elements reduced at once; default: by the preset"
@@ -204,6 +205,10 @@ class Zero3Options(ZeroOptions):
     stage3_param_persistence_threshold: NonNegativeInt | None = Field(
         None, description="parameters up to this size stay gathered"
     )
+    qwz: bool | None = Field(None, description="quantized weights of ZeRO++: not run")
+    qgz: bool | None = Field(None, description="quantized gradients of ZeRO++: not run")
+    mics: PositiveInt | None = Field(None, description="ranks of a shard group of MiCS: not run")
+    deepcompile: bool | None = Field(None, description="DeepSpeed's compiler passes: not run")
     leaf_module: Literal["blocks"] | None = Field(
         None, description="blocks: each transformer block is gathered at once, instead of module by module"
     )

@@ -26,6 +26,7 @@ from harness.backends.floating_inputs import refuse_batch_norm
 from harness.backends.hybrid import unmet_second_copy
 from harness.backends.loading import fill_zero3, reserve_parameters, this_device
 from harness.backends.model_source import ModelSource, model_source
+from harness.backends.not_run import reasons_not_run
 from harness.backends.options import ZeroOptions, gathers_blocks
 from harness.backends.precision import cast_parameters, compute_dtype
 from harness.backends.zero_config import zero_config
@@ -51,7 +52,10 @@ class ZeroBackend(Backend):
     def unmet_requirements(self, world: World) -> list[str]:
         if self.stage == 0 and self.zero_options.offload != "none":
             return ["ZeRO-Offload needs stage 1, 2 or 3; stage 0 has nothing to offload"]
-        return unmet_second_copy(world, self.zero_options)
+        return [
+            *reasons_not_run(self.zero_options.model_dump()),
+            *unmet_second_copy(world, self.zero_options),
+        ]
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.backends.base import BackendOptions, Precision, World
 from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
+from harness.backends.not_run import reasons_not_run
 from harness.backends.strategy import StrategyKind
 from harness.backends.unsupported import Unsupported
 
@@ -23,7 +24,7 @@ def why_unsupported(
         unmet = unmet_hybrid(world, getattr(options, "shard_size", None))
         if unmet:
             return unmet[0]
-    if unmet := unmet_second_copy(world, options):
+    if unmet := [*reasons_not_run(options.model_dump()), *unmet_second_copy(world, options)]:
         return unmet[0]
     if strategy.zero_stage is not None:
         return _zero(strategy.zero_stage, precision, offload=offload)

@@ -24,3 +24,12 @@ def test_a_broken_third_party_does_not_hide_the_others(tmp_path: Path, target: s
     assert done.returncode == 0, done.stderr
     assert "zero3" in done.stdout
     assert "broken" in done.stdout + done.stderr
+
+
+def test_what_is_not_run_is_listed_with_its_reason(tmp_path: Path) -> None:
+    listed = json.loads(harness("backends", "--json", cwd=tmp_path).stdout)["unsupported"]
+    reasons = {feature["label"]: feature["reason"] for feature in listed}
+    assert "scrambles the model" in reasons["zero2:offload=zenflow"]
+    assert "removed from DeepSpeed" in reasons["zero3:mics=2"]
+    shown = harness("backends", cwd=tmp_path).stdout
+    assert "unsupported: MiCS, DeepSpeed " in " ".join(shown.split())
