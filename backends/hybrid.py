@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.backends.base import World
+from harness.backends.base import BackendOptions, World
 
 
 def shard_size(world: World, requested: int | None) -> int:
@@ -36,12 +36,13 @@ SECOND_COPY = ("hpz", "reshard")
 """Options that have groups of ranks keep a second copy of the weights, to gather them within the group."""
 
 
-def unmet_second_copy(world: World, options: object) -> list[str]:
+def unmet_second_copy(world: World, options: BackendOptions) -> list[str]:
     """Why `world` has no such groups; empty: it has, or none are asked for."""
-    given = ((name, getattr(options, name, None)) for name in SECOND_COPY)
+    given = [(name, size) for name in SECOND_COPY if (size := getattr(options, name, None)) is not None]
+    if given and options.mesh(world.world_size).shares_samples:
+        return [f"{name} is run only where every rank has samples of its own" for name, _ in given]
     return [
         why
         for name, size in given
-        if size is not None
         for why in unmet_groups(world, name, size, f"{name} needs at least 2 groups of at least 2 ranks")
     ]

@@ -28,7 +28,8 @@ def second_copies(model: nn.Module) -> Iterator[Tensor]:
 
 def second_copy(parameter: nn.Parameter) -> Tensor | None:
     """This rank's piece of one parameter."""
-    return getattr(parameter, "ds_secondary_tensor", None)
+    piece: Tensor | None = getattr(parameter, "ds_secondary_tensor", None)
+    return piece
 
 
 def forget_group() -> None:

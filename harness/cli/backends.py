@@ -62,8 +62,7 @@ def backends(as_json: bool) -> int:
     ]
     headers = ("backend", "what it is", "options", "versions")
     echo(fitted(lines, headers))
-    echo()
-    echo(fitted([(f.label, f"unsupported: {f.reason}") for f in NOT_RUN], ("not run", "why")))
+    echo("\n" + fitted([(f.label, f"unsupported: {f.reason}") for f in NOT_RUN], ("not run", "why")))
     echo(f"\nEvery backend but {registry.REFERENCE} also takes {PRESET}: NAME:{PRESET}=library-defaults.")
     echo(f"Every backend takes {ROW}: NAME:{ROW}=TEXT keeps it apart from rows with the same options.")
     return 0

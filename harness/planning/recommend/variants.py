@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from harness.backends import registry
 from harness.backends.entry import Entry
+from harness.backends.not_run import reasons_not_run
 from harness.backends.strategy import StrategyKind
 
 GROUPS_OF_NODES = (1, 2, 4)
@@ -82,6 +83,7 @@ def _shard_sizes(gpus: int, gpus_per_node: int) -> list[int]:
 def _offloads(entry: Entry) -> list[str]:
     field = entry.options_class().model_fields.get("offload")
     offered = [str(value) for value in get_args(field.annotation)] if field else ["none"]
+    offered = [value for value in offered if not reasons_not_run({"offload": value})]
     strategy = entry.strategy
     # Below stage 3 DeepSpeed keeps weights on the device in either case.
     below_stage_3 = strategy is not None and strategy.zero_stage in (1, 2)

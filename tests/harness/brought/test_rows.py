@@ -76,7 +76,7 @@ def test_backend_and_its_options(name: str, label: str, tmp_path: Path) -> None:
 def test_the_groups_of_hpz_are_an_option(tmp_path: Path) -> None:
     document = {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}
     like, _ = rows_of(tmp_path, "deepspeed", document)
-    assert like.label == "zero3:hpz=8"
+    assert like.label == "zero3:hpz=8,row=file"
 
 
 def test_job_settings_are_taken_where_the_configuration_is_silent(tmp_path: Path) -> None:

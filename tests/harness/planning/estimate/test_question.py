@@ -66,6 +66,7 @@ def test_a_sequence_beyond_the_context_is_refused() -> None:
         ("single", (), "one process only, not 8"),
         ("fsdp-hybrid:shard_size=3", (), "shard_size 3 does not divide the world size 8"),
         ("zero3:hpz=3", (), "hpz 3 does not divide the world size 8"),
+        ("ulysses-zero3:hpz=2", (), "only where every rank has samples of its own"),
         ("fsdp:reshard=8", (), "reshard needs at least 2 groups of at least 2 ranks"),
         ("fsdp1-hybrid:shard_size=8", (), "hybrid sharding needs at least 2 replicas"),
         ("zero0", ("training.precision=bf16",), "fp32 masters at stage 0"),
