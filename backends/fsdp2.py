@@ -132,7 +132,7 @@ class Fsdp2Backend(Backend):
             details={
                 "shard_size": mesh.shape[-1],
                 "replicas": mesh.size() // mesh.shape[-1],
-                **resharded_to(blocks, mesh.size()),
+                **resharded_to(blocks, mesh.shape[-1]),
                 **describe_fsdp2_prefetch(blocks),
             },
             norm_group=mesh.get_group(mesh.ndim - 1),
@@ -175,11 +175,11 @@ def synchronise(model: nn.Module, last: bool) -> None:
     model.set_is_last_backward(last)  # type: ignore[operator]
 
 
-def resharded_to(blocks: list[nn.Module], world_size: int) -> dict[str, int]:
-    """Ranks among which the live blocks leave their weights after the forward pass, where that is not all."""
+def resharded_to(blocks: list[nn.Module], shards: int) -> dict[str, int]:
+    """Ranks among which the live blocks leave their weights after the forward pass, if not all `shards`."""
     groups = [g for block in blocks for g in parameter_groups(block._get_fsdp_state())]  # type: ignore[operator]
     sizes = {g.post_forward_mesh_info.shard_mesh_size for g in groups if g.post_forward_mesh_info is not None}
-    return {"reshard": sizes.pop()} if len(sizes) == 1 and sizes != {world_size} else {}
+    return {"reshard": sizes.pop()} if len(sizes) == 1 and sizes != {shards} else {}
 
 
 def fsdp2_unit_names(model: nn.Module) -> list[str]:
