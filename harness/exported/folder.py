@@ -15,6 +15,7 @@ from harness.errors import HarnessError
 from harness.exported.accelerate_file import accelerate_values
 from harness.exported.strategies import LOW_DTYPES, deepspeed_values, strategy_of, torch_values
 from harness.spec import Job
+from harness.spec.job import axes_of
 from harness.spec.model import CODE_SWITCH
 
 Tool = Literal["accelerate", "deepspeed", "torchrun"]
@@ -41,6 +42,10 @@ def require_exportable(tool: Tool, label: str, job: Job) -> None:
         raise HarnessError(f"a job with {CODE_SWITCH} cannot be exported: its code would have to come along")
     if job.adapter.is_present:
         raise HarnessError("a job with an adapter cannot be exported")
+    if given := axes_of(job):
+        raise HarnessError(
+            f"a job with {' and '.join(given)} cannot be exported: the program has no such setting"
+        )
 
 
 def exported_files(

@@ -6,6 +6,7 @@ from harness.errors import HarnessError
 from harness.planning.architectures import find_architecture
 from harness.planning.model import PlannedModel
 from harness.spec import Job
+from harness.spec.job import axes_of
 from harness.spec.task import DEFAULT_TASK
 
 
@@ -36,18 +37,7 @@ def require_activations(model: PlannedModel, job: Job) -> None:
 
 def _why_axes_are_not(job: Job) -> str | None:
     """Settings of a job that change what a step keeps and computes, and that no profile covers."""
-    given = [
-        f"{name}={value}"
-        for name, value, covered in (
-            ("model.compile", job.model.compile, ("none",)),
-            ("optimizer.kind", job.optimizer.kind, ("adamw",)),
-            ("data.document_attention", job.data.document_attention, ("across",)),
-            ("loss.chunk_tokens", job.loss.chunk_tokens, (None,)),
-            ("training.activation_checkpointing", job.training.activation_checkpointing, (False, True)),
-        )
-        if value not in covered
-    ]
-    if not given:
+    if not (given := axes_of(job)):
         return None
     return (
         f"activations and speed under {' and '.join(given)} are not predicted; model states and traffic are"

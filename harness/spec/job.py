@@ -250,3 +250,19 @@ class Job(Section):
                 document[section][key] = digest
         text = json.dumps(document, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def axes_of(job: Job) -> list[str]:
+    """Settings of how a step is computed that differ from a plain one: 'model.compile=block'."""
+    plain: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
+        ("model.compile", job.model.compile, ("none",)),
+        ("optimizer.kind", job.optimizer.kind, ("adamw",)),
+        ("data.document_attention", job.data.document_attention, ("across",)),
+        ("loss.chunk_tokens", job.loss.chunk_tokens, (None,)),
+        (
+            "training.activation_checkpointing",
+            job.training.activation_checkpointing,
+            (False, True),
+        ),
+    )
+    return [f"{name}={value}" for name, value, of_plain in plain if value not in of_plain]

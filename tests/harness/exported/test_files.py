@@ -68,6 +68,8 @@ def test_each_tool_has_its_files(tool: Any, label: str, names: set[str]) -> None
         ("torchrun", "zero3", [], "export deepspeed"),
         ("deepspeed", "fsdp", [], "export torchrun"),
         ("torchrun", "single", [], "cannot be exported"),
+        ("torchrun", "ddp", ["model.compile=block"], "a job with model.compile=block cannot be exported"),
+        ("torchrun", "fsdp", ["training.activation_checkpointing=every-2"], "every-2 cannot be exported"),
         ("torchrun", "ddp", ["task=seq2seq", "data.source=squad", "data.path=x"], "causal-lm"),
     ],
 )
