@@ -160,11 +160,16 @@ class Engine(Portable, ABC):
     own_thread: ClassVar[bool] = False
     """Whether it works on another thread than its caller, which waits meanwhile."""
 
+    enter_phase: Callable[[str], None] = staticmethod(lambda phase: None)
+    """An engine that runs the passes of several micro-batches within `backward` says here where 'forward',
+    'backward' or 'waiting' begins; its caller sets this, to time them."""
+
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
         """Return the loss summed over the target tokens that this rank computes: a scalar, fp32.
 
-        Outside `torch.no_grad()` every call is one micro-step and is followed by `backward`.
+        Outside `torch.no_grad()` every call is one micro-step and is followed by `backward`. An engine
+        that runs both passes there writes the loss into the tensor that it returned here: read it after that.
         """
 
     @abstractmethod

@@ -155,4 +155,9 @@ ENTRIES = [
     _ulysses(1),
     _ulysses(2),
     _ulysses(3),
+    _entry(
+        "pp", "pipeline.backend:PipelineBackend", "PipelineOptions",
+        "pipeline parallel: stages of blocks under a schedule of torch.distributed.pipelining",
+        StrategyKind(family="pipeline", sharding="pipeline"),
+    ),
 ]  # fmt: skip

@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 DOT_ELEMENTS = 2**16
+COUNTED_ELSEWHERE = "counted_elsewhere"
+"""Attribute of a parameter that another rank holds too, which counts its gradient."""
 
 
 def local_shard(tensor: Tensor) -> Tensor:

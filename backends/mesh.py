@@ -72,6 +72,11 @@ class Mesh:
         """Ranks along a dimension; 1 where the mesh does not have it."""
         return next((size for name, size in self.sizes if name == dimension), 1)
 
+    @property
+    def model_parts(self) -> int:
+        """Ranks over which one copy of the model is divided; 1 where the mesh says nothing of that."""
+        return math.prod(size for name, size in self.sizes if name not in ("data", "sequence"))
+
     def coordinates(self, rank: int) -> dict[Dimension, int]:
         """Place of a rank in each dimension."""
         found: dict[Dimension, int] = {}

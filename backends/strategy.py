@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Sharding = Literal["single", "none", "grad-op", "full-shard", "hybrid", "hybrid-grad-op"]
+Sharding = Literal["single", "none", "grad-op", "full-shard", "hybrid", "hybrid-grad-op", "pipeline"]
 """What is divided among ranks: there is one rank; nothing; optimizer states and gradients; weights too;
-weights too, within groups of ranks that replicate one another; as grad-op, within such groups."""
+weights too, within groups of ranks that replicate one another; as grad-op, within such groups; layers, in
+stages."""
 Route = Literal["native", "accelerate", "trainer"]
 SequenceParallelism = Literal["ring", "exchange"]
 """ring: each rank's queries meet the keys and values of all; exchange: all tokens of a part of the heads."""
@@ -23,6 +24,8 @@ class ShardingFacts:
     """Whether weights are freed after the forward pass and gathered again for the backward pass."""
     has_replicas: bool = False
     """Whether only groups of ranks shard, and replicate one another."""
+    cuts_layers: bool = False
+    """Whether ranks hold different layers, so that activations cross the wire."""
 
 
 SHARDINGS: dict[str, ShardingFacts] = {
@@ -32,6 +35,7 @@ SHARDINGS: dict[str, ShardingFacts] = {
     "full-shard": ShardingFacts(stage=3, reshards=True),
     "hybrid": ShardingFacts(stage=3, reshards=True, has_replicas=True),
     "hybrid-grad-op": ShardingFacts(stage=2, has_replicas=True),
+    "pipeline": ShardingFacts(stage=3, cuts_layers=True),
 }
 
 

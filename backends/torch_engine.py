@@ -108,7 +108,7 @@ class TorchEngine(Engine):
         norm = (
             fp32_norm(gradients)
             if self.strategy.fp32_norm
-            else global_norm(gradients, self.strategy.norm_group)
+            else global_norm(self._counted_gradients(), self.strategy.norm_group)
         )
         clip(gradients, norm, self.context.gradient_clipping)
         self._update()
@@ -265,6 +265,10 @@ class TorchEngine(Engine):
             for parameter in group["params"]
             if parameter.grad is not None
         ]
+
+    def _counted_gradients(self) -> list[Tensor]:
+        """What this rank adds to the norm: the ranks of `norm_group` count each gradient once."""
+        return self._gradients()
 
     def _bare_module(self) -> nn.Module:
         wrapped = getattr(self.module, "module", None)

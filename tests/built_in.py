@@ -14,7 +14,9 @@ def _of_route(route: str) -> tuple[str, ...]:
     return tuple(
         name
         for name in registry.BUILT_IN
-        if name != registry.REFERENCE and strategy(name).route == route and name not in (*HYBRID, *SEQUENCE)
+        if name != registry.REFERENCE
+        and strategy(name).route == route
+        and name not in (*HYBRID, *SEQUENCE, *PIPELINED)
     )
 
 
@@ -22,6 +24,8 @@ HYBRID = tuple(name for name in registry.BUILT_IN if strategy(name).facts.has_re
 """They need two replicas of two shards."""
 SEQUENCE = tuple(name for name in registry.BUILT_IN if strategy(name).sequence is not None)
 """Their ranks divide samples, of models whose attention torch computes in one kernel."""
+PIPELINED = tuple(name for name in registry.BUILT_IN if strategy(name).facts.cuts_layers)
+"""Their ranks hold different layers, of models whose stages can be cut."""
 MULTIPLYING = tuple(name for name in SEQUENCE if strategy(name).multiplies_gradients)
 """Their gradients are too large unless they are corrected."""
 NATIVE = _of_route("native")
@@ -30,3 +34,5 @@ THROUGH_ACCELERATE = tuple(
     name for name in _of_route("accelerate") if not strategy(name).of_family.overlaps_on_streams
 )
 """The same; Accelerate's FSDP needs a device."""
+DATA_PARALLEL = tuple(name for name in registry.BUILT_IN if name not in PIPELINED)
+"""Ranks hold the same layers, or shards of them, and samples of their own; the reference too."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.compare.distance import estimate, movement, relative
 from harness.compare.effective import master_dtypes, reduce_dtypes
-from harness.compare.gradient_scale import SCALE_TOLERANCE, name_scale
+from harness.compare.gradient_scale import SCALE_TOLERANCE, micro_batches, name_scale
 from harness.compare.noise import Limits
 from harness.compare.optimizer_constants import optimizer_groups
 from harness.compare.reported_loss import altered_step, of_one_rank, sums_of_step, whole_loss
@@ -175,7 +175,7 @@ def _gradient(record: Record, ratio: float, before: float, index: int) -> Explan
             "global norm",
             values={"gradient_norms": norms},
         )
-    causes = name_scale(ratio, world.mesh, world.accumulation_steps)
+    causes = name_scale(ratio, world.mesh, world.accumulation_steps, micro_batches(record))
     if causes:
         return Explanation(
             kind="gradient-scale",

@@ -18,6 +18,7 @@ from harness.theory.workload import second_copy_ranks
 
 STEP_MOMENTS = ("after_forward", "after_backward", "after_step")
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+SCALAR_BYTES = 8
 
 
 def timed_steps(record: Record) -> list[StepPart]:
@@ -178,10 +179,12 @@ def reduced_bytes(record: Record) -> int:
 def reduced_dtypes(record: Record) -> list[str]:
     """Dtypes in which gradients crossed the wire in the probed steps, sorted; empty: nothing crossed.
 
-    What adds up to less than a hundredth of the bytes is norms and flags, not gradients.
+    What adds up to less than a hundredth of the bytes is norms and flags, not gradients; so are scalars.
     """
     sizes: dict[str, int] = {}
     for row in record.comm:
+        if row.payload_bytes <= SCALAR_BYTES * row.calls:
+            continue
         if row.phase in ("backward", "step") and row.op in REDUCTIONS and row.group_size > 1:
             sizes[row.dtype] = sizes.get(row.dtype, 0) + row.payload_bytes
     total = sum(sizes.values())

@@ -77,7 +77,8 @@ def textbook(record: Record) -> dict[str, float] | None:
     effective, strategy = record.backend.effective, known_strategy(record)
     if effective is None or strategy is None:
         return None
-    shards = record.backend.shard_size or record.world.world_size
+    parts = record.world.mesh.model_parts
+    shards = parts if parts > 1 else record.backend.shard_size or record.world.world_size
     precision = record.job.training.precision
     trained = layout_of(record.layout).trained_count if record.layout and record.layout.frozen else None
     return textbook_states(strategy.stage, effective.parameter_count, shards, precision, trained=trained)

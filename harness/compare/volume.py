@@ -182,7 +182,8 @@ def sent_per_step(workload: Workload, volume: Volume) -> float | None:
 def textbook_differences(record: Record) -> list[TermDifference] | None:
     """Expected minus textbook, term by term; None where one of them is not known."""
     pair, effective = volume_of(record), record.backend.effective
-    if pair is None or pair[1].unknown or effective is None or known_strategy(record) is None:
+    strategy = known_strategy(record)
+    if pair is None or pair[1].unknown or effective is None or strategy is None or strategy.facts.cuts_layers:
         return None
     workload, volume = pair
     weights = effective.parameter_dtype

@@ -31,6 +31,10 @@ def strategy_of(label: str) -> StrategyKind:
     entry, _ = registry.parse(label)
     if entry.strategy is None or entry.strategy.family == "single":
         raise HarnessError(f"backend '{entry.name}' cannot be exported: it is none of torch or DeepSpeed")
+    if entry.strategy.facts.cuts_layers:
+        raise HarnessError(
+            f"backend '{entry.name}' cannot be exported: its stages are modules of the harness"
+        )
     if entry.strategy.route not in ("native", "accelerate"):
         raise HarnessError(f"backend '{entry.name}' cannot be exported; export the native strategy instead")
     return entry.strategy

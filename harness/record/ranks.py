@@ -76,7 +76,8 @@ class RankPart(Part):
     data_seconds: list[float]
     """The part of each step spent on fetching the batch."""
     phase_seconds: dict[str, list[float]] = {}
-    """Per step: 'forward', 'backward' and 'step' (clipping and update), each summed over micro-steps."""
+    """Per step: 'forward', 'backward' and 'step' (clipping and update), each summed over micro-steps; of a
+    pipeline also 'waiting', for other stages."""
     sample_hashes: list[str]
     """Per step, the hash sum over this rank's samples."""
     samples: list[int]

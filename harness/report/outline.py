@@ -27,6 +27,7 @@ from harness.report.sections.nodes import nodes_section
 from harness.report.sections.not_comparable import not_comparable_section
 from harness.report.sections.observed import observed_section
 from harness.report.sections.overlap import overlap_section
+from harness.report.sections.pipeline import pipeline_section
 from harness.report.sections.prediction import prediction_section
 from harness.report.sections.presets import presets_section
 from harness.report.sections.reading import reading_section, reading_without_speeds
@@ -58,6 +59,7 @@ SECTIONS: tuple[Callable[[Comparison], Section | None], ...] = (
     surprises_all_section,
     nodes_section,
     time_section,
+    pipeline_section,
     energy_section,
     overlap_section,
     scaling_section,

@@ -28,6 +28,7 @@ FAMILIES = {
     "zero3": ("ZeRO-3", "#9C5300"),
     "fsdp2": ("FSDP2", "#00966C"),
     "fsdp1": ("FSDP1", "#B8569A"),
+    "pipeline": ("pipeline", "#7A4A2B"),
     "other": ("other", "#5D7F99"),
 }
 """Name and colour of each family of strategies; ZeRO's stages are shades of one hue."""
@@ -53,7 +54,7 @@ CURVES = ("#0A74B8", "#CC8400", "#00966C", "#B8569A", "#4FA6D8", "#C4511A", "#8A
 """For curves that belong to no family."""
 SHAPES: dict[Sharding, str] = {
     "single": "circle", "none": "triangle-up", "grad-op": "square", "full-shard": "circle",
-    "hybrid": "diamond", "hybrid-grad-op": "cross",
+    "hybrid": "diamond", "hybrid-grad-op": "cross", "pipeline": "triangle-right",
 }  # fmt: skip
 NATIVE_OPACITY, WRAPPED_OPACITY = 0.62, 0.14
 

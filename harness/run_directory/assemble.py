@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from harness.record import (
     BackendPart,
     DimensionPart,
     ErrorPart,
+    ObservedPart,
     RankPart,
     Record,
     Status,
@@ -22,7 +24,7 @@ from harness.record import (
     WindowsPart,
     WorldPart,
 )
-from harness.run_directory.events import SetupEvent
+from harness.run_directory.events import SetupEvent, StepEvent
 from harness.run_directory.nodes import environment_of
 from harness.run_directory.outcome import Outcome
 from harness.run_directory.rank_events import RankEvents, read_events
@@ -32,6 +34,7 @@ from harness.run_directory.sums import Events, evaluations_of, steps_of
 from harness.safe_text import described, encodable
 
 PHASES = ("forward", "backward", "step")
+WAITING = "waiting"
 Value = TypeVar("Value", int, str)
 
 
@@ -84,7 +87,7 @@ def _record(
         data=setup.data if setup else None,
         initial_weights=setup.initial_weights if setup else None,
         final_weights=final.weights if final else None,
-        observed=final.observed if final else None,
+        observed=_observed(events, _mesh(request)),
         steps=steps,
         ranks=[part for rank in events if (part := rank_part(rank, events[rank])) is not None],
         comm=[
@@ -139,6 +142,18 @@ def _world(request: RunRequest, setup: SetupEvent | None) -> WorldPart:
     )
 
 
+def _observed(events: Events, mesh: Mesh) -> ObservedPart | None:
+    """As rank 0 saw it; of a pipeline's ranks each trains parameters of its own."""
+    seen = [of_rank.final.observed for of_rank in events.values() if of_rank.final is not None]
+    first = events[0].final
+    if first is None:
+        return None
+    if mesh.size("pipeline") == 1:
+        return first.observed
+    left_out = set.intersection(*(set(part.parameters_left_out) for part in seen))
+    return first.observed.model_copy(update={"parameters_left_out": sorted(left_out)})
+
+
 def _mesh(request: RunRequest) -> Mesh:
     return registry.mesh_of(request.backend, request.world_size)
 
@@ -172,7 +187,7 @@ def rank_part(rank: int, events: RankEvents) -> RankPart | None:
         setup_memory=setup.host_memory,
         step_seconds=[row.seconds for row in steps],
         data_seconds=[row.data_seconds for row in steps],
-        phase_seconds={phase: [row.phase_seconds[phase] for row in steps] for phase in PHASES},
+        phase_seconds=_phase_seconds(steps),
         sample_hashes=_known([row.sample_hashes for row in steps]),
         samples=_known([row.samples for row in steps]),
         target_tokens=_known([row.target_tokens for row in steps]),
@@ -198,6 +213,13 @@ def rank_part(rank: int, events: RankEvents) -> RankPart | None:
         processors=measured.processors if measured else None,
         energy=measured.energy if measured else None,
     )
+
+
+def _phase_seconds(steps: Sequence[StepEvent]) -> dict[str, list[float]]:
+    """Per step; 'waiting' where the engine runs a pipeline."""
+    waits = any(WAITING in row.phase_seconds for row in steps)
+    phases = (*PHASES, WAITING) if waits else PHASES
+    return {phase: [row.phase_seconds.get(phase, 0.0) for row in steps] for phase in phases}
 
 
 def _known(values: list[Value | None]) -> list[Value]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from harness.theory import ddp, fsdp1, fsdp2, single, zero0, zero3, zero12
+from harness.theory import ddp, fsdp1, fsdp2, pipeline, single, zero0, zero3, zero12
 from harness.theory.optimizer_states import with_optimizer
 from harness.theory.sequence import with_attention
 from harness.theory.terms import ModelStates, Volume
@@ -30,6 +30,7 @@ FAMILIES: dict[str, ClosedForms] = {
     "zero3": zero3,
     "fsdp1": fsdp1,
     "fsdp2": fsdp2,
+    "pipeline": pipeline,
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from harness.theory import fsdp1, fsdp2, zero3, zero12
+from harness.theory import fsdp1, fsdp2, pipeline, zero3, zero12
 from harness.theory.common_states import replica_tensors
 from harness.theory.workload import Workload
 
@@ -86,6 +86,7 @@ def updated_tensors(workload: Workload) -> list[list[int]]:
 UPDATED: dict[str, Callable[[Workload], list[list[int]]]] = {
     "fsdp1": fsdp1.updated_tensors,
     "fsdp2": fsdp2.updated_tensors,
+    "pipeline": pipeline.updated_tensors,
     "zero12": zero12.updated_tensors,
     "zero3": zero3.updated_tensors,
 }

@@ -72,13 +72,14 @@ def textbook_sent_bytes(
     With P parameters, f = (N - 1) / N, w and r bytes per element of gathered weights and reduced
     gradients: DDP 2 f P r; ZeRO-1 and ZeRO-2 and SHARD_GRAD_OP f P (w + r); ZeRO-3 and FULL_SHARD
     f P (2 w + r); hybrid the same within S ranks, plus an all-reduce of P / S over N / S replicas.
+    Of layers in stages: None, since activations cross, whose size the parameters do not tell.
     Of frozen weights no gradient is reduced; `trained` counts the others. `after_update`: weights are
     gathered after their update, so only those that have one. `second_copy_ranks`: the backward pass gathers
     within groups of so many ranks, which keep a copy (hpZ, arXiv 2306.10209, section 3.2).
     """
     facts = SHARDINGS.get(sharding)
     shards = shard_size if facts and facts.has_replicas else world_size
-    if facts is None or not shards:
+    if facts is None or not shards or facts.cuts_layers:
         return None
     if sharding == "single":
         return 0.0
@@ -133,7 +134,7 @@ def textbook_collectives(workload: Workload, *, weight_dtype: str, reduce_dtype:
             phase="backward", op=op, dtype=reduce_dtype, term=GRADIENTS, payload_bytes=gradients, role=role
         )
 
-    if strategy.sharding == "single":
+    if strategy.sharding == "single" or strategy.facts.cuts_layers:
         return []
     if strategy.sharding == "none":
         return [reduce("all_reduce")]

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from harness.backends.mesh import Mesh
+from harness.backends.pipeline.tags import PHASES
 from harness.backends.precision import dtype_name
 from harness.theory.workload import ELSEWHERE
 
@@ -45,6 +46,7 @@ OPERATORS: dict[str, tuple[str, int]] = {
     "barrier": ("barrier", 0),
     "monitored_barrier_": ("barrier", 0),
 }
+MESSAGES = ("send", "recv")
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 
 
@@ -173,10 +175,16 @@ class CommunicationCounter:
                 self.groups[group.group_name] = dist.get_process_group_ranks(group)
                 self._world_size = dist.get_world_size()
             for dtype, payload in payload_by_dtype(tensors).items():
-                key = CollectiveKey(self.phase, op, dtype, group.group_name)
+                key = CollectiveKey(self._phase_of(op, arguments), op, dtype, group.group_name)
                 self.counts.setdefault(key, Count()).add(payload * pieces)
                 if self.early and self.phase == "backward" and op in REDUCTIONS and group.size() > 1:
                     self.early_reduced_bytes = (self.early_reduced_bytes or 0) + payload
+
+    def _phase_of(self, op: str, arguments: tuple[Any, ...]) -> str:
+        """Within a step a message between pipeline stages says itself which pass it belongs to."""
+        if op in MESSAGES and self.phase in ("forward", "backward"):
+            return PHASES.get(arguments[-1], self.phase)
+        return self.phase
 
 
 def payload_by_dtype(tensors: Iterable[torch.Tensor]) -> dict[str, int]:

@@ -68,6 +68,7 @@ class Loop:
 
     def run(self) -> None:
         """Train, writing one event per step and evaluation as they end."""
+        self.engine.enter_phase = self.timer.enter
         every = self.job.evaluation.every_steps
         for step in range(self.first_step, self.steps):
             self._train_step(step)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from harness.backends.gradients import global_norm, local_shard
+from harness.backends.gradients import COUNTED_ELSEWHERE, global_norm, local_shard
 
 
 class OptimizerWatch:
@@ -52,7 +52,7 @@ class OptimizerWatch:
             self.optimizers.append(optimizer)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if isinstance(parameter, Tensor):
+                if isinstance(parameter, Tensor) and not getattr(parameter, COUNTED_ELSEWHERE, False):
                     self._look_at(parameter)
 
     def _look_at(self, parameter: Tensor) -> None:

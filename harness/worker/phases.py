@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 import torch
 
 PHASES = ("forward", "backward", "step")
+"""Of every engine; one that runs a pipeline adds 'waiting', which is in none of them."""
 
 
 class PhaseTimer(ABC):
@@ -29,14 +30,14 @@ class HostPhaseTimer(PhaseTimer):
     """The monotonic clock, where operators return when they have finished."""
 
     def __init__(self) -> None:
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._phase: str | None = None
         self._since = 0.0
 
     def enter(self, phase: str | None) -> None:
         now = time.perf_counter()
         if self._phase is not None:
-            self._seconds[self._phase] += now - self._since
+            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._since
         self._phase, self._since = phase, now
 
     def take(self) -> dict[str, float]:
@@ -62,7 +63,7 @@ class CudaPhaseTimer(PhaseTimer):
         for index, phase in enumerate(self._phases[:-1]):
             if phase is not None:
                 milliseconds = self._events[index].elapsed_time(self._events[index + 1])
-                seconds[phase] += milliseconds / 1e3
+                seconds[phase] = seconds.get(phase, 0.0) + milliseconds / 1e3
         self._phases.clear()
         return seconds
 

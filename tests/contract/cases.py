@@ -120,11 +120,11 @@ def _train(engine: Engine, case: Case, world: World, micro: int) -> Trace:
             first = (step * world.data_size + world.data_rank) * micro
             part = slice(first, first + micro)
             loss = engine.forward({"tokens": tokens[part], "labels": labels[part]})
-            share += float(loss.detach()) / targets
             engine.backward(
                 loss * (world.data_size / targets),
                 last_micro_step=step == case.accumulation_steps - 1,
             )
+            share += float(loss.detach()) / targets
         losses.append(share)
         norms.append(engine.step(LEARNING_RATE))
     return Trace(losses=losses, norms=norms, weights=dict(engine.full_parameters()))

@@ -187,6 +187,9 @@ def _job(case: VolumeCase) -> Job:
     job = contract_job(Case(case.accumulation_steps, case.clipping, case.tied))
     changes = {"precision": case.precision, "activation_checkpointing": case.activation_checkpointing}
     job = job.model_copy(update={"training": job.training.model_copy(update=changes)})
+    if case.family == "deep":
+        deep = {**(job.model.config or {}), "num_hidden_layers": 4}
+        return job.model_copy(update={"model": job.model.model_copy(update={"config": deep})})
     if case.family not in FAMILIES:
         return job
     config = {**FAMILIES[case.family], "vocab_size": VOCABULARY}

@@ -24,7 +24,7 @@ from tests.built_in import MULTIPLYING
 from tests.forkserver import launcher
 from tests.plugins import register
 
-from . import adapters, late, sequence, unseen
+from . import adapters, late, pipelines, sequence, unseen
 
 TINY = [
     "model.config={hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2, "
@@ -103,7 +103,7 @@ class Matrix:
 def install(folder: Path) -> None:
     """Make the broken adapters known as a third party's distribution would."""
     planted = [
-        value for module in (adapters, unseen, late, sequence) for value in vars(module).values()
+        value for module in (adapters, unseen, late, sequence, pipelines) for value in vars(module).values()
         if isinstance(value, type) and value.__module__ == module.__name__
         and not isabstract(value) and value is not unseen.OwnOptimizer
     ]  # fmt: skip

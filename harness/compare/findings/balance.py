@@ -134,6 +134,8 @@ def _series(run: Run) -> dict[str, Seconds]:
     if timed is None:
         return {}
     found = {"whole steps": timed.steps}
+    if run.record.world.mesh.size("pipeline") > 1:
+        return found  # stages differ in what they compute
     if "forward" in timed.seconds:
         # Ranks end a step at the same time but may begin it at different ones. A rank that begins early
         # waits in the forward pass for the others, so all are measured from the earliest begin.

@@ -29,6 +29,7 @@ from harness.compare.findings import (
     machine,
     memory,
     own_jobs,
+    pipeline,
     precision,
     settings,
     timing,
@@ -43,6 +44,7 @@ from harness.compare.runs import Runs
 MODULES: tuple[ModuleType, ...] = (
     job_equivalence,
     given,
+    pipeline,
     settings,
     versions,
     launcher,

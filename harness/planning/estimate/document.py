@@ -74,6 +74,7 @@ def _row(row: EstimateRow) -> dict[str, Any]:
         "sent_bytes_per_step": None if row.unsupported else round(row.sent_bytes),
         "sent_bytes_between_nodes_per_step": None if row.unsupported else round(row.between_bytes),
         "textbook_sent_bytes_per_step": _rounded(row.textbook_sent_bytes),
+        "bubble": row.bubble,
         "collectives": [
             {
                 "term": line.term, "phase": line.phase, "op": line.op, "dtype": line.dtype, "role": line.role,

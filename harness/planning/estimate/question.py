@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.hybrid import shard_size
+from harness.backends.options import PipelineOptions
 from harness.batch import batch_layout, layout_over, with_global_batch
 from harness.cells import canonical_label
 from harness.errors import HarnessError
 from harness.planning.adapters import why_refused
 from harness.planning.constants import TimeConstants
 from harness.planning.device import Device, Fabric
-from harness.planning.estimate.support import why_unsupported
+from harness.planning.estimate.support import why_not_staged, why_unsupported
 from harness.planning.model import PlannedModel
 from harness.planning.scenario import Scenario
 from harness.spec import Experiment, TrainingSection
@@ -116,6 +117,8 @@ def _candidate(asked: Question, label: str, world_size: int) -> Candidate:
     reason = why_unsupported(entry.strategy, options, precision, world) or why_refused(
         asked.experiment.job(), entry.strategy
     )
+    if reason is None and isinstance(options, PipelineOptions):
+        reason = why_not_staged(options, asked.model, world_size, layout.micro_batch_size, precision)
     if reason is not None:
         return Candidate(label=label, world_size=world_size, scenario=None, unsupported=reason)
     scenario = Scenario(

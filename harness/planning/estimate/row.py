@@ -17,6 +17,7 @@ from harness.planning.speed import (
     predict_speed,
 )
 from harness.planning.verdict import Verdict
+from harness.theory import pipeline
 from harness.theory.dtypes import DTYPE_BYTES
 from harness.theory.peaks.families import COURSES
 from harness.theory.terms import STATE_KINDS, ModelStates
@@ -79,7 +80,7 @@ class EstimateRow:
             textbook_states(
                 scenario.strategy.stage,
                 workload.layout.parameter_count,
-                scenario.shard_size or scenario.world_size,
+                _parts(scenario),
                 scenario.job.training.precision,
                 trained=workload.layout.trained_count,
             ).values()
@@ -104,6 +105,13 @@ class EstimateRow:
             second_copy_ranks=workload.second_copy_ranks,
         )
 
+    @property
+    def bubble(self) -> float | None:
+        """Share of the passes that ranks of a pipeline wait by its schedule; None: it is none."""
+        if self.scenario is None or not self.scenario.strategy.facts.cuts_layers:
+            return None
+        return pipeline.bubble_of(self.scenario.workload())
+
     def state_bytes(self, *kinds: str) -> int | None:
         """Model states of some kinds on the device, between backward pass and update."""
         if self.states is None or self.scenario is None:
@@ -120,6 +128,13 @@ class EstimateRow:
             sum(term.bytes for term in moment.terms if term.kind == kind and not term.host)
             for moment in self.memory.moments
         )
+
+
+def _parts(scenario: Scenario) -> int:
+    """Ranks over which the states of one copy of the model are divided."""
+    if scenario.mesh.model_parts > 1:
+        return scenario.mesh.model_parts
+    return scenario.shard_size or scenario.world_size
 
 
 def estimate(asked: Question) -> list[EstimateRow]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from harness.backends.base import BackendOptions, Precision, World
 from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
 from harness.backends.not_run import reasons_not_run
+from harness.backends.options import PipelineOptions
+from harness.backends.pipeline.cut import PIPELINED_MODELS, not_whole, why_not_cut
 from harness.backends.strategy import StrategyKind
 from harness.backends.unsupported import Unsupported
+from harness.planning.model import PlannedModel
 
 
 def why_unsupported(
@@ -45,3 +48,18 @@ def _zero(stage: int, precision: Precision, *, offload: bool) -> str | None:
     if precision == "bf16" and offload:
         return "DeepSpeed offloads an optimizer without fp32 masters only if it is its own"
     return None
+
+
+def why_not_staged(
+    options: PipelineOptions, model: PlannedModel, world_size: int, samples: int, precision: Precision
+) -> str | None:
+    """Why a model cannot be cut into the stages of a pipeline, or its micro-step of so many samples."""
+    if precision == "fp16-mixed":
+        return "torch's gradient scaler looks at the gradients of one stage only"
+    kind = str(model.config.get("model_type"))
+    if kind not in PIPELINED_MODELS:
+        return f"stages are cut for models of type {', '.join(PIPELINED_MODELS)}, not {kind}"
+    ranks = options.mesh(world_size).size("pipeline")
+    if samples % (options.micro_batches or ranks):
+        return not_whole(samples, options.micro_batches or ranks)
+    return why_not_cut(blocks=len(model.layout.blocks), ranks=ranks, stages=options.stages_on(ranks))

@@ -77,7 +77,7 @@ def communication_dtypes(workload: Workload) -> tuple[str, str]:
 
     DDP and a bare replica reduce in the dtype of the weights that train.
     """
-    if workload.strategy.family in ("single", "ddp"):
+    if workload.strategy.family in ("single", "ddp", "pipeline"):
         return workload.master_dtype, workload.master_dtype
     library = fsdp if workload.strategy.zero_stage is None else zero
     return workload.compute_dtype, library.reduce_dtype(workload)
@@ -89,6 +89,10 @@ def crossing_share(workload: Workload, role: Role) -> float:
     per_node = workload.ranks_per_node or world
     if per_node >= world:
         return 0.0
+    if workload.mesh is not None and workload.mesh.shares_samples:
+        rings = [workload.mesh.group(role, rank) for rank in range(world)]
+        following = [ring[(ring.index(rank) + 1) % len(ring)] for rank, ring in enumerate(rings)]
+        return sum(rank // per_node != after // per_node for rank, after in enumerate(following)) / world
     crossing = sum(rank // per_node != _next(rank, role, world, shards) // per_node for rank in range(world))
     return crossing / world
 

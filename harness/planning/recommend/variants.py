@@ -44,6 +44,8 @@ def distinct_backends() -> tuple[list[Entry], dict[str, str]]:
         assert strategy is not None
         if strategy.sharding == "single":
             left_out[entry.name] = "one process"
+        elif strategy.facts.cuts_layers:
+            left_out[entry.name] = "its memory and time are not predicted: compare `harness estimate`"
         elif strategy.through_accelerate:
             library = "Trainer" if strategy.route == "trainer" else "Accelerate"
             left_out[entry.name] = f"the same strategy through {library}"

@@ -119,6 +119,8 @@ def test_unknown_strategy_has_no_closed_form() -> None:
 def test_every_built_in_backend_has_a_textbook_strategy() -> None:
     for entry in registry.BUILT_IN.values():
         assert entry.strategy is not None
+        if entry.strategy.facts.cuts_layers:
+            continue  # activations cross, which the number of parameters does not tell
         sent = textbook_sent_bytes(
             entry.strategy.sharding, 1000, 4, weight_bytes=4, reduce_bytes=4, shard_size=2
         )

@@ -9,6 +9,7 @@ from harness.theory.families import FAMILIES, collectives, model_states
 from harness.theory.layout import Attention, Layout, Tensor
 from harness.theory.terms import STEP_PHASES
 from harness.theory.workload import Workload
+from tests.built_in import DATA_PARALLEL
 
 
 def unbuilt_model() -> nn.Module:
@@ -30,7 +31,7 @@ def layout_of(model: nn.Module) -> Layout:
     )
 
 
-@pytest.mark.parametrize("backend", BUILT_IN)
+@pytest.mark.parametrize("backend", DATA_PARALLEL)
 def test_closed_forms_need_no_record(backend: str) -> None:
     strategy = BUILT_IN[backend].strategy
     assert strategy is not None

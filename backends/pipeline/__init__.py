@@ -1,0 +1,1 @@
+"""Pipeline parallelism by torch.distributed.pipelining: the model is cut at its blocks."""

@@ -1,0 +1,156 @@
+"""The backend 'pp': cuts the model, fills this rank's stages and puts an engine around their schedule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from harness.backends.base import (
+    Backend,
+    BackendOptions,
+    BuildModel,
+    BuildOptimizer,
+    Engine,
+    SetupContext,
+    Unsupported,
+    World,
+)
+from harness.backends.blocks import parameter_count
+from harness.backends.gradients import COUNTED_ELSEWHERE
+from harness.backends.loading import this_device
+from harness.backends.model_source import ModelSource, model_source
+from harness.backends.options import PipelineOptions
+from harness.backends.pipeline.cut import Cut, not_whole, why_not_cut
+from harness.backends.pipeline.engine import Pipeline, PipelineEngine
+from harness.backends.pipeline.stage_module import cut_stage, require_cuttable, stages_of_parameters
+from harness.backends.torch_engine import Strategy
+
+
+class PipelineBackend(Backend):
+    """Stages on the ranks of a pipeline, data parallelism across pipelines."""
+
+    Options = PipelineOptions
+
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options)
+        assert isinstance(options, PipelineOptions)
+        self.pipeline_options = options
+
+    def unmet_requirements(self, world: World) -> list[str]:
+        try:
+            self.options.mesh(world.world_size)
+        except Unsupported as misfit:
+            return [str(misfit)]
+        return []
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        if context.precision == "fp16-mixed":
+            raise Unsupported(
+                f"torch {torch.__version__}: GradScaler finds overflow in the gradients of its own stages "
+                "only, so ranks of a pipeline would skip different steps; use bf16-mixed"
+            )
+        source = model_source(build_model)
+        model = source() if source.loading == "full" else source.skeleton()
+        pipeline = self._pipeline(model, source, context)
+        strategy = self._strategy(pipeline, model)
+        optimizer = build_optimizer(pipeline.parameters.items())
+        return PipelineEngine(pipeline, optimizer, context, replace(strategy, loading=source.loading))
+
+    def _pipeline(self, model: nn.Module, source: ModelSource, context: SetupContext) -> Pipeline:
+        """This rank's stages with their weights, and the groups that it communicates in."""
+        world, options = context.world, self.pipeline_options
+        ranks = world.mesh.size("pipeline")
+        blocks = require_cuttable(model)
+        cut = Cut(ranks=ranks, stages=options.stages_on(ranks), blocks=blocks)
+        if (reason := why_not_cut(blocks=len(blocks), ranks=ranks, stages=cut.stages)) is not None:
+            raise Unsupported(reason)
+        micro_batches = options.micro_batches or ranks
+        if context.micro_batch_size % micro_batches:
+            raise Unsupported(not_whole(context.micro_batch_size, micro_batches))
+        place = world.mesh.coordinates(world.rank).get("pipeline", 0)
+        stages = stages_of_parameters(model, cut)
+        holders = {
+            name: tuple(dict.fromkeys(stage % ranks for stage in of_name)) for name, of_name in stages.items()
+        }
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        own = _own_parameters(model, source, {n for n, r in holders.items() if place in r}, context)
+        for name, parameter in own.items():
+            setattr(parameter, COUNTED_ELSEWHERE, holders[name][0] != place)
+        config: Any = model.config
+        return Pipeline(
+            cut=cut,
+            schedule=options.schedule,
+            micro_batches=micro_batches,
+            rank=place,
+            group=_group(context, "pipeline"),
+            replicas=_group(context, "data"),
+            modules={stage: cut_stage(model, cut, stage, own) for stage in cut.of_rank(place)},
+            parameters=own,
+            holders=holders,
+            shapes=shapes,
+            hidden=config.hidden_size,
+            vocabulary=config.vocab_size,
+        )
+
+    def _strategy(self, pipeline: Pipeline, model: nn.Module) -> Strategy:
+        cut = pipeline.cut
+        dtype = next(iter(pipeline.parameters.values())).dtype
+        settings = {
+            "schedule": pipeline.schedule,
+            "stages": cut.stages,
+            "pipeline_ranks": cut.ranks,
+            "micro_batches": pipeline.micro_batches,
+            "scale_grads": pipeline.scale_grads,
+        }
+        return Strategy(
+            name=f"pipeline of {cut.stages} stages, {pipeline.schedule}",
+            native_config=settings,
+            wrap_units=[""],
+            reduce_dtype=dtype if pipeline.replicas.size() > 1 else None,
+            parameter_count=parameter_count(model),
+            compute_dtype=dtype,
+            autocast=True,
+            offload=[],
+            details={
+                **settings,
+                "blocks_by_stage": [len(cut.blocks_of(stage)) for stage in range(cut.stages)],
+                "tied_across_stages": [name for name, ranks in pipeline.holders.items() if len(ranks) > 1],
+            },
+            norm_group=pipeline.group,
+            gathers_anew=True,
+        )
+
+
+def _own_parameters(
+    model: nn.Module, source: ModelSource, names: set[str], context: SetupContext
+) -> dict[str, nn.Parameter]:
+    """This rank's parameters on its device; those of a skeleton are filled."""
+    device = this_device(context.world)
+    own: dict[str, nn.Parameter] = {}
+    for name, parameter in model.named_parameters():
+        if source.loading == "full":
+            if name in names:
+                own[name] = nn.Parameter(parameter.detach().to(device))
+            continue
+        kept = parameter.shape if name in names else (0,)
+        tensor = torch.empty(kept, dtype=parameter.dtype, device=device)
+        source.fill(tensor.view(-1), name, 0)
+        if name in names:
+            own[name] = nn.Parameter(tensor)
+    if source.loading != "full":
+        source.filled()
+    return own
+
+
+def _group(context: SetupContext, role: str) -> dist.ProcessGroup:
+    """This rank's group of a role; a collective, which makes those of all ranks in one order."""
+    world, mesh = context.world, context.world.mesh
+    every = sorted({tuple(mesh.group(role, rank)) for rank in range(world.world_size)})
+    made = {ranks: dist.new_group(list(ranks)) for ranks in every}
+    return made[tuple(mesh.group(role, world.rank))]

@@ -1,0 +1,294 @@
+"""The engine around a schedule: both passes of all micro-batches run when `backward` is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from harness.backends.base import Batch, SetupContext, TensorKind, Unsupported
+from harness.backends.checkpoints.adam import flat, make_states
+from harness.backends.gradients import COUNTED_ELSEWHERE
+from harness.backends.piece import MOMENTS, Piece
+from harness.backends.pipeline.cut import Cut, not_whole
+from harness.backends.pipeline.schedule import (
+    WAITING,
+    ScheduleName,
+    Shape,
+    TaggedStage,
+    torch_schedule,
+    torch_stages,
+)
+from harness.backends.pipeline.stage_module import Stage
+from harness.backends.pipeline.tags import ACTIVATIONS
+from harness.backends.torch_engine import Strategy, TorchEngine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """This rank's place in its pipeline."""
+
+    cut: Cut
+    schedule: ScheduleName
+    micro_batches: int
+    rank: int
+    """Among the ranks of the pipeline."""
+    group: dist.ProcessGroup
+    """Ranks of the pipeline."""
+    replicas: dist.ProcessGroup
+    """Ranks that hold the same stages."""
+    modules: Mapping[int, Stage]
+    """This rank's stages."""
+    parameters: Mapping[str, nn.Parameter]
+    """This rank's parameters by their names in the bare model."""
+    holders: Mapping[str, tuple[int, ...]]
+    """Of every parameter of the model, in its order: the ranks of the pipeline that hold it."""
+    shapes: Mapping[str, torch.Size]
+    hidden: int
+    vocabulary: int
+    scale_grads: bool = False
+
+
+class _Given(nn.Module):
+    """In place of the model, for a loss of logits that were computed already."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self._logits = logits
+
+    def forward(self, **_: Any) -> Tensor:
+        return self._logits
+
+
+class PipelineEngine(TorchEngine):
+    """A rank without the last stage reports a loss of zero: the losses of a pipeline's ranks add up."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        optimizer: torch.optim.Optimizer,
+        context: SetupContext,
+        strategy: Strategy,
+    ) -> None:
+        modules = nn.ModuleDict({str(index): stage for index, stage in pipeline.modules.items()})
+        super().__init__(modules, optimizer, context, strategy)
+        for stage in pipeline.modules.values():
+            stage.autocast = self._autocast
+        self.pipeline = pipeline
+        self._schedules: dict[tuple[int, ...], tuple[Any, list[TaggedStage]]] = {}
+        self._batch: Batch = {}
+        self._pending = torch.zeros(())
+        self._factor: Tensor | float = 1.0
+        self._losses: list[Tensor] = []
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The passes of a schedule interleave: the loss is in what this returns once `backward` has run."""
+        device = batch["tokens"].device
+        if set(batch) != {"tokens", "labels"}:
+            raise Unsupported(f"stages take tokens alone; this batch has {', '.join(sorted(batch))} too")
+        if not torch.is_grad_enabled():
+            return self._without_gradient(batch)
+        self._batch = batch
+        self._pending = torch.zeros((), device=device, requires_grad=True)
+        return self._pending
+
+    def backward(self, loss: Tensor, *, last_micro_step: bool) -> None:
+        (self._factor,) = torch.autograd.grad(loss, self._pending)
+        schedule, _ = self._schedule(self._batch)
+        arguments = (self._batch["tokens"],) if self._is_first else ()
+        target = torch.stack([self._batch["tokens"], self._batch["labels"]], 1) if self._is_last else None
+        self.enter_phase(WAITING)
+        schedule.step(*arguments, target=target, return_outputs=False)
+        self.enter_phase("backward")
+        with torch.no_grad():
+            self._pending += sum(self._losses, torch.zeros_like(self._pending))
+        self._losses.clear()
+        self._batch = {}
+        self._micro_steps = 0 if last_micro_step else self._micro_steps + 1
+        if last_micro_step:
+            self._reduce()
+
+    def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        return self._from_all(self.pipeline.parameters)
+
+    def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        found = {name: p.grad for name, p in self.pipeline.parameters.items() if p.grad is not None}
+        return self._from_all(found)
+
+    def pieces(self) -> Iterator[Piece]:
+        make_states(self.optimizer)
+        return self._pieces(with_moments=True)
+
+    def weight_pieces(self) -> Iterator[Piece]:
+        return self._pieces(with_moments=False)
+
+    def native_format(self) -> str:
+        return "torch.distributed.checkpoint, by parameter"
+
+    def load(self, directory: Path) -> None:
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        load(self._state(), checkpoint_id=directory)
+
+    def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
+        yield from super().state_tensors()
+        for _, stages in self._schedules.values():
+            for stage in stages:
+                for tensor in stage.received():
+                    yield "communication", tensor
+
+    @property
+    def _is_first(self) -> bool:
+        return self.pipeline.rank == 0
+
+    @property
+    def _is_last(self) -> bool:
+        return self.pipeline.rank == self.pipeline.cut.ranks - 1
+
+    def _counted_gradients(self) -> list[Tensor]:
+        return [
+            parameter.grad
+            for parameter in self.pipeline.parameters.values()
+            if parameter.grad is not None and not getattr(parameter, COUNTED_ELSEWHERE)
+        ]
+
+    def _schedule(self, batch: Batch) -> tuple[Any, list[TaggedStage]]:
+        """Of this shape of batch: where messages arrive is allocated for it."""
+        size = tuple(batch["tokens"].shape)
+        if size not in self._schedules:
+            pipeline, shape = self.pipeline, self._shape(size)
+            stages = torch_stages(
+                pipeline.modules,
+                stages=pipeline.cut.stages,
+                shape=shape,
+                device=batch["tokens"].device,
+                group=pipeline.group,
+                enter=lambda phase: self.enter_phase(phase),
+            )
+            schedule = torch_schedule(
+                pipeline.schedule,
+                stages,
+                micro_batches=pipeline.micro_batches,
+                loss=self._loss,
+                scale_grads=pipeline.scale_grads,
+            )
+            self._schedules[size] = schedule, stages
+        return self._schedules[size]
+
+    def _shape(self, size: tuple[int, ...]) -> Shape:
+        samples, rest = divmod(size[0], self.pipeline.micro_batches)
+        if rest:
+            raise Unsupported(not_whole(size[0], self.pipeline.micro_batches))
+        return Shape(
+            samples=samples,
+            length=size[1],
+            hidden=self.pipeline.hidden,
+            vocabulary=self.pipeline.vocabulary,
+            dtype=self.strategy.compute_dtype,
+        )
+
+    def _loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Of one micro-batch: what `backward` was given of it."""
+        self.enter_phase("forward")
+        loss = self._summed_loss(logits, {"tokens": target[:, 0], "labels": target[:, 1]})
+        self._losses.append(loss.detach())
+        scaled = loss * self._factor
+        self.enter_phase(WAITING)
+        return scaled
+
+    def _summed_loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        with self._autocast():
+            return self.context.compute_loss(_Given(logits), batch)
+
+    def _without_gradient(self, batch: Batch) -> Tensor:
+        """Micro-batch by micro-batch through the stages, without a schedule."""
+        pipeline, total = self.pipeline, torch.zeros((), device=batch["tokens"].device)
+        shape = self._shape(tuple(batch["tokens"].shape))
+        for start in range(0, len(batch["tokens"]), shape.samples):
+            part = {name: tensor[start : start + shape.samples] for name, tensor in batch.items()}
+            for index, stage in pipeline.modules.items():
+                inputs = part["tokens"]
+                if index:
+                    inputs = torch.empty_like(shape.hidden_states(), device=total.device, requires_grad=False)
+                    source = (index - 1) % pipeline.cut.ranks
+                    dist.recv(inputs, group=pipeline.group, group_src=source, tag=ACTIVATIONS)
+                output = stage(inputs)
+                if index < pipeline.cut.stages - 1:
+                    target = (index + 1) % pipeline.cut.ranks
+                    dist.send(output.contiguous(), group=pipeline.group, group_dst=target, tag=ACTIVATIONS)
+                else:
+                    total += self._summed_loss(output, part)
+        return total
+
+    def _reduce(self) -> None:
+        """The ends of the pipeline add up their gradients of what both hold, then replicas average all."""
+        for name, parameter in self.pipeline.parameters.items():
+            holders = self.pipeline.holders[name]
+            if len(holders) > 1:
+                assert parameter.grad is not None
+                self._add_from(holders, parameter.grad)
+        copies = self.pipeline.replicas.size()
+        if copies > 1:
+            for gradient in self._gradients():
+                dist.all_reduce(gradient, group=self.pipeline.replicas)
+                gradient /= copies
+
+    def _add_from(self, holders: tuple[int, ...], gradient: Tensor) -> None:
+        """Both ends swap and add: the sum of two is the same on both."""
+        (other,) = (rank for rank in holders if rank != self.pipeline.rank)
+        arrived, group = torch.empty_like(gradient), self.pipeline.group
+        swap = [
+            dist.P2POp(dist.isend, gradient, group=group, group_peer=other),
+            dist.P2POp(dist.irecv, arrived, group=group, group_peer=other),
+        ]
+        for work in dist.batch_isend_irecv(swap):
+            work.wait()
+        gradient += arrived
+
+    def _from_all(self, own: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Every rank of the pipeline is sent what one of them holds, tensor by tensor, as fp32."""
+        device = self.context.world.device
+        for name, holders in self.pipeline.holders.items():
+            if holders[0] == self.pipeline.rank:
+                tensor = own[name].detach().to(dtype=torch.float32, copy=True)
+            else:
+                tensor = torch.empty(self.pipeline.shapes[name], dtype=torch.float32, device=device)
+            dist.broadcast(tensor, group=self.pipeline.group, group_src=holders[0])
+            yield name, tensor.cpu()
+            del tensor
+
+    def _pieces(self, *, with_moments: bool) -> Iterator[Piece]:
+        replica, replicas = dist.get_rank(self.pipeline.replicas), self.pipeline.replicas.size()
+        nothing = torch.empty(0, dtype=self.strategy.compute_dtype)
+        for name, holders in self.pipeline.holders.items():
+            parameter = self.pipeline.parameters.get(name)
+            weight = nothing if parameter is None else flat(parameter)
+            state = self.optimizer.state[parameter] if with_moments and parameter is not None else {}
+            yield Piece(
+                name=name,
+                shape=tuple(self.pipeline.shapes[name]),
+                start=0,
+                weight=weight,
+                moments={
+                    moment: flat(state[moment]) if state else nothing
+                    for moment in (MOMENTS if with_moments else ())
+                },
+                copies=replicas * len(holders) if parameter is not None else 1,
+                copy=replica * len(holders) + holders.index(self.pipeline.rank)
+                if parameter is not None
+                else 0,
+            )
+
+    def _state(self) -> dict[str, Any]:
+        make_states(self.optimizer)
+        return {
+            "model": {name: parameter.detach() for name, parameter in self.pipeline.parameters.items()},
+            "optimizer": {
+                name: self.optimizer.state[parameter] for name, parameter in self.pipeline.parameters.items()
+            },
+        }
