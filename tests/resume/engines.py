@@ -69,7 +69,7 @@ def make_engine(label: str, world: World, job: Job) -> Engine:
         world=world,
         precision=job.training.precision,
         gradient_clipping=0.5,
-        micro_batch_size=GLOBAL_BATCH // world.world_size,
+        micro_batch_size=GLOBAL_BATCH // world.data_size,
         accumulation_steps=1,
         preset="like-for-like",
         compute_loss=summed_cross_entropy,
@@ -97,10 +97,10 @@ def train(engine: Engine, world: World, job: Job, first: int, last: int) -> Trai
     for step in range(first, last):
         tokens, labels = global_batch(step)
         targets = int((labels[:, 1:] != IGNORED).sum())
-        size = GLOBAL_BATCH // world.world_size
-        part = slice(world.rank * size, (world.rank + 1) * size)
+        size = GLOBAL_BATCH // world.data_size
+        part = slice(world.data_rank * size, (world.data_rank + 1) * size)
         loss = engine.forward({"tokens": tokens[part], "labels": labels[part]})
-        engine.backward(loss * (world.world_size / targets), last_micro_step=True)
+        engine.backward(loss * (world.data_size / targets), last_micro_step=True)
         total = loss.detach().double()
         dist.all_reduce(total)
         losses.append(float(total) / targets)
@@ -143,6 +143,7 @@ def sabotaged(fault: str | None) -> Iterator[None]:
 
 def save_and_train_on(label: str, world: World, job: Job, folder: Path) -> Trained:
     """Save both formats after `SAVED_AT` steps; the rest of the training, not interrupted."""
+    world = registry.placed(label, world)
     engine = make_engine(label, world, job)
     train(engine, world, job, 0, SAVED_AT)
     engine.save(folder / "native")
@@ -156,6 +157,7 @@ def resume(
     label: str, world: World, job: Job, folder: Path, form: str, sabotage: str | None = None
 ) -> Trained:
     """The rest of the training, from a checkpoint, by an engine that has not trained."""
+    world = registry.placed(label, world)
     engine = make_engine(label, world, job)
     with sabotaged(sabotage):
         if form == "native":
