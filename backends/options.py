@@ -147,10 +147,10 @@ class Fsdp2HybridOptions(HybridOptions, Fsdp2Options):
 class ZeroOptions(BackendOptions):
     """DeepSpeed ZeRO. Sizes are in elements, as in DeepSpeed's own configuration."""
 
-    offload: Literal["none", "optimizer", "cpu", "superoffload", "zenflow"] = Field(
+    offload: Literal["none", "optimizer", "cpu", "nvme", "superoffload", "zenflow"] = Field(
         "none",
         description="optimizer: its states live in host memory; cpu: at stage 3 the weights too; "
-        "superoffload and zenflow are not run (harness backends says why)",
+        "nvme, superoffload and zenflow are not run (harness backends says why)",
     )
     reduce_bucket_size: PositiveInt | None = Field(
         None, description="gradient elements reduced at once; default: by the preset"
