@@ -97,7 +97,8 @@ class BackendPart(Part):
     @property
     def shard_size(self) -> int | None:
         """Ranks of a shard group as the backend says; None: it does not."""
-        return self.effective.details.get("shard_size") if self.effective else None
+        said = self.effective.details.get("shard_size") if self.effective else None
+        return said if isinstance(said, int) else None
 
     def in_force(self) -> dict[str, Any] | None:
         """`effective` as a document; what earlier records lack is left out where it is unknown."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
@@ -30,6 +31,9 @@ def _unchecked(kind: type[BaseModel], value: Any) -> BaseModel:
     unknown = sorted(value.keys() - kind.model_fields.keys())
     if unknown:
         raise PydanticCustomError("settings", "setting '{name}' is unknown", {"name": unknown[0]})
+    for name, item in value.items():
+        if not isinstance(item, _types(kind.model_fields[name].annotation)):
+            raise PydanticCustomError("settings", "setting '{name}' has another type", {"name": name})
     sections: dict[str, Any] = {
         name: _unchecked(annotation, item)
         if isinstance(annotation := kind.model_fields[name].annotation, type)
@@ -38,6 +42,25 @@ def _unchecked(kind: type[BaseModel], value: Any) -> BaseModel:
         for name, item in value.items()
     }
     return kind.model_construct(**sections)
+
+
+def _types(annotation: Any) -> tuple[type, ...]:
+    """What JSON can hold for an annotation, whatever bounds and choices it has."""
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _types(inside[0])
+    if origin in (Union, UnionType):
+        return tuple({kind for part in inside for kind in _types(part)})
+    if origin is Literal:
+        return (str, bool, int, float, NoneType)  # earlier versions had switches where there are choices now
+    kind = origin or annotation
+    if kind is float:
+        return (float, int)
+    if kind in (bool, int, str, NoneType, list, dict):
+        return (kind,)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return (dict,)
+    return (object,)
 
 
 def seen_job(seen: Mapping[str, Any]) -> Job:

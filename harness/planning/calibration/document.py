@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import mean, median
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from harness.atomic_write import write_atomically
 from harness.bounds import MOST_DOCUMENT_BYTES
@@ -58,6 +58,14 @@ class Calibration(_Part):
     """Cells that were found and not fitted, with the reason."""
     load_averages: tuple[float, float] | None = None
     """Least and most that the runs found on their machine."""
+
+    @field_validator("constants")
+    @classmethod
+    def _are_known(cls, constants: dict[str, float]) -> dict[str, float]:
+        shares = {field.name for field in fields(TimeConstants) if field.type == "float"}
+        if unknown := sorted(constants.keys() - shares):
+            raise ValueError(f"constant '{unknown[0]}' is unknown")
+        return constants
 
     @property
     def errors(self) -> list[float]:
