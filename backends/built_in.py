@@ -18,7 +18,7 @@ def _entry(
     return Entry(
         name=name,
         target=f"harness.backends.{target}",
-        options=f"harness.backends.options:{options}",
+        options=f"harness.backends.{options}" if ":" in options else f"harness.backends.options:{options}",
         summary=summary,
         packages=("torch", *through[strategy.route], *engine),
         parameters=parameters,
@@ -159,5 +159,15 @@ ENTRIES = [
         "pp", "pipeline.backend:PipelineBackend", "PipelineOptions",
         "pipeline parallel: stages of blocks under a schedule of torch.distributed.pipelining",
         StrategyKind(family="pipeline", sharding="pipeline"),
+    ),
+    _entry(
+        "tp", "tensor:TensorBackend", "tensor_options:TensorOptions",
+        "DTensor: layers cut over ranks, nothing sharded",
+        StrategyKind(family="tensor"),
+    ),
+    _entry(
+        "fsdp-tp", "tensor:FsdpTensorBackend", "tensor_options:FsdpTensorOptions",
+        "FSDP2 on a 2-D mesh: layers cut over neighbours, states sharded across them",
+        StrategyKind(family="fsdp2-tensor", sharding="full-shard"),
     ),
 ]  # fmt: skip

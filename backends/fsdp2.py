@@ -27,7 +27,7 @@ from harness.backends.blocks import first_trained, parameter_count, transformer_
 from harness.backends.floating_inputs import refuse_batch_norm
 from harness.backends.fsdp2_engine import Fsdp2Engine, parameter_groups
 from harness.backends.hybrid import shard_size, unmet_hybrid, unmet_second_copy
-from harness.backends.loading import fill_fsdp2, this_device
+from harness.backends.loading import fill_sharded, this_device
 from harness.backends.model_source import model_source
 from harness.backends.options import Fsdp2HybridOptions, Fsdp2Options, HybridOptions
 from harness.backends.precision import cast_parameters, compute_dtype, dtype_name
@@ -63,7 +63,8 @@ class Fsdp2Backend(Backend):
         if isinstance(self.options, Fsdp2Options) and self.options.master_dtype == "compute":
             cast_parameters(model, compute_dtype(context.precision))
         blocks = transformer_blocks(model)
-        mesh = self._mesh(context.world)
+        whole_mesh = self._mesh(context.world)
+        mesh = self._cut(model, whole_mesh)
         policy = mixed_precision(context)
         if policy.param_dtype is not None:
             refuse_batch_norm(model, "FSDP2")
@@ -85,10 +86,10 @@ class Fsdp2Backend(Backend):
         root_reshard = next((c.value for c in changes if c.setting == ROOT_RESHARD), None)
         fully_shard(model, **(arguments | {"reshard_after_forward": root_reshard}))
         if source.loading != "full":
-            fill_fsdp2(model, source, torch.device("cpu") if self._offload else this_device(context.world))
+            fill_sharded(model, source, torch.device("cpu") if self._offload else this_device(context.world))
         set_fsdp2_prefetch(model, list(blocks.values()), self.options)
         strategy = self._strategy(model, list(blocks.values()), mesh, policy, count, root_reshard)
-        strategy = replace(strategy, loading=source.loading)
+        strategy = self._norm(replace(strategy, loading=source.loading), whole_mesh)
         optimizer = build_optimizer(model.named_parameters())
         return self._engine_class()(model, optimizer, context, strategy, grad_scaler(context))
 
@@ -143,6 +144,14 @@ class Fsdp2Backend(Backend):
 
     def _requested_shard_size(self) -> int | None:
         return self.options.shard_size if isinstance(self.options, HybridOptions) else None
+
+    def _cut(self, model: nn.Module, mesh: DeviceMesh) -> DeviceMesh:
+        """Cut the model in another way first, where the mesh says so; the mesh that is left to shard over."""
+        return mesh
+
+    def _norm(self, strategy: Strategy, mesh: DeviceMesh) -> Strategy:
+        """The same with the ranks that hold disjoint parts of the gradient."""
+        return strategy
 
     def _mesh(self, world: World) -> DeviceMesh:
         if not self.hybrid:

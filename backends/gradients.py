@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -26,21 +26,49 @@ def stored_tensors(tensor: Tensor) -> list[Tensor]:
     return [getattr(local, name) for name in flatten()[0]] if flatten is not None else [local]
 
 
-def global_norm(gradients: Iterable[Tensor], group: dist.ProcessGroup | None) -> float:
-    """L2 norm of the gradient whose disjoint parts the ranks of `group` hold; None: all of it is here.
+def global_norm(
+    gradients: Iterable[Tensor],
+    group: dist.ProcessGroup | None,
+    copies: Callable[[Tensor], int] | None = None,
+) -> float:
+    """L2 norm of the gradient whose parts the ranks of `group` hold; None: all of it is here.
+
+    copies: how many ranks of the group hold the same part as this one; None: parts are disjoint.
 
     In fp32 the CPU kernel of `torch.linalg.vector_norm` loses up to 1e-4 of the norm, which clipping
     then turns into loss differences between strategies that split differently.
     """
+    if copies is not None:
+        return _norm_of_copies(list(gradients), group, copies)
     shards = [local_shard(gradient) for gradient in gradients]
+    return float(_reduced(_squares(shards), shards, group).sqrt())
+
+
+def _norm_of_copies(
+    gradients: Sequence[Tensor], group: dist.ProcessGroup | None, copies: Callable[[Tensor], int]
+) -> float:
+    """Each rank adds its share of what several of them hold."""
+    alike: dict[int, list[Tensor]] = {}
+    for gradient in gradients:
+        alike.setdefault(copies(gradient), []).append(local_shard(gradient))
+    parts = [_squares(shards) / count for count, shards in sorted(alike.items())]
+    total = torch.stack(parts).sum() if parts else torch.zeros((), dtype=torch.float64)
+    return float(_reduced(total, [shard for shards in alike.values() for shard in shards], group).sqrt())
+
+
+def _squares(shards: Sequence[Tensor]) -> Tensor:
     squares = [_sum_of_squares(shard) for shard in shards if shard.device.type == "cpu"]
     squares += _sums_of_squares([shard for shard in shards if shard.device.type != "cpu"])
-    device = shards[0].device if shards else torch.device("cpu")
-    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+    return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+
+
+def _reduced(total: Tensor, shards: Sequence[Tensor], group: dist.ProcessGroup | None) -> Tensor:
+    """Added up over the ranks of `group`."""
     if group is not None:
+        device = shards[0].device if shards else torch.device("cpu")
         total = total.to(_communication_device(group, device))
         dist.all_reduce(total, group=group)
-    return float(total.sqrt())
+    return total
 
 
 def fp32_norm(gradients: Sequence[Tensor]) -> float:

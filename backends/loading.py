@@ -39,11 +39,12 @@ def reserve_parameters(skeleton: nn.Module) -> None:
             module._parameters[name] = reserved[id(parameter)]
 
 
-def fill_fsdp2(model: nn.Module, source: ModelSource, device: torch.device) -> None:
-    """Give each parameter of a skeleton that `fully_shard` has cut its local part, on `device`."""
+def fill_sharded(model: nn.Module, source: ModelSource, device: torch.device) -> None:
+    """Give each parameter of a skeleton, a DTensor, its local part, on `device`."""
     on_meta = list(model.named_parameters())
-    local = {id(parameter): _local_part(parameter, source, name, device) for name, parameter in on_meta}
+    rows = {id(parameter): _local_rows(parameter, source, name, device) for name, parameter in on_meta}
     source.filled()
+    local = {id(parameter): _of_rows(parameter, rows.pop(id(parameter))) for _, parameter in on_meta}
     for module in model.modules():
         for name, parameter in _own_parameters(module):
             # FSDP2 takes over what is assigned in this way, or a padded copy of it where ranks have different
@@ -51,18 +52,33 @@ def fill_fsdp2(model: nn.Module, source: ModelSource, device: torch.device) -> N
             module.load_state_dict({name: local[id(parameter)]}, strict=False, assign=True)
 
 
-def _local_part(
-    parameter: nn.Parameter, source: ModelSource, name: str, device: torch.device
-) -> nn.Parameter:
+def _local_rows(parameter: nn.Parameter, source: ModelSource, name: str, device: torch.device) -> Tensor:
+    """The rows that hold this rank's part, at full width: those of a matrix that is cut by columns too are
+    narrowed once they are filled."""
+    shape, offset = _part_of(parameter)
+    width = tuple(parameter.shape[1:])
+    rows = torch.empty((*shape[:1], *width), dtype=parameter.dtype, device=device)
+    start = offset[0] * math.prod(width) if rows.numel() else 0
+    source.fill(rows.view(-1), name, start)
+    return rows
+
+
+def _of_rows(parameter: nn.Parameter, rows: Tensor) -> nn.Parameter:
+    shape, offset = _part_of(parameter)
+    part = rows
+    for dimension in range(1, len(shape)):
+        part = part.narrow(dimension, offset[dimension], shape[dimension])
+    assert isinstance(parameter, DTensor)
+    # `DTensor.from_local` would move an offloaded part to the device of the mesh.
+    sharded = _from_local_no_grad(part.contiguous(), parameter._spec)
+    return nn.Parameter(sharded, requires_grad=parameter.requires_grad)
+
+
+def _part_of(parameter: nn.Parameter) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and first element of this rank's part of a DTensor."""
     assert isinstance(parameter, DTensor)
     mesh, placements = parameter.device_mesh, parameter.placements
-    shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
-    part = torch.empty(shape, dtype=parameter.dtype, device=device)
-    start = offset[0] * math.prod(parameter.shape[1:]) if part.numel() else 0
-    source.fill(part.view(-1), name, start)
-    # `DTensor.from_local` would move an offloaded part to the device of the mesh.
-    sharded = _from_local_no_grad(part, parameter._spec)
-    return nn.Parameter(sharded, requires_grad=parameter.requires_grad)
+    return compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
 
 
 def fill_fsdp1(fsdp: FullyShardedDataParallel, source: ModelSource) -> None:

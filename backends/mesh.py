@@ -112,13 +112,13 @@ class Mesh:
     def role(self, ranks: Sequence[int]) -> str | None:
         """The dimensions along which a group of ranks lies: 'tensor', 'data+sequence'.
 
-        'world': all ranks; 'alone': a single one; None: not all ranks along some dimensions."""
+        'world': all ranks of several dimensions; 'alone': a single rank; None: not all ranks along some."""
         places = [self.coordinates(rank) for rank in ranks]
         along = [name for name, _ in self.sizes if len({place[name] for place in places}) > 1]
         role = "+".join(along) or ALONE
         if sorted(ranks) != self.group(role, ranks[0]):
             return None
-        return WORLD if len(ranks) == self.world_size > 1 else role
+        return WORLD if len(along) > 1 and len(ranks) == self.world_size else role
 
     def group(self, role: str, rank: int) -> list[int]:
         """Ranks of the group of this role that `rank` is in, in order."""
@@ -126,6 +126,10 @@ class Mesh:
         along = {name for name, _ in self.sizes} if role == WORLD else set(role.split("+"))
         ranges = [range(size) if name in along else [place[name]] for name, size in self.sizes]
         return [self._rank(each) for each in product(*ranges)]
+
+    def canonical(self, role: str) -> str:
+        """The name of a role where several name the same ranks."""
+        return self.role(self.group(role, 0)) or role
 
     def group_size(self, role: str) -> int:
         """Ranks in a group of this role."""

@@ -59,6 +59,7 @@ FAMILIES: dict[str, FamilyFacts] = {
     "ddp": FamilyFacts(has_buckets=True),
     "fsdp1": FamilyFacts(has_reduce_dtype=True, overlaps_on_streams=True, shards_one_rank=False),
     "fsdp2": FamilyFacts(has_reduce_dtype=True, overlaps_on_streams=True, has_root_reshard=True),
+    "fsdp2-tensor": FamilyFacts(has_reduce_dtype=True, overlaps_on_streams=True, has_root_reshard=True),
 }
 """Those that are not the default."""
 

@@ -51,6 +51,8 @@ class Strategy:
     loading: Loading = "full"
     norm_group: dist.ProcessGroup | None = None
     """Ranks that hold disjoint parts of the gradient; None: every rank holds all of it."""
+    norm_copies: Callable[[Tensor], int] | None = None
+    """How many ranks of `norm_group` hold the same part of a gradient as this one; None: no other does."""
     fp32_norm: bool = False
     """Whether the norm is added in fp32 by tensor."""
     skip_synchronisation: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -108,7 +110,7 @@ class TorchEngine(Engine):
         norm = (
             fp32_norm(gradients)
             if self.strategy.fp32_norm
-            else global_norm(self._counted_gradients(), self.strategy.norm_group)
+            else global_norm(self._counted_gradients(), self.strategy.norm_group, self.strategy.norm_copies)
         )
         clip(gradients, norm, self.context.gradient_clipping)
         self._update()

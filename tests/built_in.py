@@ -11,12 +11,9 @@ def strategy(name: str) -> StrategyKind:
 
 
 def _of_route(route: str) -> tuple[str, ...]:
+    elsewhere = (registry.REFERENCE, *HYBRID, *SEQUENCE, *PIPELINED, *TENSOR)
     return tuple(
-        name
-        for name in registry.BUILT_IN
-        if name != registry.REFERENCE
-        and strategy(name).route == route
-        and name not in (*HYBRID, *SEQUENCE, *PIPELINED)
+        name for name in registry.BUILT_IN if strategy(name).route == route and name not in elsewhere
     )
 
 
@@ -28,6 +25,8 @@ PIPELINED = tuple(name for name in registry.BUILT_IN if strategy(name).facts.cut
 """Their ranks hold different layers, of models whose stages can be cut."""
 MULTIPLYING = tuple(name for name in SEQUENCE if strategy(name).multiplies_gradients)
 """Their gradients are too large unless they are corrected."""
+TENSOR = tuple(name for name in registry.BUILT_IN if registry.mesh_of(name, 4).size("tensor") > 1)
+"""Their ranks cut the layers of Llama-like models."""
 NATIVE = _of_route("native")
 """They run on two ranks of a CPU."""
 THROUGH_ACCELERATE = tuple(

@@ -69,6 +69,7 @@ def _parts(path: Path, record: Record, comparison: Comparison) -> Iterator[tuple
         ("started", record.created_at),
         ("backend", record.backend.label),
         ("ranks", f"{world.world_size} on {world.nodes} node(s), {world.device}, {world.collectives}"),
+        *([("dimensions", str(world.mesh))] if world.dimensions else []),
         ("batch", f"micro-batch {world.micro_batch_size}, accumulation {world.accumulation_steps}"),
         ("job", record.job_id),
         ("record", str(path)),

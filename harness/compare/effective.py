@@ -238,6 +238,7 @@ SETTINGS = (
     # A compiler fuses operations and reorders sums, so that results differ by rounding.
     Setting(name="compiled", effect="mathematics", read=_seen("compiled")),
     Setting(name="loss scale", effect="mathematics", read=loss_scale),
+    Setting(name="dimensions of the ranks", plural=True, effect="cost", read=lambda r: r.world.layout),
     Setting(name="dtype of weights", effect="cost", read=_reported("parameter_dtype")),
     Setting(name="dtype of frozen weights", effect="cost", read=_frozen_dtypes),
     Setting(name="dtype of gathering", effect="cost", read=_reported("gather_dtype")),

@@ -148,7 +148,7 @@ def textbook_bytes_per_step(record: Record) -> float | None:
     """What the textbook says that a rank sends per step; None for a strategy it does not know."""
     effective = record.backend.effective
     strategy = known_strategy(record)
-    if effective is None or strategy is None:
+    if effective is None or strategy is None or record.world.dimensions:
         return None
     weights = DTYPE_BYTES.get(effective.parameter_dtype)
     reduced = DTYPE_BYTES.get(effective.reduce_dtype or effective.parameter_dtype)

@@ -75,7 +75,7 @@ def expected_model_state_bytes(record: Record) -> int | None:
 def textbook(record: Record) -> dict[str, float] | None:
     """What the ZeRO paper counts per kind; None for an unknown strategy or size."""
     effective, strategy = record.backend.effective, known_strategy(record)
-    if effective is None or strategy is None:
+    if effective is None or strategy is None or record.world.dimensions:
         return None
     parts = record.world.mesh.model_parts
     shards = parts if parts > 1 else record.backend.shard_size or record.world.world_size

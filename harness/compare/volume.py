@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
+from harness.backends.mesh import Mesh
 from harness.compare.expected import expected_volume
 from harness.record import CommunicationPart, Record
 from harness.record.workload import known_strategy, of_record
@@ -79,11 +80,14 @@ def _key(row: CommunicationPart, workload: Workload) -> Key:
     return row.phase, row.op, row.dtype, row.role if known else ELSEWHERE
 
 
-def expected_payload(volume: Volume) -> dict[Key, int]:
+def expected_payload(volume: Volume, mesh: Mesh | None = None) -> dict[Key, int]:
     """Payload bytes that every rank is expected to hand to each kind of collective."""
     sums: dict[Key, int] = {}
     for collective in volume.collectives:
-        key = (collective.phase, collective.op, collective.dtype, collective.role)
+        role = collective.role
+        if mesh is not None and mesh.shares_samples:
+            role = mesh.canonical(role)
+        key = (collective.phase, collective.op, collective.dtype, role)
         sums[key] = sums.get(key, 0) + collective.payload_bytes
     return sums
 
@@ -106,7 +110,7 @@ def volume_differences(record: Record) -> list[VolumeDifference] | None:
     workload, volume = pair
     measured = measured_payload(record, workload)
     volumes = _volume_by_rank(record, volume, measured)
-    expected = {rank: expected_payload(of_rank) for rank, of_rank in volumes.items()}
+    expected = {rank: expected_payload(of_rank, workload.mesh) for rank, of_rank in volumes.items()}
     everything = {key for sums in (*expected.values(), *measured.values()) for key in sums}
     kinds = {key for key in everything if is_derived(volume, key[0], key[2])}
     leeway = {id(of_rank): _leeway(record, of_rank) for of_rank in volumes.values()}
@@ -140,7 +144,7 @@ def _volume_by_rank(record: Record, of_first: Volume, ranks: Iterable[int]) -> d
 
 def _leeway(record: Record, volume: Volume) -> Callable[[Key], tuple[int, int]]:
     """The least and the most payload of each kind that is as expected: one figure, unless it is claimed."""
-    payload = expected_payload(volume)
+    payload = expected_payload(volume, record.world.mesh)
     if record.backend.claim is None or record.backend.own_forms is not None:
         return lambda key: (payload.get(key, 0), payload.get(key, 0))
     buffers = expected_payload(Volume(collectives=tuple(c for c in volume.collectives if c.term == BUFFERS)))
@@ -185,6 +189,8 @@ def textbook_differences(record: Record) -> list[TermDifference] | None:
     strategy = known_strategy(record)
     if pair is None or pair[1].unknown or effective is None or strategy is None or strategy.facts.cuts_layers:
         return None
+    if record.world.dimensions:
+        return None  # the papers count data-parallel strategies
     workload, volume = pair
     weights = effective.parameter_dtype
     textbook = textbook_collectives(

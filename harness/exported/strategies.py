@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.backends import registry
-from harness.backends.base import Preset, SetupContext, World
+from harness.backends.base import BackendOptions, Preset, SetupContext, World
 from harness.backends.hybrid import shard_size
 from harness.backends.options import ZeroOptions, gathers_blocks
 from harness.backends.presets import ROOT_RESHARD, ddp_changes, fsdp2_changes, reduce_dtype_changes
@@ -28,7 +28,9 @@ LOW_DTYPES = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16"}
 
 def strategy_of(label: str) -> StrategyKind:
     """Raises HarnessError for a backend that no other program can have: the reference, a third party's."""
-    entry, _ = registry.parse(label)
+    entry, options = registry.parse(label)
+    if type(options).mesh is not BackendOptions.mesh:
+        raise HarnessError(f"backend '{entry.name}' cannot be exported: its ranks share samples")
     if entry.strategy is None or entry.strategy.family == "single":
         raise HarnessError(f"backend '{entry.name}' cannot be exported: it is none of torch or DeepSpeed")
     if entry.strategy.facts.cuts_layers:

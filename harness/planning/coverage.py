@@ -5,9 +5,11 @@ from __future__ import annotations
 from harness.errors import HarnessError
 from harness.planning.architectures import find_architecture
 from harness.planning.model import PlannedModel
+from harness.planning.scenario import Scenario
 from harness.spec import Job
 from harness.spec.job import axes_of
 from harness.spec.task import DEFAULT_TASK
+from harness.theory.peaks.families import COURSES
 
 
 def why_states_alone(model: PlannedModel, job: Job) -> str | None:
@@ -26,6 +28,23 @@ def why_states_alone(model: PlannedModel, job: Job) -> str | None:
         f"activations and speed {what} are not predicted, only those of causal language models of "
         "transformers; model states and traffic are"
     )
+
+
+def why_memory_unknown(scenario: Scenario) -> str | None:
+    """Why the memory of a step is not predicted; None: it is."""
+    return _without_course(scenario) or why_states_alone(scenario.model, scenario.job)
+
+
+def _without_course(scenario: Scenario) -> str | None:
+    if scenario.strategy.family in COURSES:
+        return None
+    return f"activations and speed under {scenario.label} are not predicted; model states and traffic are"
+
+
+def require_course(scenario: Scenario) -> None:
+    """Raise HarnessError for a strategy the course of whose step is not modelled."""
+    if (reason := _without_course(scenario)) is not None:
+        raise HarnessError(reason)
 
 
 def require_activations(model: PlannedModel, job: Job) -> None:

@@ -13,7 +13,7 @@ from harness.cells import Cell
 from harness.compare.cell import Cell as NamedCell
 from harness.compare.cell import name_cells
 from harness.errors import HarnessError
-from harness.planning.coverage import why_states_alone
+from harness.planning.coverage import why_memory_unknown
 from harness.planning.job import data_bytes, planned_model, scenario_of, scenario_of_request
 from harness.planning.job_model import job_model
 from harness.planning.limits import Limits
@@ -171,7 +171,7 @@ def _predict(run: Candidate, limits: Limits, force: bool, trace: Trace | None) -
         if scenario is None:
             return _at_least(run, limits, force) or UNKNOWN_STRATEGY
         own = limits if run.limited else replace(limits, imposed_bytes=None)
-        if (unknown := why_states_alone(scenario.model, scenario.job)) is not None:
+        if (unknown := why_memory_unknown(scenario)) is not None:
             return _of_states(scenario, own, unknown, force)
         part = predict_run(scenario, own, data_bytes=run.data_bytes(), trace=trace)
     except HarnessError as error:

@@ -9,7 +9,7 @@ from harness.planning.adapters import require_all_trained
 from harness.planning.communicating import Transfer, transfers
 from harness.planning.computing import ComputingTime, computing_time
 from harness.planning.constants import TimeConstants, default_constants
-from harness.planning.coverage import require_activations
+from harness.planning.coverage import require_activations, require_course
 from harness.planning.device import Device
 from harness.planning.overlap import exposed_seconds, overlap_rule
 from harness.planning.scenario import Scenario
@@ -62,6 +62,7 @@ def predict_speed(scenario: Scenario, constants: TimeConstants | None = None) ->
     device = scenario.device
     if device is None:
         return None
+    require_course(scenario)
     require_activations(scenario.model, scenario.job)
     require_all_trained(scenario.job, "the speed")
     constants = constants or scenario.constants or default_constants(device)

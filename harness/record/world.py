@@ -52,6 +52,11 @@ class WorldPart(Part):
         return Mesh(sizes) if sizes else Mesh.data_parallel(self.world_size)
 
     @property
+    def layout(self) -> str:
+        """How the ranks are laid out: 'data 2 x tensor 2'."""
+        return str(self.mesh) if self.dimensions else "data parallel"
+
+    @property
     def data_size(self) -> int:
         """Ranks, or groups of ranks, with samples of their own."""
         return self.mesh.data_size

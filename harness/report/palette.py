@@ -29,6 +29,8 @@ FAMILIES = {
     "fsdp2": ("FSDP2", "#00966C"),
     "fsdp1": ("FSDP1", "#B8569A"),
     "pipeline": ("pipeline", "#7A4A2B"),
+    "tensor": ("tensor parallel", "#7A5CC2"),
+    "fsdp2-tensor": ("FSDP2 with tensor parallel", "#4C8F3A"),
     "other": ("other", "#5D7F99"),
 }
 """Name and colour of each family of strategies; ZeRO's stages are shades of one hue."""

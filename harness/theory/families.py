@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from harness.theory import ddp, fsdp1, fsdp2, pipeline, single, zero0, zero3, zero12
+from harness.theory import ddp, fsdp1, fsdp2, fsdp2_tensor, pipeline, single, tensor, zero0, zero3, zero12
 from harness.theory.optimizer_states import with_optimizer
 from harness.theory.sequence import with_attention
 from harness.theory.terms import ModelStates, Volume
@@ -31,6 +31,8 @@ FAMILIES: dict[str, ClosedForms] = {
     "fsdp1": fsdp1,
     "fsdp2": fsdp2,
     "pipeline": pipeline,
+    "tensor": tensor,
+    "fsdp2-tensor": fsdp2_tensor,
 }
 
 

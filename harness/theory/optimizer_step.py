@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from harness.theory import fsdp1, fsdp2, pipeline, zero3, zero12
+from harness.theory import fsdp1, fsdp2, fsdp2_tensor, pipeline, tensor, zero3, zero12
 from harness.theory.common_states import replica_tensors
 from harness.theory.workload import Workload
 
@@ -87,6 +87,8 @@ UPDATED: dict[str, Callable[[Workload], list[list[int]]]] = {
     "fsdp1": fsdp1.updated_tensors,
     "fsdp2": fsdp2.updated_tensors,
     "pipeline": pipeline.updated_tensors,
+    "fsdp2-tensor": fsdp2_tensor.updated_tensors,
+    "tensor": tensor.updated_tensors,
     "zero12": zero12.updated_tensors,
     "zero3": zero3.updated_tensors,
 }

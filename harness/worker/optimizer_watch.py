@@ -6,9 +6,11 @@ optimizer is not seen.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -24,6 +26,7 @@ class OptimizerWatch:
         self._handle: Any = None
         self._squares: dict[int, float] = {}
         self._elements: dict[int, int] = {}
+        self._shares: dict[int, float | None] = {}
 
     @property
     def at_work(self) -> bool:
@@ -33,18 +36,23 @@ class OptimizerWatch:
         """Look on from here."""
         self._squares.clear()
         self._elements.clear()
+        self._shares.clear()
         self._handle = register_optimizer_step_post_hook(self._after_step)
 
-    def stop(self) -> tuple[float, int] | None:
+    def stop(self) -> tuple[float, float] | None:
         """Stop looking on; return (sum of squares, elements) of this rank's gradients at their last use.
 
-        None: no torch optimizer stepped. Gradients that an optimizer was given twice count once.
+        None: no torch optimizer stepped. Gradients that an optimizer was given twice count once. Of
+        DTensors, what several ranks hold counts in part on each: some may be cut, others replicated.
         """
         self._handle.remove()
         self._handle = None
         if not self._elements:
             return None
-        return sum(self._squares.values()), sum(self._elements.values())
+        known = None not in self._shares.values()
+        share = {key: (value or 1.0) if known else 1.0 for key, value in self._shares.items()}
+        squares = sum(size * share[key] for key, size in self._squares.items())
+        return squares, sum(count * share[key] for key, count in self._elements.items())
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         # After and not before: hooks of the optimizer itself may change gradients in between.
@@ -58,5 +66,15 @@ class OptimizerWatch:
     def _look_at(self, parameter: Tensor) -> None:
         key = id(parameter)
         self._elements[key] = local_shard(parameter.detach()).numel()
+        self._shares[key] = _share(parameter)
         if parameter.grad is not None:
             self._squares[key] = global_norm([parameter.grad], None) ** 2
+
+
+def _share(parameter: Tensor) -> float | None:
+    """One over the ranks that hold the same part of a DTensor; None: another tensor."""
+    placements, mesh = getattr(parameter, "placements", None), getattr(parameter, "device_mesh", None)
+    if placements is None or mesh is None or not dist.is_initialized():
+        return None
+    cuts = (size for placed, size in zip(placements, mesh.shape, strict=True) if not placed.is_replicate())
+    return math.prod(cuts) / dist.get_world_size()

@@ -62,6 +62,12 @@ def test_a_group_is_named_for_the_dimensions_along_which_it_lies(ranks: list[int
         assert mesh.group_size(role) == len(ranks)
 
 
+def test_all_ranks_of_one_dimension_are_named_for_it() -> None:
+    mesh = Mesh.of(4, {"data": None, "tensor": 4})
+    assert mesh.role([0, 1, 2, 3]) == "tensor"
+    assert mesh.canonical("world") == "tensor"
+
+
 def test_several_dimensions_are_named_together() -> None:
     mesh = Mesh.of(8, {"pipeline": 2, "data": None, "sequence": 2})
 

@@ -6,7 +6,7 @@ import pytest
 
 from harness.backends import registry
 from harness.backends.base import World
-from tests.built_in import HYBRID, SEQUENCE
+from tests.built_in import HYBRID, SEQUENCE, TENSOR
 from tests.contract.cases import CASES, Case
 from tests.contract.ranks import traces
 
@@ -21,12 +21,12 @@ WEIGHT_TOLERANCE = 1e-5
 
 
 def runnable() -> list[str]:
-    """Registered backends that can run on CPU ranks; `test_sequence.py` has those that divide samples."""
+    """Registered backends that can run on CPU ranks; not those whose ranks share samples."""
     names = []
     for name in registry.entries():
         size = 4 if name in HYBRID else 2
         world = World(rank=0, world_size=size, local_rank=0, ranks_per_node=size, device="cpu")
-        elsewhere = name in (registry.REFERENCE, *SEQUENCE)
+        elsewhere = name in (registry.REFERENCE, *SEQUENCE, *TENSOR)
         if not elsewhere and not registry.create(name).unmet_requirements(world):
             names.append(name)
     return names

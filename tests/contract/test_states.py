@@ -71,6 +71,7 @@ def expected_kinds(label: str, case: VolumeCase, held: Held, ranks: int, rank: i
             precision=case.precision,
             preset=case.preset,
             world_size=ranks,
+            mesh=registry.mesh_of(label, ranks),
             rank=rank,
             shard_size=held.shard_size,
             accumulation_steps=case.accumulation_steps,

@@ -6,7 +6,7 @@ from harness.backends import registry
 from harness.compare.comparison import Comparison
 from harness.compare.findings.finding import Finding
 from harness.doctor.check import ABOUT_TIME
-from tests.built_in import PIPELINED, SEQUENCE
+from tests.built_in import PIPELINED, SEQUENCE, TENSOR
 from tests.gpu_stub.machine import Machine
 
 PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed")
@@ -29,7 +29,7 @@ def labels(precision: str) -> list[str]:
     return [
         name
         for name, entry in registry.entries().items()
-        if name not in (registry.REFERENCE, *left_out, *SEQUENCE, *PIPELINED)
+        if name not in (registry.REFERENCE, *left_out, *SEQUENCE, *PIPELINED, *TENSOR)
         and entry.target.startswith("harness.backends.")
     ]
 

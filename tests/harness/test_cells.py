@@ -41,6 +41,26 @@ def test_the_same_backend_twice_is_one_cell() -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "cut"),
+    [(["training.global_batch_size=16"], (8, 1)), (["training.micro_batch_size=2"], (2, 2))],
+)
+def test_ranks_that_share_samples_divide_the_same_global_batch(
+    settings: list[str], cut: tuple[int, int]
+) -> None:
+    experiment = load_experiment(None, [*settings, WITHOUT_NOISE_RUNS])
+    reference, ddp, tp = plan(experiment, ["ddp", "tp:tensor=2"], [4], 1, "cpu")
+    assert reference.job_id == ddp.job_id == tp.job_id
+    assert ddp.layout.global_batch_size == tp.layout.global_batch_size
+    assert (tp.layout.micro_batch_size, tp.layout.accumulation_steps) == cut
+    assert (ddp.data_size, tp.data_size) == (4, 2)
+
+
+def test_dimensions_that_do_not_fit_leave_the_cell_to_say_so() -> None:
+    _, cell = plan(load_experiment(None, [WITHOUT_NOISE_RUNS]), ["tp:tensor=3"], [2], 1, "cpu")
+    assert cell.data_size == 2
+
+
+@pytest.mark.parametrize(
     ("assignments", "repetitions"),
     [
         ([], [OTHER_ORDER]),

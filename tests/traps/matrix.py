@@ -24,7 +24,7 @@ from tests.built_in import MULTIPLYING
 from tests.forkserver import launcher
 from tests.plugins import register
 
-from . import adapters, late, pipelines, sequence, unseen
+from . import adapters, late, pipelines, sequence, tensor, unseen
 
 TINY = [
     "model.config={hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2, "
@@ -42,7 +42,7 @@ def clean_labels(world_size: int) -> list[str]:
     """
     world = World(rank=0, world_size=world_size, local_rank=0, ranks_per_node=world_size, device="cpu")
     return [
-        f"{name}:correct_gradients=True" if name in MULTIPLYING else name
+        f"{name}:correct_gradients=True" if name in MULTIPLYING else "tp:tensor=2" if name == "tp" else name
         for name, entry in registry.entries().items()
         if name != registry.REFERENCE
         and entry.target.startswith("harness.backends.")
@@ -103,7 +103,8 @@ class Matrix:
 def install(folder: Path) -> None:
     """Make the broken adapters known as a third party's distribution would."""
     planted = [
-        value for module in (adapters, unseen, late, sequence, pipelines) for value in vars(module).values()
+        value for module in (adapters, unseen, late, sequence, pipelines, tensor)
+        for value in vars(module).values()
         if isinstance(value, type) and value.__module__ == module.__name__
         and not isabstract(value) and value is not unseen.OwnOptimizer
     ]  # fmt: skip

@@ -174,5 +174,11 @@ DIVIDED = [
     Trap(name="T35", label="planted-RingAroundEagerAttention", finding="attention-within-part",
          says="attention 'eager' is not divided among the 2 ranks", settings=("model.attention=eager",),
          what="eager attention under context_parallel: each rank attends to its own part of a sample"),
+    Trap(name="T33", label="planted-TiedWeightsCutApart", finding="parameters-differ",
+         settings=(TIED,),
+         what="tensor parallelism that unties the embedding from the output layer"),
+    Trap(name="T34", label="planted-OtherSamplesOnEachTensorRank", finding="peers-fed-differently",
+         says="ranks that share samples", also=("replicas-differ",),
+         what="tensor-parallel ranks that are fed different samples"),
 ]  # fmt: skip
-"""Of backends whose ranks divide samples: not in the published gallery."""
+"""Of backends whose ranks share samples: not in the published gallery."""

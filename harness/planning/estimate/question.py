@@ -9,6 +9,7 @@ from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.hybrid import shard_size
 from harness.backends.options import PipelineOptions
+from harness.backends.tensor_plan import why_not_cut
 from harness.batch import batch_layout, layout_over, with_global_batch
 from harness.cells import canonical_label
 from harness.errors import HarnessError
@@ -119,6 +120,7 @@ def _candidate(asked: Question, label: str, world_size: int) -> Candidate:
     )
     if reason is None and isinstance(options, PipelineOptions):
         reason = why_not_staged(options, asked.model, world_size, layout.micro_batch_size, precision)
+    reason = reason or _why_not_cut(asked, label, world_size)
     if reason is not None:
         return Candidate(label=label, world_size=world_size, scenario=None, unsupported=reason)
     scenario = Scenario(
@@ -140,6 +142,15 @@ def _candidate(asked: Question, label: str, world_size: int) -> Candidate:
         constants=asked.constants,
     )
     return Candidate(label=label, world_size=world_size, scenario=scenario)
+
+
+def _why_not_cut(asked: Question, label: str, world_size: int) -> str | None:
+    """Why layers of the model cannot be cut; None: they can, or need not be."""
+    ranks = registry.mesh_of(label, world_size).size("tensor")
+    if ranks == 1:
+        return None
+    shapes = {tensor.name: tensor.shape for tensor in asked.model.layout.parameters}
+    return why_not_cut(shapes, asked.model.config, ranks)
 
 
 def _with_batch(experiment: Experiment) -> Experiment:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.errors import HarnessError
-from harness.planning.coverage import why_states_alone
+from harness.planning.coverage import why_memory_unknown
 from harness.planning.estimate.question import Candidate, Question, candidates
 from harness.planning.estimate.traffic import TrafficLine, communication_dtypes, step_traffic
 from harness.planning.memory import MemoryPrediction, predict_memory
@@ -19,7 +19,6 @@ from harness.planning.speed import (
 from harness.planning.verdict import Verdict
 from harness.theory import pipeline
 from harness.theory.dtypes import DTYPE_BYTES
-from harness.theory.peaks.families import COURSES
 from harness.theory.terms import STATE_KINDS, ModelStates
 from harness.theory.textbook import gathers_updated, textbook_sent_bytes, textbook_states
 
@@ -73,7 +72,7 @@ class EstimateRow:
     @property
     def textbook_state_bytes(self) -> float | None:
         """Model states as the ZeRO paper counts them (`harness.theory.textbook`)."""
-        if self.scenario is None:
+        if self.scenario is None or self.scenario.mesh.shares_samples:
             return None
         scenario, workload = self.scenario, self.scenario.workload()
         return sum(
@@ -89,7 +88,7 @@ class EstimateRow:
     @property
     def textbook_sent_bytes(self) -> float | None:
         """Ring bytes per step as the ZeRO and FSDP papers count them, in the dtypes of this strategy."""
-        if self.scenario is None:
+        if self.scenario is None or self.scenario.mesh.shares_samples:
             return None
         workload = self.scenario.workload()
         weights, reduced = communication_dtypes(workload)
@@ -171,13 +170,6 @@ def _row(candidate: Candidate) -> EstimateRow:
         speed=speed,
         speed_unknown=speed_unknown,
     )
-
-
-def why_memory_unknown(scenario: Scenario) -> str | None:
-    """Why the memory of a step is not predicted; None: it is."""
-    if scenario.strategy.family not in COURSES:
-        return f"the course of a step of {scenario.strategy.family} is not modelled"
-    return why_states_alone(scenario.model, scenario.job)
 
 
 def _memory(scenario: Scenario) -> tuple[MemoryPrediction | None, str | None]:

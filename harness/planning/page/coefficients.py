@@ -11,9 +11,9 @@ from harness.planning.attention import ATTENTION_BACKWARD, CAUSAL_TILE
 from harness.planning.communicating import transfers
 from harness.planning.computing import computing_coefficients
 from harness.planning.constants import default_constants
+from harness.planning.coverage import why_memory_unknown
 from harness.planning.device import Device
 from harness.planning.estimate.question import Question, candidates
-from harness.planning.estimate.row import why_memory_unknown
 from harness.planning.estimate.traffic import step_traffic
 from harness.planning.model import PlannedModel
 from harness.planning.overhead import device_overhead

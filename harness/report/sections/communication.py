@@ -81,7 +81,7 @@ def _expected(record: Record) -> Callable[[Key], int | None]:
     pair = volume_of(record)
     if pair is None:
         return lambda key: None
-    volume, payload = pair[1], expected_payload(pair[1])
+    volume, payload = pair[1], expected_payload(pair[1], pair[0].mesh)
     return lambda key: payload.get(key[:4], 0) if is_derived(volume, key[0], key[2]) else None
 
 

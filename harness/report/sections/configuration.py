@@ -59,6 +59,8 @@ def _in_force(record: Record) -> dict[str, Any]:
         "native_config": record.backend.native_config,
         "versions": record.backend.versions,
     }
+    if record.world.dimensions:
+        document["dimensions"] = {part.name: part.size for part in record.world.dimensions}
     if record.observed is not None:
         document["observed"] = record.observed.model_dump(
             mode="json", include=set(OBSERVED_SETTINGS), exclude_none=True

@@ -1,0 +1,62 @@
+"""Backends whose ranks cut layers: they train as one process does, and hold and send what is expected."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.backends import registry
+from harness.compare.volume import volume_differences, volume_of
+from tests.contract.cases import CASES, Trace
+from tests.contract.communication import VOLUME_CASES
+from tests.contract.ranks import on_ranks, traces
+from tests.contract.states import LLAMA_CASES
+from tests.contract.test_communication import as_record
+from tests.contract.test_contract import violations
+from tests.contract.test_states import KINDS, expected_kinds
+
+pytestmark = pytest.mark.long(seconds=40)
+
+MATRIX = [
+    pytest.param("tp", 2),
+    pytest.param("fsdp-tp", 4, marks=pytest.mark.exhaustive),
+    pytest.param("tp:tensor=2", 4, marks=pytest.mark.exhaustive),
+]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> list[Trace]:
+    return traces(registry.REFERENCE, 1, tmp_path_factory.mktemp("reference"))
+
+
+@pytest.mark.parametrize(("label", "ranks"), MATRIX)
+def test_ranks_that_cut_layers_train_as_one_process_does(
+    label: str, ranks: int, reference: list[Trace], tmp_path: Path
+) -> None:
+    found = []
+    for case, expected, trace in zip(CASES, reference, traces(label, ranks, tmp_path), strict=True):
+        found += violations(expected, trace, case)
+    assert found == []
+
+
+@pytest.mark.parametrize(("label", "ranks"), MATRIX)
+def test_payload_is_as_expected_to_the_byte(label: str, ranks: int, tmp_path: Path) -> None:
+    per_rank = on_ranks("volumes", label, ranks, tmp_path)
+    for case, parts in zip(VOLUME_CASES, zip(*per_rank, strict=True), strict=True):
+        record = as_record(label.partition(":")[0], case, list(parts), label)
+        pair = volume_of(record)
+        assert pair is not None
+        assert pair[1].unknown is None, case
+        assert {row.role for row in record.comm} >= {"tensor"}, case
+        assert volume_differences(record) == [], case
+
+
+@pytest.mark.parametrize(("label", "ranks"), MATRIX)
+def test_states_are_the_closed_form_to_the_byte(label: str, ranks: int, tmp_path: Path) -> None:
+    per_rank = on_ranks("tests.contract.states:states_of_llama", label, ranks, tmp_path)
+    for rank, of_cases in enumerate(per_rank):
+        for case, held in zip(LLAMA_CASES, of_cases, strict=True):
+            assert held is not None, case
+            expected = expected_kinds(label, case, held, ranks, rank)
+            assert {kind: held.kinds.get(kind, 0) for kind in KINDS} == expected, (rank, case)
