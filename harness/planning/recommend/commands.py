@@ -38,7 +38,7 @@ def commands(question: Question, chosen: Sequence[Configuration], typed: Typed) 
 
     Backends of equal micro-batch and checkpointing share one; all of them record into one folder of runs.
     """
-    groups: dict[tuple[int, bool], list[Configuration]] = {}
+    groups: dict[tuple[int, bool | str], list[Configuration]] = {}
     for configuration in chosen:
         groups.setdefault((configuration.micro_batch_size, configuration.checkpointing), []).append(
             configuration

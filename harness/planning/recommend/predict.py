@@ -34,7 +34,7 @@ class Configuration:
     """A variant with all that was open decided, and what is predicted of it."""
 
     variant: Variant
-    checkpointing: bool
+    checkpointing: bool | str
     micro_batch_size: int
     accumulation_steps: int
     memory: MemoryPrediction
@@ -94,7 +94,7 @@ class Configuration:
 
 
 def scenario_of(
-    question: Question, variant: Variant, micro_batch_size: int, *, checkpointing: bool
+    question: Question, variant: Variant, micro_batch_size: int, *, checkpointing: bool | str
 ) -> Scenario:
     """The scenario of one configuration."""
     training = question.job.training.model_copy(update={"activation_checkpointing": checkpointing})
@@ -120,7 +120,7 @@ def best_configuration(
     variant: Variant,
     predictors: Predictors,
     *,
-    checkpointing: bool,
+    checkpointing: bool | str,
     with_speed: bool = True,
 ) -> Configuration:
     """The fastest split of the global batch that fits; the smallest, if none does."""
@@ -142,7 +142,7 @@ def near_largest(
     variant: Variant,
     predictors: Predictors,
     *,
-    checkpointing: bool,
+    checkpointing: bool | str,
     with_speed: bool = True,
 ) -> list[Configuration]:
     """Splits of the global batch that fit, from the largest micro-batch down; if none does, what needs least.

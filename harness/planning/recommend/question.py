@@ -28,7 +28,7 @@ class Question:
     device: Device
     fabric: Fabric | None
     tokens_asked: int
-    checkpointing: tuple[bool, ...]
+    checkpointing: tuple[bool | str, ...]
     """Choices of activation checkpointing: both, unless the job says which."""
     remarks: tuple[str, ...] = ()
     """What was chosen because nothing was given, or rounded."""

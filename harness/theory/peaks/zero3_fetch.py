@@ -21,7 +21,7 @@ COALESCED = Holding(
     source=_SOURCE + "_all_gather_dtype; held until each of its parameters is used",
 )  # fmt: skip
 
-SECOND_COPY = Holding(
+COPY_OF_GROUP = Holding(
     kind="weights", name=SECOND_COPY, formula="compute bytes x P / hpz",
     source=_SOURCE + "_partition_param_sec",
 )  # fmt: skip
@@ -104,7 +104,7 @@ class LikeForLike(Fetching):
         new = tuple(t for t in self._current if t.name not in self._copied)
         if ranks and new:
             self._copied |= {t.name for t in new}
-            self.ledger.add(SECOND_COPY, self.bytes(new) // ranks)
+            self.ledger.add(COPY_OF_GROUP, self.bytes(new) // ranks)
             self.ledger.look()
         self.ledger.drop(GATHERED)
 
