@@ -45,7 +45,7 @@ class Step:
         return max(0.0, self.ended - self.began - self.own_seconds)
 
     def event(
-        self, phases: dict[str, float], applied: tuple[float, int] | None, trained: int
+        self, phases: dict[str, float], applied: tuple[float, float] | None, trained: int
     ) -> tuple[StepEvent, LossSum | None]:
         """The event of the step and where its loss is from; reads tensors of the device.
 

@@ -114,7 +114,7 @@ class Writing:
         """Whether gradients and samples of this step are looked at."""
         return step < DIGESTED_STEPS
 
-    def step(self, step: Step, phases: dict[str, float], applied: tuple[float, int] | None) -> None:
+    def step(self, step: Step, phases: dict[str, float], applied: tuple[float, float] | None) -> None:
         """Write a step; with the first one what trains."""
         assert self._events is not None
         if self._described is None and self._roots:
