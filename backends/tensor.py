@@ -128,7 +128,10 @@ class FsdpTensorBackend(Fsdp2Backend):
     Options = FsdpTensorOptions
 
     def unmet_requirements(self, world: World) -> list[str]:
-        mesh = self.options.mesh(world.world_size)
+        try:
+            mesh = self.options.mesh(world.world_size)
+        except Unsupported as misfit:
+            return [str(misfit)]
         return [] if mesh.size("shard") > 1 else [f"{mesh} leaves nothing to shard; take tp, or more ranks"]
 
     def prepare(

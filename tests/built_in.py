@@ -33,5 +33,5 @@ THROUGH_ACCELERATE = tuple(
     name for name in _of_route("accelerate") if not strategy(name).of_family.overlaps_on_streams
 )
 """The same; Accelerate's FSDP needs a device."""
-DATA_PARALLEL = tuple(name for name in registry.BUILT_IN if name not in PIPELINED)
+DATA_PARALLEL = tuple(name for name in registry.BUILT_IN if name not in (*PIPELINED, *TENSOR))
 """Ranks hold the same layers, or shards of them, and samples of their own; the reference too."""

@@ -177,13 +177,8 @@ def _messages(
                 term=of_term,
                 payload_bytes=borders * size,
                 calls=borders * calls,
-                role=pipeline_role(workload),
+                role="pipeline",
             )
-
-
-def pipeline_role(workload: Workload) -> str:
-    """The role of the group of a pipeline's ranks, which may be all."""
-    return "world" if ranks_of(workload) == workload.world_size else "pipeline"
 
 
 def _vote(workload: Workload, borders: int) -> list[Collective]:
@@ -200,7 +195,7 @@ def _vote(workload: Workload, borders: int) -> list[Collective]:
             term=term,
             payload_bytes=size,
             calls=borders,
-            role=pipeline_role(workload),
+            role="pipeline",
         )
         for op, term in (("send", VOTE), ("recv", ARRIVED))
     ]
@@ -219,7 +214,7 @@ def _tied(workload: Workload) -> list[Collective]:
             term=term,
             payload_bytes=elements(shared) * workload.master_bytes,
             calls=len(shared),
-            role=pipeline_role(workload),
+            role="pipeline",
         )
         for op, term in (("send", TIED), ("recv", ARRIVED))
         if shared
@@ -251,7 +246,7 @@ def _norm(workload: Workload) -> Collective:
         dtype="float64",
         term=NORM,
         payload_bytes=DTYPE_BYTES["float64"],
-        role=pipeline_role(workload),
+        role="pipeline",
     )
 
 

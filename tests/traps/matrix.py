@@ -46,7 +46,7 @@ def clean_labels(world_size: int) -> list[str]:
         for name, entry in registry.entries().items()
         if name != registry.REFERENCE
         and entry.target.startswith("harness.backends.")
-        and not registry.create(name).unmet_requirements(world)
+        and not registry.unmet_requirements(registry.create(name), world)
         and not (world_size == 1 and name in ("fsdp1", "fsdp1-grad-op"))
     ]
 

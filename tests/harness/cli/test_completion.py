@@ -26,7 +26,7 @@ def offered(folder: Path, line: str) -> list[str]:
         ("harness com", ["compare"]),
         ("harness run --backend zero", ["zero0", "zero1", "zero2", "zero3"]),
         ("harness run --backend zero3:off", ["zero3:offload="]),
-        ("harness compare --backends ddp,fsdp-", ["ddp,fsdp-grad-op", "ddp,fsdp-hybrid"]),
+        ("harness compare --backends ddp,fsdp-h", ["ddp,fsdp-hybrid"]),
         ("harness compare --set training.pre", ["training.precision="]),
         ("harness compare --set schedule.kind=c", ["schedule.kind=constant", "schedule.kind=cosine"]),
         ("harness compare --config @mem", ["@memory-bloom", "@memory-llama"]),

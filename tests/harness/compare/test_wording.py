@@ -5,7 +5,7 @@ from harness.compare.wording import Digest, both, differs, percent, words
 
 SEVERAL = {
     "optimizer constants", "parameters without optimizer", "frozen parameters", "most bytes of a reduction",
-    "wrap units", "settings of NCCL",
+    "wrap units", "settings of NCCL", "dimensions of the ranks",
 }  # fmt: skip
 
 

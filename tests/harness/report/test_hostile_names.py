@@ -18,6 +18,7 @@ from harness.report.document import Document
 from harness.report.drawing import draw
 from harness.report.outline import SECTIONS, details_document
 from harness.report.report import write_report
+from harness.report.sections.pipeline import pipeline_section
 from harness.report.short.outline import short_document
 from harness.report.verify import verify
 from harness.report.writers.csv import render_csv
@@ -27,6 +28,7 @@ from harness.report.writers.latex import render_latex
 from harness.report.writers.markdown import render_details, render_markdown
 from harness.store import write_record
 from tests.harness.report.hostile import NAMES, hostile_records
+from tests.pipelines import make_pipeline
 from tests.records import ENVIRONMENT
 
 HOSTILE_FILE = "a|b`c`<b>\n$d$ 模型 %20 \"e\" 'f' (g) [h] {i} #j \\k &amp;"
@@ -162,12 +164,21 @@ def test_picture_is_well_formed_and_shows_the_name(name: str) -> None:
     assert visible(name)[:10].strip() in text
 
 
+def test_the_section_of_pipelines_prints_the_name() -> None:
+    """Of names only labels stand in it, as in every other section."""
+    record = make_pipeline()
+    labelled = record.backend.model_copy(update={"label": "pp:n-a-m-e"})
+    section = pipeline_section(Comparison([record.model_copy(update={"backend": labelled})]))
+    assert section is not None
+    assert "n-a-m-e" in render_json(Document("", [section]), "manifest: {}")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_section_is_there_and_prints_the_name(kind: str) -> None:
     """What is missing here is not tried by the tests above."""
     shown = document("n-a-m-e", kind)
     sections = (shown.details or shown).sections
-    assert kind == "baseline" or len(sections) == len(SECTIONS)
+    assert kind == "baseline" or len(sections) == len(SECTIONS) - 1  # pipelines: below
     without = [s.key for s in sections if "n-a-m-e" not in render_json(Document("", [s]), "manifest: {}")]
     assert without == ["reading"]
 

@@ -2,11 +2,13 @@ import pytest
 
 from harness.compare.comparison import Comparison
 from harness.record import Record
+from harness.record.workload import of_record
 from harness.report.document import Table
 from harness.report.sections import communication
 from harness.report.sections.communication import communication_section
 from harness.theory.terms import Collective, Volume
 from tests.records import make_record
+from tests.volumes import make_layout
 
 
 def lines(record: Record) -> list[list[object]]:
@@ -20,12 +22,12 @@ def lines(record: Record) -> list[list[object]]:
 
 
 def test_every_kind_of_collective_stands_beside_its_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = make_record(label="ddp")
+    record = make_record(label="ddp", layout=make_layout())
     part = Collective(
         phase="backward", op="all_reduce", dtype="float32", term="gradients", payload_bytes=100
     )  # fmt: skip
     forms = Volume(collectives=(part,))
-    monkeypatch.setattr(communication, "volume_of", lambda record: (None, forms))
+    monkeypatch.setattr(communication, "volume_of", lambda record: (of_record(record), forms))
     assert record.windows is not None
     found = {line[0]: line[-1] for line in lines(record)}
     assert found["backward"] == 100 / record.windows.probed
