@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 
 from harness.compare.wording import counted
-from harness.record import EnvironmentPart, Record
+from harness.record import EnvironmentPart, Record, WorldPart
 
 Facts = Mapping[str, str]
 
@@ -25,7 +26,7 @@ def facts(record: Record) -> Facts:
         **preset,
         "device": f"{world.device} over {world.collectives}",
         "threads": counted(world.threads_per_rank, "thread"),
-        "micro-batch": f"micro-batch {world.micro_batch_size}",
+        "micro-batch": f"micro-batch {_micro_batch(world)}",
         "optimizer": f"{record.job.optimizer.implementation} optimizer",
         **{name: f"{name} {version}" for name, version in environment.packages.items()},
         **accelerator_facts(environment),
@@ -36,6 +37,11 @@ def facts(record: Record) -> Facts:
         "gpus": f"{len(gpus)} x {gpus[0]}" if len(set(gpus)) == 1 else "; ".join(gpus),
         **{(key := f"measure.{name}"): f"{key}={_typed(value)}" for name, value in measure.items()},
     }
+
+
+def _micro_batch(world: WorldPart) -> Fraction:
+    """Samples of a micro-step for each rank: ranks that share samples have one batch between them."""
+    return Fraction(world.micro_batch_size * world.data_size, world.world_size)
 
 
 def accelerator_facts(environment: EnvironmentPart) -> Facts:
