@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
-from harness.file_lock import NO_LOCKS
+from harness.file_lock import locked
 from harness.spec import Job
 from harness.spec.model import CODE_SWITCH
 
@@ -39,16 +37,8 @@ def one_at_a_time(job: Job) -> Iterator[None]:
 
     folder = Path(HF_MODULES_CACHE)
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK_NAME, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-    try:
+    with locked(folder / LOCK_NAME):
         yield
-    finally:
-        lock.release()
 
 
 def why_refused(name: str, error: Exception, *, setting: str = "model.name") -> str | None:

@@ -7,21 +7,19 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from torch import nn
 
 from harness.atomic_write import write_atomically
 from harness.backends.precision import COMPUTE_DTYPES
 from harness.errors import HarnessError, JobError
-from harness.file_lock import NO_LOCKS
+from harness.file_lock import locked
 from harness.spec import AdapterSection, Job
 from harness.worker.dataset import DataFacts
 from harness.worker.loading.checkpoint_files import checkpoint_tensors
@@ -49,7 +47,7 @@ def provide_weights(
     listed = folder / LIST_NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / "lock"):
+        with locked(folder / "lock"):
             if not listed.exists():
                 stored = _provide(job, config, skeleton, numbers, folder)
                 places = {name: [str(tensor.file), tensor.name] for name, tensor in stored.items()}
@@ -137,19 +135,3 @@ def _write_whole(job: Job, facts: DataFacts, path: Path) -> None:
     with _writer(job, shapes, path) as writer:
         for name, parameter in model.named_parameters():
             writer.write(name, parameter)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock where the file system has locks."""
-    lock = FileLock(path, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            lock.release()
