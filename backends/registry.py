@@ -5,6 +5,7 @@ Third parties register a `Backend` subclass under the entry-point group 'harness
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -168,8 +169,19 @@ def canonical_label(label: str) -> str:
     """The one spelling of a label: options that were set, sorted by name, without blanks."""
     entry, options = parse(label)
     given = options.model_dump(exclude_unset=True, exclude_none=True)
-    text = ",".join(f"{key}={given[key]}" for key in sorted(given))
+    text = ",".join(f"{key}={_spelled(given[key])}" for key in sorted(given))
     return f"{entry.name}:{text}" if text else entry.name
+
+
+def _spelled(value: Any) -> str:
+    """What is read as the same value again: text that looks like a number keeps its quotes."""
+    text = str(value)
+    if not isinstance(value, str):
+        return text
+    try:
+        return text if parse_value(text) == value else json.dumps(value, ensure_ascii=False)
+    except InvalidYaml:
+        return json.dumps(value, ensure_ascii=False)
 
 
 def preset_of(label: str, default: Preset) -> Preset:

@@ -39,7 +39,7 @@ from harness.record.run_id import as_name
 from harness.renamed import rename_options
 from harness.resume import require_same_job
 from harness.run_directory.request import Resume, RunRequest
-from harness.spec import Experiment, Job, MeasureSection
+from harness.spec import Experiment, Job, Limits, MeasureSection
 from harness.spec.job import FACTORIES
 
 
@@ -248,8 +248,7 @@ def make_request(
         memory_limit_bytes=cell.memory_limit_bytes,
         resume=cell.resume,
         given=cell.given,
-        # Whoever watches the ranks says more than a collective that gives up by itself, so it comes first.
-        collective_timeout_seconds=max(600.0, experiment.runtime.phase_timeout_seconds + 30.0),
+        limits=Limits.of(experiment.runtime),
     )
 
 

@@ -74,12 +74,16 @@ def _with_inherited(path: Path, heirs: Sequence[Path], notify: Notify) -> dict[s
 
 def _names(given: Any, path: Path) -> list[str]:
     names = [given] if isinstance(given, str) else given
-    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+    if not isinstance(names, list) or not all(map(_is_name, names)):
         raise HarnessError(
             f"configuration {path}: `{INHERITS}` was given {given!r}; give a file, or a list of "
             "files of which later ones go before earlier ones"
         )
     return names
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name != "" and "\0" not in name
 
 
 def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

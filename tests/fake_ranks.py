@@ -15,7 +15,7 @@ from harness.launch.local import LocalLauncher
 from harness.run_directory.events import DoneEvent, FailureEvent, StepEvent, StoppedEvent
 from harness.run_directory.rank_state import PositionWriter
 from harness.run_directory.request import RunRequest, rank_file, rank_log
-from harness.spec import Job, MeasureSection, TrainingSection
+from harness.spec import Job, Limits, MeasureSection, TrainingSection
 from harness.worker.events import EventWriter
 from harness.worker.signals import SignalThread, dump_stacks_when_asked
 
@@ -94,10 +94,11 @@ class FakeLauncher(LocalLauncher):
         return process
 
 
-def a_request(world_size: int = 2) -> RunRequest:
+def a_request(world_size: int = 2, **limits: float | None) -> RunRequest:
     return RunRequest(
         run_id="run", created_at="2026-01-02T03:04:05.678+00:00", command=["harness"], backend="ddp",
         job=Job(training=TrainingSection(steps=4, global_batch_size=8)), job_id="0123456789ab", cell="c",
         repeat=0, measure=MeasureSection(), preset="like-for-like", device="cpu", world_size=world_size,
         ranks_per_node=world_size, threads_per_rank=1, micro_batch_size=4, accumulation_steps=1,
+        limits=Limits(**limits),
     )  # fmt: skip

@@ -188,7 +188,7 @@ def make_record(**changes: Any) -> Record:
         ),
         "world": WorldPart(
             nodes=1, ranks_per_node=world_size, world_size=world_size, device="cpu", collectives="gloo",
-            threads_per_rank=1, micro_batch_size=8 // world_size, accumulation_steps=1,
+            threads_per_rank=1, micro_batch_size=max(1, 8 // world_size), accumulation_steps=1,
             preset=_options(label).get("preset", "like-for-like"),
         ),
         "environment": ENVIRONMENT,

@@ -11,6 +11,7 @@ from harness.atomic_write import write_all_atomically
 from harness.cli.options import PATH, common
 from harness.cli.output import echo
 from harness.errors import HarnessError
+from harness.plain_files import require_plain_output
 from harness.spec.reference import commented_file, json_schema
 
 
@@ -30,6 +31,8 @@ def init(file: Path, schema: bool, force: bool) -> int:
     contents = {file: commented_file(beside.name if schema else None)}
     if schema:
         contents[beside] = json.dumps(json_schema(), indent=1) + "\n"
+    for path in contents:
+        require_plain_output(path, "configuration")
     file.parent.mkdir(parents=True, exist_ok=True)
     write_all_atomically(contents)
     echo(f"{file}: run it with `harness compare --config {file}`", err=True)

@@ -37,7 +37,7 @@ from harness.cli.view import View, view_options
 from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.given_cells import with_file
-from harness.launch.cell import modules_to_preload, patience_of, run_cell
+from harness.launch.cell import modules_to_preload, run_cell
 from harness.launch.external import (
     external_rank,
     external_ranks_per_node,
@@ -184,7 +184,7 @@ def _run_as_rank(
             code = _present_run(record, store, as_json, view)
         return code
 
-    supervisor = supervise(external_rank(), world_size, store.root, patience_of(experiment), become_rank)
+    supervisor = supervise(external_rank(), world_size, store.root, become_rank)
     record = supervisor.missing_record() or supervisor.early_record(lambda: request(a_cell(reads_files=True)))
     if record is not None:
         _present_by_any_rank(record, store, as_json, view)

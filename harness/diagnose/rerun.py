@@ -27,7 +27,6 @@ from harness.scratch import scratch_folder
 from harness.spec import Experiment, MeasureSection, RuntimeSection
 from harness.store import Store
 
-TIMEOUT_SECONDS = 1800.0
 RANKS_PER_CORE = 4
 """CPU ranks that share a core are slow, not wrong; with more of them a rerun would hardly end."""
 NOTHING_MEASURED = MeasureSection(warmup_steps=10**9, probed_steps=0, traced_steps=0)
@@ -86,7 +85,7 @@ def rerun(record: Record, steps: Sequence[int], launcher: LocalLauncher, say: Sa
         )  # fmt: skip
         request.write(folder)
         say(f"rerunning {record.backend.label} up to step {max(steps)}")
-        outcome = launcher.run(folder, request, timeout_seconds=TIMEOUT_SECONDS, on_event=lambda _: None)
+        outcome = launcher.run(folder, request, on_event=lambda _: None)
         events = Tail(rank_file(folder, 0)).read()
         again = assemble(folder, request, outcome)
     if outcome.stopped == "interrupted":
@@ -119,7 +118,6 @@ def experiment_of(record: Record) -> Experiment:
         measure=NOTHING_MEASURED,
         runtime=RuntimeSection(
             threads_per_rank=world.threads_per_rank * world.ranks_per_node,
-            timeout_seconds=TIMEOUT_SECONDS,
             preset=world.preset,  # type: ignore[arg-type]
         ),
     )

@@ -15,8 +15,8 @@ import psutil
 
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, FabricResult, read_fabric
+from harness.launch.ending import die_with
 from harness.scratch import scratch_folder
-from harness.worker.monitor import die_with
 
 
 def start_ranks(nproc: int, arguments: Sequence[str]) -> FabricResult:

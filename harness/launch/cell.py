@@ -12,7 +12,6 @@ from harness.errors import HarnessError
 from harness.launch.launcher_settings import launcher_settings
 from harness.launch.local import EventHandler, LocalLauncher
 from harness.launch.owner import forget_owner, keep_outcome, note_owner
-from harness.launch.watch import Patience
 from harness.provenance import load_average
 from harness.record import PredictionPart, Record
 from harness.run_directory.assemble import assemble, assemble_refused, record_of_fault
@@ -47,14 +46,7 @@ def run_cell(
         if refusal is not None:
             record = assemble_refused(directory, request, refusal)
         else:
-            outcome = launcher.run(
-                directory,
-                request,
-                timeout_seconds=experiment.runtime.timeout_seconds,
-                on_event=on_event,
-                port=port,
-                patience=patience_of(experiment),
-            )
+            outcome = launcher.run(directory, request, on_event=on_event, port=port)
             record = assemble(directory, request, outcome)
     except Exception as error:  # whatever it is, this cell failed, and the others go on
         record = record_of_fault(directory, request, error)
@@ -84,18 +76,6 @@ def _new_folder(store: Store, request: RunRequest) -> Path:
             store.discard(request.run_id)
         raise HarnessError(f"run '{folder}' cannot be written: {error.strerror}") from error
     return directory
-
-
-def patience_of(experiment: Experiment) -> Patience:
-    """How long the ranks of a run may stand still."""
-    runtime = experiment.runtime
-    return Patience(
-        steps=runtime.stuck_after_steps,
-        seconds=runtime.stuck_after_seconds,
-        phase_seconds=runtime.phase_timeout_seconds,
-        start_seconds=runtime.start_timeout_seconds,
-        idle_seconds=runtime.idle_timeout_seconds,
-    )
 
 
 def modules_to_preload(experiment: Experiment, backends: Iterable[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import psutil
 
+PR_SET_PDEATHSIG = 1
 TERMINATION_SECONDS = 2.0
 """Within these a rank that is terminated writes what it measured."""
 
@@ -53,3 +55,10 @@ def kill_fork_server() -> None:
         with suppress(psutil.Error):
             if any("multiprocessing.forkserver" in word for word in child.cmdline()):
                 child.kill()
+
+
+def die_with(parent: int, number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when its parent is gone; Linux only."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from harness.errors import HarnessError, JobError
 from harness.launch.ending import end_all, kill_fork_server
 from harness.launch.rank_main import enter_check, enter_example, enter_rank, enter_trace
-from harness.launch.watch import Patience, Watch, ask_where
+from harness.launch.watch import Watch, ask_where
 from harness.run_directory.events import Event
 from harness.run_directory.outcome import Outcome
 from harness.run_directory.rank_events import has_ended_well
@@ -115,10 +115,8 @@ class LocalLauncher:
         run_directory: Path,
         request: RunRequest,
         *,
-        timeout_seconds: float,
         on_event: EventHandler,
         port: int | None = None,
-        patience: Patience | None = None,
     ) -> Outcome:
         """Start all ranks, pass rank 0's events on as they come, and return when all have ended."""
         port = port or free_port()
@@ -127,9 +125,7 @@ class LocalLauncher:
         running = _Running(
             run_directory=run_directory,
             processes=processes,
-            watch=Watch(
-                run_directory, request.world_size, patience or Patience(), lambda: _living(processes)
-            ),
+            watch=Watch(run_directory, request, lambda: _living(processes)),
             tail=Tail(rank_file(run_directory, 0)),
             on_event=on_event,
         )
@@ -137,7 +133,7 @@ class LocalLauncher:
         try:
             for rank in range(request.world_size):
                 processes[rank] = self._start(run_directory, request, rank, port)
-            stopped = running.follow(timeout_seconds)
+            stopped = running.follow()
         except KeyboardInterrupt:
             # The ranks are ended and the record is written in seconds: a second Ctrl-C must not lose it.
             for number in STOPPING:
@@ -186,22 +182,21 @@ class _Running:
     on_event: EventHandler
     ended_at: dict[int, float] = field(default_factory=dict)
 
-    def follow(self, timeout_seconds: float) -> Stopped:
+    def follow(self) -> Stopped:
         """Return when all have ended or must be ended; why they must, else None."""
-        deadline = time.monotonic() + timeout_seconds
-        failed = False
+        deadline: float | None = None
+        """Once one has failed."""
         while alive := [p for p in self.processes.values() if p.exitcode is None]:
             wait([p.sentinel for p in alive], timeout=POLL_SECONDS)
             self.pass_events_on()
-            if self.note_ends() and not failed:
-                failed = True
-                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
-            if failed and time.monotonic() + POLL_SECONDS >= deadline:
-                return None
-            if not failed and (reason := self.watch.stuck()) is not None:
-                return self._ask("stuck", reason)
-            if not failed and time.monotonic() >= deadline:
-                return self._ask("timeout", "runtime.timeout_seconds passed")
+            if self.note_ends() and deadline is None:
+                deadline = time.monotonic() + GRACE_SECONDS
+            if deadline is not None:
+                if time.monotonic() + POLL_SECONDS >= deadline:
+                    return None
+            elif (note := self.watch.must_end()) is not None:
+                ask_where(self.run_directory, _living(self.processes), note)
+                return "timeout" if note.kind == "Timeout" else "stuck"
         return None
 
     def pass_events_on(self) -> None:
@@ -223,10 +218,6 @@ class _Running:
     def in_order_of_their_end(self) -> list[int]:
         """Those that have ended, the first first, then the others."""
         return sorted(self.processes, key=lambda rank: (self.ended_at.get(rank, math.inf), rank))
-
-    def _ask(self, why: Stopped, reason: str) -> Stopped:
-        ask_where(self.run_directory, _living(self.processes), reason)
-        return why
 
 
 def _living(processes: Mapping[int, Any]) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""Stays beside a rank that torchrun started, and writes the record of the run if the rank cannot."""
+"""Stays beside a rank that another launcher started: watches it, and can write its run's record for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
 from harness.launch.claim import claimed
 from harness.launch.early_end import EarlyEnd, read_early_end, record_early_end, telling_why
-from harness.launch.watch import ANSWER_SECONDS, STATE_SIGNAL, Patience, Watch, is_stopped
+from harness.launch.ending import die_with
+from harness.launch.watch import ANSWER_SECONDS, STATE_SIGNAL, Watch, is_stopped
 from harness.record import Record
 from harness.record.run_id import run_folder
 from harness.record_files import RECORD_NAME
@@ -35,27 +36,30 @@ from harness.run_directory.side_files import read_part
 from harness.run_directory.stuck import STUCK_NAME, StuckNote
 from harness.run_directory.tail import Tail
 from harness.store import write_record
-from harness.worker.monitor import die_with
 
 POLL_SECONDS = 0.25
 ENDING_SECONDS = 5.0
 """Within these a rank that is told to end writes what it measured; launchers wait for 30 s."""
 ASK_NAME = "where-are-you"
+PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 Become = Callable[[Callable[[str], None]], int]
 """Runs the rank; calls what it is given with the run's id once its folder is there."""
 
 
-def supervise(rank: int, world_size: int, runs: Path, patience: Patience, become: Become) -> Supervisor:
+def supervise(rank: int, world_size: int, runs: Path, become: Become) -> Supervisor:
     """Run a rank in a child of this process and return when that has ended; the child never returns.
 
     Call this before anything starts threads or touches a device: the child is a fork.
     """
     parent, (reader, writer) = os.getpid(), os.pipe()
+    # Held back until they can be passed on: one that arrives around the fork would end this process alone.
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
     if child == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
         die_with(parent, signal.SIGKILL)
         signal.signal(STATE_SIGNAL, signal.SIG_IGN)  # until the rank answers it
         os.close(reader)
@@ -66,7 +70,7 @@ def supervise(rank: int, world_size: int, runs: Path, patience: Patience, become
         os._exit(code)
     os.close(writer)
     os.set_blocking(reader, False)
-    supervisor = Supervisor(rank, world_size, runs, patience, child, reader)
+    supervisor = Supervisor(rank, world_size, runs, child, reader)
     supervisor.wait()
     return supervisor
 
@@ -82,7 +86,6 @@ class Supervisor:
     rank: int
     world_size: int
     runs: Path
-    patience: Patience
     child: int
     reader: int
     directory: Path | None = None
@@ -97,8 +100,9 @@ class Supervisor:
 
     def wait(self) -> None:
         """Pass signals on, answer and ask where the ranks are, and note how the child ended."""
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        for number in PASSED_ON:
             signal.signal(number, self._pass_on)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
         while self.code is None:
             finished, status, usage = os.wait4(self.child, os.WNOHANG)
             if finished:
@@ -165,8 +169,8 @@ class Supervisor:
         if self._watch is not None and self._tail is not None:
             for event in self._tail.read():
                 self._watch.note(event)
-            if not self._asked and (reason := self._watch.stuck()) is not None:
-                self._end_stuck(directory, reason)
+            if not self._asked and (note := self._watch.must_end()) is not None:
+                self._end_stuck(directory, note)
         if self._asked and (directory / STUCK_NAME).exists():
             os.kill(self.child, signal.SIGKILL)  # its launcher may not hear of it: the network may be gone
         if not self._asked and (directory / ASK_NAME).exists():
@@ -176,9 +180,9 @@ class Supervisor:
             else:
                 os.kill(self.child, STATE_SIGNAL)
 
-    def _end_stuck(self, directory: Path, reason: str) -> None:
+    def _end_stuck(self, directory: Path, note: StuckNote) -> None:
         """Have every monitor ask its rank where it is, note the answers, and end the own rank."""
-        write_atomically(directory / ASK_NAME, reason)
+        write_atomically(directory / ASK_NAME, note.reason)
         self._asked = True
         if is_stopped(self.child):
             write_atomically(_stopped_file(directory, self.rank), "")
@@ -188,7 +192,7 @@ class Supervisor:
         while time.monotonic() < deadline and not all(map(self._has_answered, range(self.world_size))):
             time.sleep(POLL_SECONDS)
         stopped = [r for r in range(self.world_size) if _stopped_file(directory, r).exists()]
-        StuckNote(reason=reason, stopped_ranks=stopped).write(directory)
+        note.model_copy(update={"stopped_ranks": stopped}).write(directory)
         os.kill(self.child, signal.SIGKILL)
 
     def _has_answered(self, rank: int) -> bool:
@@ -210,7 +214,7 @@ class Supervisor:
         with suppress(OSError):
             write_atomically(rank_owner(directory, self.rank), Owner.myself().model_dump_json())
         if self.rank == 0:
-            self._watch = Watch(directory, self.world_size, self.patience, self._processes)
+            self._watch = Watch(directory, RunRequest.read(directory), self._processes)
             self._tail = Tail(rank_file(directory, 0))
 
     def _processes(self) -> dict[int, int] | None:

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -16,8 +15,9 @@ import psutil
 
 from harness.launch.idleness import Idleness, Processes
 from harness.launch.start_watch import StartWatch
-from harness.run_directory.events import Event, StepEvent
+from harness.run_directory.events import Event, SetupEvent, StepEvent
 from harness.run_directory.rank_state import read_head, read_position, read_state
+from harness.run_directory.request import RunRequest
 from harness.run_directory.stuck import StuckNote
 
 STATE_SIGNAL = signal.SIGUSR2
@@ -27,54 +27,52 @@ LOOK_SECONDS = 1.0
 STALL_SECONDS = 10.0
 """If the watcher itself did not run for so long, the machine slept or is overloaded, and nobody is stuck."""
 STEPS_REMEMBERED = 101
+LEAST_SECONDS = 1800.0
+"""A run may last so long, and the next times what its steps need at their pace, unless it has a limit set."""
+TIMES_ITS_STEPS = 3.0
 SETTLED_SECONDS = 5.0
 """Before that nobody asks what processes do: it takes longer than to look where they are."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Patience:
-    """How long ranks may stand still."""
-
-    steps: float = 10.0
-    """Median training steps, to which `seconds` are added."""
-    seconds: float = 30.0
-    phase_seconds: float = 570.0
-    """Outside of training steps and evaluations, and before a step has been timed: start, checkpoint."""
-    start_seconds: float = 60.0
-    """In a phase of the start that other ranks have left; at least three times as long as they needed."""
-    idle_seconds: float = 60.0
-    """The same as `phase_seconds` where no rank computes, reads or writes either."""
 
 
 class Watch:
     """Follows the ranks of one run."""
 
-    def __init__(
-        self,
-        run_directory: Path,
-        world_size: int,
-        patience: Patience,
-        processes: Processes = lambda: None,
-    ) -> None:
+    def __init__(self, run_directory: Path, request: RunRequest, processes: Processes = lambda: None) -> None:
         self._run_directory = run_directory
-        self._world_size = world_size
-        self._patience = patience
+        self._world_size = request.world_size
+        self._limits = request.limits
+        self._steps: int | None = request.job.training.steps
+        """None: rank 0 has not said yet how many an epoch has."""
         self._step_seconds: deque[float] = deque(maxlen=STEPS_REMEMBERED)
+        self._ended_steps: list[float] = []
+        """When the first step and the latest were seen to have ended."""
+        self._seen_steps = 0
         self._heads: list[bytes] = []
-        self._looked = self._moved = now = time.monotonic()
-        self._start = StartWatch(world_size, patience.start_seconds, now)
+        self._began = self._looked = self._moved = now = time.monotonic()
+        self._start = StartWatch(request.world_size, request.limits.start_timeout_seconds, now)
         self._idleness = Idleness(processes)
 
     def note(self, event: Event) -> None:
-        """Learn from an event of rank 0 how long steps are."""
+        """Learn from an event of rank 0 how long steps are, and how many there will be."""
+        if isinstance(event, SetupEvent):
+            self._steps = event.steps
         if isinstance(event, StepEvent):
             self._step_seconds.append(event.seconds)
+            self._ended_steps = [*self._ended_steps[:1], time.monotonic()]
+            self._seen_steps += 1
 
-    def stuck(self) -> str | None:
-        """Why the ranks must be ended, in words; None: they move, or may stand still for a while yet."""
+    def must_end(self) -> StuckNote | None:
+        """Why the ranks must be ended; None: they move, or may stand still for a while yet."""
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
             return None
+        if (reason := self._stuck(now)) is not None:
+            return StuckNote(reason=reason)
+        if (reason := self._overdue(now)) is not None:
+            return StuckNote(kind="Timeout", reason=reason)
+        return None
+
+    def _stuck(self, now: float) -> str | None:
         ranks = range(self._world_size)
         heads = [read_head(self._run_directory, rank) for rank in ranks]
         if now - self._looked > STALL_SECONDS:
@@ -92,8 +90,24 @@ class Watch:
             return f"no rank moved for {waited:.0f} s ({words})" if waited > limit else None
         return self._start.late(now) or self._outside_of_steps(now, waited)
 
+    def _overdue(self, now: float) -> str | None:
+        """Why the whole run has taken too long although its ranks move, in words."""
+        taken, given = now - self._began, self._limits.timeout_seconds
+        if given is not None:
+            return f"runtime.timeout_seconds passed ({given:g})" if taken > given else None
+        if self._seen_steps < 2 or self._steps is None:
+            return None
+        first, latest = self._ended_steps
+        needed = self._steps * (latest - first) / (self._seen_steps - 1)
+        if taken <= LEAST_SECONDS + TIMES_ITS_STEPS * needed:
+            return None
+        return (
+            f"{taken:.0f} s passed, more than {LEAST_SECONDS:g} s and {TIMES_ITS_STEPS:g} times the "
+            f"{needed:.0f} s that its steps need at their pace (runtime.timeout_seconds sets another limit)"
+        )
+
     def _outside_of_steps(self, now: float, waited: float) -> str | None:
-        limit, idle_limit = self._patience.phase_seconds, self._patience.idle_seconds
+        limit, idle_limit = self._limits.phase_timeout_seconds, self._limits.idle_timeout_seconds
         if waited > limit:
             return f"no rank moved for {waited:.0f} s (runtime.phase_timeout_seconds is {limit:g})"
         if waited < min(SETTLED_SECONDS, idle_limit / 2):
@@ -108,15 +122,15 @@ class Watch:
         )
 
     def _limit_of_steps(self) -> tuple[float, str]:
-        patience = self._patience
-        step = median(self._step_seconds)
+        step, limits = median(self._step_seconds), self._limits
+        steps, seconds = limits.stuck_after_steps, limits.stuck_after_seconds
         # Beyond that a collective gives up by itself, which says less.
-        limit = min(patience.steps * step + patience.seconds, patience.phase_seconds)
-        parts = f"{patience.steps:g} steps of {step:.3g} s and {patience.seconds:g} s"
+        limit = min(steps * step + seconds, limits.phase_timeout_seconds)
+        parts = f"{steps:g} steps of {step:.3g} s and {seconds:g} s"
         return limit, f"the limit is {limit:.1f} s: {parts}"
 
 
-def ask_where(run_directory: Path, processes: Mapping[int, int], reason: str) -> StuckNote:
+def ask_where(run_directory: Path, processes: Mapping[int, int], note: StuckNote) -> None:
     """Have each rank in `processes` (who live) write its stacks and collectives; note who could not."""
     stopped = [rank for rank, process in processes.items() if is_stopped(process)]
     asked = [rank for rank in processes if rank not in stopped]
@@ -128,10 +142,8 @@ def ask_where(run_directory: Path, processes: Mapping[int, int], reason: str) ->
         if all(read_state(run_directory, rank).has_answered for rank in asked):
             break
         time.sleep(0.05)
-    note = StuckNote(reason=reason, stopped_ranks=stopped)
     with suppress(OSError):  # a full disk: the record still says so much as the launcher knows
-        note.write(run_directory)
-    return note
+        note.model_copy(update={"stopped_ranks": stopped}).write(run_directory)
 
 
 def is_stopped(process: int) -> bool:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
+HashSum = Annotated[str, StringConstraints(pattern="^[0-9a-f]{1,16}$")]
+"""A sum of hashes modulo 2^64, hexadecimal."""
 
 
 class Part(BaseModel):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.record.checkpoint import CheckpointPart
 from harness.record.energy import EnergyPart
 from harness.record.memory import MemoryPart, SetupMemoryPart
-from harness.record.part import Part
+from harness.record.part import HashSum, Part
 
 
 class WaitPart(Part):
@@ -78,7 +78,7 @@ class RankPart(Part):
     phase_seconds: dict[str, list[float]] = {}
     """Per step: 'forward', 'backward' and 'step' (clipping and update), each summed over micro-steps; of a
     pipeline also 'waiting', for other stages."""
-    sample_hashes: list[str]
+    sample_hashes: list[HashSum]
     """Per step, the hash sum over this rank's samples."""
     samples: list[int]
     """Per step, samples of this rank."""
@@ -90,7 +90,7 @@ class RankPart(Part):
     """Per step, the global norm as this rank was told it."""
     batch_digests: list[list[str]] = []
     """For each of the first steps, a digest of every sample that reached the model."""
-    batch_hash_sums: list[str | None] = []
+    batch_hash_sums: list[HashSum | None] = []
     """Per step, the sum modulo 2^64 of a hash of every sample that reached the model."""
     computed_loss_sums: list[float | None] = []
     """Per step, the loss summed over this rank's target tokens as it was computed, whatever the backend

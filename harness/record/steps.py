@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from harness.record.part import Part
+from harness.record.part import HashSum, Part
 
 Window = Literal["warmup", "probed", "traced", "cooldown", "timed"]
 
@@ -43,7 +43,7 @@ class StepPart:
     """Samples of the global batch; None: not known of an observed script."""
     seconds: float
     """The slowest rank's."""
-    sample_hashes: str | None
+    sample_hashes: HashSum | None
     """Sum modulo 2^64 of a hash of each sample consumed, over all ranks: equal for equal samples; None: not
     known of an observed script."""
 

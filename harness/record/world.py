@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from harness.backends.mesh import Dimension, Mesh
 from harness.bounds import MOST_RANKS
@@ -22,11 +22,11 @@ class DimensionPart(Part):
 class WorldPart(Part):
     """The ranks, and how the global batch was cut over them."""
 
-    nodes: int = Field(le=MOST_RANKS)
+    nodes: int = Field(ge=1, le=MOST_RANKS)
     """Machines that the ranks ran on."""
-    ranks_per_node: int = Field(le=MOST_RANKS)
+    ranks_per_node: int = Field(ge=1, le=MOST_RANKS)
     """Ranks on each of them."""
-    world_size: int = Field(le=MOST_RANKS)
+    world_size: int = Field(ge=1, le=MOST_RANKS)
     """Ranks altogether."""
     device: str
     """'cpu' or 'cuda'."""
@@ -34,9 +34,9 @@ class WorldPart(Part):
     """Transport of the collectives: 'gloo' or 'nccl'."""
     threads_per_rank: int
     """CPU threads of each rank."""
-    micro_batch_size: int
+    micro_batch_size: PositiveInt
     """Samples per rank and forward pass."""
-    accumulation_steps: int
+    accumulation_steps: PositiveInt
     """Forward passes per optimizer step and rank."""
     preset: str
     """`runtime.preset`: settings shared by all libraries, or their own defaults."""

@@ -14,7 +14,7 @@ from harness.plain_files import read_plain
 from harness.record import GivenPart, PredictionPart
 from harness.record.run_id import RunId
 from harness.run_directory.checkpoint import SavedCheckpoint
-from harness.spec import Job, MeasureSection, Price, Question
+from harness.spec import Job, Limits, MeasureSection, Price, Question
 
 REQUEST_NAME = "request.json"
 LOCAL_RENDEZVOUS = "HARNESS_LOCAL_RENDEZVOUS"
@@ -71,8 +71,8 @@ class RunRequest(BaseModel):
     """Stop after the last of these steps and write the gradients and updates of each by parameter."""
     launcher_settings: dict[str, str] = {}
     """Variables of the launcher that the ranks drop, since the job decides."""
-    collective_timeout_seconds: float = 600.0
-    """After these a collective gives up by itself, where nobody watches the ranks."""
+    limits: Limits = Limits()
+    """How long it may take, and its ranks may stand still."""
 
     def write(self, run_directory: Path) -> None:
         write_atomically(run_directory / REQUEST_NAME, self.model_dump_json(indent=1))

@@ -49,10 +49,9 @@ def status_of(
         )
     note = read_note(run_directory)
     if note is not None or outcome.stopped == "timeout":
-        kind = "Timeout" if outcome.stopped == "timeout" else "Stuck"
-        note = note or StuckNote(reason="runtime.timeout_seconds passed")
+        note = note or StuckNote(kind="Timeout", reason="the time for the run passed")
         note = note.model_copy(update={"reason": f"stopped after {len(steps)} steps: {note.reason}"})
-        error = stuck_error(run_directory, len(events), kind, note)
+        error = stuck_error(run_directory, len(events), note)
         return "timeout", error.model_copy(update={"log_tail": _log_tail(run_directory, error.rank or 0)})
     cause = Cause(rank=0, exit_code=outcome.exit_codes.get(0), order=(0, 0))
     return "failed", _error(run_directory, cause)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from harness.atomic_write import write_atomically
 from harness.record import ErrorPart, Part, RankStatePart
@@ -24,6 +25,8 @@ _MEETING = re.compile(r"[^\n]*\n\s*File \"[^\"\n]*torch/distributed/(?:distribut
 class StuckNote(Part):
     """What whoever watches the ranks noted when they had to be ended."""
 
+    kind: Literal["Stuck", "Timeout"] = "Stuck"
+    """Whether they stood still, or took too long."""
     reason: str
     """Why they were ended, without its end."""
     stopped_ranks: list[int] = []
@@ -53,7 +56,7 @@ def rank_states(run_directory: Path, world_size: int) -> list[RankStatePart]:
     return [_state_part(rank, read_state(run_directory, rank), "") for rank in shown]
 
 
-def stuck_error(run_directory: Path, world_size: int, kind: str, note: StuckNote) -> ErrorPart:
+def stuck_error(run_directory: Path, world_size: int, note: StuckNote) -> ErrorPart:
     """What a record says of ranks that had to be ended."""
     states = {rank: read_state(run_directory, rank) for rank in range(world_size)}
     late = late_ranks(states, note.stopped_ranks)
@@ -61,7 +64,7 @@ def stuck_error(run_directory: Path, world_size: int, kind: str, note: StuckNote
     at_fault = states[rank].position if rank is not None else None
     order = sorted(states, key=lambda r: (late is None or r not in late.ranks, r))
     return ErrorPart(
-        kind=kind,
+        kind=note.kind,
         message="; ".join([note.reason, *_sentences(late, states)]),
         rank=rank,
         step=at_fault.step if at_fault else None,

@@ -20,6 +20,7 @@ from harness.spec.job import (
     ScheduleSection,
     TrainingSection,
 )
+from harness.spec.limits import Limits
 from harness.spec.loss import LossSection
 from harness.spec.model import DEFAULT_MODEL_CONFIG, ModelSection
 from harness.spec.price import GivenPrice, Price, read_price

@@ -7,7 +7,6 @@ from typing import Any, Literal
 from pydantic import (
     Field,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     field_validator,
     model_validator,
@@ -17,6 +16,7 @@ from harness.backends.model_source import Loading
 from harness.backends.registry import IN_DEFAULT_COMPARISON
 from harness.bounds import MOST_REPEATS
 from harness.spec.job import Job
+from harness.spec.limits import Limits
 from harness.spec.price import GivenPrice
 from harness.spec.section import Section
 from harness.spec.size import Bytes
@@ -119,41 +119,17 @@ class MeasureSection(Section):
         return "cooldown" if step < self.warmup_steps + watched + cooldown else "timed"
 
 
-class RuntimeSection(Section):
+class RuntimeSection(Limits):
     """The machine's side of a run."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where there is one")
     threads_per_rank: PositiveInt | None = Field(
         None, le=1024, description="CPU threads per rank; default: cores divided by the ranks of the node"
     )
-    timeout_seconds: PositiveFloat = Field(
-        1800.0, description="seconds after which a run is stopped and recorded as timeout"
-    )
     memory_limit: Bytes | None = Field(
         None,
         description="what torch's allocator may serve each rank, such as 2GB; above it the run is out of "
         "memory. On the CPU from the first to the last probed step",
-    )
-    stuck_after_steps: PositiveFloat = Field(
-        10.0, description="with the next setting: a run is ended when no rank moved for so many median steps"
-    )
-    stuck_after_seconds: PositiveFloat = Field(
-        30.0, description="seconds added to those steps; the record then shows where each rank was"
-    )
-    phase_timeout_seconds: PositiveFloat = Field(
-        570.0,
-        description="the same outside of training steps and evaluations: no rank moved for so many seconds "
-        "of the start or a checkpoint",
-    )
-    start_timeout_seconds: PositiveFloat = Field(
-        60.0,
-        description="a run is ended when a rank stays for so many seconds in a phase of the start that "
-        "others have left, and for three times as long as they needed",
-    )
-    idle_timeout_seconds: PositiveFloat = Field(
-        60.0,
-        description="outside of training steps and evaluations a run is ended when for so many seconds no "
-        "rank moved, computed, read or wrote (where all ranks are on one machine)",
     )
     preset: Literal["like-for-like", "library-defaults"] = Field(
         "like-for-like",

@@ -42,7 +42,7 @@ def run_external(
     own = make_request()
     world = world_of(own)
     prepare_process(own, world)
-    join_process_group(world, own.collective_timeout_seconds)
+    join_process_group(world, own.limits.collective_seconds)
     agreed: list[Any] = [own.model_dump_json()]
     dist.broadcast_object_list(agreed, src=0)
     request = RunRequest.model_validate_json(agreed[0])

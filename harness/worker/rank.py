@@ -123,7 +123,7 @@ def _train(request: RunRequest, run_directory: Path, world: World, telling: _Tel
     counter, observer = instruments.counter, instruments.observer
     position.enter("rendezvous")
     with counter.counting("setup"):
-        collectives = join_process_group(world, request.collective_timeout_seconds)
+        collectives = join_process_group(world, request.limits.collective_seconds)
     peaks, not_setup = _matmul_peaks(request)
     position.enter("load data")
     sampler = Sampler(samples := load_samples(request.job), request.job)

@@ -168,7 +168,12 @@ def test_a_label_has_one_spelling(given: str, canonical: str) -> None:
 
 @pytest.mark.parametrize(
     "label",
-    ["zero3:offload=cpu,gradient_clipping=0.5", "fsdp-hybrid:shard_size=2", "zero1:reduce_bucket_size=null"],
+    [
+        "zero3:offload=cpu,gradient_clipping=0.5",
+        "fsdp-hybrid:shard_size=2",
+        "zero1:reduce_bucket_size=null",
+        'trainer-ddp:row="0x10"',
+    ],
 )
 def test_canonical_label_is_canonical(label: str) -> None:
     once = canonical_label(label)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from harness.worker.monitor import die_with
+from harness.launch.ending import die_with
 
 MANAGEMENT, DATA = "10.81.0", "10.82.0"  # exist inside the namespaces only
 MTU_BYTES = 1500

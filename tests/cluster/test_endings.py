@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.usefixtures("quiet_cluster"), pytest.mark.long(seconds
 SURVIVORS = ["single", "fsdp1-no-shard"]
 FOLDER = "a b'c\"d$(touch PWNED)"
 NAME = "x y'z\"$(touch PWNED) `touch PWNED` ; touch PWNED #"
+SOON_STUCK = ("--set", "runtime.stuck_after_seconds=5")
 STEPS = 200
 """Over the slow link more than a minute, far longer than it takes to kill a run; without it a few seconds."""
 
@@ -42,14 +43,22 @@ def cancel(matrix: RenderedMatrix, backend: str) -> None:
 
 
 def kill_one_rank(matrix: RenderedMatrix, backend: str) -> None:
-    """The process that trains as rank 1: the child of its monitor."""
+    send_to_rank_1(matrix, backend, signal.SIGKILL)
+
+
+def stop_one_rank(matrix: RenderedMatrix, backend: str) -> None:
+    send_to_rank_1(matrix, backend, signal.SIGSTOP)
+
+
+def send_to_rank_1(matrix: RenderedMatrix, backend: str, number: signal.Signals) -> None:
+    """To the process that trains: the child of its monitor."""
     directory = str(matrix.directory(backend))
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "harness.worker" in words and directory in words and "torch.distributed.run" not in words:
+        if "harness.launch" in words and directory in words and "torch.distributed.run" not in words:
             monitored = process.children()
             if monitored and process.environ().get("RANK") == "1":
-                monitored[0].send_signal(signal.SIGKILL)
+                monitored[0].send_signal(number)
                 return
     raise AssertionError(f"no process of rank 1 in {directory}")
 
@@ -78,6 +87,7 @@ KILLED: dict[str, tuple[Callable[[RenderedMatrix, str], None], tuple[str, str]]]
     "fsdp": (reach_the_time_limit, ("timeout", "TimeLimit")),
     "fsdp-grad-op": (kill_one_rank, ("failed", "Exit")),
     "fsdp1": (kill_the_job_script, ("failed", "ScriptLost")),
+    "zero1": (stop_one_rank, ("timeout", "Stuck")),
     "fsdp1-grad-op": (power_off_a_node, ("failed", "NodeFailure")),
 }
 """How the run of a backend is ended, and what its record then says; in the order in which they run."""
@@ -110,7 +120,7 @@ def killed(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> R
 
 def _cells() -> list[str]:
     backends = [*KILLED, *SURVIVORS[1:]]
-    return ["--backends", ",".join(backends), "--nodes", "2", "--nproc", "1"]
+    return ["--backends", ",".join(backends), "--nodes", "2", "--nproc", "1", *SOON_STUCK]
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +142,15 @@ def test_the_record_says_which_rank_or_node_was_lost(by_backend: dict[str, Recor
     assert rank.rank == 1
     assert "SIGKILL" in rank.message
     assert by_backend["fsdp1-grad-op"].ranks[1].host in node.message
+
+
+def test_a_rank_that_stands_still_is_found_with_where_the_others_wait(by_backend: dict[str, Record]) -> None:
+    error = by_backend["zero1"].error
+    assert error is not None
+    assert error.rank == 1
+    assert "rank 1 is stopped by SIGSTOP" in error.message
+    assert error.ranks[0].stack
+    assert "SIGSTOP" in error.ranks[1].note
 
 
 def test_runs_that_are_told_to_end_write_their_measurements_first(by_backend: dict[str, Record]) -> None:

@@ -65,8 +65,9 @@ def test_settings_show_type_bounds_and_unit() -> None:
         line for line in settings_page().splitlines() if line.startswith("| `runtime.threads_per_rank`")
     )
     assert row.split(" | ")[1] == "integer (> 0) or null (≤ 1024)"
-    (row,) = (line for line in settings_page().splitlines() if line.startswith("| `runtime.timeout_seconds`"))
-    assert row.split(" | ")[2:4] == ["`1800.0`", "s"]
+    name = "| `runtime.phase_timeout_seconds`"
+    (row,) = (line for line in settings_page().splitlines() if line.startswith(name))
+    assert row.split(" | ")[2:4] == ["`570.0`", "s"]
 
 
 def test_every_field_of_a_record_has_a_meaning() -> None:

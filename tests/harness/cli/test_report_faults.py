@@ -86,6 +86,13 @@ def test_report_into_a_pipe_or_device_is_refused(tmp_path: Path, output: str) ->
     assert "is a pipe or device" in done.stderr
 
 
+def test_configuration_to_fill_in_is_not_written_into_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    done = harness("init", "--force", "fifo", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "is a pipe or device" in done.stderr
+
+
 def test_pipe_among_the_records_is_passed_over(tmp_path: Path) -> None:
     put(tmp_path, "one")
     (tmp_path / "runs" / "two").mkdir()

@@ -67,6 +67,7 @@ def test_a_null_takes_an_inherited_value_away(tmp_path: Path) -> None:
         ("inherits: other.yaml", "other.yaml cannot be read"),
         ("inherits: '@no-such'", "'@no-such' is not shipped"),
         ("inherits: 3", "was given 3; give a file"),
+        ('inherits: "a\\0b"', "was given 'a\\x00b'; give a file"),
     ],
 )
 def test_a_base_that_cannot_be_is_refused(text: str, message: str, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.fake_ranks import Behaviour, FakeLauncher, Rank, a_request
 
 def run(folder: Path, first: Behaviour, second: Behaviour) -> Record:
     request = a_request()
-    outcome = FakeLauncher([first, second]).run(folder, request, timeout_seconds=30, on_event=lambda _: None)  # type: ignore[arg-type]
+    outcome = FakeLauncher([first, second]).run(folder, request, on_event=lambda _: None)  # type: ignore[arg-type]
     return assemble(folder, request, outcome)
 
 

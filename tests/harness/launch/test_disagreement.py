@@ -24,7 +24,7 @@ THREAD = "Current thread 0x00007f (most recent call first):\n"
 def error_of(folder: Path, *behaviours: Behaviour) -> ErrorPart:
     request = a_request()
     launcher = FakeLauncher(dict(enumerate(behaviours)))
-    outcome = launcher.run(folder, request, timeout_seconds=30, on_event=lambda _: None)
+    outcome = launcher.run(folder, request, on_event=lambda _: None)
     record = assemble(folder, request, outcome)
     assert record.status == "failed"
     assert record.error is not None
@@ -76,6 +76,6 @@ def test_all_in_the_same_collective_is_no_rank_s_fault(tmp_path: Path) -> None:
         rank_state(tmp_path, rank).write_text(
             head + 'collectives: {"pending": "gloo all_reduce number 41", "enqueued": {"0": 41}}\n'
         )
-    error = stuck_error(tmp_path, 2, "Stuck", StuckNote(reason="no rank moved"))
+    error = stuck_error(tmp_path, 2, StuckNote(reason="no rank moved"))
     assert error.rank is None
     assert "all ranks wait in the same collective" in error.message

@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from harness.launch.supervise import supervise
-from harness.launch.watch import Patience
 from harness.record import Record
 from harness.store import read_record
 from tests.fake_ranks import a_request
 
-PATIENCE = Patience(steps=10, seconds=1.0, phase_seconds=20)
 Behaviour = Callable[[], None]
 
 
@@ -27,7 +25,7 @@ def launch(runs: Path, behaviours: list[Behaviour]) -> list[Record]:
             behaviours[rank]()
             return 1
 
-        supervisor = supervise(rank, len(behaviours), runs, PATIENCE, become)
+        supervisor = supervise(rank, len(behaviours), runs, become)
         supervisor.early_record(lambda: a_request(len(behaviours)))
         supervisor.leave()
 

@@ -10,17 +10,14 @@ from pathlib import Path
 import pytest
 
 from harness.launch.supervise import supervise
-from harness.launch.watch import Patience
 from harness.record import ErrorPart, Record
 from harness.store import read_record
 from tests.fake_ranks import Behaviour, Rank, a_request
 
-PATIENCE = Patience(steps=10, seconds=1.0, phase_seconds=20)
-
 
 def launch(runs: Path, behaviours: list[Behaviour]) -> list[multiprocessing.process.BaseProcess]:
     """What torchrun does: one process per rank."""
-    request = a_request(len(behaviours))
+    request = a_request(len(behaviours), stuck_after_seconds=1, phase_timeout_seconds=20)
     (runs / request.run_id).mkdir(parents=True)
     request.write(runs / request.run_id)
 
@@ -30,7 +27,7 @@ def launch(runs: Path, behaviours: list[Behaviour]) -> list[multiprocessing.proc
             behaviours[rank](Rank(runs / request.run_id, rank))
             return 0
 
-        supervisor = supervise(rank, len(behaviours), runs, PATIENCE, become)
+        supervisor = supervise(rank, len(behaviours), runs, become)
         supervisor.missing_record()
         supervisor.leave()
 

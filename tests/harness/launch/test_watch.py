@@ -4,27 +4,22 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.launch.start_watch import StartWatch
-from harness.launch.watch import Patience
 from harness.record import ErrorPart, Record
 from harness.run_directory.assemble import assemble
 from harness.run_directory.rank_state import Position, RankState
 from harness.run_directory.stuck import late_ranks
 from tests.fake_ranks import Behaviour, FakeLauncher, Rank, a_request
 
-IMPATIENT = Patience(steps=10, seconds=1.0, phase_seconds=20)
+IMPATIENT = {"stuck_after_seconds": 1.0, "phase_timeout_seconds": 20.0, "timeout_seconds": 30.0}
 
 
-def run(folder: Path, *behaviours: Behaviour, **limits: Any) -> Record:
-    request = a_request(len(behaviours))
-    values = {"timeout_seconds": 30, "patience": IMPATIENT} | limits
-    outcome = FakeLauncher(dict(enumerate(behaviours))).run(
-        folder, request, on_event=lambda _: None, **values
-    )
+def run(folder: Path, *behaviours: Behaviour, **limits: float | None) -> Record:
+    request = a_request(len(behaviours), **(limits or IMPATIENT))
+    outcome = FakeLauncher(dict(enumerate(behaviours))).run(folder, request, on_event=lambda _: None)
     return assemble(folder, request, outcome)
 
 
@@ -75,11 +70,42 @@ def test_rank_that_is_stopped_is_blamed_though_it_cannot_say_where_it_is(tmp_pat
 
 
 def test_timeout_also_says_where_the_ranks_are(tmp_path: Path) -> None:
-    record = run(tmp_path, wait_for_peers, sleep_in_forward, timeout_seconds=0.7, patience=Patience())
+    record = run(tmp_path, wait_for_peers, sleep_in_forward, timeout_seconds=0.7)
     error = error_of(record)
     assert (record.status, error.kind, error.rank, error.phase) == ("timeout", "Timeout", 1, "forward")
     assert "runtime.timeout_seconds" in error.message
     assert "sleep_in_forward" in error.ranks[1].stack
+
+
+def test_run_may_last_as_long_as_its_steps_need_at_their_pace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keep_moving(rank: Rank) -> None:
+        rank.train()
+        for batch in range(10_000):
+            rank.position.enter(f"answers, batch {batch} of 10000")
+            time.sleep(0.01)
+
+    monkeypatch.setattr("harness.launch.watch.LEAST_SECONDS", 2.0)
+    record = run(tmp_path, keep_moving, keep_moving, timeout_seconds=None)
+    error = error_of(record)
+    assert (record.status, error.kind, len(record.steps)) == ("timeout", "Timeout", 2)
+    assert "more than 2 s and 3 times the 0 s that its steps need" in error.message
+
+
+def test_pace_of_a_run_counts_what_lies_between_its_steps(tmp_path: Path) -> None:
+    """Two steps a second apart, of four: nothing is overdue, although each takes a hundredth of it."""
+
+    def slow_between(rank: Rank) -> None:
+        rank.train(1)
+        time.sleep(1.5)
+        rank.train(1)
+        time.sleep(3)
+        rank.done()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.launch.watch.LEAST_SECONDS", 0.0)
+        assert run(tmp_path, slow_between, slow_between, timeout_seconds=None).error is None
 
 
 def test_phases_outside_of_steps_have_an_allowance_of_their_own(tmp_path: Path) -> None:
@@ -93,8 +119,10 @@ def test_phases_outside_of_steps_have_an_allowance_of_their_own(tmp_path: Path) 
         time.sleep(1.5)
         rank.done()
 
-    patience = Patience(steps=1, seconds=0.2, phase_seconds=20)
-    record = run(tmp_path, slow_start, slow_start, patience=patience)
+    record = run(
+        tmp_path, slow_start, slow_start,
+        stuck_after_steps=1, stuck_after_seconds=0.2, phase_timeout_seconds=20,
+    )  # fmt: skip
     assert record.status == "ok"
 
 
@@ -108,7 +136,7 @@ def test_rank_that_stays_behind_in_its_start_is_found_by_what_the_others_needed(
         time.sleep(60)
 
     started = time.monotonic()
-    record = run(tmp_path, ahead, behind, patience=Patience(start_seconds=2))
+    record = run(tmp_path, ahead, behind, start_timeout_seconds=2)
     assert time.monotonic() - started < 12
     error = error_of(record)
     assert (record.status, error.kind, error.rank, error.phase) == ("timeout", "Stuck", 1, "load data")
@@ -129,12 +157,11 @@ def test_ranks_that_do_nothing_in_one_phase_are_found_and_those_that_work_are_no
             pass
         rank.done()
 
-    patience = Patience(idle_seconds=2)
     busy, idle = tmp_path / "busy", tmp_path / "idle"
     for folder in (busy, idle):
         folder.mkdir()
-    assert run(busy, working, working, patience=patience).status == "ok"
-    record = run(idle, waiting, waiting, patience=patience)
+    assert run(busy, working, working, idle_timeout_seconds=2).status == "ok"
+    record = run(idle, waiting, waiting, idle_timeout_seconds=2)
     assert (record.status, error_of(record).phase) == ("timeout", None)
     assert "no rank moved, computed, read or wrote" in error_of(record).message
     assert "waiting" in error_of(record).ranks[0].stack

@@ -196,7 +196,7 @@ def test_hostile_values_reach_commands_word_for_word(value: str, array: bool, tm
     assert calls["hostile python"][0] == ["-m", "harness", "slurm", "begin", str(run)]
     assert calls["hostile python"][1] == ["-m", "harness", "slurm", "finish", str(run), "--exit-code", "0"]
     assert calls["module"] == [["purge"], ["load", one_line]]
-    assert calls["srun"][0][-3:] == ["-m", "harness.worker", str(run)]
+    assert calls["srun"][0][-3:] == ["-m", "harness.launch", str(run)]
     assert (tmp_path / "srun.variable").read_text() == value + "\0"
     assert not list(tmp_path.rglob("PWNED"))
 
@@ -213,7 +213,7 @@ def test_hostile_folder_passes_the_inner_shell_word_for_word(launcher: str, tmp_
         [*inner[:2], inner[2].replace("exec", "printf '%s\\n'"), *inner[3:]],
         capture_output=True, text=True, check=True, cwd=tmp_path, env={"SLURM_PROCID": "1"},
     )  # fmt: skip
-    assert done.stdout.splitlines()[-3:] == ["--module", "harness.worker", str(run)]
+    assert done.stdout.splitlines()[-3:] == ["--module", "harness.launch", str(run)]
     assert "rank=1" in done.stdout
     assert not list(tmp_path.rglob("PWNED"))
 

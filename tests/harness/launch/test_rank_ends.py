@@ -15,11 +15,13 @@ from harness.run_directory.request import rank_exit
 MONITORED = """
 import os, signal, sys, time
 from pathlib import Path
-from harness.worker.monitor import run_monitored
-def main():
-    Path(sys.argv[1], "pid").write_text(str(os.getpid()))
+from harness.launch.supervise import supervise
+folder = Path(sys.argv[1])
+def main(tell):
+    tell(folder.name)
+    Path(folder, "pid").write_text(str(os.getpid()))
     {body}
-run_monitored(Path(sys.argv[1]), 3, main)
+supervise(3, 4, folder.parent, main).leave()
 """
 TELLING = """
 import threading, sys
