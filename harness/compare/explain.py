@@ -136,8 +136,8 @@ def _forward(record: Record, expected: float, given: float, index: int, limits: 
     return _undivided_attention(record, values) or Explanation(
         kind="diverged",
         text=f"the first loss differs ({given:.6g} against {expected:.6g}) from equal weights and "
-        "samples: the forward pass computes something else (dtype, attention, masking) or reports another "
-        "loss",
+        "samples: the forward pass computes something else (dtype, attention, masking), uses other weights "
+        "than the masters that were digested, or reports another loss",
         values=values,
     )
 

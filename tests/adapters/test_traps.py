@@ -5,29 +5,31 @@ from __future__ import annotations
 import pytest
 
 from tests.traps.matrix import Matrix
-from tests.traps.planted import BF16
+from tests.traps.planted import BF16, Trap
 
 from .test_strategies import LORA
 
 pytestmark = pytest.mark.long(seconds=25)
 BASE = "adapter={kind: lora, rank: 4, alpha: 8, targets: [q_proj, v_proj, up_proj], base_dtype: bf16}"
+ADAPTED = [
+    Trap(name="T37", label="planted-NotGathered", finding="parameters-differ", says="34,016 against 35,680",
+         what="PEFT's state dict under ZeRO-3 without gathering: tensors of shape (0,)"),
+    Trap(name="T38", label="fsdp1", finding="frozen-weights-reduced", says="frozen weights cross the wire",
+         what="FSDP1 with blocks as units, which reduces the gradients of frozen neighbours too"),
+    Trap(name="T39", label="planted-Bf16Key", finding="adapters-cast", says="compute in bfloat16",
+         settings=(BASE,), what="DeepSpeed's key bf16 on a bf16 base, which makes the adapters bf16 too"),
+    Trap(name="T41", label="planted-OneRankInBf16", finding="master-dtype-differs", says="bfloat16",
+         world_size=1, settings=(BF16,),
+         what="bf16=True on one rank, where Accelerate keeps bf16 weights and no fp32 masters"),
+    Trap(name="unseen frozen weights upcast", label="planted-Upcast", finding="frozen-dtype-differs",
+         says="float32, the job's are bfloat16: 2 x", settings=(BF16, BASE),
+         what="frozen weights made fp32 before they are sharded"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("label", "finding", "says", "world_size", "settings"),
-    [
-        ("planted-NotGathered", "parameters-differ", "34,016 against 35,680", 2, ()),
-        ("fsdp1", "frozen-weights-reduced", "frozen weights cross the wire", 2, ()),
-        ("planted-Bf16Key", "adapters-cast", "compute in bfloat16", 2, (BASE,)),
-        ("planted-OneRankInBf16", "master-dtype-differs", "bfloat16", 1, (BF16,)),
-        ("planted-Upcast", "frozen-dtype-differs", "float32, the job's are bfloat16: 2 x", 2, (BF16, BASE)),
-    ],
-    ids=["T37", "T38", "T39", "T41", "frozen weights upcast"],
-)
-def test_a_planted_mistake_is_named(
-    label: str, finding: str, says: str, world_size: int, settings: tuple[str, ...], matrix: Matrix
-) -> None:
-    found = matrix.findings([label], world_size, (*LORA, *settings))
-    named = [f for f in found if f.id == finding and says in f.message]
+@pytest.mark.parametrize("trap", ADAPTED, ids=lambda trap: trap.name)
+def test_a_planted_mistake_is_named(trap: Trap, matrix: Matrix) -> None:
+    found = matrix.findings([trap.label], trap.world_size, (*LORA, *trap.settings))
+    named = [f for f in found if f.id == trap.finding and trap.says in f.message]
     assert named, [(f.id, f.message) for f in found]
-    assert all(f.backends == (label,) for f in found), found
+    assert all(f.backends == (trap.label,) for f in found), found

@@ -10,7 +10,6 @@ from inspect import isabstract
 from pathlib import Path
 
 from harness.backends import registry
-from harness.backends.base import World
 from harness.batch import batch_layout, reference_layout
 from harness.cells import canonical_label, make_cell, noise_labels
 from harness.compare.comparison import Comparison
@@ -20,11 +19,10 @@ from harness.doctor.check import ABOUT_TIME
 from harness.launch.cell import run_cell
 from harness.record import Record
 from harness.store import Store
-from tests.built_in import MULTIPLYING
 from tests.forkserver import launcher
 from tests.plugins import register
 
-from . import adapters, late, pipelines, sequence, tensor, unseen
+from . import adapters, late, libraries, pipelines, sequence, tensor, unseen
 
 TINY = [
     "model.config={hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2, "
@@ -33,22 +31,6 @@ TINY = [
     "schedule.warmup_steps=1", "measure.warmup_steps=1", "measure.probed_steps=2",
     "runtime.threads_per_rank=1", "runtime.device=cpu",
 ]  # fmt: skip
-
-
-def clean_labels(world_size: int) -> list[str]:
-    """Built-in backends that run on this many CPU ranks.
-
-    On one rank the sharding strategies of FSDP1 are left out: it takes NO_SHARD there, which is T14.
-    """
-    world = World(rank=0, world_size=world_size, local_rank=0, ranks_per_node=world_size, device="cpu")
-    return [
-        f"{name}:correct_gradients=True" if name in MULTIPLYING else "tp:tensor=2" if name == "tp" else name
-        for name, entry in registry.entries().items()
-        if name != registry.REFERENCE
-        and entry.target.startswith("harness.backends.")
-        and not registry.unmet_requirements(registry.create(name), world)
-        and not (world_size == 1 and name in ("fsdp1", "fsdp1-grad-op"))
-    ]
 
 
 class Matrix:
@@ -103,7 +85,7 @@ class Matrix:
 def install(folder: Path) -> None:
     """Make the broken adapters known as a third party's distribution would."""
     planted = [
-        value for module in (adapters, unseen, late, sequence, pipelines, tensor)
+        value for module in (adapters, unseen, late, sequence, pipelines, tensor, libraries)
         for value in vars(module).values()
         if isinstance(value, type) and value.__module__ == module.__name__
         and not isabstract(value) and value is not unseen.OwnOptimizer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.compare.comparison import Comparison
@@ -10,12 +12,25 @@ from harness.record import Record
 from tests.records import make_ranks, make_record, make_steps
 
 from .matrix import Matrix, padded_documents
-from .planted import ACCUMULATED, DIVIDED, TRAPS, Trap
+from .planted import ACCUMULATED, BF16, DIVIDED, LIBRARIES, TRAPS, Trap
 
 pytestmark = pytest.mark.long(seconds=60)
 
+IN_BF16 = [
+    replace(trap, name=f"{trap.name} in bf16", settings=(*trap.settings, BF16))
+    for trap in (*DIVIDED, *LIBRARIES)
+]
 
-@pytest.mark.parametrize("trap", [*TRAPS, *DIVIDED], ids=lambda trap: trap.name)
+
+@pytest.mark.parametrize(
+    "trap",
+    [
+        *TRAPS,
+        *DIVIDED,
+        *(pytest.param(trap, marks=pytest.mark.exhaustive) for trap in (*LIBRARIES, *IN_BF16)),
+    ],
+    ids=lambda trap: trap.name,
+)
 def test_a_planted_trap_is_named(trap: Trap, matrix: Matrix, tally, tmp_path_factory) -> None:
     tally["planted"][1] += 1
     settings = trap.settings

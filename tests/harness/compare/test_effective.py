@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from harness.compare.comparison import Comparison
-from harness.compare.effective import clipping, setting_differences, synchronisation
+from harness.compare.effective import clipping, reduce_dtypes, setting_differences, synchronisation
 from harness.compare.findings import communication
 from harness.compare.findings.settings import find
 from harness.record import CommunicationPart, ObservedPart, Record
@@ -61,6 +61,15 @@ def test_a_third_party_that_reduces_in_every_micro_step_is_found() -> None:
     assert found.id == "synchronised-early"
     assert "12,000 of 16,000 reduced bytes" in found.message
     assert communication.find(Comparison([synchronised(0, "last micro-step")])) == []
+
+
+def test_activations_of_tensor_parallel_ranks_are_no_gradients() -> None:
+    record = synchronised(0, None)
+    gradients = [row.model_copy(update={"role": "shard"}) for row in record.comm]
+    activations = [row.model_copy(update={"role": "tensor", "dtype": "bfloat16"}) for row in record.comm]
+    assert reduce_dtypes(record.model_copy(update={"comm": [*gradients, *activations]})) == ["float32"]
+    low = [row.model_copy(update={"dtype": "bfloat16"}) for row in gradients]
+    assert reduce_dtypes(record.model_copy(update={"comm": [*gradients, *low]})) == ["bfloat16", "float32"]
 
 
 def in_groups(decaying: list[str], rest: list[str], label: str = "ddp") -> Record:

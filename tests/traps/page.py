@@ -1,0 +1,103 @@
+"""The page of all deliberate mistakes: what was done, which finding names it, and which test plants it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tabulate import tabulate
+
+from tests.adapters.test_traps import ADAPTED
+
+from .planted import BF16, DIVIDED, LIBRARIES, TRAPS, Trap
+
+HEAD = """\
+# Planted mistakes
+
+Every row is a mistake that was made on purpose in a test, and what names it: the id of a
+[finding](findings.md), or `unsupported` where the harness refuses with the reason. Rows with a number have
+occurred in public; 'unseen' are kinds of defects for which no finding was written, 'late' are defects that
+begin after three correct steps. A cell in which nothing is wrong must raise none of them:
+`tests/traps/test_clean*.py` run every backend so.
+
+[The gallery](../reports/traps/README.md) has the reports of many of them. This page is generated from the
+tests' own lists; `pytest --update-golden` rewrites it.
+
+"""
+RUNS = "tests/traps/test_traps.py::test_a_planted_trap_is_named"
+ADAPTERS = "tests/adapters/test_traps.py::test_a_planted_mistake_is_named"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted:
+    """A mistake that a test of its own plants."""
+
+    name: str
+    what: str
+    finding: str
+    test: str
+
+
+NOT_RUN = "tests/backends/test_not_run.py::test_it_is_unsupported_with_its_name_and_version"
+ELSEWHERE = [
+    Planted(
+        name="T15 volume", what="replicas of a built-in backend never reduced over: bytes are missing",
+        finding="communication-differs",
+        test="tests/traps/test_traps.py::test_a_known_implementation_that_moves_other_bytes",
+    ),
+    Planted(
+        name="T17 volume", what="a built-in backend that synchronises in every micro-step",
+        finding="communication-differs",
+        test="tests/traps/test_traps.py::test_a_known_implementation_that_moves_other_bytes",
+    ),
+    Planted(
+        name="T19", what="a timer that stops before the device has finished",
+        finding="inconsistent-timing",
+        test="tests/traps/test_traps.py::test_T19_a_timer_that_stops_before_the_device_has_finished",
+    ),
+    Planted(
+        name="T20", what="a library's logger that synchronises every call of one backend",
+        finding="instrumented-timing",
+        test="tests/traps/test_traps.py::test_T20_a_logger_of_a_library_that_slows_one_backend",
+    ),
+    Planted(
+        name="T23", what="two jobs in one table", finding="several-jobs",
+        test="tests/traps/test_traps.py::test_T23_several_jobs_in_one_table_are_named_by_setting",
+    ),
+    Planted(
+        name="T25", what="steps that a loss scaler skipped", finding="skipped-steps",
+        test="tests/traps/test_traps.py::test_T25_steps_that_a_loss_scaler_skipped_are_counted",
+    ),
+    Planted(
+        name="T26 ZenFlow", what="DeepSpeed's ZenFlow asked for by its option", finding="unsupported",
+        test=NOT_RUN,
+    ),
+    Planted(
+        name="T30", what="8-bit AdamW on flat partitions that are no multiple of 256 elements",
+        finding="low-bit-states-wide",
+        test="tests/axes/test_low_bit.py::test_trap_30_what_a_rank_updates_is_no_multiple_of_a_block",
+    ),
+    Planted(
+        name="T36", what="NVMe offload of tensors below 1 MiB, which swaps nothing", finding="unsupported",
+        test=NOT_RUN,
+    ),
+]  # fmt: skip
+
+
+def rows() -> list[list[str]]:
+    """Of each mistake its name, what was done, ranks, precision, finding and test, in order of names."""
+    found = [_row(trap, RUNS) for trap in (*TRAPS, *DIVIDED, *LIBRARIES)]
+    found += [_row(trap, ADAPTERS) for trap in ADAPTED]
+    found += [[p.name, p.what, "", "", f"`{p.finding}`", f"`{p.test}`"] for p in ELSEWHERE]
+    return sorted(found, key=lambda row: (not row[0].startswith("T"), row[0]))
+
+
+def _row(trap: Trap, test: str) -> list[str]:
+    precision = "bf16-mixed" if BF16 in trap.settings else "fp32"
+    return [trap.name, trap.what, str(trap.world_size), precision, f"`{trap.finding}`", f"`{test}`"]
+
+
+def page() -> str:
+    """The page in Markdown."""
+    headers = ("trap", "what was done", "ranks", "precision", "finding", "test")
+    table = tabulate(rows(), headers=headers, tablefmt="pipe", disable_numparse=True)
+    return f"{HEAD}{len(rows())} mistakes are planted:\n\n{table}\n"

@@ -1,0 +1,27 @@
+"""docs/traps.md lists the mistakes that tests plant, each with a finding and a test that exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.compare.findings.catalogue import kinds
+
+from .page import page, rows
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = ROOT / "docs" / "traps.md"
+
+
+def test_the_page_is_what_the_lists_give(update_golden: bool) -> None:
+    if update_golden:
+        DOCUMENT.write_text(page(), encoding="utf-8")
+    assert DOCUMENT.read_text(encoding="utf-8") == page()
+
+
+def test_every_mistake_has_a_name_of_its_own_a_finding_and_a_test_that_exist() -> None:
+    names = [row[0] for row in rows()]
+    assert sorted(set(names)) == sorted(names)
+    for *_, finding, test in rows():
+        file, _, function = test.strip("`").partition("::")
+        assert f"def {function}(" in (ROOT / file).read_text(encoding="utf-8")
+        assert finding.strip("`") in {"unsupported", *kinds()}
