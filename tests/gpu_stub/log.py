@@ -11,7 +11,9 @@ from typing import TypeAlias
 from harness.record import Record
 from tests.gpu_stub.ranks import COUNTING, MEMORY, NOT_COUNTING
 
-COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "send", "recv")
+COLLECTIVES = (
+    "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send", "recv",
+)  # fmt: skip
 BARRIER_BYTES = 4
 """ProcessGroupNCCL makes an all-reduce of one fp32 element of it."""
 POINT_TO_POINT = {"gather": ("send", "recv"), "scatter": ("recv", "send")}

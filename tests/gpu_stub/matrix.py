@@ -6,30 +6,41 @@ from harness.backends import registry
 from harness.compare.comparison import Comparison
 from harness.compare.findings.finding import Finding
 from harness.doctor.check import ABOUT_TIME
-from tests.built_in import PIPELINED, SEQUENCE, TENSOR
+from tests.built_in import SEQUENCE, strategy
 from tests.gpu_stub.machine import Machine
+from tests.traps.clean import LABELS
 
 PRECISIONS = ("fp32", "bf16-mixed", "fp16-mixed")
 RANKS = (2, 4)
 TRAINER_FSDP = ("trainer-fsdp", "trainer-fsdp1")
 HYBRID = ("fsdp-hybrid", "fsdp1-hybrid", "fsdp1-hybrid-grad-op")
-UNSUPPORTED = {
-    (label, 2): "hybrid sharding needs at least 2 replicas of at least 2 shards" for label in HYBRID
-}
-"""By label and number of ranks: how the reason begins. Nothing else may be unsupported."""
+CONTEXT = tuple(name for name in SEQUENCE if strategy(name).sequence == "ring")
+"""They divide a fused kernel of attention, which the stub has none of."""
+OTHER_STAGES = "GradScaler finds overflow in the gradients of its own stages only"
+OTHER_PARTS = "GradScaler's overflow flag is not reduced over tensor-parallel ranks"
+
+
+def unsupported(precision: str, nproc: int) -> dict[str, str]:
+    """By label: words of the reason. Nothing else may be unsupported."""
+    found = {}
+    if precision == "fp16-mixed":
+        found |= {LABELS["pp"]: OTHER_STAGES, LABELS["tp"]: OTHER_PARTS, "fsdp-tp": OTHER_PARTS}
+    if nproc == 2:
+        found |= dict.fromkeys(HYBRID, "hybrid sharding needs at least 2 replicas of at least 2 shards")
+        found["fsdp-tp"] = "shard 1 x tensor 2 leaves nothing to shard"
+    return found
 
 
 def labels(precision: str) -> list[str]:
     """Every built-in backend but the reference.
 
-    The stub has no fused attention, which ranks that divide samples need; pipelines were not tried on it.
     Trainer's FSDP cannot be told to reduce in fp32 (test_trainer.py): at a mixed precision it has a finding.
     """
     left_out = () if precision == "fp32" else TRAINER_FSDP
     return [
-        name
+        LABELS.get(name, name)
         for name, entry in registry.entries().items()
-        if name not in (registry.REFERENCE, *left_out, *SEQUENCE, *PIPELINED, *TENSOR)
+        if name not in (registry.REFERENCE, *left_out, *CONTEXT)
         and entry.target.startswith("harness.backends.")
     ]
 

@@ -18,7 +18,7 @@ from tests.gpu_stub.log import (
     told_memory,
 )
 from tests.gpu_stub.machine import Machine
-from tests.gpu_stub.matrix import RANKS, UNSUPPORTED, clean_comparison, findings, labels
+from tests.gpu_stub.matrix import RANKS, clean_comparison, findings, labels, unsupported
 
 pytestmark = pytest.mark.long(seconds=200)
 
@@ -34,8 +34,7 @@ def trained(comparison: Comparison) -> list[Row]:
     found = [row for row in of_ranks if row.record.status == "ok"]
     (nproc,) = {row.record.world.world_size for row in of_ranks}
     (precision,) = {row.record.job.training.precision for row in of_ranks}
-    can = {label for label in labels(precision) if (label, nproc) not in UNSUPPORTED}
-    assert {row.label for row in found} == can
+    assert {row.label for row in found} == set(labels(precision)) - unsupported(precision, nproc).keys()
     return found
 
 
@@ -52,11 +51,12 @@ class Clean:
     def test_every_backend_runs_unless_it_cannot_be(self, comparison: Comparison) -> None:
         (nproc,) = {row.record.world.world_size for row in comparison.rows} - {1}
         rows = {row.label: row.record for row in comparison.rows}
-        unsupported = {label: record for label, record in rows.items() if record.status == "unsupported"}
-        assert unsupported.keys() == {label for label, size in UNSUPPORTED if size == nproc}
-        for label, record in unsupported.items():
+        refused = {label: record for label, record in rows.items() if record.status == "unsupported"}
+        wanted = unsupported(self.precision, nproc)
+        assert refused.keys() == wanted.keys()
+        for label, record in refused.items():
             (reason,) = record.reasons
-            assert reason.startswith(UNSUPPORTED[label, nproc])
+            assert wanted[label] in reason
         failed = {label: r.error for label, r in rows.items() if r.status not in ("ok", "unsupported")}
         assert failed == {}
 

@@ -103,6 +103,23 @@ EXPORT ncclResult_t ncclAllGather(const void* from, void* to, size_t count, nccl
   });
 }
 
+EXPORT ncclResult_t ncclAlltoAll(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t with,
+                                 cudaStream_t) {
+  const size_t bytes = count * stub::element_bytes(type);
+  const ncclResult_t begun = begin("all_to_all", with, bytes * with->size);
+  if (begun) return begun;
+  for (int receiver = 0; receiver < with->size; receiver++)
+    in_pieces(bytes, [&](size_t at, size_t piece) {
+      std::memcpy(with->slot(with->rank), bytes_at(from, bytes * receiver + at), piece);
+      if (!with->meet()) return false;
+      if (receiver == with->rank)
+        for (int rank = 0; rank < with->size; rank++)
+          std::memcpy(bytes_at(to, bytes * rank + at), with->slot(rank), piece);
+      return with->meet();
+    });
+  return ncclSuccess;
+}
+
 EXPORT ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type,
                                       ncclRedOp_t operation, ncclComm_t with, cudaStream_t) {
   const size_t width = stub::element_bytes(type), bytes = count * width;
