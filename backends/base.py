@@ -55,6 +55,10 @@ class BackendOptions(TypedValues):
         """
         return Mesh.data_parallel(world_size)
 
+    def extensions(self) -> tuple[str, ...]:
+        """C++ extensions that the library compiles on first use, to be built before ranks start."""
+        return ()
+
 
 @dataclass(frozen=True, kw_only=True)
 class LossScale:
@@ -238,6 +242,10 @@ class Engine(Portable, ABC):
         Read from the live library. They lie on the device and are in nothing that `state_tensors` yields.
         """
         return {}
+
+    def file_bytes(self) -> int | None:
+        """Bytes of the files into which this rank's states are swapped; None: nothing is swapped."""
+        return None
 
     def close(self) -> None:
         """Release what the library holds; called once, after the last collective."""

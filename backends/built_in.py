@@ -156,7 +156,7 @@ ENTRIES = [
     _ulysses(2),
     _ulysses(3),
     _entry(
-        "pp", "pipeline.backend:PipelineBackend", "PipelineOptions",
+        "pp", "pipeline.backend:PipelineBackend", "pipeline_options:PipelineOptions",
         "pipeline parallel: stages of blocks under a schedule of torch.distributed.pipelining",
         StrategyKind(family="pipeline", sharding="pipeline"),
     ),

@@ -62,11 +62,6 @@ NOT_RUN = (
         "closed form here",
     ),
     NotRun(
-        label="zero3:offload=nvme", name="NVMe offload",
-        why="what lies in its swap files has no closed form here; it keeps tensors below 1 MiB per rank in "
-        "memory without saying so (MIN_AIO_BYTES), and its extension needs the headers of libaio",
-    ),
-    NotRun(
         label="zero3:offload=superoffload", name="SuperOffload",
         why="it asserts CUDA (superoffload_stage3.py), and was not run on a GPU here",
     ),

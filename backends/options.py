@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from harness.backends.base import BackendOptions, Preset
+from harness.backends.extensions import extensions
 from harness.backends.mesh import Mesh
-from harness.backends.unsupported import Unsupported
 
 Rotation = Literal["all-gather", "all-to-all"]
 
@@ -150,7 +150,13 @@ class ZeroOptions(BackendOptions):
     offload: Literal["none", "optimizer", "cpu", "nvme", "superoffload", "zenflow"] = Field(
         "none",
         description="optimizer: its states live in host memory; cpu: at stage 3 the weights too; "
-        "nvme, superoffload and zenflow are not run (harness backends says why)",
+        "nvme: at stage 3 the optimizer's states in files; superoffload and zenflow are not run (harness "
+        "backends says why)",
+    )
+    adam: Literal["deepspeed"] | None = Field(
+        None,
+        description="deepspeed: DeepSpeedCPUAdam, compiled on first use, updates the offloaded states; "
+        "default: the job's AdamW",
     )
     reduce_bucket_size: PositiveInt | None = Field(
         None, description="gradient elements reduced at once; default: by the preset"
@@ -177,6 +183,9 @@ class ZeroOptions(BackendOptions):
         "0.19.3 and later then clip at 1.0 whatever the job says",
     )
 
+    def extensions(self) -> tuple[str, ...]:
+        return extensions(self)
+
 
 class Zero12Options(ZeroOptions):
     """Stages 1 and 2's own setting of how gradients are reduced."""
@@ -186,6 +195,10 @@ class Zero12Options(ZeroOptions):
         description="false: each part of the gradients is reduced to the rank that keeps it, half the bytes "
         "of the all-reduce of all of them in more calls",
     )
+
+
+SUB_GROUP_ELEMENTS = 1_000_000_000
+"""DeepSpeed 0.19.8, `runtime/zero/config.py`, `sub_group_size`, in elements of the rank's pieces."""
 
 
 class Zero3Options(ZeroOptions):
@@ -205,6 +218,12 @@ class Zero3Options(ZeroOptions):
     )
     stage3_param_persistence_threshold: NonNegativeInt | None = Field(
         None, description="parameters up to this size stay gathered"
+    )
+    sub_group_size: PositiveInt | None = Field(
+        None, description="elements of a rank that are updated at once, at least; default: 1e9"
+    )
+    nvme_path: str | None = Field(
+        None, description="folder for the files of offload=nvme; default: the one for temporary files"
     )
     qwz: bool | None = Field(None, description="quantized weights of ZeRO++: not run")
     qgz: bool | None = Field(None, description="quantized gradients of ZeRO++: not run")
@@ -266,30 +285,3 @@ class Ulysses12Options(SequenceOptions, Zero12Options):
 
 class Ulysses3Options(SequenceOptions, Zero3Options):
     """Ulysses under stage 3."""
-
-
-class PipelineOptions(BackendOptions):
-    """Pipeline parallelism of torch.distributed.pipelining."""
-
-    schedule: Literal["1f1b", "gpipe", "interleaved"] = Field(
-        "1f1b",
-        description="1f1b: forward and backward passes alternate; gpipe: all forward passes first; "
-        "interleaved: as 1f1b, with several stages per rank",
-    )
-    stages: int | None = Field(
-        None, ge=2, description="ranks of one pipeline; default: all ranks. The others are data parallel"
-    )
-    micro_batches: PositiveInt | None = Field(
-        None,
-        description="parts into which a pipeline cuts the batch of a micro-step; default: as many as ranks",
-    )
-    stages_per_rank: int = Field(2, ge=2, description="stages that each rank holds, at schedule=interleaved")
-
-    def mesh(self, world_size: int) -> Mesh:
-        if world_size < 2:
-            raise Unsupported("a pipeline needs at least 2 ranks")
-        return Mesh.of(world_size, {"pipeline": self.stages or world_size, "data": None})
-
-    def stages_on(self, ranks: int) -> int:
-        """Stages of a pipeline over so many ranks."""
-        return ranks * (self.stages_per_rank if self.schedule == "interleaved" else 1)

@@ -10,6 +10,7 @@ from torch import nn
 
 from harness.backends.base import BuildModel, BuildOptimizer, Engine, SetupContext, Unsupported
 from harness.backends.blocks import parameter_count
+from harness.backends.extensions import runs_cpu_adam, swaps_into_files
 from harness.backends.zero import ZeroBackend, start_deepspeed
 from harness.backends.zero_engine import ZeroEngine
 
@@ -19,6 +20,18 @@ class PreparedZeroBackend(ZeroBackend):
 
     library: ClassVar[str]
     """The package that prepares the engine."""
+
+    def _unmet_adam(self) -> list[str]:
+        if not runs_cpu_adam(self.zero_options):
+            return []
+        return [
+            f"{self.library} is given the job's AdamW; adam=deepspeed runs under the native ZeRO backends"
+        ]
+
+    def _unmet_swapping(self) -> list[str]:
+        if not swaps_into_files(self.zero_options):
+            return []
+        return [f"offload=nvme runs under the native zero3, not through {self.library}"]
 
     @abstractmethod
     def _prepare(

@@ -22,13 +22,30 @@ from harness.backends.base import (
     World,
 )
 from harness.backends.blocks import block_classes, parameter_count
+from harness.backends.cpu_adam import cpu_adam
+from harness.backends.extension_builds import load_libaio, unmet_build
+from harness.backends.extensions import (
+    ASYNC_IO,
+    CPU_ADAM,
+    runs_cpu_adam,
+    swaps_into_files,
+    unmet_cpu_adam,
+    unmet_files,
+)
 from harness.backends.floating_inputs import refuse_batch_norm
 from harness.backends.hybrid import unmet_second_copy
 from harness.backends.loading import fill_zero3, reserve_parameters, this_device
 from harness.backends.model_source import ModelSource, model_source
 from harness.backends.not_run import reasons_not_run
-from harness.backends.options import ZeroOptions, gathers_blocks
+from harness.backends.options import SUB_GROUP_ELEMENTS, Zero3Options, ZeroOptions, gathers_blocks
 from harness.backends.precision import cast_parameters, compute_dtype
+from harness.backends.swapping import (
+    SwappingEngine,
+    require_aligned,
+    require_lockable,
+    sub_groups_of,
+    swap_folder,
+)
 from harness.backends.zero_config import zero_config
 from harness.backends.zero_engine import ZeroEngine, forget_dummy_step
 from harness.backends.zero_hooks import hooked_without_gather
@@ -54,8 +71,30 @@ class ZeroBackend(Backend):
             return ["ZeRO-Offload needs stage 1, 2 or 3; stage 0 has nothing to offload"]
         return [
             *reasons_not_run(self.zero_options.model_dump()),
+            *self._unmet_adam(),
+            *self._unmet_swapping(),
             *unmet_second_copy(world, self.zero_options),
         ]
+
+    def _unmet_adam(self) -> list[str]:
+        if not runs_cpu_adam(self.zero_options):
+            return []
+        return unmet_cpu_adam(self.zero_options) or unmet_build(CPU_ADAM)
+
+    def _unmet_swapping(self) -> list[str]:
+        if not swaps_into_files(self.zero_options):
+            return []
+        if self._engine_class() is not ZeroEngine:
+            return ["offload=nvme runs under the native zero3"]
+        return unmet_files(self.zero_options, self.stage) or unmet_build(ASYNC_IO)
+
+    def _optimizer(
+        self, build_optimizer: BuildOptimizer, model: nn.Module, precision: Precision
+    ) -> torch.optim.Optimizer:
+        optimizer = build_optimizer(model.named_parameters())
+        if not runs_cpu_adam(self.zero_options):
+            return optimizer
+        return cpu_adam(optimizer, fp32_states=precision != "bf16")
 
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
@@ -71,16 +110,30 @@ class ZeroBackend(Backend):
         if loading != "full":
             self._partition(deepspeed, model, source, config, context)
         groups = self._parallel_groups(deepspeed, model, context)
-        optimizer = build_optimizer(model.named_parameters())
+        optimizer = self._optimizer(build_optimizer, model, context.precision)
         # Stage 0 in low precision takes an optimizer step on zero gradients while it sets up: at
         # learning rate 0 that step moves nothing.
         for group in optimizer.param_groups:
             group["lr"] = 0.0
+        if swaps_into_files(self.zero_options):
+            self._prepare_files(config, optimizer, context.world)
         with hooked_without_gather(model) if loading != "full" else nullcontext():
             engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=groups)
         if self.stage == 0:
             forget_dummy_step(optimizer)
-        return self._engine_class()(engine, context, config, self.stage, count, loading)
+        engine_class = SwappingEngine if swaps_into_files(self.zero_options) else self._engine_class()
+        return engine_class(engine, context, config, self.stage, count, loading)
+
+    def _prepare_files(self, config: dict[str, Any], optimizer: torch.optim.Optimizer, world: World) -> None:
+        """Say where this rank's states lie. Raises Unsupported where they cannot."""
+        assert isinstance(self.zero_options, Zero3Options)
+        load_libaio()
+        size = self.zero_options.sub_group_size or SUB_GROUP_ELEMENTS
+        sub_groups = sub_groups_of(optimizer.param_groups, world.world_size, size)
+        require_lockable(sub_groups)
+        require_aligned(sub_groups)
+        folder = swap_folder(self.zero_options.nvme_path)
+        config["zero_optimization"]["offload_optimizer"]["nvme_path"] = str(folder)
 
     def _engine_class(self) -> type[ZeroEngine]:
         return ZeroEngine

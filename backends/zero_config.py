@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.backends.base import SetupContext, Unsupported
+from harness.backends.extensions import swaps_into_files
 from harness.backends.options import Zero3Options, Zero12Options, ZeroOptions
 from harness.backends.presets import BESIDE_ZERO_OPTIMIZATION, MULTI_RANK_BUCKET, Change, zero_changes
 
 GIVEN_AS_THEY_ARE = (
     "stage3_max_live_parameters", "stage3_prefetch_bucket_size", "stage3_max_reuse_distance",
     "stage3_param_persistence_threshold", "memory_efficient_linear",
+    "sub_group_size",
 )  # fmt: skip
 """Options that have DeepSpeed's own name and value."""
 
@@ -49,8 +51,8 @@ def zero_config(
         # DeepSpeed takes optimizers that it does not know only when asked; the harness judges the result.
         config["zero_allow_untested_optimizer"] = True
     if options.offload != "none":
-        # The client's AdamW stays in force; DeepSpeed would insist on its own CPUAdam.
-        config["zero_force_ds_cpu_optimizer"] = False
+        # DeepSpeed insists on its own CPUAdam unless told otherwise.
+        config["zero_force_ds_cpu_optimizer"] = options.adam == "deepspeed"
     return config
 
 
@@ -70,7 +72,8 @@ def _zero_optimization(
             settings[name] = value
     pinned = context.world.device == "cuda"
     if options.offload != "none":
-        settings["offload_optimizer"] = {"device": "cpu", "pin_memory": pinned}
+        device = "nvme" if swaps_into_files(options) else "cpu"
+        settings["offload_optimizer"] = {"device": device, "pin_memory": pinned}
     if options.offload == "cpu" and stage == 3:
         settings["offload_param"] = {"device": "cpu", "pin_memory": pinned}
     if isinstance(options, Zero12Options) and options.use_multi_rank_bucket_allreduce is not None:
@@ -114,7 +117,7 @@ def _precision(stage: int, options: ZeroOptions, context: SetupContext) -> dict[
                 }
             }
         case "bf16":
-            if stage == 0 or options.offload != "none":
+            if stage == 0 or (options.offload != "none" and options.adam is None):
                 raise Unsupported(_pure_bf16_reason(stage))
             return {
                 "bf16": {
@@ -138,5 +141,5 @@ def _pure_bf16_reason(stage: int) -> str:
         )
     return (
         f"{library} offloads an optimizer without fp32 masters only if it is its own DeepSpeedCPUAdam, "
-        "not the job's AdamW; use training.precision=bf16-mixed"
+        "not the job's AdamW; add adam=deepspeed or use training.precision=bf16-mixed"
     )

@@ -115,12 +115,12 @@ class ZeroEngine(Engine):
         frozen = frozen_dtype(self.engine.module)
         zero = self.engine._config.zero_config
         offload = [
-            kind
+            f"{kind} in files" if _device(setting) == "nvme" else kind
             for kind, setting in (
                 ("optimizer", zero.offload_optimizer),
                 ("weights", zero.offload_param),
             )
-            if setting is not None and str(getattr(setting.device, "value", setting.device)) != "none"
+            if _device(setting) != "none"
         ]
         return Effective(
             strategy=f"ZeRO stage {self.engine.zero_optimization_stage()}",
@@ -278,6 +278,11 @@ class ZeroEngine(Engine):
             for low_group, high_group in zip(low, high, strict=True)
             for parameter, master in zip(low_group, high_group, strict=True)
         }
+
+
+def _device(setting: Any) -> str:
+    """Of one of DeepSpeed's settings of offload."""
+    return "none" if setting is None else str(getattr(setting.device, "value", setting.device))
 
 
 def forget_dummy_step(optimizer: torch.optim.Optimizer) -> None:

@@ -28,7 +28,7 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
     Folders of this kind that belong to this user and whose processes are gone are removed first.
     """
     _remove_abandoned(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=_prefix(purpose)) as folder:
+    with tempfile.TemporaryDirectory(prefix=scratch_prefix(purpose)) as folder:
         yield Path(folder)
 
 
@@ -40,7 +40,8 @@ def process_namespace() -> str:
         return "0"
 
 
-def _prefix(purpose: str) -> str:
+def scratch_prefix(purpose: str) -> str:
+    """Of the name of a folder that belongs to this process."""
     return f"{PREFIX}{purpose}-{process_namespace()}-{os.getpid()}-"
 
 
@@ -72,7 +73,7 @@ def name_multiprocessing_folder() -> None:
         return
     _remove_abandoned(Path(place))
     before = tempfile.tempdir
-    folder = tempfile.mkdtemp(prefix=_prefix("mp"))
+    folder = tempfile.mkdtemp(prefix=scratch_prefix("mp"))
     tempfile.tempdir = folder
     try:
         chosen = util.get_temp_dir()

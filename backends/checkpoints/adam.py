@@ -21,7 +21,9 @@ def make_states(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor] |
     fused = any(group.get("fused") or group.get("capturable") for group in groups)
     for parameter in listed:
         state = optimizer.state[parameter]
-        if "step" not in state:
+        if "step" not in state and any("bias_correction" in group for group in groups):
+            state["step"] = 0  # DeepSpeedCPUAdam counts in plain numbers
+        elif "step" not in state:
             device = parameter.device if fused else torch.device("cpu")
             state["step"] = torch.zeros((), dtype=torch.float32, device=device)
         for name in MOMENTS:

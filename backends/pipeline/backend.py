@@ -23,10 +23,10 @@ from harness.backends.blocks import parameter_count
 from harness.backends.gradients import COUNTED_ELSEWHERE
 from harness.backends.loading import this_device
 from harness.backends.model_source import ModelSource, model_source
-from harness.backends.options import PipelineOptions
 from harness.backends.pipeline.cut import Cut, not_whole, why_not_cut
 from harness.backends.pipeline.engine import Pipeline, PipelineEngine
 from harness.backends.pipeline.stage_module import cut_stage, require_cuttable, stages_of_parameters
+from harness.backends.pipeline_options import PipelineOptions
 from harness.backends.torch_engine import Strategy
 
 

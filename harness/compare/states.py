@@ -20,6 +20,8 @@ class RankStates:
     measured: dict[str, int]
     expected: ModelStates | None
     """None: no closed form is known, no layout in the record, or the first step, before Adam's states."""
+    file_bytes: int | None = None
+    """What lies in files instead; None: nothing is swapped."""
 
     @property
     def measured_bytes(self) -> int:
@@ -38,6 +40,7 @@ def rank_states(record: Record) -> list[RankStates]:
                     step=moment.step,
                     measured=all_kinds(moment),
                     expected=expected_states(record, part.rank) if moment.step > 0 else None,
+                    file_bytes=moment.file_bytes,
                 )
             )
     return found

@@ -46,6 +46,8 @@ def run_cell(
         if refusal is not None:
             record = assemble_refused(directory, request, refusal)
         else:
+            for extension in registry.parse(cell.backend)[1].extensions():
+                launcher.build(extension)
             outcome = launcher.run(directory, request, on_event=on_event, port=port)
             record = assemble(directory, request, outcome)
     except Exception as error:  # whatever it is, this cell failed, and the others go on

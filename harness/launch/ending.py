@@ -38,6 +38,17 @@ def end_all(processes: Sequence[Any], started: float) -> None:
     kill_groups({process.pid for process in processes}, started)
 
 
+def end_asked(process: Any) -> None:
+    """Kill a process that was asked something. One that had others work clears up behind them first."""
+    with suppress(psutil.Error):
+        started = psutil.Process(process.pid).children(recursive=True)
+        for child in started:
+            with suppress(psutil.Error):
+                child.kill()
+        process.join(TERMINATION_SECONDS if started else 0.0)
+    process.kill()
+
+
 def kill_groups(groups: set[int], started: float) -> None:
     """Kill every process of these groups that began after `started`."""
     for process in psutil.process_iter():

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.errors import HarnessError, JobError
-from harness.launch.ending import end_all, kill_fork_server
-from harness.launch.rank_main import enter_check, enter_example, enter_rank, enter_trace
+from harness.launch.ending import end_all, end_asked, kill_fork_server
+from harness.launch.rank_main import enter_build, enter_check, enter_example, enter_rank, enter_trace
 from harness.launch.watch import Watch, ask_where
 from harness.run_directory.events import Event
 from harness.run_directory.outcome import Outcome
@@ -84,6 +84,13 @@ class LocalLauncher:
         example: dict[str, Any] = self._ask(enter_example, request, "reading the job's data")
         return example
 
+    def build(self, extension: str) -> None:
+        """Have a C++ extension compiled before ranks begin, which may take minutes.
+
+        Raises HarnessError if the compiler fails. Where it cannot be tried, ranks say why.
+        """
+        self._ask(enter_build, extension, f"compiling the extension {extension}")
+
     def _ask(self, target: Callable[[str, str, Connection], None], argument: str, what: str) -> Any:
         """The answer of another process."""
         ours, theirs = multiprocessing.Pipe(duplex=False)
@@ -103,7 +110,7 @@ class LocalLauncher:
                     f"{what} failed with exit code {process.exitcode}: {''.join(tail)}"
                 ) from error
             except KeyboardInterrupt:
-                process.kill()
+                end_asked(process)
                 raise
         process.join()
         if "error" in answer:

@@ -60,6 +60,17 @@ def enter_example(request: str, log: str, launcher: Connection) -> None:
     _answer(example, log, launcher)
 
 
+def enter_build(extension: str, log: str, launcher: Connection) -> None:
+    """Compile a C++ extension of a library: send why it cannot be."""
+
+    def built() -> Any:
+        from harness.backends.extension_builds import build
+
+        return build(extension)
+
+    _answer(built, log, launcher)
+
+
 def _answer(question: Callable[[], Any], log: str, launcher: Connection) -> None:
     """Send an answer or what is wrong, and leave."""
     _detach(log)

@@ -36,7 +36,8 @@ def why_memory_unknown(scenario: Scenario) -> str | None:
 
 
 def _without_course(scenario: Scenario) -> str | None:
-    if scenario.strategy.family in COURSES:
+    in_files = scenario.workload().offload == "nvme"
+    if scenario.strategy.family in COURSES and not in_files:
         return None
     return f"activations and speed under {scenario.label} are not predicted; model states and traffic are"
 

@@ -90,7 +90,7 @@ def predict_memory(scenario: Scenario, trace: Trace | None = None) -> MemoryPred
         ),
         overhead=tuple(device_overhead(scenario)),
         saved=_saved(profile, scenario),
-        host_bytes_per_node=_host_bytes(scenario),
+        host_bytes_per_node=host_bytes(scenario),
     )
 
 
@@ -122,7 +122,7 @@ def _saved(profile: ActivationProfile, scenario: Scenario) -> tuple[MemoryTerm, 
     )
 
 
-def _host_bytes(scenario: Scenario) -> int:
+def host_bytes(scenario: Scenario) -> int:
     """Of all ranks of a node: states that lie in host memory."""
     if scenario.torch_device == "cpu":
         return 0

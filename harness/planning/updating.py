@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.planning.constants import TimeConstants
 from harness.planning.time_term import TimeTerm
 from harness.planning.work import Work
+from harness.theory.host_link import host_link_bytes
 from harness.theory.optimizer_step import implementation
 
 ADAM_BYTES = {"foreach": 80, "for-loop": 80, "fused": 28}
@@ -54,17 +55,14 @@ def host_terms(work: Work, constants: TimeConstants) -> list[TimeTerm]:
     workload, elements = work.workload, work.host_elements
     if workload.offload == "none" or workload.device == "cpu":
         return []
-    update = elements * ADAM_BYTES["for-loop"] / constants.host_bytes_per_second
-    width, link = workload.compute_bytes, constants.host_link_bytes_per_second
-    moved = 2 * elements * width
-    if workload.offload == "cpu":
-        passes = 3 if workload.activation_checkpointing else 2
-        moved += elements * width * passes * workload.accumulation_steps
+    per_element = ADAM_BYTES[implementation(workload)]
+    update = elements * per_element / constants.host_bytes_per_second
+    moved, link = host_link_bytes(workload, elements), constants.host_link_bytes_per_second
     return [
         TimeTerm(
             name="optimizer step on the host",
             seconds=update,
-            formula=f"{ADAM_BYTES['for-loop']} bytes x elements that a rank updates / host memory",
+            formula=f"{per_element} bytes x elements that a rank updates / host memory",
             source="torch/optim/adamw.py, passes counted",
         ),
         TimeTerm(

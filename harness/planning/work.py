@@ -10,6 +10,7 @@ from harness.planning.geometry import Decoder, decoder
 from harness.planning.scenario import Scenario
 from harness.theory import fsdp, zero
 from harness.theory.families import collectives
+from harness.theory.host_link import host_elements
 from harness.theory.terms import (
     BACKWARD,
     FORWARD,
@@ -58,12 +59,15 @@ class Work:
     @cached_property
     def device_elements(self) -> float:
         """Elements that a rank updates on its device."""
-        return self._updated(host=False) + (self.host_elements if self.workload.device == "cpu" else 0)
+        terms = self.scenario.states.terms
+        moments = sum(t.bytes for t in terms if t.kind == "optimizer" and not (t.host or t.extra))
+        on_device = moments / (2 * self.workload.master_bytes)
+        return on_device + (self.host_elements if self.workload.device == "cpu" else 0)
 
     @cached_property
     def host_elements(self) -> float:
         """Elements that a rank updates on the host."""
-        return self._updated(host=True)
+        return host_elements(self.workload, self.scenario.states)
 
     @cached_property
     def updated_tensors(self) -> int:
@@ -71,11 +75,6 @@ class Work:
         layout = self.workload.layout
         flat = self.workload.strategy.family in ("zero12", "zero3")
         return len(layout.groups()) if flat else len(layout.parameters)
-
-    def _updated(self, *, host: bool) -> float:
-        terms = self.scenario.states.terms
-        moments = sum(t.bytes for t in terms if t.kind == "optimizer" and t.host == host and not t.extra)
-        return moments / (2 * self.workload.master_bytes)
 
     @cached_property
     def collectives(self) -> tuple[tuple[Collective, ...], str]:

@@ -14,11 +14,11 @@ ADAM_STEP_BYTES = 4
 
 
 def step_counters(count: int, workload: Workload) -> Term:
-    """Adam's counters of steps, one per tensor that it updates."""
+    """Adam's counters of steps, one per tensor that it updates; DeepSpeedCPUAdam has plain numbers."""
     return Term(
         kind="optimizer",
         name="Adam's step counters",
-        bytes=ADAM_STEP_BYTES * count,
+        bytes=0 if workload.options.get("adam") == "deepspeed" else ADAM_STEP_BYTES * count,
         host=workload.optimizer_implementation != "fused" or workload.offloads_optimizer,
         extra=True,
     )

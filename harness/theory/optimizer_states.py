@@ -40,7 +40,8 @@ def with_optimizer(workload: Workload, expected: ModelStates) -> ModelStates:
             optimizer("scales of their blocks", SCALE_BYTES * blocks, extra=True),
             optimizer("tables of their values", TABLE_BYTES * len(low), extra=True),
             optimizer(WIDE, wide * workload.master_bytes),
-        ]
+        ],
+        expected.files,
     )
 
 

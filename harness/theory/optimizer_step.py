@@ -44,6 +44,8 @@ def implementation(workload: Workload) -> Implementation:
     torch 2.13, `optim/optimizer.py`, `_default_to_fused_or_foreach`: the CPU is not among the devices for
     which it chooses foreach, and it never chooses fused.
     """
+    if workload.options.get("adam") == "deepspeed":
+        return "fused"  # DeepSpeedCPUAdam: one C++ kernel, without temporaries
     if workload.optimizer_implementation != "default":
         return workload.optimizer_implementation
     return "foreach" if workload.device == "cuda" and not workload.offloads_optimizer else "for-loop"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.backends.options import PipelineOptions
 from harness.backends.pipeline.cut import Cut, why_not_cut
+from harness.backends.pipeline_options import PipelineOptions
 from harness.theory.bubble import bubble_share
 from harness.theory.checkpoint import with_pickled_plans
 from harness.theory.common_states import ADAM_MOMENTS, buffer_terms, step_counters

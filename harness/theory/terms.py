@@ -76,6 +76,8 @@ class ModelStates:
 
     terms: tuple[Term, ...]
     """Parts of the model states."""
+    files: tuple[Term, ...] = ()
+    """Parts that lie in files instead."""
 
     def kinds(self, *, host: bool | None = None) -> dict[str, int]:
         """Bytes by kind; `host` True or False: only what lies there or on the device."""
@@ -86,14 +88,20 @@ class ModelStates:
         return sums
 
     @property
+    def file_bytes(self) -> int:
+        return sum(term.bytes for term in self.files)
+
+    @property
     def model_state_bytes(self) -> int:
         kinds = self.kinds()
         return sum(kinds.get(kind, 0) for kind in STATE_KINDS)
 
 
-def states(terms: Sequence[Term]) -> ModelStates:
+def states(terms: Sequence[Term], files: Sequence[Term] = ()) -> ModelStates:
     """Collect terms; those of no bytes are left out."""
-    return ModelStates(terms=tuple(term for term in terms if term.bytes))
+    return ModelStates(
+        terms=tuple(term for term in terms if term.bytes), files=tuple(term for term in files if term.bytes)
+    )
 
 
 def merged(terms: Iterable[Term]) -> list[Term]:

@@ -74,7 +74,14 @@ SECOND_COPY = ["zero3:hpz=2", "fsdp:reshard=2"]
 """Nor from which copy; they need two groups of two ranks."""
 
 
-@pytest.mark.parametrize("name", [*runnable(), *PREFETCH, *SECOND_COPY])
+CPU_ADAM = [
+    pytest.param(label, marks=pytest.mark.exhaustive)
+    for label in ("zero2:offload=optimizer,adam=deepspeed", "zero3:offload=cpu,adam=deepspeed")
+]
+"""Nor which Adam updates: DeepSpeed's, whose extension is compiled once, for a minute or more."""
+
+
+@pytest.mark.parametrize("name", [*runnable(), *PREFETCH, *SECOND_COPY, *CPU_ADAM])
 def test_backend_trains_as_one_process_does(name, reference, tmp_path, contract_table) -> None:
     size = 4 if name in (*HYBRID, *SECOND_COPY) else 2
     found = []

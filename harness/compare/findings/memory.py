@@ -21,6 +21,8 @@ STATES_TOLERANCE = 1e-3
 """Relative to the closed form. The forms are exact; this leaves room for a library's next version."""
 GROWTH_BYTES = 1024
 """Per step at every moment; libraries move scalars and events of a few bytes."""
+FILES = "swapped states"
+"""Kind of what lies in files."""
 IMBALANCE = 0.1
 """(largest - smallest) / mean over ranks. Padding of a model worth sharding is far below it."""
 
@@ -76,8 +78,10 @@ def _differs(row: Row) -> Finding | None:
         if states.expected is None:
             continue
         expected = states.expected.kinds()
-        for kind in STATE_KINDS:
-            measured, form = states.measured.get(kind, 0), expected.get(kind, 0)
+        measured_kinds = states.measured | {FILES: states.file_bytes or 0}
+        expected[FILES] = states.expected.file_bytes
+        for kind in (*STATE_KINDS, FILES):
+            measured, form = measured_kinds.get(kind, 0), expected.get(kind, 0)
             if abs(measured - form) > STATES_TOLERANCE * form:
                 found.append(
                     {"rank": states.rank, "kind": kind, "measured_bytes": measured, "expected_bytes": form}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.hybrid import shard_size
-from harness.backends.options import PipelineOptions
+from harness.backends.pipeline_options import PipelineOptions
 from harness.backends.tensor_plan import why_not_cut
 from harness.batch import batch_layout, layout_over, with_global_batch
 from harness.cells import canonical_label

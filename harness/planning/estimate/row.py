@@ -8,7 +8,7 @@ from harness.errors import HarnessError
 from harness.planning.coverage import why_memory_unknown
 from harness.planning.estimate.question import Candidate, Question, candidates
 from harness.planning.estimate.traffic import TrafficLine, communication_dtypes, step_traffic
-from harness.planning.memory import MemoryPrediction, predict_memory
+from harness.planning.memory import MemoryPrediction, host_bytes, predict_memory
 from harness.planning.scenario import Scenario
 from harness.planning.speed import (
     SpeedPrediction,
@@ -118,6 +118,14 @@ class EstimateRow:
         on_host = self.scenario.torch_device == "cpu"
         by_kind = self.states.kinds() if on_host else self.states.kinds(host=False)
         return sum(by_kind.get(kind, 0) for kind in kinds)
+
+    @property
+    def swapped_per_node(self) -> tuple[int, int] | None:
+        """Bytes in files, and in host memory, of all ranks of a node; None: nothing lies in files."""
+        if self.states is None or self.scenario is None or not self.states.files:
+            return None
+        ranks = min(self.scenario.ranks_per_node, self.scenario.world_size)
+        return self.states.file_bytes * ranks, host_bytes(self.scenario)
 
     def most_bytes(self, kind: str) -> int | None:
         """The most of a kind at any of the three moments."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from harness.backends.base import BackendOptions, Precision, World
+from harness.backends.extensions import runs_cpu_adam, unmet_cpu_adam, unmet_files
 from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
 from harness.backends.not_run import reasons_not_run
-from harness.backends.options import PipelineOptions
 from harness.backends.pipeline.cut import PIPELINED_MODELS, not_whole, why_not_cut
+from harness.backends.pipeline_options import PipelineOptions
 from harness.backends.strategy import StrategyKind
 from harness.backends.unsupported import Unsupported
 from harness.planning.model import PlannedModel
@@ -27,10 +28,15 @@ def why_unsupported(
         unmet = unmet_hybrid(world, getattr(options, "shard_size", None))
         if unmet:
             return unmet[0]
-    if unmet := [*reasons_not_run(options.model_dump()), *unmet_second_copy(world, options)]:
+    if unmet := [
+        *reasons_not_run(options.model_dump()),
+        *unmet_second_copy(world, options),
+        *unmet_cpu_adam(options),
+        *unmet_files(options, strategy.zero_stage or 0),
+    ]:
         return unmet[0]
     if strategy.zero_stage is not None:
-        return _zero(strategy.zero_stage, precision, offload=offload)
+        return _zero(strategy.zero_stage, precision, offload=offload, own_adam=runs_cpu_adam(options))
     if world.device == "cpu" and strategy.through_accelerate and strategy.family != "ddp":
         return "accelerate ignores an FSDP plugin without an accelerator"
     if world.device == "cpu" and strategy.family == "fsdp1" and offload:
@@ -40,12 +46,12 @@ def why_unsupported(
     return None
 
 
-def _zero(stage: int, precision: Precision, *, offload: bool) -> str | None:
+def _zero(stage: int, precision: Precision, *, offload: bool, own_adam: bool) -> str | None:
     if stage == 0 and offload:
         return "stage 0 has nothing to offload"
     if precision == "bf16" and stage == 0:
         return "DeepSpeed always keeps fp32 masters at stage 0"
-    if precision == "bf16" and offload:
+    if precision == "bf16" and offload and not own_adam:
         return "DeepSpeed offloads an optimizer without fp32 masters only if it is its own"
     return None
 

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from harness.backends import registry
 from harness.backends.entry import Entry
+from harness.backends.hybrid import SECOND_COPY
 from harness.backends.not_run import reasons_not_run
 from harness.backends.strategy import StrategyKind
 
@@ -59,16 +60,32 @@ def distinct_backends() -> tuple[list[Entry], dict[str, str]]:
 
 
 def variants(entry: Entry, gpus: int, gpus_per_node: int) -> Iterator[Variant]:
-    """A backend with each of its offloads and shard groups that the world allows."""
+    """A backend with each of its offloads and groups of ranks that the world allows.
+
+    A second copy of the weights is tried within a node only: what crosses its links is gathered once.
+    """
     strategy = entry.strategy
     assert strategy is not None
     for size in _shard_sizes(gpus, gpus_per_node) if strategy.facts.has_replicas else [None]:
         for offload in _offloads(entry):
-            given = {"offload": None if offload == "none" else offload, "shard_size": size}
-            text = ",".join(f"{key}={value}" for key, value in given.items() if value is not None)
-            label = registry.canonical_label(f"{entry.name}:{text}" if text else entry.name)
-            options = registry.parse(label)[1].model_dump(mode="json")
-            yield Variant(label=label, strategy=strategy, options=options, shard_size=size)
+            yield _variant(entry, offload=None if offload == "none" else offload, shard_size=size)
+    for option in _second_copies(entry) if gpus > gpus_per_node and gpus % gpus_per_node == 0 else ():
+        yield _variant(entry, **{option: gpus_per_node})
+
+
+def _variant(entry: Entry, **given: str | int | None) -> Variant:
+    assert entry.strategy is not None
+    text = ",".join(f"{key}={value}" for key, value in given.items() if value is not None)
+    label = registry.canonical_label(f"{entry.name}:{text}" if text else entry.name)
+    options = registry.parse(label)[1].model_dump(mode="json")
+    return Variant(
+        label=label, strategy=entry.strategy, options=options, shard_size=options.get("shard_size")
+    )
+
+
+def _second_copies(entry: Entry) -> list[str]:
+    """Options that keep a second copy of the weights within a node."""
+    return [name for name in SECOND_COPY if name in entry.options_class().model_fields]
 
 
 def _kind(strategy: StrategyKind) -> object:
@@ -85,7 +102,8 @@ def _shard_sizes(gpus: int, gpus_per_node: int) -> list[int]:
 def _offloads(entry: Entry) -> list[str]:
     field = entry.options_class().model_fields.get("offload")
     offered = [str(value) for value in get_args(field.annotation)] if field else ["none"]
-    offered = [value for value in offered if not reasons_not_run({"offload": value})]
+    # How fast a disk is that NVMe offload would use, no question says.
+    offered = [v for v in offered if v != "nvme" and not reasons_not_run({"offload": v})]
     strategy = entry.strategy
     # Below stage 3 DeepSpeed keeps weights on the device in either case.
     below_stage_3 = strategy is not None and strategy.zero_stage in (1, 2)

@@ -29,6 +29,7 @@ FIGURES: tuple[tuple[str, str, str, Callable[[MemoryPart], int | None]], ...] = 
         lambda m: m.device_used_bytes,
     ),
     ("pinned", "pinned", "page-locked host memory that torch allocated", lambda m: m.pinned_bytes),
+    ("file", "files", "into which states are swapped", lambda m: m.file_bytes),
     (
         "host_resident",
         "resident",

@@ -88,4 +88,4 @@ def _terms(group: Repeats) -> list[list[Any]]:
     return [
         [*group.cell, term.kind, term.name, term.bytes, "host" if term.host else "device"]
         for term in held.expected.terms
-    ]
+    ] + [[*group.cell, term.kind, term.name, term.bytes, "files"] for term in held.expected.files]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from harness.theory.common_states import ADAM_MOMENTS, FROZEN, buffer_terms, step_counters
 from harness.theory.dtypes import DTYPE_BYTES
-from harness.theory.layout import ceil_to
+from harness.theory.layout import Tensor, ceil_to
 from harness.theory.terms import ModelStates, Share, Term, merged, states
 from harness.theory.workload import Workload
 from harness.theory.zero import (
@@ -15,12 +17,11 @@ from harness.theory.zero import (
     reduce_dtype,
 )
 from harness.theory.zero3.fetching import fetching
+from harness.theory.zero3.swapping import buffers, files, in_memory, piece_elements, sub_groups_of
 
 SECOND_COPY = "second copy within a group of ranks (hpZ)"
 SECOND_COPY_PADDING = "padding of the second copy"
 REDUCTION_BUCKET = "persistent reduction bucket"
-SUB_GROUP_ELEMENTS = 1_000_000_000
-"""DeepSpeed 0.19.8, `runtime/zero/config.py`, `sub_group_size`, in elements of the rank's pieces."""
 
 
 def model_states(workload: Workload) -> ModelStates:
@@ -32,15 +33,15 @@ def model_states(workload: Workload) -> ModelStates:
     agree); `_setup_for_real_optimizer` keeps a gradient of every piece, in the dtype in which micro-steps add
     up, and one reduction bucket for good.
     With the optimizer offloaded, `initialize_optimizer_states` keeps a second gradient on the host.
-    Parameters up to the persistence threshold stay gathered.
+    Offloaded to NVMe, states of large sub-groups lie in files. Parameters up to the persistence threshold
+    stay gathered.
     """
-    width, trained, ranks = workload.compute_bytes, workload.master_bytes, workload.world_size
+    width, trained = workload.compute_bytes, workload.master_bytes
     accumulated = gradient_accumulation_bytes(workload)
     offload = workload.offload != "none"
-    pieces = sum(-(-parameter.numel // ranks) for parameter in workload.layout.trained)
-    own = sum(_own(parameter.numel, ranks, workload.rank) for parameter in workload.layout.trained)
     pad = "padding of each parameter to N pieces"
-    cut = Share(own=own, padding=pieces - own, padding_name=pad)
+    cut = _share(workload, workload.layout.trained, pad)
+    kept = _share(workload, in_memory(workload), pad)
     fp32 = workload.precision == "fp32"
     masters = f"{SECOND_FP32_COPY} of own pieces" if fp32 else "masters of own pieces"
     return states(
@@ -50,19 +51,21 @@ def model_states(workload: Workload) -> ModelStates:
             *_second_copy(workload),
             Term(kind="gathered", name="parameters below the persistence threshold",
                  bytes=_persistent_elements(workload) * width, extra=True),
-            *cut.terms("masters", masters, trained, host=offload, extra=fp32),
-            Term(kind="gradients", name="own pieces", bytes=own * width, host=offload),
-            Term(kind="gradients", name=FP32_SURPLUS, bytes=own * (accumulated - width), host=offload,
+            *kept.terms("masters", masters, trained, host=offload, extra=fp32),
+            Term(kind="gradients", name="own pieces", bytes=cut.own * width, host=offload),
+            Term(kind="gradients", name=FP32_SURPLUS, bytes=cut.own * (accumulated - width), host=offload,
                  extra=True),
-            Term(kind="gradients", name=pad, bytes=(pieces - own) * accumulated, host=offload, extra=True),
+            Term(kind="gradients", name=pad, bytes=cut.padding * accumulated, host=offload, extra=True),
             Term(kind="gradients", name="second gradient for the offloaded optimizer",
-                 bytes=pieces * trained if offload else 0, host=True, extra=True),
-            *cut.terms("optimizer", "Adam's moments of own pieces", ADAM_MOMENTS * trained, host=offload),
+                 bytes=(kept.own + kept.padding) * trained if offload else 0, host=True, extra=True),
+            *kept.terms("optimizer", "Adam's moments of own pieces", ADAM_MOMENTS * trained, host=offload),
             step_counters(sub_groups(workload), workload),
             Term(kind="communication", name=REDUCTION_BUCKET,
                  bytes=bucket_elements(workload) * DTYPE_BYTES[reduce_dtype(workload)], extra=True),
+            *buffers(workload),
             *buffer_terms(workload),
-        ]
+        ],
+        files(workload),
     )  # fmt: skip
 
 
@@ -96,6 +99,13 @@ def _second_copy(workload: Workload) -> list[Term]:
     return merged(found)
 
 
+def _share(workload: Workload, parameters: Iterable[Tensor], padding_name: str) -> Share:
+    """One rank's pieces of some parameters."""
+    listed = list(parameters)
+    own = sum(_own(parameter.numel, workload.world_size, workload.rank) for parameter in listed)
+    return Share(own=own, padding=piece_elements(workload, listed) - own, padding_name=padding_name)
+
+
 def _own(count: int, ranks: int, rank: int) -> int:
     piece = -(-count // ranks)
     return max(0, min(count - piece * rank, piece))
@@ -117,15 +127,5 @@ def sub_groups(workload: Workload) -> int:
 
 def updated_tensors(workload: Workload) -> list[list[int]]:
     """Elements of each sub-group, padding included: one flat tensor that is stepped by itself
-    (`_optimizer_step`). `_create_fp16_sub_groups` closes one at the size."""
-    sizes: list[list[int]] = []
-    for group in workload.layout.groups():
-        held = 0
-        for parameter in group:
-            held += -(-parameter.numel // workload.world_size)
-            if held >= SUB_GROUP_ELEMENTS:
-                sizes.append([held])
-                held = 0
-        if held:
-            sizes.append([held])
-    return sizes
+    (`_optimizer_step`)."""
+    return [[piece_elements(workload, group)] for group in sub_groups_of(workload)]

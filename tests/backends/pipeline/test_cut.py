@@ -3,8 +3,8 @@
 import pytest
 
 from harness.backends.mesh import Mesh
-from harness.backends.options import PipelineOptions
 from harness.backends.pipeline.cut import Cut, why_not_cut
+from harness.backends.pipeline_options import PipelineOptions
 from harness.backends.unsupported import Unsupported
 
 BLOCKS = tuple(f"model.layers.{index}" for index in range(5))

@@ -26,6 +26,12 @@ def test_offload_is_tried_where_it_differs() -> None:
     assert labels("fsdp", 8) == ["fsdp", "fsdp:offload=cpu"]
 
 
+def test_a_second_copy_within_a_node_is_tried_on_several_nodes() -> None:
+    assert labels("zero3", 16)[-1] == "zero3:hpz=8"
+    assert labels("fsdp", 16)[-1] == "fsdp:reshard=8"
+    assert labels("fsdp", 12)[-1] == "fsdp:offload=cpu"
+
+
 @pytest.mark.parametrize(
     ("gpus", "sizes"), [(64, [8, 16, 32]), (16, [8]), (8, [4]), (24, [8]), (4, [2]), (2, []), (1, [])]
 )

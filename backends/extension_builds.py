@@ -1,0 +1,119 @@
+"""C++ extensions that DeepSpeed compiles on first use, and locks that killed builds leave. torch 2.13."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.backends.extensions import ASYNC_IO, CPU_ADAM, PIN_MEMORY
+
+QUIET_SECONDS = 120
+"""A folder in which a file changed since may be a build on another machine that shares it."""
+TOOLS = ("ninja", "c++")
+LOADED_FIRST = {ASYNC_IO: (PIN_MEMORY,)}
+LIBRARY = "libaio.so.1"
+HEADER = "libaio.h"
+INSTALL = (
+    "install libaio-dev (Debian, Ubuntu) or libaio-devel (Fedora), or name its folders in CPATH, "
+    "LIBRARY_PATH and LD_LIBRARY_PATH"
+)
+BUILDERS = {CPU_ADAM: "CPUAdamBuilder", ASYNC_IO: "AsyncIOBuilder"}
+"""Classes of `deepspeed.ops.op_builder` by the extension's name."""
+
+
+def build(name: str) -> list[str]:
+    """Compile extension `name` unless it is there; why it cannot be, empty: it can be loaded.
+
+    A build takes the lock, and its processes, with it where it ends by an exception.
+    """
+    if reasons := unmet_build(name):
+        return reasons
+    from deepspeed.ops import op_builder
+
+    getattr(op_builder, BUILDERS[name])().load(verbose=False)
+    return []
+
+
+def unmet_build(name: str) -> list[str]:
+    """Why extension `name` could not be compiled and loaded here; empty: it could, or it is there already."""
+    needed = (*LOADED_FIRST.get(name, ()), name)
+    if unmet := [reason for each in needed for reason in _unmet_lock(each)]:
+        return unmet
+    if name == ASYNC_IO and (unmet := _unmet_libaio()):
+        return unmet
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    return [f"DeepSpeed compiles its extension {name} with {' and '.join(missing)}, not found here"] * bool(
+        missing
+    )
+
+
+def _unmet_lock(name: str) -> list[str]:
+    lock = build_folder(name) / "lock"
+    if (age := abandoned_seconds(lock)) is None:
+        return []
+    return [
+        f"{lock} is {_duration(age)} old and no process holds it: a build of DeepSpeed's extension {name} "
+        "was killed, and every later one waits for this file without end; remove it"
+    ]
+
+
+def _unmet_libaio() -> list[str]:
+    try:
+        load_libaio()
+    except OSError as error:
+        return [f"DeepSpeed's extension {ASYNC_IO} needs libaio, which cannot be loaded ({error}): {INSTALL}"]
+    given = [folder for folder in os.environ.get("CPATH", "").split(os.pathsep) if folder]
+    folders = [*given, "/usr/include", "/usr/local/include"]
+    built = (build_folder(ASYNC_IO) / f"{ASYNC_IO}.so").exists()
+    if built or any((Path(folder) / HEADER).exists() for folder in folders):
+        return []
+    return [f"DeepSpeed compiles its extension {ASYNC_IO} with {HEADER}, not found here: {INSTALL}"]
+
+
+def load_libaio() -> None:
+    """Make its symbols known: DeepSpeed does not link them into its extension where there is no CUDA
+    (`AsyncIOBuilder.extra_ldflags`). Raises OSError."""
+    ctypes.CDLL(LIBRARY, mode=ctypes.RTLD_GLOBAL)
+
+
+def build_folder(name: str) -> Path:
+    """Where `torch.utils.cpp_extension.load` builds an extension (`_get_build_directory`)."""
+    from torch.utils import cpp_extension
+
+    return Path(cpp_extension._get_build_directory(name, verbose=False))
+
+
+def abandoned_seconds(lock: Path) -> float | None:
+    """Age of a lock that no build holds; None: there is none, or a build may hold it.
+
+    A builder keeps the file open until it removes it (`FileBaton`, torch/utils/file_baton.py).
+    """
+    try:
+        # The folder's own time changes as its builder, perhaps on another machine, writes new files.
+        changed = max(path.stat().st_mtime for path in (lock.parent, *lock.parent.iterdir()))
+        age = time.time() - lock.stat().st_mtime
+    except OSError:
+        return None
+    if time.time() - changed < QUIET_SECONDS or lock.resolve() in set(_open_files("lock")):
+        return None
+    return age
+
+
+def _open_files(name: str) -> Iterator[Path]:
+    """Files of this name that processes of this machine hold open, as far as this one may look."""
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            path = Path(os.readlink(descriptor))
+        except OSError:
+            continue
+        if path.name == name:
+            yield path.resolve()
+
+
+def _duration(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"

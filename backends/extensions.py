@@ -1,0 +1,43 @@
+"""Which options have DeepSpeed compile C++ extensions. Importable without torch and DeepSpeed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.backends.base import BackendOptions
+
+CPU_ADAM = "cpu_adam"
+ASYNC_IO = "async_io"
+PIN_MEMORY = "pin_memory"
+"""`async_io` compiles and loads it first."""
+
+
+def runs_cpu_adam(options: BackendOptions) -> bool:
+    """Whether DeepSpeed's Adam replaces the job's."""
+    return getattr(options, "adam", None) == "deepspeed"
+
+
+def swaps_into_files(options: BackendOptions) -> bool:
+    """Whether optimizer states lie in files between updates."""
+    return getattr(options, "offload", "none") == "nvme"
+
+
+def unmet_files(options: BackendOptions, stage: int) -> list[str]:
+    """Why a stage cannot swap its optimizer states into files; empty: it can."""
+    if not swaps_into_files(options) or stage == 3:
+        return []
+    return [f"DeepSpeed offloads to NVMe at stage 3 only, not {stage}; use offload=optimizer"]
+
+
+def extensions(options: BackendOptions) -> tuple[str, ...]:
+    """Names, in the order in which they are to be compiled."""
+    adam = (CPU_ADAM,) if runs_cpu_adam(options) and not unmet_cpu_adam(options) else ()
+    return (*adam, *((ASYNC_IO,) if swaps_into_files(options) else ()))
+
+
+def unmet_cpu_adam(options: BackendOptions) -> list[str]:
+    """Why the options leave DeepSpeed's Adam nothing to do; empty: they do not."""
+    if not runs_cpu_adam(options) or getattr(options, "offload", "none") != "none":
+        return []
+    return ["adam=deepspeed updates states in host memory: it needs offload=optimizer, cpu or nvme"]

@@ -1,0 +1,140 @@
+"""ZeRO-Infinity's optimizer states in files: folders, limits, and where its tensors are then.
+
+DeepSpeed 0.19, `runtime/swap_tensor`.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from harness.backends.base import TensorKind
+from harness.backends.piece import Piece, Progress
+from harness.backends.unsupported import Unsupported
+from harness.backends.zero_engine import ZeroEngine
+from harness.backends.zero_kept import tensors_in
+from harness.scratch import scratch_prefix
+
+BUFFERS = 4
+"""`buffer_count`: a sub-group's masters, both moments and gradients are in memory while it is updated."""
+MASTER_BYTES = 4
+LEAST_BYTES = 1024**2
+"""`MIN_AIO_BYTES` (utils.py): smaller tensors stay in memory."""
+ALIGNMENT_BYTES = 512
+"""`O_DIRECT_ALIGNMENT` (csrc/aio/py_lib/deepspeed_py_io_handle.cpp)."""
+
+SubGroups = list[list[int]]
+
+
+def swap_folder(place: str | None) -> Path:
+    """A new folder for this rank's files below `place`, or below the one for temporary files.
+
+    Raises Unsupported where it cannot be made.
+    """
+    try:
+        return Path(tempfile.mkdtemp(prefix=scratch_prefix("nvme"), dir=place))
+    except OSError as error:
+        raise Unsupported(f"nvme_path={place} cannot be written: {error.strerror}") from error
+
+
+def require_lockable(sub_groups: SubGroups) -> None:
+    """Raise Unsupported if the swapper's buffers exceed what this process may lock in memory.
+
+    `ds_page_aligned_alloc` (csrc/pin_memory) returns a null pointer then, and the rank would crash.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    needed = BUFFERS * MASTER_BYTES * max(map(sum, sub_groups), default=0)
+    if os.geteuid() == 0 or soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    raise Unsupported(
+        f"NVMe offload locks {needed:,} bytes of memory for its buffers, this process may lock {soft:,}; "
+        "raise `ulimit -l` or give a smaller sub_group_size"
+    )
+
+
+def require_aligned(sub_groups: SubGroups) -> None:
+    """Raise Unsupported if DeepSpeed would read gradients to where direct I/O cannot.
+
+    Each swapped gradient is read to its place in the sub-group (`_swap_in_pinned_gradients`). At an address
+    that is not aligned the read fails, and nobody looks at its result (`_do_io_complete`, csrc/aio): the
+    optimizer takes what was in the buffer before for gradients.
+    """
+    for pieces in sub_groups:
+        begins = (MASTER_BYTES * begin for begin in accumulate(pieces, initial=0))
+        for begin, piece in zip(begins, pieces, strict=False):
+            if piece * MASTER_BYTES >= LEAST_BYTES and begin % ALIGNMENT_BYTES:
+                raise Unsupported(
+                    f"DeepSpeed {version('deepspeed')} would lose gradients: those of a parameter of "
+                    f"{piece:,} elements per rank begin {begin:,} bytes into their sub-group, which is no "
+                    f"multiple of {ALIGNMENT_BYTES}, where direct I/O fails without a word; "
+                    "sub_group_size=1 swaps each parameter by itself"
+                )
+
+
+def sub_groups_of(groups: Sequence[dict[str, Any]], ranks: int, size: int) -> SubGroups:
+    """Elements of a rank's pieces by the parts of the optimizer that are updated at once
+    (`_create_fp16_sub_groups`)."""
+    found: SubGroups = []
+    for group in groups:
+        members: list[int] = []
+        for parameter in group["params"]:
+            members.append(-(-int(getattr(parameter, "ds_numel", parameter.numel())) // ranks))
+            if sum(members) >= size:
+                found.append(members)
+                members = []
+        if members:
+            found.append(members)
+    return found
+
+
+class SwappingEngine(ZeroEngine):
+    """Stage 3 with optimizer states in files."""
+
+    def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
+        yield from super().state_tensors()
+        swapper = self.engine.optimizer.optimizer_swapper
+        for tensor in swapper.swap_buffer_manager.all_buffers:
+            yield "communication", tensor
+        for swapped in swapper.swap_params_info.values():
+            for tensor in tensors_in(swapped.unswapped_gradients):
+                yield "gradients", tensor
+
+    def file_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self._folder.rglob("*") if path.is_file())
+
+    def weight_pieces(self) -> Iterator[Piece]:
+        self._refuse("its masters are in memory by sub-groups only")
+
+    def pieces(self) -> Iterator[Piece]:
+        self._refuse("checkpoints are not written from its files")
+
+    def save(self, directory: Path) -> None:
+        self._refuse("checkpoints are not written from its files")
+
+    def load(self, directory: Path) -> None:
+        self._refuse("checkpoints are not read into its files")
+
+    def continue_from(self, progress: Progress) -> None:
+        self._refuse("checkpoints are not read into its files")
+
+    def close(self) -> None:
+        super().close()
+        with suppress(OSError):
+            shutil.rmtree(self._folder)
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.config["zero_optimization"]["offload_optimizer"]["nvme_path"])
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise Unsupported(f"NVMe offload: {why}; use offload=cpu or offload=optimizer")

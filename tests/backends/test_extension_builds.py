@@ -1,0 +1,93 @@
+"""A lock that a killed build left is named before ranks wait for it without end."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.backends import registry
+from harness.backends.base import World
+from harness.backends.extension_builds import QUIET_SECONDS, abandoned_seconds, build_folder, unmet_build
+from harness.backends.extensions import ASYNC_IO, CPU_ADAM, PIN_MEMORY
+
+TWO = World(rank=0, world_size=2, local_rank=0, ranks_per_node=2, device="cpu")
+
+
+@pytest.fixture
+def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    path = build_folder(CPU_ADAM) / "lock"
+    assert path.is_relative_to(tmp_path)
+    path.touch()
+    age(path)
+    return path
+
+
+def age(lock: Path) -> None:
+    old = time.time() - 3 * QUIET_SECONDS
+    for path in (lock, lock.parent):
+        os.utime(path, (old, old))
+
+
+def test_a_lock_left_behind_is_named_with_its_age_and_what_to_do(lock: Path) -> None:
+    backend = registry.create("zero2:offload=optimizer,adam=deepspeed")
+    (reason,) = registry.unmet_requirements(backend, TWO)
+    assert str(lock) in reason
+    assert "is 6 min old" in reason
+    assert "remove it" in reason
+    lock.unlink()
+    assert registry.unmet_requirements(backend, TWO) == []
+
+
+def test_a_lock_that_a_build_holds_is_left_alone(lock: Path) -> None:
+    lock.unlink()
+    hold = "import sys, os; os.open(sys.argv[1], os.O_CREAT | os.O_EXCL); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as builder:
+        assert builder.stdout is not None
+        builder.stdout.readline()
+        age(lock)
+        assert abandoned_seconds(lock) is None
+        assert builder.stdin is not None
+        builder.stdin.close()
+    assert abandoned_seconds(lock) == pytest.approx(3 * QUIET_SECONDS, abs=30)
+
+
+def test_a_folder_that_changes_may_be_a_build_elsewhere(lock: Path) -> None:
+    (lock.parent / "cpu_adam.o").touch()
+    assert unmet_build(CPU_ADAM) == []
+
+
+def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert unmet_build(CPU_ADAM) == [
+        "DeepSpeed compiles its extension cpu_adam with ninja and c++, not found here"
+    ]
+
+
+def test_without_offload_there_is_nothing_for_it_to_update() -> None:
+    (reason,) = registry.unmet_requirements(registry.create("zero2:adam=deepspeed"), TWO)
+    assert "needs offload=optimizer, cpu or nvme" in reason
+
+
+def test_what_is_compiled_before_ranks_start_follows_from_the_options() -> None:
+    def of(label: str) -> tuple[str, ...]:
+        return registry.parse(label)[1].extensions()
+
+    assert of("zero2:offload=optimizer,adam=deepspeed") == (CPU_ADAM,)
+    assert of("zero3:offload=nvme") == (ASYNC_IO,)
+    assert of("zero3:offload=nvme,adam=deepspeed") == (CPU_ADAM, ASYNC_IO)
+    assert of("zero2:adam=deepspeed") == of("zero3:offload=cpu") == of("fsdp") == ()
+
+
+def test_a_lock_of_what_is_loaded_first_is_named(lock: Path) -> None:
+    other = build_folder(PIN_MEMORY) / "lock"
+    lock.rename(other)
+    age(other)
+    (reason,) = unmet_build(ASYNC_IO)
+    assert str(other) in reason

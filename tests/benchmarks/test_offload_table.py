@@ -1,0 +1,37 @@
+from benchmarks.offload_table import NAME, buffers_on_host, largest_difference, page_with_table, records
+from benchmarks.packed_page import DOCS
+from harness.compare.states import rank_states
+
+RAN = records()
+HELD = ("weights", "gathered", "gradients", "masters", "optimizer", "communication")
+
+
+def test_the_page_has_the_table_of_its_records() -> None:
+    page = (DOCS / f"{NAME}.md").read_text(encoding="utf-8")
+    assert page_with_table(page, RAN) == page
+
+
+def test_memory_and_files_of_every_rank_are_the_closed_form_to_the_byte() -> None:
+    for label, record in RAN.items():
+        for states in rank_states(record):
+            assert states.expected is not None, label
+            expected = states.expected.kinds()
+            for kind in HELD:
+                assert states.measured.get(kind, 0) == expected.get(kind, 0), (label, kind)
+            assert (states.file_bytes or 0) == states.expected.file_bytes, label
+
+
+def test_what_lies_in_files_follows_from_the_size_of_sub_groups() -> None:
+    whole, cut = RAN["zero3:offload=nvme"], RAN["zero3:offload=nvme,sub_group_size=300000"]
+    for record in (whole, cut):
+        assert all(states.file_bytes for states in rank_states(record))
+    assert buffers_on_host(cut) < buffers_on_host(whole) / 3
+
+
+def test_either_adam_trains_the_same() -> None:
+    for stage, where in (("zero2", "optimizer"), ("zero3", "cpu")):
+        torchs, deepspeeds = RAN[f"{stage}:offload={where}"], RAN[f"{stage}:adam=deepspeed,offload={where}"]
+        assert largest_difference(torchs, deepspeeds) < 1e-3
+        assert torchs.backend.effective is not None
+        assert deepspeeds.backend.effective is not None
+        assert torchs.backend.effective.optimizer != deepspeeds.backend.effective.optimizer
