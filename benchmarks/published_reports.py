@@ -36,6 +36,7 @@ PUBLISHED = (
         "--set data.source=squad --set data.path=FILE",
     ),
     Published(name="twelve-ways", question="memory", command=_make("twelve-ways", 1)),
+    Published(name="twelve-ways-bf16", question="memory", command=_make("twelve-ways-bf16", 1)),
     Published(name="explain-clipping", question="parity", command=_make("explain-clipping", 1)),
     Published(name="explain-master-weights", question="parity", command=_make("explain-master-weights", 1)),
     Published(name="explain-zero3-speed", question="speed", command=_make("explain-zero3-speed", 7)),
@@ -55,6 +56,7 @@ PUBLISHED = (
 
 
 SUBJECTS = {
+    "twelve-ways-bf16": "bf16 mixed precision",
     "shaped-links/unshaped": "links not shaped",
     "shaped-links/1000mbit": "links of 1,000 Mbit/s",
     "shaped-links/200mbit": "links of 200 Mbit/s",
