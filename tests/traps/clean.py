@@ -25,6 +25,8 @@ LABELS = {"tp": "tp:tensor=2", "pp": "pp:stages=2"} | {
     name: f"{name}:correct_gradients=True" for name in MULTIPLYING
 }
 """Of backends that need an option to fit the job's two heads and two blocks, or to be right."""
+AFTER_TRACE = "measure.warmup_steps=2"
+"""In the first two forward passes ZeRO-3 compares its trace of modules between ranks: no closed form."""
 GROUPS = ("zero3:hpz=2", "fsdp:reshard=2")
 """Sharding that keeps weights within groups of ranks; it takes two such groups."""
 
@@ -55,7 +57,7 @@ def assert_no_finding(
     """Run every backend on this many ranks; none may raise a finding or differ from the reference."""
     settings = (
         f"training.precision={precision}", f"training.accumulation_steps={accumulation}",
-        "training.global_batch_size=16",
+        "training.global_batch_size=16", AFTER_TRACE,
     )  # fmt: skip
     assert_clean(clean_labels(world_size), world_size, settings, matrix, tally)
 
@@ -69,9 +71,10 @@ def assert_clean(
     if tally is not None:
         tally["clean"][0] += len(found)
         tally["clean"][1] += len(labels)
-    assert [(f.id, f.message) for f in found] == []
+    assert not found, [(f.id, f.message) for f in found]
     rows = matrix.compare(labels, world_size, settings).rows
-    assert not_as_wanted(rows, "training.precision=fp32" in settings) == {}
+    wrong = not_as_wanted(rows, "training.precision=fp32" in settings)
+    assert not wrong, wrong
 
 
 def not_as_wanted(rows: Sequence[Row], exact_sums: bool) -> dict[str, object]:
