@@ -81,6 +81,17 @@ def _ulysses(stage: int) -> Entry:
     )  # fmt: skip
 
 
+def _autotp(stage: int) -> Entry:
+    family, sharding = ("zero3-tensor", "full-shard") if stage == 3 else ("zero12-tensor", "grad-op")
+    options = "AutoTp3Options" if stage == 3 else "AutoTp12Options"
+    return _entry(
+        f"autotp-zero{stage}", "autotp:AutoTpBackend", f"tensor_options:{options}",
+        f"DeepSpeed AutoTP (layers cut over neighbours) with ZeRO stage {stage}",
+        StrategyKind(family=family, sharding=sharding, zero_stage=stage),  # type: ignore[arg-type]
+        stage=stage,
+    )  # fmt: skip
+
+
 def _accelerate_fsdp(name: str, version: int, summary: str) -> Entry:
     strategy = StrategyKind(family=f"fsdp{version}", sharding="full-shard", route="accelerate")
     return _entry(
@@ -170,4 +181,7 @@ ENTRIES = [
         "FSDP2 on a 2-D mesh: layers cut over neighbours, states sharded across them",
         StrategyKind(family="fsdp2-tensor", sharding="full-shard"),
     ),
+    _autotp(1),
+    _autotp(2),
+    _autotp(3),
 ]  # fmt: skip

@@ -11,6 +11,8 @@ from torch import Tensor
 DOT_ELEMENTS = 2**16
 COUNTED_ELSEWHERE = "counted_elsewhere"
 """Attribute of a parameter that another rank holds too, which counts its gradient."""
+COUNTED_RANGES = "counted_ranges"
+"""Attribute of a flat parameter of which another rank holds and counts a part: (start, end) of the rest."""
 
 
 def local_shard(tensor: Tensor) -> Tensor:

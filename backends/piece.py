@@ -19,6 +19,25 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Adjacent columns of a matrix: what a rank holds of one whose second dimension is cut."""
+
+    first: int
+    count: int
+
+    def spans(self, start: int, end: int, width: int) -> Iterator[tuple[int, int, int]]:
+        """Where elements `start` to `end` of the flattened columns lie in a matrix of `width` columns.
+
+        Yields (position among the columns, first element in the matrix, elements) row by row.
+        """
+        while start < end:
+            row, column = divmod(start, self.count)
+            length = min(self.count - column, end - start)
+            yield start, row * width + self.first + column, length
+            start += length
+
+
+@dataclass(frozen=True, kw_only=True)
 class Piece:
     """This rank's part of one parameter: a range of its flattened elements, as live tensors.
 
@@ -31,12 +50,14 @@ class Piece:
     shape: tuple[int, ...]
     """Of the whole parameter."""
     start: int
-    """First element, of the flattened parameter."""
+    """First element, of the flattened parameter, or of its flattened `columns`."""
     weight: Tensor
     """The master weights, 1-D."""
     moments: dict[str, Tensor]
     """By the names in `MOMENTS`: 1-D, as long as `weight`. Empty for a parameter that is not trained, and
     where only weights were asked for."""
+    columns: Columns | None = None
+    """Those of a matrix that the range lies in; None: all."""
     copies: int = 1
     """Ranks that hold this same range."""
     copy: int = 0

@@ -22,6 +22,7 @@ from harness.backends.base import (
     World,
 )
 from harness.backends.blocks import first_trained, parameter_count
+from harness.backends.checkpoints.torch_pieces import dtensor_pieces
 from harness.backends.fsdp2 import Fsdp2Backend, fsdp2_full_parameters
 from harness.backends.fsdp2_engine import Fsdp2Engine
 from harness.backends.gradients import local_shard
@@ -89,10 +90,13 @@ class TensorBackend(Backend):
 
 
 class _Gathered(TorchEngine):
-    """Weights that are cut along two dimensions are no ranges of elements: they are gathered instead."""
+    """Columns of a weight are no range of its elements: for digests weights are gathered."""
 
     def pieces(self) -> Iterator[Piece]:
-        raise Unsupported(f"{type(self).__name__}: layers cut by columns have native checkpoints only")
+        data = self.context.world.mesh.size("data")
+        place = self.context.world.mesh.coordinates(self.context.world.rank).get("data", 0)
+        for piece in dtensor_pieces(self.module.named_parameters(), self.optimizer):
+            yield replace(piece, copies=piece.copies * data, copy=piece.copy * data + place)
 
     def weight_pieces(self) -> Iterator[Piece]:
         raise Unsupported(f"{type(self).__name__}: layers cut by columns are gathered for their digest")

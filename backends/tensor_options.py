@@ -6,6 +6,7 @@ from pydantic import Field
 
 from harness.backends.base import BackendOptions
 from harness.backends.mesh import Mesh
+from harness.backends.options import Zero3Options, Zero12Options
 
 
 class TensorOptions(BackendOptions):
@@ -26,3 +27,22 @@ class FsdpTensorOptions(BackendOptions):
 
     def mesh(self, world_size: int) -> Mesh:
         return Mesh.of(world_size, {"shard": None, "tensor": self.tensor})
+
+
+class AutoTpOptions(BackendOptions):
+    """DeepSpeed AutoTP."""
+
+    tensor: int = Field(
+        2, ge=2, description="ranks that cut each layer; the others share states as ZeRO does"
+    )
+
+    def mesh(self, world_size: int) -> Mesh:
+        return Mesh.of(world_size, {"data": None, "tensor": self.tensor})
+
+
+class AutoTp12Options(AutoTpOptions, Zero12Options):
+    """AutoTP under stages 1 and 2."""
+
+
+class AutoTp3Options(AutoTpOptions, Zero3Options):
+    """AutoTP under stage 3."""

@@ -32,7 +32,7 @@ def cut_layers(model: nn.Module, mesh: DeviceMesh) -> None:
     Raises Unsupported where the plan does not fit the model.
     """
     ranks = mesh.size()
-    _require_plan(model, ranks)
+    require_plan(model, ranks)
     shared = _shared_parameters(model)
     for parent in _parents(model):
         parallelize(parent, mesh, _SharedInput(), src_data_rank=None)
@@ -114,7 +114,8 @@ def _shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
     return [found for found in places.values() if len(found) > 1]
 
 
-def _require_plan(model: nn.Module, ranks: int) -> None:
+def require_plan(model: nn.Module, ranks: int) -> None:
+    """Raise Unsupported for a model that the plan does not fit."""
     kind = type(model).__name__
     config = getattr(model, "config", None)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}

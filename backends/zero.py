@@ -35,7 +35,7 @@ from harness.backends.extensions import (
 from harness.backends.floating_inputs import refuse_batch_norm
 from harness.backends.hybrid import unmet_second_copy
 from harness.backends.loading import fill_zero3, reserve_parameters, this_device
-from harness.backends.model_source import ModelSource, model_source
+from harness.backends.model_source import Loading, ModelSource, model_source
 from harness.backends.not_run import reasons_not_run
 from harness.backends.options import SUB_GROUP_ELEMENTS, Zero3Options, ZeroOptions, gathers_blocks
 from harness.backends.precision import cast_parameters, compute_dtype
@@ -101,7 +101,7 @@ class ZeroBackend(Backend):
     ) -> Engine:
         deepspeed = start_deepspeed(context)
         source = model_source(build_model)
-        loading = source.loading if self.stage == 3 else "full"
+        loading = self._loading(source.loading)
         model = source() if loading == "full" else source.skeleton()
         if context.precision.endswith("-mixed"):
             refuse_batch_norm(model, "DeepSpeed")
@@ -134,6 +134,10 @@ class ZeroBackend(Backend):
         require_aligned(sub_groups)
         folder = swap_folder(self.zero_options.nvme_path)
         config["zero_optimization"]["offload_optimizer"]["nvme_path"] = str(folder)
+
+    def _loading(self, asked: Loading) -> Loading:
+        """How initial weights reach this rank."""
+        return asked if self.stage == 3 else "full"
 
     def _engine_class(self) -> type[ZeroEngine]:
         return ZeroEngine

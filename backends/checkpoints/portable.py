@@ -61,7 +61,7 @@ def load_portable(engine: Engine, directory: Path, form: PortableFormat) -> None
             for piece in held:
                 target = piece.weight if stem == WEIGHTS else piece.moments[stem]
                 with torch.no_grad():
-                    target.copy_(files.read(piece.name, piece.start, target.numel()))
+                    target.copy_(files.read(piece.name, piece.start, target.numel(), piece.columns))
     if form == "neutral":
         progress = read_progress(directory / PROGRESS)
     engine.continue_from(progress)
@@ -94,6 +94,7 @@ def _parts(pieces: Sequence[Piece], tensor: Callable[[Piece], torch.Tensor]) -> 
             name=piece.name,
             shape=piece.shape,
             start=piece.start,
+            columns=piece.columns,
             values=tensor(piece),
             written=piece.own_range(),
         )

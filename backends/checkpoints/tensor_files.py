@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,8 @@ from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
+
+from harness.backends.piece import Columns
 
 LARGEST_FILE_BYTES = 5 * 10**9
 """A larger tensor gets a file of its own."""
@@ -34,11 +36,13 @@ class Part:
     name: str
     shape: tuple[int, ...]
     start: int
-    """First element of `values` in the flattened whole."""
+    """First element of `values` in the flattened whole, or in its flattened `columns`."""
     values: Tensor
     """1-D."""
     written: tuple[int, int]
     """Positions in `values`; ranks that hold the same range divide it."""
+    columns: Columns | None = None
+    """Those of a matrix that the range lies in; None: all."""
 
     @property
     def whole_bytes(self) -> int:
@@ -114,9 +118,11 @@ class TensorFiles:
         """Of each whole tensor."""
         return {name: tuple(file.get_slice(name).get_shape()) for name, file in self._files.items()}
 
-    def read(self, name: str, start: int, count: int) -> Tensor:
-        """A range of the flattened tensor, on the CPU; mapped, not to be changed."""
+    def read(self, name: str, start: int, count: int, columns: Columns | None = None) -> Tensor:
+        """A range of the flattened tensor, or of its flattened columns, on the CPU; not to be changed."""
         whole: Tensor = self._files[name].get_tensor(name)
+        if columns is not None:
+            whole = whole.narrow(1, columns.first, columns.count).contiguous()
         return whole.view(-1)[start : start + count]
 
 
@@ -165,5 +171,11 @@ def _write_part(stream: BinaryIO, part: Part, offset: int) -> None:
     if first == last:
         return
     values = part.values[first:last].detach().cpu().contiguous()
-    stream.seek(offset + (part.start + first) * values.element_size())
-    stream.write(values.view(torch.uint8).numpy().data)
+    begin, end = part.start + first, part.start + last
+    spans: Iterable[tuple[int, int, int]] = [(begin, begin, end - begin)]
+    if part.columns is not None:
+        spans = part.columns.spans(begin, end, part.shape[1])
+    for position, place, length in spans:
+        stream.seek(offset + place * values.element_size())
+        written = values[position - begin : position - begin + length]
+        stream.write(written.view(torch.uint8).numpy().data)

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from harness.backends.checkpoints.adam import flat, make_states
-from harness.backends.piece import MOMENTS, Piece
+from harness.backends.piece import MOMENTS, Columns, Piece
 
 
 def whole_pieces(
@@ -39,15 +39,22 @@ def whole_pieces(
 def dtensor_pieces(
     named: Iterable[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer | None
 ) -> Iterator[Piece]:
-    """FSDP2 cuts the first dimension, so a rank's rows are one range; meshes of two dimensions replicate."""
+    """FSDP2 cuts the first dimension, so a rank's rows are one range; tensor parallelism cuts columns too.
+
+    Ranks along dimensions of the mesh that replicate hold copies.
+    """
     optimizer = _with_states(optimizer)
     for name, parameter in named:
         assert isinstance(parameter, DTensor)
         mesh, coordinate = parameter.device_mesh, parameter.device_mesh.get_coordinate()
         assert coordinate is not None
         local = local_values(parameter)
-        _, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, parameter.placements)
+        shape, offset = compute_local_shape_and_global_offset(parameter.shape, mesh, parameter.placements)
         row = parameter.shape[1:].numel()
+        columns = None
+        if local.numel() and len(shape) == 2 and shape[1] < parameter.shape[1]:
+            row = shape[1]
+            columns = Columns(first=offset[1], count=row)
         copies, copy = 1, 0
         for place, size, placement in zip(coordinate, mesh.shape, parameter.placements, strict=True):
             if isinstance(placement, Replicate):
@@ -56,6 +63,7 @@ def dtensor_pieces(
             name=name,
             shape=tuple(parameter.shape),
             start=offset[0] * row if local.numel() else 0,
+            columns=columns,
             weight=local,
             moments=_moments(optimizer, parameter),
             copies=copies,

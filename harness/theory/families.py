@@ -9,6 +9,7 @@ from harness.theory.optimizer_states import with_optimizer
 from harness.theory.sequence import with_attention
 from harness.theory.terms import ModelStates, Volume
 from harness.theory.workload import Workload
+from harness.theory.zero_tensor import zero3_tensor, zero12_tensor
 
 
 class ClosedForms(Protocol):
@@ -33,6 +34,8 @@ FAMILIES: dict[str, ClosedForms] = {
     "pipeline": pipeline,
     "tensor": tensor,
     "fsdp2-tensor": fsdp2_tensor,
+    "zero12-tensor": zero12_tensor,
+    "zero3-tensor": zero3_tensor,
 }
 
 

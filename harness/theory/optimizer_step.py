@@ -10,6 +10,7 @@ from typing import Literal
 from harness.theory import fsdp1, fsdp2, fsdp2_tensor, pipeline, tensor, zero3, zero12
 from harness.theory.common_states import replica_tensors
 from harness.theory.workload import Workload
+from harness.theory.zero_tensor import zero3_tensor, zero12_tensor
 
 Implementation = Literal["for-loop", "foreach", "fused"]
 SOURCE = "torch 2.13, optim/adam.py"
@@ -93,5 +94,7 @@ UPDATED: dict[str, Callable[[Workload], list[list[int]]]] = {
     "tensor": tensor.updated_tensors,
     "zero12": zero12.updated_tensors,
     "zero3": zero3.updated_tensors,
+    "zero12-tensor": zero12_tensor.updated_tensors,
+    "zero3-tensor": zero3_tensor.updated_tensors,
 }
 """The other families update whole parameters."""

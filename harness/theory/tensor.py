@@ -8,11 +8,13 @@ from harness.backends.tensor_plan import COLUMNS, ROWS, VOCABULARY, cut_dimensio
 from harness.theory.common_states import replica_tensors, replica_terms
 from harness.theory.dtypes import DTYPE_BYTES
 from harness.theory.layout import Layout, Tensor, elements
+from harness.theory.recomputation import SELECTIVE, blocks_between
 from harness.theory.terms import DIGEST, GRADIENTS, NORM, Collective, ModelStates, Volume, over_steps, states
 from harness.theory.workload import Workload
 
 FORWARD = "activations added up in the forward pass"
 BACKWARD = "gradients of activations added up in the backward pass"
+AGAIN = "activations added up to recompute blocks"
 LOGITS = "logits gathered"
 FSDP2 = "fsdp2-tensor"
 """The family of FSDP2 around layers that are cut."""
@@ -59,9 +61,37 @@ def collectives(workload: Workload) -> Volume:
 
 def why_unknown(workload: Workload) -> str | None:
     """Why the activations that cross are not known; None: they are."""
-    if workload.activation_checkpointing:
-        return "which collectives a recomputation repeats was not looked up"
+    if workload.activation_checkpointing == SELECTIVE:
+        return "where recomputation that keeps matrix products stops in a block was not looked up"
+    if workload.activation_checkpointing and workload.recomputed_until is None:
+        return "in which module of a block recomputation stops was not looked up for this architecture"
     return None
+
+
+def recomputed(workload: Workload, passes: int) -> list[Collective]:
+    """What the forward passes of blocks add up once more in the backward pass.
+
+    Recomputation stops in the last layer that saves its input, which is one of `ROWS`: before its outputs
+    are added up (`harness/theory/recomputation.py`).
+    """
+    between = blocks_between(workload.activation_checkpointing)
+    if between is None:
+        return []
+    blocks = tuple(f"{block}." for block in workload.layout.blocks[::between])
+    last = f".{workload.recomputed_until}.weight"
+    rows = [
+        tensor.shape[0]
+        for tensor in workload.layout.parameters
+        if _is_weight(tensor) and _layer(tensor) in ROWS
+        and tensor.name.startswith(blocks) and not tensor.name.endswith(last)
+    ]  # fmt: skip
+    size = _positions(workload) * sum(rows) * DTYPE_BYTES[workload.compute_dtype]
+    return [
+        Collective(
+            phase="backward", op="all_reduce", dtype=workload.compute_dtype, term=AGAIN, role="tensor",
+            payload_bytes=passes * size, calls=passes * len(rows),
+        )
+    ]  # fmt: skip
 
 
 def norm(role: str) -> Collective:
@@ -84,6 +114,7 @@ def activations(workload: Workload, passes: int) -> list[Collective]:
             phase="backward", op="all_reduce", dtype=back, term=BACKWARD, role="tensor",
             payload_bytes=passes * _positions(workload) * sum(hidden) * width, calls=passes * len(hidden),
         ),
+        *recomputed(workload, passes),
     ]  # fmt: skip
 
 

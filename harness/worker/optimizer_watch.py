@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from harness.backends.gradients import COUNTED_ELSEWHERE, global_norm, local_shard
+from harness.backends.gradients import COUNTED_ELSEWHERE, COUNTED_RANGES, global_norm, local_shard
 
 
 class OptimizerWatch:
@@ -65,10 +65,15 @@ class OptimizerWatch:
 
     def _look_at(self, parameter: Tensor) -> None:
         key = id(parameter)
-        self._elements[key] = local_shard(parameter.detach()).numel()
+        local = local_shard(parameter.detach())
+        ranges = getattr(parameter, COUNTED_RANGES, [(0, local.numel())])
+        self._elements[key] = sum(end - start for start, end in ranges)
         self._shares[key] = _share(parameter)
-        if parameter.grad is not None:
-            self._squares[key] = global_norm([parameter.grad], None) ** 2
+        if parameter.grad is None:
+            return
+        whole = ranges == [(0, local.numel())]
+        parts = [parameter.grad] if whole else [parameter.grad.view(-1)[slice(*part)] for part in ranges]
+        self._squares[key] = global_norm(parts, None) ** 2
 
 
 def _share(parameter: Tensor) -> float | None:

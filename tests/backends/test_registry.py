@@ -24,7 +24,7 @@ BUILT_IN = [
     "accelerate-zero1", "accelerate-zero2", "accelerate-zero3", "accelerate-fsdp", "accelerate-fsdp1",
     "trainer-ddp", "trainer-fsdp", "trainer-fsdp1", "trainer-zero1", "trainer-zero2", "trainer-zero3",
     "cp", "fsdp-cp", "ulysses-zero1", "ulysses-zero2", "ulysses-zero3",
-    "pp", "tp", "fsdp-tp",
+    "pp", "tp", "fsdp-tp", "autotp-zero1", "autotp-zero2", "autotp-zero3",
 ]  # fmt: skip
 PLUGIN = """
 from typing import Literal

@@ -9,7 +9,7 @@ import pytest
 from harness.backends import registry
 from harness.compare.volume import volume_differences, volume_of
 from tests.contract.cases import CASES, Trace
-from tests.contract.communication import VOLUME_CASES
+from tests.contract.communication import RECOMPUTED_CASES, VOLUME_CASES
 from tests.contract.ranks import on_ranks, traces
 from tests.contract.states import LLAMA_CASES
 from tests.contract.test_communication import as_record
@@ -22,6 +22,11 @@ MATRIX = [
     pytest.param("tp", 2),
     pytest.param("fsdp-tp", 4, marks=pytest.mark.exhaustive),
     pytest.param("tp:tensor=2", 4, marks=pytest.mark.exhaustive),
+    pytest.param("autotp-zero1", 2, marks=pytest.mark.exhaustive),
+    pytest.param("autotp-zero3", 2, marks=pytest.mark.exhaustive),
+    pytest.param("autotp-zero1", 4, marks=pytest.mark.exhaustive),
+    pytest.param("autotp-zero2", 4),
+    pytest.param("autotp-zero3", 4, marks=pytest.mark.exhaustive),
 ]
 
 
@@ -49,6 +54,18 @@ def test_payload_is_as_expected_to_the_byte(label: str, ranks: int, tmp_path: Pa
         assert pair is not None
         assert pair[1].unknown is None, case
         assert {row.role for row in record.comm} >= {"tensor"}, case
+        assert volume_differences(record) == [], case
+
+
+@pytest.mark.parametrize(
+    ("label", "ranks"),
+    [("tp", 2), *(pytest.param(*case.values, marks=pytest.mark.exhaustive) for case in MATRIX[1:])],
+)
+def test_payload_of_recomputation_is_as_expected(label: str, ranks: int, tmp_path: Path) -> None:
+    per_rank = on_ranks("tests.contract.communication:count_recomputed_llama", label, ranks, tmp_path)
+    cases = [case for case in RECOMPUTED_CASES if case.family == "llama"]
+    for case, parts in zip(cases, zip(*per_rank, strict=True), strict=True):
+        record = as_record(label.partition(":")[0], case, list(parts), label)
         assert volume_differences(record) == [], case
 
 

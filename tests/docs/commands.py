@@ -41,6 +41,7 @@ NOT_RUN = {
     "harness recommend --model /models/mine": "needs a model that is not in the repository",
     "harness compare --backends ddp,all-reduce": "needs the package: tests/backends/test_own_backend.py",
     "harness compare --backends fsdp,fsdp-hybrid:shard_size=2 --nproc 4": "four ranks: tests/contract",
+    "harness compare --backends autotp-zero1,autotp-zero3 --nproc 4": "four ranks: tests/contract",
     "harness estimate --model llama-3.1-8b --gpu H100-80 --calibrate": "needs runs on a GPU",
     "harness compare --config configs/memory-": "ten backends on up to 4 ranks",
     "harness compare --config @vit": "tests/examples",

@@ -101,7 +101,7 @@ def train(engine: Engine, world: World, job: Job, first: int, last: int) -> Trai
         part = slice(world.data_rank * size, (world.data_rank + 1) * size)
         loss = engine.forward({"tokens": tokens[part], "labels": labels[part]})
         engine.backward(loss * (world.data_size / targets), last_micro_step=True)
-        total = loss.detach().double()
+        total = loss.detach().double() * world.mesh.counts_loss(world.rank)
         dist.all_reduce(total)
         losses.append(float(total) / targets)
         norms.append(engine.step(learning_rate(step, STEPS, job.optimizer, job.schedule)))

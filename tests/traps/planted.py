@@ -181,6 +181,12 @@ DIVIDED = [
     Trap(name="T34", label="planted-OtherSamplesOnEachTensorRank", finding="peers-fed-differently",
          says="ranks that share samples", also=("replicas-differ",),
          what="tensor-parallel ranks that are fed different samples"),
+    Trap(name="AutoTP, selective", label="planted-KeptWhatIsAddedUpInPlace", finding="gradient-differs",
+         settings=("training.activation_checkpointing=selective",),
+         what="recomputation that keeps outputs of matrix products which DeepSpeed adds up in place"),
+    Trap(name="T34, AutoTP", label="planted-OtherSamplesUnderAutoTp", finding="peers-fed-differently",
+         says="ranks that share samples", also=("replicas-differ",),
+         what="tensor-parallel ranks of DeepSpeed that are fed different samples"),
 ]  # fmt: skip
 """Of backends whose ranks share samples: not in the published gallery."""
 LIBRARIES = [

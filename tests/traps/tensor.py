@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from harness.backends import tensor_parallel
+from harness.backends.autotp import AutoTpBackend
 from harness.backends.base import Batch, BuildModel, BuildOptimizer, Engine, SetupContext
 from harness.backends.tensor import TensorBackend
+from harness.backends.tensor_options import AutoTp12Options
 
 
 class TiedWeightsCutApart(TensorBackend):
@@ -25,11 +27,32 @@ class OtherSamplesOnEachTensorRank(TensorBackend):
     def prepare(
         self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
     ) -> Engine:
-        engine: Any = super().prepare(build_model, build_optimizer, context)
-        original = engine.forward
+        return _fed_differently(super().prepare(build_model, build_optimizer, context), context)
 
-        def forward(batch: Batch) -> Any:
-            return original({name: values.roll(context.world.rank, dims=1) for name, values in batch.items()})
 
-        engine.forward = forward
-        return engine  # type: ignore[no-any-return]
+class KeptWhatIsAddedUpInPlace(AutoTpBackend):
+    """AutoTP with ZeRO stage 1 as it is, under a recomputation that the built-in backend refuses."""
+
+    Options = AutoTp12Options
+
+    def __init__(self, options: AutoTp12Options) -> None:
+        super().__init__(options, stage=1)
+
+
+class OtherSamplesUnderAutoTp(KeptWhatIsAddedUpInPlace):
+    """Each rank along 'tensor' computes on samples of its own, which DeepSpeed does not check here."""
+
+    def prepare(
+        self, build_model: BuildModel, build_optimizer: BuildOptimizer, context: SetupContext
+    ) -> Engine:
+        return _fed_differently(super().prepare(build_model, build_optimizer, context), context)
+
+
+def _fed_differently(engine: Any, context: SetupContext) -> Engine:
+    original = engine.forward
+
+    def forward(batch: Batch) -> Any:
+        return original({name: values.roll(context.world.rank, dims=1) for name, values in batch.items()})
+
+    engine.forward = forward
+    return engine  # type: ignore[no-any-return]
