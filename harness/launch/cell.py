@@ -18,6 +18,7 @@ from harness.run_directory.assemble import assemble, assemble_refused, record_of
 from harness.run_directory.remains import remove_remains
 from harness.run_directory.request import RunRequest
 from harness.spec import Experiment
+from harness.spec.pairs import why_refused
 from harness.store import Store, keep_record
 
 
@@ -41,6 +42,7 @@ def run_cell(
     more = {"prediction": prediction, "launcher_settings": launcher_settings(os.environ)}
     request = make_request(cell, experiment, launcher.device, command).model_copy(update=more)
     directory = _new_folder(store, request)
+    refusal = refusal or why_refused(cell.backend, cell.world_size, cell.job)
     outcome = None
     try:
         if refusal is not None:

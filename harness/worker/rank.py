@@ -38,6 +38,7 @@ from harness.run_directory.outcome import EVENTS_LOST
 from harness.run_directory.rank_state import PositionWriter
 from harness.run_directory.request import RunRequest, checkpoint_folder, rank_file, weights_folder
 from harness.safe_text import described, encodable
+from harness.spec.pairs import why_refused
 from harness.worker.accelerator import describe_accelerator
 from harness.worker.answers import answer_questions
 from harness.worker.checkpoint import CheckpointProbe
@@ -116,7 +117,8 @@ class _Telling:
 def _train(request: RunRequest, run_directory: Path, world: World, telling: _Telling) -> None:
     events, position, weights = telling.events, telling.position, weights_folder(run_directory)
     backend = registry.create(request.backend)
-    if reasons := registry.unmet_requirements(backend, world):
+    refused = why_refused(request.backend, world.world_size, request.job)
+    if reasons := [*registry.unmet_requirements(backend, world), *filter(None, [refused])]:
         events.write(UnsupportedEvent(reasons=reasons))
         return
     instruments = Instruments.install(request, run_directory, world)

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from harness.backends.base import Batch, Unsupported, World
 from harness.spec import Job
+from harness.spec.pairs import why_refused_along
 from harness.theory.workload import part_length
 from harness.worker.dataset import IGNORED, LABELS
 from harness.worker.losses import ComputeLoss, logits_of, token_cross_entropy
@@ -86,19 +87,8 @@ def why_undivided(job: Job, model: nn.Module, parts: int) -> str | None:
             f"task '{job.task}'{', a model' if job.model.factory else ''}"
             f"{', a loss' if job.loss.factory else ''} of one's own"
         )
-    if job.data.document_attention == "within":
-        return "documents kept apart need a mask, which divided attention does not take"
-    if job.loss.chunk_tokens is not None:
-        return "the loss of a part of a sample is computed at once; set loss.chunk_tokens=null"
-    if job.model.compile != "none":
-        return (
-            "context_parallel and Ulysses replace attention while a model runs, which was not tried with "
-            "compiled ones (torch 2.13, DeepSpeed 0.19.8); use model.compile=none"
-        )
-    if job.evaluation.answer_tokens is not None:
-        return (
-            "texts grow by one token at a time, which ranks cannot divide; set evaluation.answer_tokens=null"
-        )
+    if (refused := why_refused_along("sequence", job)) is not None:
+        return refused
     forward: Callable[..., Any] = model.forward
     if "position_ids" not in inspect.signature(forward).parameters:
         return (

@@ -20,6 +20,7 @@ from harness.planning.estimate.support import why_not_staged, why_unsupported
 from harness.planning.model import PlannedModel
 from harness.planning.scenario import Scenario
 from harness.spec import Experiment, TrainingSection
+from harness.spec.pairs import why_refused as why_pair_refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +122,7 @@ def _candidate(asked: Question, label: str, world_size: int) -> Candidate:
     if reason is None and isinstance(options, PipelineOptions):
         reason = why_not_staged(options, asked.model, world_size, layout.micro_batch_size, precision)
     reason = reason or _why_not_cut(asked, label, world_size)
+    reason = reason or why_pair_refused(label, world_size, asked.experiment.job())
     if reason is not None:
         return Candidate(label=label, world_size=world_size, scenario=None, unsupported=reason)
     scenario = Scenario(
