@@ -59,6 +59,7 @@ class Refusal:
     """Of the strategies that refuse; empty: all with that dimension."""
 
 
+SHARING: tuple[Dimension, ...] = ("sequence", "pipeline", "tensor")
 REFUSALS = (
     Refusal(
         dimension="sequence", axes=(DOCUMENTS,),
@@ -107,6 +108,14 @@ REFUSALS = (
         dimension="tensor", axes=(SELECTIVE,), families=("zero12-tensor", "zero3-tensor"),
         why="DeepSpeed 0.19.8 adds up the outputs of cut layers in place (RowParallel.forward), so that what "
         "recomputation kept of them is added up twice and gradients are wrong; use true or every-N",
+    ),
+    *(
+        Refusal(
+            dimension=dimension, axes=(LOW_BIT,),
+            why="how 8-bit moments follow blocks of what a rank updates was not held to the reference for "
+            "ranks that share samples; use optimizer.kind=adamw",
+        )
+        for dimension in SHARING
     ),
 )  # fmt: skip
 

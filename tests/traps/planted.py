@@ -28,6 +28,8 @@ class Trap:
     settings: tuple[str, ...] = ()
     compared_with: tuple[str, ...] = ()
     world_size: int = 2
+    diverges_in_bf16: bool = False
+    """Whether bf16's rounding hides its cause, so that it is found to diverge only."""
     padded: bool = False
     """Whether samples have different numbers of target tokens."""
     what: str = ""
@@ -182,7 +184,7 @@ DIVIDED = [
          says="ranks that share samples", also=("replicas-differ",),
          what="tensor-parallel ranks that are fed different samples"),
     Trap(name="AutoTP, selective", label="planted-KeptWhatIsAddedUpInPlace", finding="gradient-differs",
-         settings=("training.activation_checkpointing=selective",),
+         settings=("training.activation_checkpointing=selective",), diverges_in_bf16=True,
          what="recomputation that keeps outputs of matrix products which DeepSpeed adds up in place"),
     Trap(name="T34, AutoTP", label="planted-OtherSamplesUnderAutoTp", finding="peers-fed-differently",
          says="ranks that share samples", also=("replicas-differ",),
