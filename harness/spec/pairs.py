@@ -109,6 +109,11 @@ REFUSALS = (
         why="DeepSpeed 0.19.8 adds up the outputs of cut layers in place (RowParallel.forward), so that what "
         "recomputation kept of them is added up twice and gradients are wrong; use true or every-N",
     ),
+    Refusal(
+        dimension="tensor", axes=(COMPILE_MODEL,), families=("fsdp2-tensor",),
+        why="torch 2.13's compiler fails on cut layers within FSDP2 (inductor: 'Node was invalid, but is "
+        "output'); use model.compile=block",
+    ),
     *(
         Refusal(
             dimension=dimension, axes=(LOW_BIT,),
