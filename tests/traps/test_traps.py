@@ -43,7 +43,7 @@ def test_a_planted_trap_is_named(trap: Trap, matrix: Matrix, tally, tmp_path_fac
     label = trap.label.replace("=true", "=True")
     assert named, [(f.id, f.message) for f in found]
     assert all(f.backends == (label,) for f in found), found
-    ids = [f.id for f in found if f.id != "diverged"]
+    ids = [f.id for f in found if f.id != "diverged" or trap.finding == "diverged"]
     assert ids[0] == trap.finding
     assert set(ids) <= {trap.finding, *trap.also}
     tally["planted"][0] += 1
