@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"]
 Preset = Literal["like-for-like", "library-defaults"]
 Compile = Literal["none", "block", "model"]
-OptimizerKind = Literal["adamw", "adamw-8bit"]
+OptimizerKind = Literal["adamw", "adamw-8bit", "adamw-8bit-bnb", "muon"]
 OptimizerImplementation = Literal["default", "for-loop", "foreach", "fused"]
 Batch = dict[str, "Tensor"]
 TensorKind = Literal["weights", "gathered", "gradients", "masters", "optimizer", "buffers", "communication"]

@@ -46,7 +46,8 @@ class SingleOptions(BackendOptions):
     )
     states: Literal["fp32"] | None = Field(
         None,
-        description="fp32: AdamW with states of full width in place of an optimizer of fewer bits",
+        description="fp32: AdamW with states of full width in place of an optimizer of fewer bits; Muon "
+        "that orthogonalises in fp32",
     )
     backward: Literal["reordered"] | None = Field(
         None,

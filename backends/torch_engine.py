@@ -288,7 +288,7 @@ def describe_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
     Order of groups and keys is fixed; the learning rate is left out, since the loop sets it each step.
     """
-    keys = ("betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay")
+    keys = ("betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay", "momentum")
     return [
         {key: list(v) if isinstance(v := group[key], tuple) else v for key in keys if key in group}
         for group in optimizer.param_groups

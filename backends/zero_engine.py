@@ -294,3 +294,5 @@ def forget_dummy_step(optimizer: torch.optim.Optimizer) -> None:
     for state in optimizer.state.values():
         if isinstance(state.get("step"), Tensor):
             state["step"].zero_()
+        elif "step" in state:
+            state["step"] = 0

@@ -199,7 +199,7 @@ def noise_labels(layout: BatchLayout, experiment: Experiment) -> list[str]:
         labels.append(f"{registry.REFERENCE}:precision=fp32")
     if experiment.training.precision.endswith("-mixed"):
         labels.append(f"{registry.REFERENCE}:precision=cast")
-    if experiment.optimizer.kind != "adamw":
+    if experiment.optimizer.rounds_states:
         labels.append(f"{registry.REFERENCE}:states=fp32")
     return labels
 

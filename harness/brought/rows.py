@@ -114,7 +114,7 @@ def _row(file: ReadFile, job: Experiment, mode: GivenMode, preset: Preset) -> Gi
     backend = file.brought.backend
     strategy = registry.strategy_of(backend)
     assert strategy is not None
-    changes = preset_changes(strategy, job.training.precision, preset, LARGE_MODEL)
+    changes = preset_changes(strategy, job.training.held_precision, preset, LARGE_MODEL)
     settle = _Settling(backend=backend, job=job, mode=mode, changes={c.setting: c for c in changes})
     parts = [settle.part(claim) for claim in file.brought.claims]
     options = file.brought.options | settle.options

@@ -27,7 +27,13 @@ BAND_FACTOR = 3.0
 """Libraries round to the low precision at other places than the reference does, but not at more."""
 PROJECTIONS = 8
 """Of a sketch, as `worker/sketch.py` makes it."""
-UNIT_ROUNDOFF = {"fp32": 2.0**-23, "bf16-mixed": 2.0**-8, "bf16": 2.0**-8, "fp16-mixed": 2.0**-11}
+UNIT_ROUNDOFF = {
+    "fp32": 2.0**-23,
+    "bf16-mixed": 2.0**-8,
+    "bf16": 2.0**-8,
+    "fp16-mixed": 2.0**-11,
+    "fp8": 2.0**-3,
+}
 """Relative spacing of the compute dtype."""
 
 

@@ -42,7 +42,7 @@ def optimizer_groups(record: Record) -> dict[str, str] | None:
 
 
 def _constants(group: dict[str, Any]) -> dict[str, str]:
-    keys = ("betas", "eps", "weight_decay", "amsgrad", "maximize")
+    keys = ("betas", "eps", "weight_decay", "amsgrad", "maximize", "momentum")
     return {key: str(group[key]) for key in keys if key in group}
 
 

@@ -82,6 +82,6 @@ def textbook(record: Record) -> dict[str, float] | None:
         return None
     parts = record.world.mesh.model_parts
     shards = parts if parts > 1 else record.backend.shard_size or record.world.world_size
-    precision = record.job.training.precision
+    precision = record.job.training.held_precision
     trained = layout_of(record.layout).trained_count if record.layout and record.layout.frozen else None
     return textbook_states(strategy.stage, effective.parameter_count, shards, precision, trained=trained)

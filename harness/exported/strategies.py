@@ -54,7 +54,7 @@ def deepspeed_values(
         raise HarnessError("option 'leaf_module' cannot be exported: DeepSpeed wants classes of the model")
     context = SetupContext(
         world=World(rank=0, world_size=world_size, local_rank=0, ranks_per_node=world_size, device=device),
-        precision=job.training.precision,
+        precision=job.training.held_precision,
         gradient_clipping=job.training.gradient_clipping,
         micro_batch_size=layout.micro_batch_size,
         accumulation_steps=layout.accumulation_steps,
@@ -74,7 +74,7 @@ def torch_values(label: str, job: Job, world_size: int, blocks: list[str], prese
     strategy, low = strategy_of(label), LOW_DTYPES.get(job.training.precision)
     if strategy.family == "ddp":
         return {"arguments": {c.setting: c.value for c in ddp_changes(preset)}, "autocast": low}
-    reduces_in_fp32 = bool(reduce_dtype_changes(job.training.precision, preset))
+    reduces_in_fp32 = bool(reduce_dtype_changes(job.training.held_precision, preset))
     values: dict[str, Any] = {
         "blocks": blocks,
         "param_dtype": low,
@@ -90,7 +90,7 @@ def torch_values(label: str, job: Job, world_size: int, blocks: list[str], prese
         if getattr(options, name, None) not in (None, "fp32"):
             raise HarnessError(f"option '{name}' of '{label}' cannot be exported; leave it out")
     reshards = getattr(options, "reshard", None) or strategy.facts.reshards
-    changes = fsdp2_changes(job.training.precision, preset, reshard=reshards)
+    changes = fsdp2_changes(job.training.held_precision, preset, reshard=reshards)
     root = next((c.value for c in changes if c.setting == ROOT_RESHARD), None)
     return {**values, "reshard": reshards, "root_reshard": root}
 

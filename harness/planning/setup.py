@@ -15,7 +15,7 @@ def setup_bytes(scenario: Scenario) -> int:
     At a low precision the weights are rounded one parameter after the other, which holds the largest once in
     the low precision and once more in fp32.
     """
-    precision = scenario.job.training.precision
+    precision = scenario.job.training.held_precision
     parameters = scenario.model.layout.parameters
     built = BUILT_BYTES * sum(parameter.numel for parameter in parameters)
     if precision == "fp32":

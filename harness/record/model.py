@@ -161,6 +161,10 @@ class ObservedPart(Part):
     """Of the moments that the optimizer keeps."""
     wide_optimizer_bytes: int | None = None
     """Of moments in full width that an 8-bit optimizer of the job could hold in 8 bits; None: it has none."""
+    matrices_in_parts: int | None = None
+    """Matrices of which no optimizer of a Muon job keeps the momentum whole; None: another optimizer."""
+    wide_linears: int | None = None
+    """Linear layers of blocks that do not multiply in fp8; None: the run is not to do so."""
     tied_parameters: int | None = None
     """Names that tied parameters have beyond their first, in the live model."""
     frozen_parameters: list[str] = []

@@ -63,11 +63,12 @@ def of_job(job: Job, *, layout: LayoutPart, architecture: str | None, **world: A
     training = job.training
     return Workload(
         layout=layout_of(layout),
-        precision=training.precision,
+        precision=training.held_precision,
         sequence_length=job.data.sequence_length,
         gradient_clipping=training.gradient_clipping,
         activation_checkpointing=training.activation_checkpointing,
         optimizer=optimizer_kind(job, world.get("options", {})),
+        newton_schulz=job.optimizer.newton_schulz,
         optimizer_implementation=job.optimizer.implementation,
         recomputed_until=recomputed_until(architecture),
         **world,
@@ -76,7 +77,8 @@ def of_job(job: Job, *, layout: LayoutPart, architecture: str | None, **world: A
 
 def optimizer_kind(job: Job, options: Mapping[str, Any]) -> OptimizerKind:
     """The optimizer that runs: `single:states=fp32` has AdamW in place of one of fewer bits."""
-    return "adamw" if options.get("states") == "fp32" else job.optimizer.kind
+    optimizer = job.optimizer
+    return (optimizer.at_full_width() if options.get("states") == "fp32" else optimizer).kind
 
 
 def layout_of(part: LayoutPart) -> Layout:

@@ -16,7 +16,8 @@ from pydantic import (
     model_validator,
 )
 
-from harness.backends.base import OptimizerImplementation, OptimizerKind
+from harness.backends.base import OptimizerImplementation, OptimizerKind, Precision
+from harness.backends.optimizer_kinds import LOW_BIT, NewtonSchulz
 from harness.spec.adapter import AdapterSection
 from harness.spec.data import IMAGES, DataSection
 from harness.spec.loss import LossSection
@@ -34,14 +35,22 @@ FACTORIES = (("model", "factory"), ("data", "factory"), ("loss", "factory"))
 
 
 class OptimizerSection(Section):
-    """AdamW, every constant explicit."""
+    """AdamW, or Muon beside it, every constant explicit."""
 
     kind: OptimizerKind = Field(
         "adamw",
         # Documents of earlier jobs stay as they are.
         exclude_if=lambda value: value == "adamw",
         description="adamw: torch's, moments in the dtype of the weights that it updates; adamw-8bit: "
-        "torchao's, moments in blocks of 256 with 8 bits each (needs the extra low-bit)",
+        "torchao's, moments in blocks of 256 with 8 bits each (needs the extra low-bit); adamw-8bit-bnb: "
+        "bitsandbytes', likewise (extra qlora); muon: matrices of blocks by Muon, updates scaled to the "
+        "size of AdamW's, everything else by AdamW",
+    )
+    newton_schulz: NewtonSchulz = Field(
+        "fp32",
+        # Documents of earlier jobs stay as they are.
+        exclude_if=lambda value: value == "fp32",
+        description="precision in which Muon orthogonalises; bf16 is what torch.optim.Muon does",
     )
     learning_rate: PositiveFloat = Field(1e-3, description="peak learning rate")
     beta1: float = Field(0.9, ge=0, lt=1, description="decay of the first moment")
@@ -65,7 +74,19 @@ class OptimizerSection(Section):
     def _settings_take_effect(self) -> OptimizerSection:
         if self.kind != "adamw" and self.implementation != "default":
             raise ValueError(f"`implementation` would be ignored by `kind: {self.kind}`; leave it out")
+        if self.kind != "muon" and self.newton_schulz != "fp32":
+            raise ValueError(f"`newton_schulz` would be ignored by `kind: {self.kind}`; leave it out")
         return self
+
+    @property
+    def rounds_states(self) -> bool:
+        """Whether the update itself rounds to fewer bits than the weights have."""
+        return self.kind in LOW_BIT or self.newton_schulz == "bf16"
+
+    def at_full_width(self) -> OptimizerSection:
+        """The same without that rounding."""
+        kind: OptimizerKind = "muon" if self.kind == "muon" else "adamw"
+        return self.model_copy(update={"kind": kind, "newton_schulz": "fp32"})
 
 
 class ScheduleSection(Section):
@@ -92,11 +113,12 @@ class TrainingSection(Section):
     accumulation_steps: PositiveInt | None = Field(
         None, description="forward passes per optimizer step and rank"
     )
-    precision: Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16"] = Field(
+    precision: Literal["fp32", "bf16-mixed", "fp16-mixed", "bf16", "fp8"] = Field(
         "fp32",
         description=(
             "mixed: low-precision compute on fp32 masters (fp16 with a loss scaler); "
-            "bf16: weights, gradients and optimizer states in bf16"
+            "bf16: weights, gradients and optimizer states in bf16; fp8: linear layers of blocks multiply in "
+            "fp8, emulated (needs the extra low-bit), everything else is fp32"
         ),
     )
     gradient_clipping: PositiveFloat | None = Field(
@@ -137,6 +159,11 @@ class TrainingSection(Section):
         if self.initial_loss_scale.hex().split("p")[0] != "0x1.0000000000000":
             raise ValueError("`initial_loss_scale` must be a power of two")
         return self
+
+    @property
+    def held_precision(self) -> Precision:
+        """Of everything but products in fp8, which leave weights, states and traffic as fp32 has them."""
+        return "fp32" if self.precision == "fp8" else self.precision
 
 
 class EvaluationSection(Section):
@@ -222,6 +249,14 @@ class Job(Section):
         return self
 
     @model_validator(mode="after")
+    def _narrow_products_alone(self) -> Job:
+        if self.training.precision == "fp8" and (self.adapter.is_present or self.model.compile != "none"):
+            raise ValueError(
+                "`training.precision: fp8` excludes `adapter` and `model.compile`; leave them out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _answers_have_questions(self) -> Job:
         most = self.evaluation.answer_tokens
         if most is not None and (self.data.source != "squad" or self.task != DEFAULT_TASK):
@@ -257,12 +292,9 @@ def axes_of(job: Job) -> list[str]:
     plain: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
         ("model.compile", job.model.compile, ("none",)),
         ("optimizer.kind", job.optimizer.kind, ("adamw",)),
+        ("training.precision", job.training.precision, ("fp32", "bf16-mixed", "fp16-mixed", "bf16")),
         ("data.document_attention", job.data.document_attention, ("across",)),
         ("loss.chunk_tokens", job.loss.chunk_tokens, (None,)),
-        (
-            "training.activation_checkpointing",
-            job.training.activation_checkpointing,
-            (False, True),
-        ),
+        ("training.activation_checkpointing", job.training.activation_checkpointing, (False, True)),
     )
     return [f"{name}={value}" for name, value, of_plain in plain if value not in of_plain]

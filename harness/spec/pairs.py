@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from harness.backends import registry
 from harness.backends.mesh import Dimension
+from harness.backends.optimizer_kinds import LOW_BIT as LOW_BIT_KINDS
 from harness.spec.job import Job
 
 
@@ -38,7 +39,7 @@ ADAPTERS = Axis(setting="adapter.kind=lora", is_set=lambda job: job.adapter.is_p
 DOCUMENTS = Axis(
     setting="data.document_attention=within", is_set=lambda job: job.data.document_attention == "within"
 )
-LOW_BIT = Axis(setting="optimizer.kind=adamw-8bit", is_set=lambda job: job.optimizer.kind == "adamw-8bit")
+LOW_BIT = Axis(setting="optimizer.kind=adamw-8bit", is_set=lambda job: job.optimizer.kind in LOW_BIT_KINDS)
 ANSWERS = Axis(
     setting="evaluation.answer_tokens=8", is_set=lambda job: job.evaluation.answer_tokens is not None
 )

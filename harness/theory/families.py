@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from harness.theory import ddp, fsdp1, fsdp2, fsdp2_tensor, pipeline, single, tensor, zero0, zero3, zero12
-from harness.theory.optimizer_states import with_optimizer
+from harness.theory.optimizer_states import with_optimizer, with_whole_matrices
 from harness.theory.sequence import with_attention
 from harness.theory.terms import ModelStates, Volume
 from harness.theory.workload import Workload
@@ -45,5 +45,6 @@ def model_states(workload: Workload) -> ModelStates:
 
 
 def collectives(workload: Workload) -> Volume:
-    """The collectives of the workload's family, and of attention where ranks divide samples."""
-    return with_attention(workload, FAMILIES[workload.strategy.family].collectives(workload))
+    """The collectives of the workload's family, of attention where ranks divide samples, and of Muon."""
+    of_family = FAMILIES[workload.strategy.family].collectives(workload)
+    return with_attention(workload, with_whole_matrices(workload, of_family))

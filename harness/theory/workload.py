@@ -10,6 +10,7 @@ from harness.backends.base import OptimizerImplementation, OptimizerKind, Precis
 from harness.backends.hybrid import SECOND_COPY
 from harness.backends.mesh import Mesh
 from harness.backends.model_source import Loading
+from harness.backends.optimizer_kinds import NewtonSchulz
 from harness.backends.strategy import StrategyKind
 from harness.theory.dtypes import COMPUTE, DTYPE_BYTES
 from harness.theory.layout import Layout, Tensor
@@ -72,7 +73,7 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A model, trained with AdamW under one strategy, as one rank sees it."""
+    """A model, trained under one strategy, as one rank sees it."""
 
     layout: Layout
     strategy: StrategyKind
@@ -96,6 +97,8 @@ class Workload:
     recomputed_until: str | None = None
     """The module of each block in which its recomputation stops; None: not known."""
     optimizer: OptimizerKind = "adamw"
+    newton_schulz: NewtonSchulz = "fp32"
+    """Precision in which Muon orthogonalises."""
     optimizer_implementation: OptimizerImplementation = "default"
     """As the job has it; 'default': torch chooses by device."""
     loading: Loading = "full"

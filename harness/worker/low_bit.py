@@ -1,9 +1,11 @@
-"""AdamW with moments in 8 bits: torchao's, under a loop that sets the learning rate as a number."""
+"""AdamW with moments in 8 bits: torchao's, under a loop that sets the learning rate as a number, and
+bitsandbytes'."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -13,15 +15,36 @@ from harness.backends.base import Unsupported
 from harness.spec import OptimizerSection
 from harness.theory.optimizer_states import BLOCK_ELEMENTS, LEAST_ELEMENTS
 
+LIBRARIES = {"adamw-8bit": "torchao", "adamw-8bit-bnb": "bitsandbytes"}
+MOMENTS = ("exp_avg", "exp_avg_sq", "state1", "state2")
+"""As the two name them in their states."""
+
 
 def build_low_bit(groups: list[dict[str, Any]], section: OptimizerSection) -> torch.optim.Optimizer:
-    """torchao's AdamW8bit with every constant explicit. Raises Unsupported where torchao is missing."""
+    """AdamW8bit with every constant explicit. Raises Unsupported where its library is missing."""
+    library = LIBRARIES[section.kind]
     try:
-        version("torchao")
+        version(library)
     except PackageNotFoundError as error:
         raise Unsupported(
-            "optimizer.kind=adamw-8bit needs torchao, which is not installed: pip install torchao"
+            f"optimizer.kind={section.kind} needs {library}, which is not installed: pip install {library}"
         ) from error
+    return (_of_torchao if library == "torchao" else _of_bitsandbytes)(groups, section)
+
+
+def _of_bitsandbytes(groups: list[dict[str, Any]], section: OptimizerSection) -> torch.optim.Optimizer:
+    library: Any = import_module("bitsandbytes.optim")
+    return library.AdamW8bit(  # type: ignore[no-any-return]
+        groups,
+        lr=section.learning_rate,
+        betas=(section.beta1, section.beta2),
+        eps=section.epsilon,
+        weight_decay=section.weight_decay,
+        min_8bit_size=LEAST_ELEMENTS,
+    )
+
+
+def _of_torchao(groups: list[dict[str, Any]], section: OptimizerSection) -> torch.optim.Optimizer:
     from torchao.optim import AdamW8bit
 
     class LowBitAdamW(AdamW8bit):  # type: ignore[misc]
@@ -56,15 +79,19 @@ def _without_compiling(groups: Sequence[dict[str, Any]]) -> Any:
 
 def stored_dtype(moment: torch.Tensor) -> torch.dtype:
     """Dtype of the elements that lie in memory: a quantised tensor shows the dtype that it stands for."""
-    local = moment.to_local() if hasattr(moment, "to_local") else moment
+    local = _local(moment)
     return getattr(local, "codes", local).dtype  # type: ignore[no-any-return]
 
 
-def wide_bytes(moments: Sequence[torch.Tensor]) -> int:
-    """Bytes of moments that are not in 8 bits although they are large enough for it."""
-    local = [m.to_local() if hasattr(m, "to_local") else m for m in moments]
-    return sum(
-        m.numel() * m.element_size()
-        for m in local
-        if stored_dtype(m).itemsize > 1 and m.numel() >= LEAST_ELEMENTS
-    )
+def wide_bytes(states: Iterable[tuple[int, Sequence[torch.Tensor]]]) -> int:
+    """Bytes of this rank's moments that are not in 8 bits although the whole parameter is large enough.
+
+    states: elements of the whole parameter, and the moments of what the rank updates of it.
+    """
+    large = [moment for elements, moments in states if elements >= LEAST_ELEMENTS for moment in moments]
+    wide = [moment for moment in large if stored_dtype(moment).itemsize > 1]
+    return sum(_local(moment).numel() * moment.element_size() for moment in wide)
+
+
+def _local(moment: torch.Tensor) -> torch.Tensor:
+    return moment.to_local() if hasattr(moment, "to_local") else moment  # type: ignore[no-any-return]

@@ -82,7 +82,7 @@ def build_model(job: Job, config: PreTrainedConfig | None) -> nn.Module:
     """
     model = draw_model(job, config)
     if job.adapter.is_quantised:
-        quantise(model, COMPUTE_DTYPES[job.training.precision])
+        quantise(model, COMPUTE_DTYPES[job.training.held_precision])
     add_adapters(job, model)
     finish_model(job, model)
     return model
@@ -132,7 +132,7 @@ def finish_model(job: Job, model: nn.Module) -> None:
     declare_blocks(model, job.model)
     if job.training.activation_checkpointing:
         enable_checkpointing(model, job.training.activation_checkpointing)
-    compute = COMPUTE_DTYPES[job.training.precision]
+    compute = COMPUTE_DTYPES[job.training.held_precision]
     if compute is not torch.float32:
         with torch.no_grad():
             for parameter in model.parameters():

@@ -13,23 +13,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.backends.base import Batch, Engine
+from harness.backends.base import Batch, Engine, OptimizerKind
+from harness.backends.optimizer_kinds import LOW_BIT
 from harness.backends.precision import dtype_name
 from harness.spec import OptimizerSection
 from harness.worker.accelerator import uses_tf32
 from harness.worker.batch_digest import SeenBatch, batch_hash_sum, content_digests
 from harness.worker.compiling import compiler_facts, is_compiled
+from harness.worker.dropout import largest_dropout
 from harness.worker.environment import is_deterministic
 from harness.worker.factories import configuration
+from harness.worker.fp8 import narrow_layers
 from harness.worker.losses import ComputeLoss, summed_cross_entropy
-from harness.worker.low_bit import stored_dtype, wide_bytes
+from harness.worker.low_bit import MOMENTS, stored_dtype, wide_bytes
+from harness.worker.muon import MOMENTUM_KEY, block_matrices, orthogonalised_in_parts
 from harness.worker.optimizer import build_adamw
 from harness.worker.optimizer_watch import OptimizerWatch
 
 DIGESTED_STEPS = 2
 """First steps, looked at more closely: each sample and the optimizer's gradients are recorded, inside the
 step. Later ones only note what is read after them."""
-CONSTANTS = ("betas", "eps", "weight_decay", "amsgrad", "maximize")
+CONSTANTS = ("betas", "eps", "weight_decay", "amsgrad", "maximize", "momentum")
 WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
@@ -41,8 +45,11 @@ class Observer:
         self._loss: ComputeLoss = summed_cross_entropy
         self._elements: dict[str, int] = {}
         self._frozen: frozenset[str] = frozenset()
+        self._matrices: dict[str, torch.Size] = {}
         self._optimizer: torch.optim.Optimizer | None = None
         self._given: list[list[str]] = []
+        self._whole: dict[int, int] = {}
+        self._narrow = 0
         self._watch = OptimizerWatch()
         self._digests: list[str] | None = None
         self._batches: list[SeenBatch] = []
@@ -50,7 +57,7 @@ class Observer:
         self._probing = False
         self._instead: Callable[[nn.Module, Batch], Tensor] | None = None
         self._wrapped_compiled = False
-        self._low_bit = False
+        self._kind: OptimizerKind = "adamw"
 
     @property
     def looks_closely(self) -> bool:
@@ -67,6 +74,8 @@ class Observer:
         self._model, self._loss = model, loss
         self._elements = {name: parameter.numel() for name, parameter in model.named_parameters()}
         self._frozen = frozen
+        self._matrices = block_matrices(model)
+        self._narrow = narrow_layers(model)
 
     def build_optimizer(
         self,
@@ -76,10 +85,11 @@ class Observer:
     ) -> torch.optim.Optimizer:
         """Build the job's optimizer and remember which parameters it was given."""
         pairs = list(named)
-        optimizer = build_adamw(pairs, section, decaying, self._frozen)
+        optimizer = build_adamw(pairs, section, decaying, self._frozen, self._matrices)
         names = {id(parameter): name for name, parameter in pairs}
-        self._low_bit = section.kind == "adamw-8bit"
+        self._kind = section.kind
         self._given = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+        self._whole = {key: self._elements[name] for key, name in names.items() if name in self._elements}
         self._optimizer = optimizer
         return optimizer
 
@@ -191,20 +201,28 @@ class Observer:
         states = [state for optimizer in at_work for state in optimizer.state.values()]
         tensors = {
             key: [state[key] for state in states if isinstance(state.get(key), Tensor)]
-            for key in ("exp_avg", "exp_avg_sq", "step")
+            for key in (*MOMENTS, MOMENTUM_KEY)
         }
+        moments = [tensor for of_key in tensors.values() for tensor in of_key]
+        steps = [float(state["step"]) for state in states if "step" in state]
         held = [p for optimizer in at_work for p in optimizer.state if isinstance(p, Tensor)]
         return facts | {
-            "optimizer_steps": int(max(map(float, tensors["step"]), default=0)) or None,
+            "optimizer_steps": int(max(steps, default=0)) or None,
             "optimizer_groups": [group for optimizer in at_work for group in self._groups(optimizer)],
             "master_dtypes": sorted({dtype_name(parameter.dtype) for parameter in held}),
-            "optimizer_state_dtypes": sorted(
-                {dtype_name(stored_dtype(tensor)) for tensor in tensors["exp_avg"] + tensors["exp_avg_sq"]}
-            ),
-            "wide_optimizer_bytes": wide_bytes(tensors["exp_avg"] + tensors["exp_avg_sq"])
-            if self._low_bit
+            "optimizer_state_dtypes": sorted({dtype_name(stored_dtype(tensor)) for tensor in moments}),
+            "wide_optimizer_bytes": self._wide_bytes(at_work) if self._kind in LOW_BIT else None,
+            "matrices_in_parts": orthogonalised_in_parts(self._matrices, at_work)
+            if self._kind == "muon"
             else None,
         }
+
+    def _wide_bytes(self, at_work: Iterable[torch.optim.Optimizer]) -> int:
+        return wide_bytes(
+            (self._whole.get(id(tensor), tensor.numel()), [state[key] for key in MOMENTS if key in state])
+            for optimizer in at_work
+            for tensor, state in optimizer.state.items()
+        )
 
     def _groups(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
         """Constants of each group, and the names of its parameters where they can be known."""
@@ -253,7 +271,8 @@ class Observer:
             ),
             "compiled": compiled,
             **(compiler_facts() if compiled else {}),
-            "dropout": _largest_dropout(model),
+            "dropout": largest_dropout(model),
+            "wide_linears": self._narrow - narrow_layers(model) if self._narrow else None,
         }
 
 
@@ -266,20 +285,6 @@ def _bare(name: str) -> str:
 
 def _bare_names(names: Iterable[str]) -> set[str]:
     return {_bare(name) for name in names}
-
-
-def _largest_dropout(model: Any) -> float:
-    """Largest probability of a dropout module, or of one that the configuration names."""
-    modules = [m.p for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
-    config = configuration(model)
-    configured = [
-        float(value)
-        for key, value in (config.to_dict() if config is not None else {}).items()
-        if ("dropout" in key or key.endswith("pdrop"))
-        and isinstance(value, (int, float))
-        and not isinstance(value, bool)
-    ]
-    return max([*modules, *configured], default=0.0)
 
 
 def _process_facts() -> dict[str, Any]:

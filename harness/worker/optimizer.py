@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import nn
 
 from harness.backends.base import OptimizerImplementation
+from harness.backends.optimizer_kinds import LOW_BIT
 from harness.spec import OptimizerSection, ScheduleSection
 from harness.worker.low_bit import build_low_bit
+from harness.worker.muon import build_muon
 
 FOREACH_AND_FUSED: dict[OptimizerImplementation, tuple[bool | None, bool | None]] = {
     "default": (None, None),
@@ -40,24 +42,29 @@ def build_adamw(
     section: OptimizerSection,
     decaying: frozenset[str],
     frozen: frozenset[str] = frozenset(),
+    matrices: Collection[str] = (),
 ) -> torch.optim.Optimizer:
-    """The job's AdamW with every constant explicit; the loop sets the learning rate before each step.
+    """The job's optimizer with every constant explicit; the loop sets the learning rate before each step.
 
-    frozen: names of parameters that it is not given.
+    frozen: names of parameters that it is not given. matrices: names of those that Muon updates.
     """
     decay: list[nn.Parameter] = []
     keep: list[nn.Parameter] = []
+    orthogonal: list[nn.Parameter] = []
+    of_muon = matrices if section.kind == "muon" else ()
     for name, parameter in named:
         if name in frozen:
             continue
-        (decay if name in decaying else keep).append(parameter)
+        (orthogonal if name in of_muon else decay if name in decaying else keep).append(parameter)
     groups = [
         {"params": decay, "weight_decay": section.weight_decay},
         {"params": keep, "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    if section.kind == "adamw-8bit":
+    if section.kind in LOW_BIT:
         return build_low_bit(groups, section)
+    if section.kind == "muon":
+        return build_muon(orthogonal, groups, section)
     foreach, fused = FOREACH_AND_FUSED[section.implementation]
     return torch.optim.AdamW(
         groups,

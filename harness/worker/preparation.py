@@ -6,11 +6,15 @@ from pathlib import Path
 
 from torch import nn
 
-from harness.backends.base import Backend, Batch, Engine, LossScale, SetupContext, World
+from harness.backends.base import Backend, Batch, Engine, LossScale, SetupContext, Unsupported, World
 from harness.backends.model_source import Loading
+from harness.backends.registry import parse, strategy_of
 from harness.run_directory.request import RunRequest
+from harness.spec import Job, OptimizerSection
+from harness.theory.optimizer_states import why_not
 from harness.worker.dataset import DataFacts
 from harness.worker.description import Built
+from harness.worker.fp8 import narrow_products
 from harness.worker.gradient_flow import modules_without_gradient
 from harness.worker.loading.own_skeleton import why_whole
 from harness.worker.loading.source import JobModelSource
@@ -45,17 +49,17 @@ def prepare_engine(
         without_gradient = modules_without_gradient(job, config)
         built.describe(model, decaying[-1], without_gradient, irregular_uses(job, model, example), whole)
         loss = divide_sequence(job, model, world, loss_function(job, model))
+        if _multiplies_in_fp8(job, backend):
+            narrow_products(model)
         observer.built(model, loss, frozen_names(model))
 
     whole = why_whole(job, request.loading)
     loading: Loading = "full" if whole else request.loading
     source = JobModelSource(job, config, world, loading=loading, folder=weights_folder, on_built=note)
-    optimizer = job.optimizer
-    if getattr(backend.options, "states", None) == "fp32":
-        optimizer = optimizer.model_copy(update={"kind": "adamw"})
+    optimizer = _optimizer(request, backend)
     context = SetupContext(
         world=world,
-        precision=job.training.precision,
+        precision=job.training.held_precision,
         gradient_clipping=job.training.gradient_clipping,
         micro_batch_size=request.micro_batch_size,
         accumulation_steps=request.accumulation_steps,
@@ -72,3 +76,19 @@ def prepare_engine(
         source, lambda named: observer.build_optimizer(named, optimizer, decaying[-1]), context
     )
     return engine, built
+
+
+def _multiplies_in_fp8(job: Job, backend: Backend) -> bool:
+    """Whether products of the run are to be in fp8; the reference widens them to measure what they change."""
+    return job.training.precision == "fp8" and getattr(backend.options, "precision", None) != "fp32"
+
+
+def _optimizer(request: RunRequest, backend: Backend) -> OptimizerSection:
+    """The optimizer that runs. Raises Unsupported where the strategy cannot have it."""
+    optimizer = request.job.optimizer
+    strategy = strategy_of(parse(request.backend)[0].name)
+    precision = request.job.training.precision
+    if strategy is not None and (reason := why_not(optimizer.kind, strategy, precision)) is not None:
+        raise Unsupported(reason)
+    at_full_width = getattr(backend.options, "states", None) == "fp32"
+    return optimizer.at_full_width() if at_full_width else optimizer

@@ -286,7 +286,7 @@ def _matmul_peaks(request: RunRequest) -> tuple[dict[str, float], float]:
         return {}, 0.0
     began = time.perf_counter()
     dist.barrier()
-    peaks = measured_peaks(request.device, compute_dtype(request.job.training.precision))
+    peaks = measured_peaks(request.device, compute_dtype(request.job.training.held_precision))
     return peaks, time.perf_counter() - began
 
 

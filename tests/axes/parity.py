@@ -20,6 +20,6 @@ def assert_parity(
     rows = matrix.compare(labels, world_size, settings).rows
     assert {row.record.backend.label for row in rows} == {"single", *map(canonical_label, labels)}
     levels = {row.record.backend.label: row.judgement.parity for row in rows}
-    low = any("bf16" in setting or "8bit" in setting for setting in settings)
+    low = any(word in setting for setting in settings for word in ("bf16", "8bit", "fp8"))
     assert set(levels.values()) <= {"exact", "tight", *(["band"] if low else [])}, levels
     return {row.record.backend.label: row.record for row in rows}

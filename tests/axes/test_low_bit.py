@@ -1,24 +1,32 @@
 """AdamW with 8-bit moments under each strategy: states to the byte, full width where torchao falls back."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from .parity import assert_parity
 
-torchao = pytest.importorskip("torchao", reason="the extra low-bit is not installed")
 pytestmark = pytest.mark.long(seconds=40)
-KIND = "optimizer.kind=adamw-8bit"
+KIND, BNB = "optimizer.kind=adamw-8bit", "optimizer.kind=adamw-8bit-bnb"
+needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="the extra low-bit is not installed")
+needs_bitsandbytes = pytest.mark.skipif(
+    find_spec("bitsandbytes") is None, reason="the extra qlora is not installed"
+)
 MODEL = (
-    "model.config={hidden_size: 64, intermediate_size: %d, num_hidden_layers: %d, num_attention_heads: 2, "
+    "model.config={hidden_size: %d, intermediate_size: %d, num_hidden_layers: %d, num_attention_heads: 2, "
 )
 MODEL += "num_key_value_heads: 2, max_position_embeddings: 16, vocab_size: 320}"
-EVEN = MODEL % (128, 2)
-"""Halves of its groups are multiples of 256 elements."""
-ODD = MODEL % (132, 1)
+EVEN = MODEL % (96, 128, 2)
+"""Halves of its groups and of its matrices are multiples of 256 elements and above 4,096."""
+ODD = MODEL % (64, 132, 1)
 """Every matrix is a multiple of 256 elements, half of all of them is not."""
 PARTS = ("ddp", "zero1", "zero3", "fsdp")
 """FSDP1 cuts units anywhere, so that parts of matrices are no multiples."""
+CUT = MODEL % (64, 100, 1)
+"""FSDP1's halves have 1,472 of the 6,400 elements of a matrix on the first rank."""
 
 
+@needs_torchao
 @pytest.mark.parametrize("label", ["zero1", "zero3", "fsdp1"])
 def test_trap_30_what_a_rank_updates_is_no_multiple_of_a_block(label: str, matrix) -> None:
     found = {f.id: f for f in matrix.findings([label], 2, [KIND, ODD])}
@@ -30,9 +38,35 @@ def test_trap_30_what_a_rank_updates_is_no_multiple_of_a_block(label: str, matri
     assert set(found) <= {"master-dtype-differs"}
 
 
+@needs_torchao
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16-mixed", marks=pytest.mark.exhaustive)])
 def test_every_strategy_trains_with_8_bit_states(precision: str, matrix) -> None:
     records = assert_parity(matrix, [KIND, EVEN, f"training.precision={precision}"], PARTS)
     for label, record in records.items():
         assert "uint8" in record.observed.optimizer_state_dtypes, label
         assert record.observed.wide_optimizer_bytes == 0, label
+
+
+@needs_bitsandbytes
+def test_trap_30_a_part_is_too_small_for_bitsandbytes(matrix) -> None:
+    found = {f.id: f for f in matrix.findings(["fsdp1"], 2, [BNB, CUT])}
+    wide = found.pop("low-bit-states-wide")
+    assert wide.values["wide_optimizer_bytes"] == 2 * 4 * 1472
+    assert "adamw-8bit-bnb: what a rank updates is below 4,096 elements" in wide.text
+    assert not found
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16-mixed", marks=pytest.mark.exhaustive)])
+def test_bitsandbytes_trains_with_8_bit_states(precision: str, matrix) -> None:
+    labels = ["ddp", "zero1", "zero3"] if precision == "fp32" else ["ddp", "zero0", "zero1", "zero2", "zero3"]
+    records = assert_parity(matrix, [BNB, EVEN, f"training.precision={precision}"], labels)
+    for label, record in records.items():
+        assert "uint8" in record.observed.optimizer_state_dtypes, label
+        assert record.observed.wide_optimizer_bytes == 0, label
+
+
+def test_bitsandbytes_takes_no_rows_of_fsdp2(matrix) -> None:
+    record = matrix.record("fsdp", 2, [BNB, EVEN])
+    assert record.status == "unsupported"
+    assert "take no DTensor" in record.reasons[0]

@@ -16,6 +16,7 @@ NOT_RUN = {
     "/shared/harness/bin/pip": "installs packages",
     "python benchmarks/memory_table.py": "reads the records of two matrices of up to 4 ranks",
     "harness compare --set optimizer.kind=adamw-8bit": "needs torchao: tests/axes",
+    "harness compare --set training.precision=fp8": "needs torchao: tests/axes",
     "harness compare --set model.compile": "compiling takes minutes: tests/axes",
     "harness export adapter": "tests/harness/worker/test_adapter_export.py",
     "harness run --backend zero3 --nproc 2 --set 'adapter": "tests/adapters runs such jobs",

@@ -22,7 +22,7 @@ from harness.store import Store
 from tests.forkserver import launcher
 from tests.plugins import register
 
-from . import adapters, late, libraries, pipelines, sequence, tensor, unseen
+from . import adapters, late, libraries, narrow, orthogonal, pipelines, sequence, tensor, unseen
 
 TINY = [
     "model.config={hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2, "
@@ -84,8 +84,9 @@ class Matrix:
 
 def install(folder: Path) -> None:
     """Make the broken adapters known as a third party's distribution would."""
+    modules = (adapters, unseen, late, sequence, pipelines, tensor, libraries, orthogonal, narrow)
     planted = [
-        value for module in (adapters, unseen, late, sequence, pipelines, tensor, libraries)
+        value for module in modules
         for value in vars(module).values()
         if isinstance(value, type) and value.__module__ == module.__name__
         and not isabstract(value) and value is not unseen.OwnOptimizer

@@ -77,6 +77,21 @@ ELSEWHERE = [
         test="tests/axes/test_low_bit.py::test_trap_30_what_a_rank_updates_is_no_multiple_of_a_block",
     ),
     Planted(
+        name="T30 bitsandbytes", what="8-bit AdamW on parts of matrices below 4,096 elements",
+        finding="low-bit-states-wide",
+        test="tests/axes/test_low_bit.py::test_trap_30_a_part_is_too_small_for_bitsandbytes",
+    ),
+    Planted(
+        name="Muon on rows", what="each rank's Muon orthogonalises its own rows of a matrix",
+        finding="muon-on-parts",
+        test="tests/axes/test_muon.py::test_rows_that_are_orthogonalised_by_themselves_are_named",
+    ),
+    Planted(
+        name="fp8 left behind", what="linear layers made wide again after they were converted to fp8",
+        finding="fp8-not-applied",
+        test="tests/axes/test_fp8.py::test_layers_that_fell_back_are_named",
+    ),
+    Planted(
         name="T36", what="NVMe offload of tensors below 1 MiB, which swaps nothing",
         finding="swapping-frees-no-memory",
         test="tests/traps/test_swapping.py::test_nothing_in_files_is_named",

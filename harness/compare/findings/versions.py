@@ -31,7 +31,7 @@ def _is_affected(row: Row, fact: LibraryFact) -> bool:
     if fact.effect != "wrong" or version is None or strategy is None or strategy.zero_stage is None:
         return False
     return fact.includes(version) and fact.concerns(
-        strategy.zero_stage, record.job.training.precision, record.world.accumulation_steps
+        strategy.zero_stage, record.job.training.held_precision, record.world.accumulation_steps
     )
 
 

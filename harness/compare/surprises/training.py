@@ -193,7 +193,7 @@ def _setting(record: Record, about: str) -> str:
     if strategy is None or effective is None:
         return ""
     changes = preset_changes(
-        strategy, record.job.training.precision, "like-for-like", effective.parameter_count
+        strategy, record.job.training.held_precision, "like-for-like", effective.parameter_count
     )
     found = [change for change in changes if about in change.reason]
     return f"Set {listed([f'{c.setting}: {c.value}' for c in found])}." if found else ""

@@ -9,6 +9,7 @@ from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.hybrid import shard_size
 from harness.backends.pipeline_options import PipelineOptions
+from harness.backends.strategy import StrategyKind
 from harness.backends.tensor_plan import why_not_cut
 from harness.batch import batch_layout, layout_over, with_global_batch
 from harness.cells import canonical_label
@@ -21,6 +22,7 @@ from harness.planning.model import PlannedModel
 from harness.planning.scenario import Scenario
 from harness.spec import Experiment, TrainingSection
 from harness.spec.pairs import why_refused as why_pair_refused
+from harness.theory.optimizer_states import why_not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +117,13 @@ def _candidate(asked: Question, label: str, world_size: int) -> Candidate:
         rank=0, world_size=world_size, local_rank=0, ranks_per_node=per_node, device=asked.torch_device
     )
     requested = getattr(options, "shard_size", None)
-    precision = asked.experiment.training.precision
+    precision = asked.experiment.training.held_precision
     reason = why_unsupported(entry.strategy, options, precision, world) or why_refused(
         asked.experiment.job(), entry.strategy
     )
     if reason is None and isinstance(options, PipelineOptions):
         reason = why_not_staged(options, asked.model, world_size, layout.micro_batch_size, precision)
+    reason = reason or _why_not_run(asked, entry.strategy)
     reason = reason or _why_not_cut(asked, label, world_size)
     reason = reason or why_pair_refused(label, world_size, asked.experiment.job())
     if reason is not None:
@@ -144,6 +147,11 @@ def _candidate(asked: Question, label: str, world_size: int) -> Candidate:
         constants=asked.constants,
     )
     return Candidate(label=label, world_size=world_size, scenario=scenario)
+
+
+def _why_not_run(asked: Question, strategy: StrategyKind) -> str | None:
+    experiment = asked.experiment
+    return why_not(experiment.optimizer.kind, strategy, experiment.training.precision)
 
 
 def _why_not_cut(asked: Question, label: str, world_size: int) -> str | None:

@@ -80,7 +80,7 @@ class EstimateRow:
                 scenario.strategy.stage,
                 workload.layout.parameter_count,
                 _parts(scenario),
-                scenario.job.training.precision,
+                scenario.job.training.held_precision,
                 trained=workload.layout.trained_count,
             ).values()
         )

@@ -11,6 +11,9 @@ from harness.record import Record
 from harness.record.workload import layout_of
 from harness.report.document import Block, Folded, Paragraph, Section, yaml_code
 
+PRECISIONS = {
+    "fp8": "fp8 (emulated: these runs show numerics only; speed and memory say nothing of fp8 hardware)"
+}
 SOURCES = {"prose": "prose, the English help texts of the Python that ran"}
 
 
@@ -43,7 +46,8 @@ def job_section(comparison: Comparison) -> Section:
         blocks.append(
             Paragraph(
                 f"Job {', '.join([job_id, *facts])}: global batch {training.global_batch_size} samples of "
-                f"{job.data.sequence_length} tokens, precision {training.precision}, "
+                f"{job.data.sequence_length} tokens, "
+                f"precision {PRECISIONS.get(training.precision, training.precision)}, "
                 f"gradient clipping {training.gradient_clipping or 'none'}; data: {source}{samples}."
             )
         )

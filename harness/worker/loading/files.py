@@ -91,7 +91,7 @@ def _provide(job: Job, config: Any, skeleton: nn.Module, numbers: Mapping[int, s
 
 def _writer(job: Job, shapes: Mapping[str, Sequence[int]], path: Path) -> WeightWriter:
     # At a low precision the initial weights are rounded to it anyway.
-    return WeightWriter(path, shapes, COMPUTE_DTYPES[job.training.precision])
+    return WeightWriter(path, shapes, COMPUTE_DTYPES[job.training.held_precision])
 
 
 def _provide_own(job: Job, shapes: Mapping[str, Sequence[int]], path: Path) -> None:

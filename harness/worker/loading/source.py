@@ -50,7 +50,7 @@ class JobModelSource(ModelSource):
         self._world = world
         self._folder = folder
         self._on_built = on_built
-        self._compute = COMPUTE_DTYPES[job.training.precision]
+        self._compute = COMPUTE_DTYPES[job.training.held_precision]
         self._shapes: dict[str, torch.Size] = {}
         self._first_names: dict[str, str] = {}
         self._draws = loading == "slices" and not reads_checkpoint(job) and job.model.factory is None

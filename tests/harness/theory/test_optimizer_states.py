@@ -12,12 +12,14 @@ from harness.theory.workload import Workload
 LARGE, ODD, SMALL = 4096 + 256, 4097, 64
 
 
-def moments(family: str, shapes: list[tuple[int, ...]], ranks: int, **kind: object) -> int:
+def moments(
+    family: str, shapes: list[tuple[int, ...]], ranks: int, optimizer: str = "adamw-8bit", **kind: object
+) -> int:
     """Bytes of a rank's optimizer states, step counters left out."""
     parameters = tuple(Tensor(f"p{i}", shape, "float32") for i, shape in enumerate(shapes))
     layout = Layout(parameters=parameters, decaying=frozenset(p.name for p in parameters))
     workload = Workload(
-        layout=layout, strategy=StrategyKind(family=family, **kind), world_size=ranks, optimizer="adamw-8bit"
+        layout=layout, strategy=StrategyKind(family=family, **kind), world_size=ranks, optimizer=optimizer
     )
     found = model_states(workload).terms
     plain = model_states(replace(workload, optimizer="adamw")).terms
@@ -46,3 +48,17 @@ def test_a_flat_partition_is_quantised_or_not_by_the_number_of_ranks(stage: int)
     shapes = [(3 * 4096,), (3 * 4096,)]
     assert moments("zero12", shapes, 2, zero_stage=stage) == eight_bit(3 * 4096)
     assert moments("zero12", shapes, 5, zero_stage=stage) == 8 * 4916  # 24,576 aligned to 10, of 5 ranks
+
+
+def test_bitsandbytes_shares_its_tables_and_fills_the_last_block_in_part() -> None:
+    found = moments("ddp", [(LARGE,), (ODD,), (SMALL,)], 2, "adamw-8bit-bnb")
+    assert found == 2 * (LARGE + ODD + 4 * (LARGE // 256 + 17) + 1024) + 8 * SMALL
+
+
+def test_bitsandbytes_counts_steps_outside_of_tensors() -> None:
+    parameters = (Tensor("p", (LARGE,), "float32"),)
+    layout = Layout(parameters=parameters, decaying=frozenset("p"))
+    workload = Workload(
+        layout=layout, strategy=StrategyKind(family="ddp"), world_size=2, optimizer="adamw-8bit-bnb"
+    )
+    assert not [t for t in model_states(workload).terms if "step counters" in t.name]

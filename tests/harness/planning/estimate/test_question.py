@@ -92,3 +92,14 @@ def test_hybrid_shards_within_a_node_unless_told_otherwise() -> None:
     assert of_nodes.scenario is not None
     assert told.scenario is not None
     assert (of_nodes.scenario.shard_size, told.scenario.shard_size) == (8, 2)
+
+
+def test_muon_is_planned_where_it_runs() -> None:
+    found = {
+        r.label: r for r in rows("optimizer.kind=muon", backends="ddp fsdp zero1 fsdp1", world_sizes=(8,))
+    }
+    assert [label for label, r in found.items() if r.scenario] == ["ddp", "fsdp"]
+    assert "flat partitions" in (found["zero1"].unsupported or "")
+    terms = {t.name: t.bytes for t in found["ddp"].scenario.states.terms if t.kind == "optimizer"}
+    assert terms["Muon's momentum"] > 0
+    assert "Adam's moments" in terms
