@@ -68,6 +68,11 @@ class Mesh:
         """Whether some ranks hold the same samples."""
         return self.data_size < self.world_size
 
+    @property
+    def cuts_model(self) -> bool:
+        """Whether ranks compute different parts of the model."""
+        return self.size("tensor") * self.size("pipeline") > 1
+
     def size(self, dimension: Dimension) -> int:
         """Ranks along a dimension; 1 where the mesh does not have it."""
         return next((size for name, size in self.sizes if name == dimension), 1)

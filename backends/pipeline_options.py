@@ -33,6 +33,15 @@ class PipelineOptions(BackendOptions):
             raise Unsupported("a pipeline needs at least 2 ranks")
         return Mesh.of(world_size, {"pipeline": self.stages or world_size, "data": None})
 
+    def parts(self, world_size: int) -> int:
+        """Micro-batches of a micro-step."""
+        return self.micro_batches or self.mesh(world_size).size("pipeline")
+
     def stages_on(self, ranks: int) -> int:
         """Stages of a pipeline over so many ranks."""
         return ranks * (self.stages_per_rank if self.schedule == "interleaved" else 1)
+
+
+def parts_of(options: BackendOptions, world_size: int) -> int:
+    """Into how many equal parts the samples of a micro-step are cut: 1 unless the ranks are a pipeline."""
+    return options.parts(world_size) if isinstance(options, PipelineOptions) else 1

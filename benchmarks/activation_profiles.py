@@ -9,15 +9,25 @@ from __future__ import annotations
 import json
 import lzma
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError
 from harness.planning.models import catalogue_names, load_model
+from harness.planning.part import local_config
 from harness.planning.profiles import SHIPPED, config_key, variant_key
 from harness.theory.activations import to_json
 from harness.worker.activation_trace import Variant, trace_profile
 
+CUT = SHIPPED.with_name("activations-cut.json.xz")
+CUT_MODELS = (
+    "llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b", "qwen2.5-7b", "qwen2.5-14b",
+    "qwen2.5-32b",
+)  # fmt: skip
+"""Also traced as one rank along 'tensor' computes them."""
+CUT_RANKS = (2, 4, 8)
+CUT_ROUTES = ("cast", "autocast")
 ROUTES = ("cast", "autocast", "fp32", "autocast+outputs")
 
 
@@ -29,30 +39,46 @@ def main() -> None:
     for file in SHIPPED.parent.glob("activations-*.json.xz"):  # profiles traced apart
         document = json.loads(lzma.decompress(file.read_bytes())) | document
     for name in catalogue_names():
-        model = load_model(name)
-        profiles = document.setdefault(config_key(model.config), {})
-        missing = [variant for variant in _variants() if variant_key(vars(variant)) not in profiles]
-        try:
-            for variant in missing:
-                profiles[variant_key(vars(variant))] = to_json(trace_profile(model.config, variant))
-        except Exception as error:  # a model that cannot be traced is not shipped
-            print(f"{name}: {type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
-        if missing:
-            _write(document)
-            print(f"{name}: {len(profiles)} profiles", flush=True)
+        if _trace_missing(document, name, load_model(name).config, ROUTES):
+            _write(document, SHIPPED)
+    cut: dict[str, dict[str, Any]] = json.loads(lzma.decompress(CUT.read_bytes())) if CUT.exists() else {}
+    for name in CUT_MODELS:
+        for ranks in CUT_RANKS:
+            model = load_model(name)
+            if model.config["num_key_value_heads"] % ranks:
+                continue
+            config = local_config(model.config, ranks)
+            if _trace_missing(cut, f"{name} over {ranks}", config, CUT_ROUTES):
+                _write(cut, CUT)
 
 
-def _variants() -> Iterator[Variant]:
-    for route in ROUTES:
+def _trace_missing(
+    document: dict[str, dict[str, Any]], name: str, config: Mapping[str, Any], routes: Sequence[str]
+) -> bool:
+    """Whether there were any."""
+    profiles = document.setdefault(config_key(config), {})
+    missing = [variant for variant in _variants(routes) if variant_key(vars(variant)) not in profiles]
+    try:
+        for variant in missing:
+            profiles[variant_key(vars(variant))] = to_json(trace_profile(config, variant))
+    except Exception as error:  # a model that cannot be traced is not shipped
+        print(f"{name}: {type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
+    if missing:
+        print(f"{name}: {len(profiles)} profiles", flush=True)
+    return bool(missing)
+
+
+def _variants(routes: Sequence[str]) -> Iterator[Variant]:
+    for route in routes:
         for checkpointing in (False, True):
             for single_sample in (True, False):
                 yield Variant(route=route, checkpointing=checkpointing, single_sample=single_sample)
 
 
-def _write(document: dict[str, dict[str, Any]]) -> None:
-    SHIPPED.parent.mkdir(exist_ok=True)
+def _write(document: dict[str, dict[str, Any]], target: Path) -> None:
+    target.parent.mkdir(exist_ok=True)
     text = json.dumps({key: value for key, value in document.items() if value}, separators=(",", ":"))
-    SHIPPED.write_bytes(lzma.compress(text.encode(), preset=9))
+    target.write_bytes(lzma.compress(text.encode(), preset=9))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 
 SEED = 20261122
 THIRD_SEED = 20261123
+DIVIDED_SEED = 20261124
 DRAWS_PER_HALF = 2
 """Of each backend."""
 BACKENDS = (
@@ -15,6 +16,12 @@ BACKENDS = (
     "fsdp1-no-shard", "fsdp-hybrid", "accelerate-ddp", "accelerate-zero2", "accelerate-zero3",
     "fsdp:offload=cpu", "fsdp:prefetch=2", "zero2:offload=optimizer", "zero3:offload=cpu",
 )  # fmt: skip
+DIVIDED = (
+    "tp:tensor=2", "fsdp-tp:tensor=2", "pp:schedule=gpipe", "pp", "pp:schedule=interleaved",
+    "pp:stages=2,micro_batches=4", "cp", "fsdp-cp", "ulysses-zero1", "ulysses-zero2", "ulysses-zero3",
+    "zero3:hpz=2", "fsdp:reshard=2",
+)  # fmt: skip
+"""Backends whose ranks share samples, and those that keep a second copy within a group of ranks."""
 GEOMETRIES: dict[str, dict[str, Any]] = {
     "llama": {
         "model_type": "llama", "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4,
@@ -54,6 +61,31 @@ def memory_cases() -> list[MemoryCase]:
         _draw(source, backend, part) for backend in BACKENDS for part in (1, 2) for _ in range(DRAWS_PER_HALF)
     ]
     return halves + [_draw(third, backend, 3) for backend in BACKENDS]
+
+
+def divided_cases() -> list[MemoryCase]:
+    """Each of DIVIDED twice, on models whose layers are cut; a micro-step is 4 samples, for pipelines."""
+    source = random.Random(DIVIDED_SEED)
+    return [_draw_divided(source, backend) for backend in DIVIDED for _ in range(2)]
+
+
+def _draw_divided(source: random.Random, backend: str) -> MemoryCase:
+    in_groups = any(word in backend for word in ("hpz", "reshard", "fsdp-tp", "stages=2"))
+    return MemoryCase(
+        backend=backend,
+        world_size=4 if in_groups else source.choice((2, 2, 4)) if "interleaved" not in backend else 2,
+        geometry=source.choice(("llama", "qwen2")),
+        settings={
+            "training.precision": source.choice(("fp32", "bf16-mixed")),
+            "training.micro_batch_size": 4,
+            "training.accumulation_steps": source.choice((1, 1, 2)),
+            "training.activation_checkpointing": source.random() < 0.3,
+            "data.sequence_length": source.choice((64, 96, 128, 192)),
+            "runtime.preset": "like-for-like",
+            "optimizer.implementation": "default",
+        },
+        part=1,
+    )
 
 
 def _draw(source: random.Random, backend: str, part: int) -> MemoryCase:

@@ -21,6 +21,21 @@ MODELS = ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "qwen2.5-14b", "qwen2.
 LABELS = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-grad-op", "fsdp-hybrid", "fsdp1")
 OWNERS = "zero1:use_multi_rank_bucket_allreduce=false"
 """Reduces gradients to the ranks that keep them, which DeepSpeed does not do by default."""
+DIVIDED = {
+    "tp:tensor=2": "layers", "tp:tensor=8": "layers",
+    "fsdp-tp:tensor=2": "layers, and states",
+    "fsdp-tp:tensor=8": "layers, and states",
+    "fsdp-cp:sequence=2": "samples, and states",
+    "fsdp-cp:sequence=8": "samples, and states",
+    "pp:micro_batches=8,stages=2": "blocks", "pp:micro_batches=8,stages=8": "blocks",
+    "fsdp:reshard=8": "states; a copy of the weights over a node",
+}  # fmt: skip
+"""Further ways -> what ranks divide."""
+PLAIN = ("ddp", "zero1", "fsdp", "fsdp-hybrid")
+"""What these are compared with."""
+DIVIDED_MODEL = "llama-3.1-8b"
+DIVIDED_SAMPLES = 8
+"""Of a micro-step, so that pipelines have micro-batches."""
 FABRICS = ("NDR400", "HDR100", "Ethernet-25", "Ethernet-10")
 """From fast to slow."""
 STEPS = (1, 4, 16)
@@ -64,7 +79,7 @@ class Figures:
 
     def sent(self, label: str, steps: int) -> float:
         """GB that a rank sends in one optimizer step on 64 ranks."""
-        return self.row(SPEED_MODEL, RANKS[-1], label, steps=steps).sent_bytes / 1e9
+        return (self.row(SPEED_MODEL, RANKS[-1], label, steps=steps).sent_bytes or 0.0) / 1e9
 
     def speed(self, label: str, fabric: str, steps: int) -> float:
         """Tokens/s for each GPU on 64 ranks."""
@@ -82,6 +97,61 @@ class Figures:
     def slower_fabrics(self, label: str, other: str, steps: int, margin: float = 1.05) -> list[str]:
         """Fabrics on which one strategy is faster than another by more than the margin."""
         return [fabric for fabric in FABRICS if self.ratio(label, other, fabric, steps) > margin]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divided:
+    """Predictions on 64 GPUs by fabric and backend, of further ways and of plain strategies."""
+
+    rows: dict[tuple[str, str], EstimateRow]
+
+    def row(self, label: str, fabric: str = FABRICS[0]) -> EstimateRow:
+        return self.rows[fabric, label]
+
+    def gigabytes(self, label: str) -> float:
+        """Memory of the fullest GPU."""
+        memory = self.row(label).memory
+        assert memory
+        return memory.device_bytes / 1e9
+
+    def fits(self, label: str) -> bool:
+        verdict = self.row(label).verdict
+        assert verdict
+        return verdict.fits
+
+    def speed(self, label: str, fabric: str) -> float:
+        """Tokens/s for each GPU."""
+        speed = self.row(label, fabric).speed
+        assert speed
+        return speed.tokens_per_second_per_gpu
+
+    def best_plain(self, fabric: str) -> float:
+        """The fastest plain strategy that fits."""
+        return max(self.speed(label, fabric) for label in PLAIN if self.fits(label))
+
+    def pays(self, label: str, margin: float = 1.05) -> list[str]:
+        """Fabrics on which it is faster than every plain strategy that fits, by more than the margin."""
+        return [f for f in FABRICS if self.speed(label, f) > margin * self.best_plain(f)]
+
+
+@cache
+def divided() -> Divided:
+    """Every prediction of the section on dividing the model."""
+    hardware = load_hardware()
+    found: dict[tuple[str, str], EstimateRow] = {}
+    settings = [s for s in SETTINGS if not s.startswith("training.micro_batch_size")]
+    for fabric in FABRICS:
+        given = question(
+            load_model(DIVIDED_MODEL),
+            load_experiment(None, (*settings, f"training.micro_batch_size={DIVIDED_SAMPLES}")),
+            backends=(*PLAIN, *DIVIDED),
+            world_sizes=RANKS[-1:],
+            ranks_per_node=PER_NODE,
+            device=hardware.device(GPU),
+            fabric=hardware.fabric(fabric),
+        )
+        found |= {(fabric, row.label): row for row in estimate(given)}
+    return Divided(rows=found)
 
 
 @cache
@@ -118,6 +188,11 @@ def strategies_page() -> str:
         fit_table=_fit_table(given),
         link_table=_link_table(given),
         sent_table=_sent_table(given),
+        divided=divided(),
+        divided_table=_divided_table(divided()),
+        divided_model=DIVIDED_MODEL,
+        divided_samples=DIVIDED_SAMPLES,
+        plain=PLAIN,
         limit=load_hardware().device(GPU).memory_bytes / 1e9,
         settings=SETTINGS,
         speed_model=SPEED_MODEL,
@@ -154,6 +229,25 @@ def _sent_table(given: Figures) -> str:
     return table(
         head, [[str(n), *(f"{given.sent(label, n):.1f}" for label in LABELS)] for n in STEPS], words=0
     )
+
+
+def _divided_table(given: Divided) -> str:
+    head = ["strategy", "ranks divide", "pays from", "GB", "bubble", "GB in node", "GB between", *FABRICS]
+    rows = []
+    for label in (*PLAIN, *DIVIDED):
+        row = given.row(label)
+        sent, between = row.sent_bytes or 0.0, row.between_bytes or 0.0
+        memory = f"{given.gigabytes(label):,.0f}"
+        pays = given.pays(label)
+        rows.append([
+            f"`{label}`", DIVIDED.get(label, ""),
+            "" if label in PLAIN else pays[0] if pays and given.fits(label) else "none of these",
+            f"**{memory}**" if given.fits(label) else memory,
+            "" if row.bubble is None else f"{row.bubble:.0%}",
+            f"{(sent - between) / 1e9:,.1f}", f"{between / 1e9:,.1f}",
+            *(f"{given.speed(label, fabric):,.0f}" for fabric in FABRICS),
+        ])  # fmt: skip
+    return table(head, rows, words=3)
 
 
 def _share(share: float) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from harness.backends import registry
+from harness.backends.pipeline_options import parts_of
 from harness.cells import Cell, canonical_label
 from harness.cli.arguments import command_line, default_ranks, require_gpus
 from harness.cli.device import resolve_device
@@ -83,7 +84,11 @@ def fit(
     world_size = 1 if registry.parse(label)[0].name == registry.REFERENCE else nproc or default_ranks(device)
     require_gpus(device, world_size)
     memory = find_limit(limit, experiment.runtime.memory_limit, device, world_size, hardware)
-    sizes = micro_batches(experiment, registry.mesh_of(label, world_size).data_size)
+    sizes = micro_batches(
+        experiment,
+        registry.mesh_of(label, world_size).data_size,
+        parts=parts_of(registry.parse(label)[1], world_size),
+    )
     store = Store(runs)
     store.prepare()
     runner = Runner(

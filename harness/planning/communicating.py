@@ -60,7 +60,9 @@ def transfers(work: Work, device: Device, constants: TimeConstants) -> list[Tran
 
 def _transfer(collective: Collective, work: Work, device: Device, constants: TimeConstants) -> Transfer:
     workload, scenario = work.workload, work.scenario
-    path = path_of(workload.group_ranks(collective.role, 0), scenario, device, constants)
+    group = workload.group_ranks(collective.role, workload.rank)
+    ranks = _pair(group) if collective.op in ("send", "recv") else group
+    path = path_of(ranks, scenario, device, constants)
     calls = _calls(collective, workload)
     sent = transport_sent_bytes(scenario.transport, collective.op, collective.payload_bytes, path.ranks)
     op = EMULATED.get(scenario.transport, {}).get(collective.op, collective.op)
@@ -76,6 +78,11 @@ def _transfer(collective: Collective, work: Work, device: Device, constants: Tim
         formula=f"{calls} x {latency * 1e6:.0f} us {sign} {sent / 1e6:,.1f} MB / "
         f"{path.bandwidth / 1e9:.2f} GB/s",
     )  # fmt: skip
+
+
+def _pair(group: Sequence[int]) -> list[int]:
+    """Neighbours in a pipeline: a message takes the way of two ranks only."""
+    return list(group[:2])
 
 
 def path_of(ranks: Sequence[int], scenario: Scenario, device: Device, constants: TimeConstants) -> Path:

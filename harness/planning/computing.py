@@ -16,9 +16,12 @@ from harness.planning.attention import (
 from harness.planning.constants import TimeConstants
 from harness.planning.device import Device
 from harness.planning.geometry import Matrix
+from harness.planning.profiles import AUTOCAST
 from harness.planning.time_term import TimeTerm
 from harness.planning.updating import device_terms, host_terms
 from harness.planning.work import Work
+from harness.theory.pipeline import bubble_of
+from harness.theory.within import within
 
 MANY_TOKENS = 2**16
 """At which the slope of an affine function is read."""
@@ -76,7 +79,8 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
     again = recomputed * (products - _products(model.last, tokens, rates, constants))
     attention = _attention(work, rates, constants)
     length = scenario.job.data.sequence_length
-    attended, returned = attention.forward(tokens, length), attention.backward(tokens, length)
+    most = ring_share(work)
+    attended, returned = most * attention.forward(tokens, length), most * attention.backward(tokens, length)
     elementwise = tokens * model.layers * rates.width / rates.bytes
     forward = products + attended + elementwise * model.traffic.forward
     backward = 2 * products + returned + elementwise * model.traffic.backward
@@ -88,7 +92,7 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
     loss = tokens * model.head_rows * LOSS_BYTES / rates.bytes
     kept = _gradients_and_casts(work, rates)
     update_terms = [*device_terms(work, rates.bytes, constants), *host_terms(work, constants)]
-    steps = scenario.accumulation_steps
+    steps = work.passes
     terms = (
         _term("matrix products", steps * (3 * products + again + 3 * head),
               "3 passes, and recomputation, of 2 T in out / R + bytes / M + k per weight",
@@ -102,6 +106,7 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
         _term("logits and loss", steps * loss, f"{LOSS_BYTES} T V / M", "harness.worker.model, counted"),
         _term("gradients and casts", steps * kept, "bytes of weights cast and gradients added / M",
               "torch autocast, accumulate_grad"),
+        *bubble_terms(work, forward + backward + kept + 3 * head + loss),
         *update_terms,
     )  # fmt: skip
     return ComputingTime(
@@ -112,6 +117,25 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
         update=sum(term.seconds for term in update_terms),
         terms=tuple(term for term in terms if term.seconds > 0),
     )
+
+
+def ring_share(work: Work) -> float:
+    """Attention of the last of s ranks of a ring over the mean: (2 s - 1) / s, since it meets all keys.
+
+    Parts are consecutive and torch's load balancing is off (`backends/context_parallel.py`): all wait for it.
+    """
+    ranks = work.workload.ranks_per_sample
+    return (2 * ranks - 1) / ranks if work.workload.strategy.sequence == "ring" else 1.0
+
+
+def bubble_terms(work: Work, one_pass: float) -> list[TimeTerm]:
+    """Seconds of a step that a rank of a pipeline waits; one_pass: both passes of one micro-batch."""
+    if not work.workload.strategy.facts.cuts_layers:
+        return []
+    share = bubble_of(work.workload)
+    source = "harness.theory.bubble"
+    formula = "passes x (p - 1) / (v m)"
+    return [_term("bubble", work.passes * one_pass * share / (1 - share), formula, source)]
 
 
 def _term(name: str, seconds: float, formula: str, source: str) -> TimeTerm:
@@ -159,10 +183,10 @@ def _gradients_and_casts(work: Work, rates: Rates) -> float:
     workload, count = work.workload, work.parameters
     master = workload.master_bytes
     moved = 0
-    if workload.strategy.family in ("single", "ddp") and workload.compute_bytes < master:
+    if within(workload).strategy.family in AUTOCAST and workload.compute_bytes < master:
         moved += 2 * (workload.compute_bytes + master)
-    if workload.accumulation_steps > 1:
-        moved += 3 * master * (workload.accumulation_steps - 1) // workload.accumulation_steps
+    if work.passes > 1:
+        moved += 3 * master * (work.passes - 1) // work.passes
     return count * moved / rates.bytes
 
 

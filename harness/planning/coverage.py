@@ -9,7 +9,7 @@ from harness.planning.scenario import Scenario
 from harness.spec import Job
 from harness.spec.job import axes_of
 from harness.spec.task import DEFAULT_TASK
-from harness.theory.peaks.families import COURSES
+from harness.theory.peaks.families import has_course
 
 
 def why_states_alone(model: PlannedModel, job: Job) -> str | None:
@@ -36,8 +36,8 @@ def why_memory_unknown(scenario: Scenario) -> str | None:
 
 
 def _without_course(scenario: Scenario) -> str | None:
-    in_files = scenario.workload().offload == "nvme"
-    if scenario.strategy.family in COURSES and not in_files:
+    workload = scenario.workload()
+    if has_course(workload) and workload.offload != "nvme":
         return None
     return f"activations and speed under {scenario.label} are not predicted; model states and traffic are"
 

@@ -18,8 +18,8 @@ from harness.planning.job import data_bytes, planned_model, scenario_of, scenari
 from harness.planning.job_model import job_model
 from harness.planning.limits import Limits
 from harness.planning.preflight import AT_LEAST, at_least, least_on_host, predict_run, size, telling_demand
-from harness.planning.profiles import Trace
 from harness.planning.scenario import Scenario
+from harness.planning.traced import Trace
 from harness.planning.verdict import Answer
 from harness.record import PredictionPart
 from harness.run_directory.request import RunRequest

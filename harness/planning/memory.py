@@ -7,15 +7,18 @@ from typing import Literal
 
 from harness.errors import HarnessError
 from harness.planning.adapters import require_all_trained
-from harness.planning.coverage import require_activations
+from harness.planning.coverage import require_activations, require_course
 from harness.planning.overhead import device_overhead
-from harness.planning.profiles import Trace, activation_profile
+from harness.planning.part import part_of
+from harness.planning.profiles import activation_profile
 from harness.planning.scenario import Scenario
 from harness.planning.term import MemoryTerm
+from harness.planning.traced import Trace
 from harness.theory.activations import ActivationProfile
 from harness.theory.peaks.families import fullest_moments
 from harness.theory.peaks.ledger import Fullest, Phase
 from harness.theory.peaks.walk import TRACED
+from harness.theory.within import samples_at_once
 from harness.theory.zero3.fetching import own_settings
 
 MomentName = Literal["forward/backward", "gradient reduction", "optimizer step"]
@@ -72,13 +75,17 @@ def predict_memory(scenario: Scenario, trace: Trace | None = None) -> MemoryPred
 
     Raises HarnessError where a model has to be traced and cannot be, and for settings that no one modelled.
     """
+    require_course(scenario)
     require_activations(scenario.model, scenario.job)
     require_all_trained(scenario.job, "the peak memory")
     workload = scenario.workload()
     if scenario.strategy.zero_stage == 3 and (own := own_settings(workload)):
         raise HarnessError(f"the course of a step of ZeRO-3 with {', '.join(own)} is not modelled")
     profile = activation_profile(scenario, trace)
-    fullest = fullest_moments(workload, profile)
+    fullest = max(
+        (fullest_moments(scenario.workload(rank), profile) for rank in scenario.unlike_ranks),
+        key=lambda moments: max(moment.bytes for moment in moments.values()),
+    )
     return MemoryPrediction(
         moments=tuple(
             Moment(
@@ -102,8 +109,9 @@ def _terms(fullest: Fullest) -> tuple[MemoryTerm, ...]:
 
 
 def _saved(profile: ActivationProfile, scenario: Scenario) -> tuple[MemoryTerm, ...]:
-    layers = len(scenario.model.layout.blocks)
-    b, s = scenario.micro_batch_size, scenario.workload().part_length or 0
+    workload = scenario.workload()
+    layers = len(part_of(scenario.model, workload).layout.blocks)
+    b, s = samples_at_once(workload), workload.part_length or 0
     return tuple(
         MemoryTerm(
             kind="activations",

@@ -8,11 +8,18 @@ from dataclasses import dataclass, replace
 from harness.planning.communicating import Transfer
 from harness.planning.computing import ComputingTime
 from harness.planning.work import Work
+from harness.theory import sequence, tensor
 from harness.theory.terms import FURTHER_FORWARD, FURTHER_GRADIENTS
+from harness.theory.within import within
 from harness.theory.workload import Workload
 from harness.theory.zero3.fetching import fetching
 
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+OF_ACTIVATIONS = frozenset({
+    tensor.AGAIN, tensor.FORWARD, tensor.BACKWARD, tensor.LOGITS, sequence.KEYS, sequence.ROTATED,
+    sequence.GRADIENTS_OF_KEYS, sequence.EXCHANGED, sequence.POSITIONS,
+})  # fmt: skip
+"""What the next operator of a pass needs: every rank waits for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +44,7 @@ class Stage:
 
 def overlap_rule(workload: Workload) -> OverlapRule:
     """What the library of a strategy overlaps with these options and this preset."""
-    family, on_gpu = workload.strategy.family, workload.device != "cpu"
+    family, on_gpu = within(workload).strategy.family, workload.device != "cpu"
     match family:
         case "ddp":
             source = "DDP reduces a bucket once it is full (torch, reducer.cpp)"
@@ -57,6 +64,9 @@ def overlap_rule(workload: Workload) -> OverlapRule:
             )
             ahead = on_gpu and how.live > 0 and how.ahead > 0
             return OverlapRule(gathers_ahead=ahead, reduces_beside=on_gpu, source=source)
+        case "single" | "pipeline":
+            source = "what layers or stages hand on is waited for, and replicas are averaged after the passes"
+            return OverlapRule(gathers_ahead=False, reduces_beside=False, source=source)
         case _:
             source = "DeepSpeed 0.19.8, zero/config.py: overlap_comm is false by default below stage 3"
             return OverlapRule(gathers_ahead=False, reduces_beside=False, source=source)
@@ -82,8 +92,9 @@ class StepCommunication:
 
 def step_communication(work: Work, found: Sequence[Transfer]) -> StepCommunication:
     """Sort the collectives of a step."""
-    gathers = [t for t in found if t.collective.op == "all_gather" and t.collective.phase != "step"]
-    reductions = [t for t in found if t.collective.op in REDUCTIONS and t.collective.phase == "backward"]
+    of_states = [t for t in found if t.collective.term not in OF_ACTIVATIONS]
+    gathers = [t for t in of_states if t.collective.op == "all_gather" and t.collective.phase != "step"]
+    reductions = [t for t in of_states if t.collective.op in REDUCTIONS and t.collective.phase == "backward"]
     hideable = {id(t) for t in (*gathers, *reductions)}
     count = work.workload.accumulation_steps
     gathers_each = any(t.collective.term == FURTHER_FORWARD for t in gathers)

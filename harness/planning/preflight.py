@@ -8,9 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from harness.planning.limits import Limits
 from harness.planning.memory import MemoryPrediction, predict_memory
-from harness.planning.profiles import Trace
 from harness.planning.scenario import Scenario
 from harness.planning.setup import setup_bytes
+from harness.planning.traced import Trace
 from harness.planning.verdict import Answer, Verdict
 from harness.record import PredictionPart
 from harness.theory.dtypes import COMPUTE, DTYPE_BYTES

@@ -5,30 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
-import os
-import re
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from harness.atomic_write import write_atomically
 from harness.backends.presets import ACCELERATOR_PRECISION, preset_changes
 from harness.errors import HarnessError
+from harness.planning.part import local_config, local_profile
 from harness.planning.scenario import Scenario
+from harness.planning.traced import Trace, request_text, trace_ahead, traced
 from harness.spec import ModelSection
 from harness.theory.activations import ActivationProfile, from_json
+from harness.theory.tensor import ranks_of
+from harness.theory.within import samples_at_once, within
 from harness.theory.workload import Workload
 
 SHIPPED = Path(__file__).with_name("data") / "activations.json.xz"
-TRACER = "harness.worker.activation_trace"
-TRACING_SECONDS = 300
-ERROR_LINE = re.compile(r"[A-Za-z_.]+(Error|Exception)\b: ")
-Trace = Callable[[str], str]
-"""Takes a request and returns a profile, as `worker.activation_trace.profile_text` does; by default in a new
-process, which has to import torch first."""
 NOT_IN_A_PROFILE = frozenset({
     "_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id", "initializer_range",
     "layer_types", "max_window_layers", "n_layer", "n_layers", "num_hidden_layers", "num_layers",
@@ -36,6 +30,8 @@ NOT_IN_A_PROFILE = frozenset({
     "use_cache",
 })  # fmt: skip
 """Keys of a configuration that change neither the shapes in a block nor those around the blocks."""
+AUTOCAST = ("single", "ddp", "pipeline")
+"""Families that compute in low precision under torch's autocast."""
 
 
 def activation_profile(scenario: Scenario, trace: Trace | None = None) -> ActivationProfile:
@@ -52,16 +48,24 @@ def workload_profile(
     """The same for a workload of a Hugging Face configuration, with the job's settings of the model."""
     if model.trust_remote_code:
         raise HarnessError("activations are not known: code of the model's folder replaces transformers'")
-    return find_profile(
-        config,
-        route=precision_route(workload),
-        attention=_kernel(model),
-        checkpointing=bool(workload.activation_checkpointing),
-        single_sample=workload.micro_batch_size == 1,
-        device=workload.device,
-        dropout=model.dropout,
-        trace=trace,
-    )
+    profile = find_profile(_local(workload, config), **_variant(workload, model), trace=trace)
+    return local_profile(profile, workload)
+
+
+def _local(workload: Workload, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    ranks = ranks_of(workload)
+    return config if ranks == 1 else local_config(config, ranks)
+
+
+def _variant(workload: Workload, model: ModelSection) -> dict[str, Any]:
+    return {
+        "route": precision_route(workload),
+        "attention": _kernel(model),
+        "checkpointing": bool(workload.activation_checkpointing),
+        "single_sample": samples_at_once(workload) == 1,
+        "device": workload.device,
+        "dropout": model.dropout,
+    }
 
 
 def precision_route(workload: Workload) -> str:
@@ -77,7 +81,7 @@ def precision_route(workload: Workload) -> str:
     if not workload.mixed or asked == "cast" or strategy.zero_stage is not None:
         return "cast"
     outputs = "+outputs" if strategy.through_accelerate else ""
-    if strategy.family in ("single", "ddp"):
+    if within(workload).strategy.family in AUTOCAST:
         return f"autocast{outputs}"
     count = workload.layout.parameter_count
     changes = preset_changes(strategy, workload.precision, workload.preset, count)
@@ -104,6 +108,37 @@ def find_profile(
     trace: Trace | None = None,
 ) -> ActivationProfile:
     """The same for a Hugging Face configuration."""
+    found = _shipped_or_request(
+        config, route=route, attention=attention, checkpointing=checkpointing, single_sample=single_sample,
+        device=device, dropout=dropout,
+    )  # fmt: skip
+    return traced(found, trace) if isinstance(found, str) else found
+
+
+def trace_scenarios(scenarios: Iterable[Scenario]) -> None:
+    """Trace the profiles of scenarios that are not there yet, all in one process."""
+    requests = []
+    for scenario in scenarios:
+        workload = scenario.workload()
+        with suppress(HarnessError):
+            found = _shipped_or_request(
+                _local(workload, scenario.model.config), **_variant(workload, scenario.job.model)
+            )
+            requests += [found] if isinstance(found, str) else []
+    trace_ahead(requests)
+
+
+def _shipped_or_request(
+    config: Mapping[str, Any],
+    *,
+    route: str,
+    attention: str | None,
+    checkpointing: bool,
+    single_sample: bool,
+    device: str,
+    dropout: float | None,
+) -> ActivationProfile | str:
+    """The profile, or what to ask of a tracer."""
     variant: dict[str, Any] = {
         "route": route, "attention": attention, "checkpointing": checkpointing, "device": device,
         "single_sample": single_sample,
@@ -113,8 +148,7 @@ def find_profile(
     shipped = _shipped().get(config_key(config), {}).get(variant_key(variant))
     if shipped is not None and dropout == 0:
         return from_json(shipped)
-    request = {"config": dict(config), "variant": variant}
-    return _traced(json.dumps(request, sort_keys=True, default=str), trace or _trace)
+    return request_text(config, variant)
 
 
 def config_key(config: Mapping[str, Any]) -> str:
@@ -140,54 +174,3 @@ def _shipped() -> dict[str, dict[str, Any]]:
         for key, variants in json.loads(lzma.decompress(file.read_bytes())).items():
             document[key] = document.get(key, {}) | variants
     return document
-
-
-@lru_cache(maxsize=64)
-def _traced(request: str, trace: Trace) -> ActivationProfile:
-    """Traced in another process, since tracing needs torch, and kept in the user's cache."""
-    key = hashlib.sha256((request + _versions()).encode()).hexdigest()[:24]
-    cache = (
-        Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sharding-harness" / "activations"
-    )
-    file = cache / f"{key}.json"
-    if not file.exists():
-        text = trace(request)
-        try:
-            cache.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, text)
-        except OSError:
-            return from_json(json.loads(text))
-    return from_json(json.loads(file.read_text()))
-
-
-def _trace(request: str) -> str:
-    command = [sys.executable, "-m", TRACER]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    try:
-        ran = subprocess.run(
-            command, input=request, capture_output=True, text=True, timeout=TRACING_SECONDS, env=environment
-        )
-    except subprocess.TimeoutExpired as error:
-        raise HarnessError(f"tracing the model's activations took over {TRACING_SECONDS} s") from error
-    if ran.returncode:
-        raise HarnessError(f"the model's activations cannot be traced: {_error_line(ran.stderr)}")
-    return ran.stdout
-
-
-def _error_line(text: str) -> str:
-    """The line that names the error, whose message may have further lines; else the last one."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
-    named = [line for line in lines if ERROR_LINE.match(line)]
-    return (named or lines)[-1]
-
-
-def _versions() -> str:
-    from importlib.metadata import version
-
-    return f"{version('torch')} {version('transformers')} {_tracer_digest()}"
-
-
-def _tracer_digest() -> str:
-    worker = Path(__file__).parents[1] / "worker"
-    files = ("activation_trace.py", "kernel_scratch.py", "storage_events.py", "trace_profile.py")
-    return hashlib.sha256(b"".join((worker / name).read_bytes() for name in files)).hexdigest()

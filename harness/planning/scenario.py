@@ -78,6 +78,13 @@ class Scenario:
         """The rank with the largest model states."""
         return fullest_rank(self._workload(0))
 
+    @property
+    def unlike_ranks(self) -> tuple[int, ...]:
+        """The rank that holds most; of a pipeline one for each place, since activations decide there."""
+        if not self.strategy.facts.cuts_layers:
+            return (self.fullest_rank,)
+        return tuple(self.mesh.group("pipeline", 0))
+
     def workload(self, rank: int | None = None) -> Workload:
         """The same, as closed forms of one rank take it; None: the rank that holds most."""
         return self._fullest_workload if rank is None else self._workload(rank)

@@ -66,7 +66,8 @@ def predict_speed(scenario: Scenario, constants: TimeConstants | None = None) ->
     require_activations(scenario.model, scenario.job)
     require_all_trained(scenario.job, "the speed")
     constants = constants or scenario.constants or default_constants(device)
-    return predict_work(Work(scenario), device, constants)
+    found = (predict_work(Work(scenario, rank), device, constants) for rank in scenario.unlike_ranks)
+    return max(found, key=lambda speed: speed.step_seconds)
 
 
 def predict_work(work: Work, device: Device, constants: TimeConstants) -> SpeedPrediction:
@@ -80,7 +81,7 @@ def predict_work(work: Work, device: Device, constants: TimeConstants) -> SpeedP
         )
         terms = (*terms, overhead)
     step = seconds_of_step(work, device, constants)
-    tokens = work.tokens * scenario.accumulation_steps
+    tokens = work.tokens_per_gpu
     return SpeedPrediction(
         computing=terms,
         communication=_communication(found, work.collectives[1]),
@@ -175,7 +176,7 @@ def _guide_ratio(work: Work, device: Device) -> float | None:
     peak = device.peak_flops.get(work.rate_name)
     scenario, workload = work.scenario, work.workload
     ranks = workload.shards if scenario.strategy.facts.has_replicas else scenario.world_size
-    if not peak or scenario.world_size == 1:
+    if not peak or scenario.world_size == 1 or scenario.mesh.cuts_model:
         return None
     return guide_ratio(
         scenario.strategy,
@@ -205,5 +206,5 @@ def _peak_ratio(work: Work, device: Device, found: Sequence[Transfer]) -> float 
         t.collective.sent_bytes(work.workload) / _ring_bandwidth(work.scenario, device, t.path.ranks)
         for t in found
     )
-    tokens = work.tokens * work.scenario.accumulation_steps
+    tokens = round(work.tokens_per_gpu)
     return time_ratio(at_peak, work.scenario.model.multiplying_parameters, tokens, peak, 1.0)

@@ -17,6 +17,7 @@ UPDATE_SECONDS = {
 }  # fmt: skip
 """Per updated tensor, that the host takes in AdamW whatever its size: torch 2.13, 40 tensors of 16 x 16 on a
 CPU, least of four runs; fused was not measured. FSDP2 holds its shards as DTensors."""
+DTENSORS = ("fsdp2", "fsdp2-tensor", "tensor")
 CLIPPING_BYTES = 12
 """Per fp32 gradient: read for the norm, read and written for the factor."""
 COPY_BYTES = 12
@@ -34,7 +35,7 @@ def device_terms(work: Work, bytes_per_second: float, constants: TimeConstants) 
     copies = COPY_BYTES if workload.strategy.zero_stage and workload.compute_bytes < 4 else 0
     width = per_element * workload.master_bytes / 4 + copies
     moving = elements * width / bytes_per_second
-    tensor = "DTensor" if workload.strategy.family == "fsdp2" else "tensor"
+    tensor = "DTensor" if workload.strategy.family in DTENSORS else "tensor"
     starting = (
         work.updated_tensors * UPDATE_SECONDS[tensor, kind] * constants.host_factor if elements else 0.0
     )

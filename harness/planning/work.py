@@ -6,11 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from harness.errors import HarnessError
 from harness.planning.geometry import Decoder, decoder
+from harness.planning.model import PlannedModel
+from harness.planning.part import part_of
 from harness.planning.scenario import Scenario
 from harness.theory import fsdp, zero
 from harness.theory.families import collectives
 from harness.theory.host_link import host_elements
+from harness.theory.sequence import with_attention
 from harness.theory.terms import (
     BACKWARD,
     FORWARD,
@@ -20,8 +24,10 @@ from harness.theory.terms import (
     GRADIENTS,
     STEP_PHASES,
     Collective,
+    Volume,
 )
 from harness.theory.textbook import textbook_collectives
+from harness.theory.within import samples_at_once
 from harness.theory.workload import Workload
 
 FURTHER = {FORWARD: FURTHER_FORWARD, BACKWARD: FURTHER_BACKWARD, GRADIENTS: FURTHER_GRADIENTS}
@@ -32,18 +38,27 @@ class Work:
     """Closed forms of one rank's step, each evaluated once, so that constants can be fitted quickly."""
 
     scenario: Scenario
+    rank: int | None = None
+    """None: the one that holds most."""
 
     @cached_property
     def workload(self) -> Workload:
-        return self.scenario.workload()
+        return self.scenario.workload(self.rank)
+
+    @cached_property
+    def part(self) -> PlannedModel:
+        """What of the model the rank computes."""
+        return part_of(self.scenario.model, self.workload)
 
     @cached_property
     def decoder(self) -> Decoder:
-        return decoder(self.scenario.model)
+        """Geometry of that part."""
+        return decoder(self.part)
 
     @cached_property
     def parameters(self) -> int:
-        return self.workload.layout.parameter_count
+        """Of that part."""
+        return self.part.parameters
 
     @cached_property
     def rate_name(self) -> str:
@@ -53,8 +68,24 @@ class Work:
 
     @cached_property
     def tokens(self) -> int:
-        """Of one micro-step of a rank."""
-        return self.scenario.micro_batch_size * (self.workload.part_length or 0)
+        """That a rank computes at once: of a micro-step, or of a micro-batch of a pipeline."""
+        return samples_at_once(self.workload) * (self.workload.part_length or 0)
+
+    @cached_property
+    def passes(self) -> int:
+        """Forward passes of a step."""
+        return (
+            self.scenario.accumulation_steps
+            * self.scenario.micro_batch_size
+            // samples_at_once(self.workload)
+        )
+
+    @cached_property
+    def tokens_per_gpu(self) -> float:
+        """Of a step: those of ranks that share samples count once."""
+        scenario = self.scenario
+        samples = scenario.micro_batch_size * scenario.accumulation_steps * scenario.mesh.data_size
+        return samples * scenario.job.data.sequence_length / scenario.world_size
 
     @cached_property
     def device_elements(self) -> float:
@@ -72,7 +103,7 @@ class Work:
     @cached_property
     def updated_tensors(self) -> int:
         """Tensors that the optimizer of a rank updates one by one: ZeRO lays each group into a flat one."""
-        layout = self.workload.layout
+        layout = self.part.layout
         flat = self.workload.strategy.family in ("zero12", "zero3")
         return len(layout.groups()) if flat else len(layout.parameters)
 
@@ -90,10 +121,13 @@ class Work:
         if volume.unknown is None:
             found = tuple(c for c in volume.collectives if c.phase in STEP_PHASES and c.payload_bytes)
             return found, f"harness.theory.{workload.strategy.family}"
+        if self.scenario.mesh.cuts_model:
+            raise HarnessError(f"traffic under {self.scenario.label} is not known: {volume.unknown}")
         library = fsdp if workload.strategy.zero_stage is None else zero
         textbook = textbook_collectives(
             workload, weight_dtype=workload.compute_dtype, reduce_dtype=library.reduce_dtype(workload)
         )
+        textbook = list(with_attention(workload, Volume(collectives=tuple(textbook))).collectives)
         further = _further_micro_steps(textbook, workload) if workload.strategy.stage == 3 else []
         return (*textbook, *further), f"harness.theory.textbook: {volume.unknown}"
 

@@ -6,22 +6,23 @@ from dataclasses import replace
 
 from harness.theory import fsdp2, tensor
 from harness.theory.terms import DIGEST, NORM, Collective, ModelStates, Underived, Volume, over_steps
+from harness.theory.within import within
 from harness.theory.workload import Workload
 
 
 def model_states(workload: Workload) -> ModelStates:
     """Those of FSDP2 with the model that one rank along 'tensor' holds."""
-    return fsdp2.model_states(_within(workload))
+    return fsdp2.model_states(within(workload))
 
 
 def updated_tensors(workload: Workload) -> list[list[int]]:
     """Elements of what the rank holds of each parameter, by group."""
-    return fsdp2.updated_tensors(_within(workload))
+    return fsdp2.updated_tensors(within(workload))
 
 
 def collectives(workload: Workload) -> Volume:
     """FSDP2's of that model along 'shard', and the activations along 'tensor'."""
-    inner = fsdp2.collectives(_within(workload))
+    inner = fsdp2.collectives(within(workload))
     if workload.sequence_length is None:
         return Volume(unknown="the length of samples is not known, and so the size of activations")
 
@@ -43,18 +44,4 @@ def collectives(workload: Workload) -> Volume:
                 phase="digest", dtypes=(), reason="DTensor chooses the order in which two cuts are undone"
             ),
         ),
-    )
-
-
-def _within(workload: Workload) -> Workload:
-    """One rank of a shard group, as FSDP2 sees it."""
-    mesh = workload.mesh
-    assert mesh is not None
-    return replace(
-        workload,
-        layout=tensor.cut(workload),
-        world_size=mesh.size("shard"),
-        shard_size=mesh.size("shard"),
-        rank=mesh.coordinates(workload.rank)["shard"],
-        mesh=None,
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import replace
 from itertools import accumulate
 
 from harness.theory.fsdp1 import flat_unit, is_sharded
 from harness.theory.layout import Tensor, ceil_to, elements
+from harness.theory.pipeline import held
 from harness.theory.workload import Workload
 from harness.theory.zero12 import START_ALIGNMENT_ELEMENTS
 
@@ -17,13 +19,22 @@ def fullest_rank(workload: Workload) -> int:
     Nothing sharded: all are equal. FSDP2 and ZeRO-3 pad at the end of what they cut, so that rank 0 has most.
     FSDP1: every piece is as long, and the optimizer keeps no states of padding. ZeRO-1 and ZeRO-2: each
     rank keeps the whole gradient of every parameter that reaches into its partition, and zeros for padding.
+    A pipeline: by the stages of each place.
     """
     family = workload.strategy.family
+    if family == "pipeline":
+        return _fullest_place(workload)
     if family == "zero12":
         return _largest_straddling(workload)
     if family == "fsdp1" and is_sharded(workload):
         return _least_padding(workload)
     return 0
+
+
+def _fullest_place(workload: Workload) -> int:
+    assert workload.mesh is not None
+    places = workload.mesh.group("pipeline", 0)
+    return max(places, key=lambda rank: (elements(held(replace(workload, rank=rank))), -rank))
 
 
 def _largest_straddling(workload: Workload) -> int:

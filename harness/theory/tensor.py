@@ -134,7 +134,7 @@ def _forward(workload: Workload, phase: str, passes: int) -> list[Collective]:
         )
     ]  # fmt: skip
     table = next((t for t in workload.layout.parameters if _layer(t) in VOCABULARY), None)
-    if table is not None and _is_cut(workload, table):
+    if table is not None and is_cut(workload, table):
         held = _weights_dtype(workload)
         found += [
             Collective(
@@ -166,7 +166,7 @@ def digest(workload: Workload) -> list[Collective]:
     """`DTensor.full_tensor` of every parameter that is cut."""
     if not workload.window.digest:
         return []
-    whole = [tensor for tensor in workload.layout.parameters if _is_cut(workload, tensor)]
+    whole = [tensor for tensor in workload.layout.parameters if is_cut(workload, tensor)]
     return [
         Collective(
             phase="digest", op="all_gather", dtype=workload.master_dtype, term=DIGEST, role="tensor",
@@ -182,7 +182,7 @@ def _readers(workload: Workload) -> list[Tensor]:
         module = tensor.name.rpartition(".")[0]
         if _layer(tensor) in COLUMNS and _is_weight(tensor):
             found.setdefault(module.rpartition(".")[0], tensor)
-        elif _layer(tensor) in VOCABULARY and _is_cut(workload, tensor):
+        elif _layer(tensor) in VOCABULARY and is_cut(workload, tensor):
             found["output layer"] = tensor
     return list(found.values())
 
@@ -202,7 +202,8 @@ def _positions(workload: Workload) -> int:
     return workload.micro_batch_size * workload.sequence_length
 
 
-def _is_cut(workload: Workload, tensor: Tensor) -> bool:
+def is_cut(workload: Workload, tensor: Tensor) -> bool:
+    """Whether ranks along 'tensor' hold different parts of a parameter."""
     return cut_dimension(tensor.name, tensor.shape, ranks_of(workload)) is not None
 
 

@@ -245,8 +245,22 @@ def profile_text(request_text: str) -> str:
 
 
 def main() -> None:
-    """Read a request from standard input, write the profile."""
-    sys.stdout.write(profile_text(sys.stdin.read()))
+    """Read a request from standard input, write the profile; of a list of requests a list of texts."""
+    text = sys.stdin.read()
+    requests = json.loads(text)
+    if isinstance(requests, list):
+        text = json.dumps([_text_or_none(json.dumps(request)) for request in requests])
+    else:
+        text = profile_text(text)
+    sys.stdout.write(text)
+
+
+def _text_or_none(request: str) -> str | None:
+    """None for what cannot be traced, which must not cost the others."""
+    try:
+        return profile_text(request)
+    except Exception:
+        return None
 
 
 if __name__ == "__main__":

@@ -72,8 +72,8 @@ def _row(row: EstimateRow) -> dict[str, Any]:
         "fits": verdict.fits if verdict else None,
         "verdict": verdict.answer if verdict else None,
         "margin_bytes": verdict.margin_bytes if verdict else None,
-        "sent_bytes_per_step": None if row.unsupported else round(row.sent_bytes),
-        "sent_bytes_between_nodes_per_step": None if row.unsupported else round(row.between_bytes),
+        "sent_bytes_per_step": _rounded(None if row.unsupported else row.sent_bytes),
+        "sent_bytes_between_nodes_per_step": _rounded(None if row.unsupported else row.between_bytes),
         "textbook_sent_bytes_per_step": _rounded(row.textbook_sent_bytes),
         "bubble": row.bubble,
         "collectives": [

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.hybrid import shard_size
-from harness.backends.pipeline_options import PipelineOptions
 from harness.backends.strategy import StrategyKind
-from harness.backends.tensor_plan import why_not_cut
 from harness.batch import batch_layout, layout_over, with_global_batch
 from harness.cells import canonical_label
 from harness.errors import HarnessError
 from harness.planning.adapters import why_refused
 from harness.planning.constants import TimeConstants
 from harness.planning.device import Device, Fabric
-from harness.planning.estimate.support import why_not_staged, why_unsupported
+from harness.planning.estimate.support import why_not_divided, why_unsupported
 from harness.planning.model import PlannedModel
 from harness.planning.scenario import Scenario
 from harness.spec import Experiment, TrainingSection
@@ -121,10 +119,8 @@ def _candidate(asked: Question, label: str, world_size: int) -> Candidate:
     reason = why_unsupported(entry.strategy, options, precision, world) or why_refused(
         asked.experiment.job(), entry.strategy
     )
-    if reason is None and isinstance(options, PipelineOptions):
-        reason = why_not_staged(options, asked.model, world_size, layout.micro_batch_size, precision)
     reason = reason or _why_not_run(asked, entry.strategy)
-    reason = reason or _why_not_cut(asked, label, world_size)
+    reason = reason or why_not_divided(options, asked.model, world_size, layout.micro_batch_size, precision)
     reason = reason or why_pair_refused(label, world_size, asked.experiment.job())
     if reason is not None:
         return Candidate(label=label, world_size=world_size, scenario=None, unsupported=reason)
@@ -152,15 +148,6 @@ def _candidate(asked: Question, label: str, world_size: int) -> Candidate:
 def _why_not_run(asked: Question, strategy: StrategyKind) -> str | None:
     experiment = asked.experiment
     return why_not(experiment.optimizer.kind, strategy, experiment.training.precision)
-
-
-def _why_not_cut(asked: Question, label: str, world_size: int) -> str | None:
-    """Why layers of the model cannot be cut; None: they can, or need not be."""
-    ranks = registry.mesh_of(label, world_size).size("tensor")
-    if ranks == 1:
-        return None
-    shapes = {tensor.name: tensor.shape for tensor in asked.model.layout.parameters}
-    return why_not_cut(shapes, asked.model.config, ranks)
 
 
 def _with_batch(experiment: Experiment) -> Experiment:

@@ -37,16 +37,19 @@ class EstimateRow:
     memory: MemoryPrediction | None = None
     memory_unknown: str | None = None
     traffic: tuple[TrafficLine, ...] = ()
+    traffic_unknown: str | None = None
     speed: SpeedPrediction | None = None
     speed_unknown: str | None = None
 
     @property
-    def sent_bytes(self) -> float:
-        return sum(line.sent_bytes for line in self.traffic)
+    def sent_bytes(self) -> float | None:
+        """None: not known."""
+        return None if self.traffic_unknown else sum(line.sent_bytes for line in self.traffic)
 
     @property
-    def between_bytes(self) -> float:
-        return sum(line.between_bytes for line in self.traffic)
+    def between_bytes(self) -> float | None:
+        """None: not known."""
+        return None if self.traffic_unknown else sum(line.between_bytes for line in self.traffic)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -167,6 +170,7 @@ def _row(candidate: Candidate) -> EstimateRow:
         )
     memory, memory_unknown = _memory(scenario)
     speed, speed_unknown = _speed(scenario)
+    traffic, traffic_unknown = _traffic(scenario)
     return EstimateRow(
         label=candidate.label,
         world_size=candidate.world_size,
@@ -174,7 +178,8 @@ def _row(candidate: Candidate) -> EstimateRow:
         states=scenario.states,
         memory=memory,
         memory_unknown=memory_unknown,
-        traffic=tuple(step_traffic(scenario)),
+        traffic=traffic,
+        traffic_unknown=traffic_unknown,
         speed=speed,
         speed_unknown=speed_unknown,
     )
@@ -188,6 +193,13 @@ def _memory(scenario: Scenario) -> tuple[MemoryPrediction | None, str | None]:
         return predict_memory(scenario), None
     except HarnessError as error:
         return None, str(error)
+
+
+def _traffic(scenario: Scenario) -> tuple[tuple[TrafficLine, ...], str | None]:
+    try:
+        return tuple(step_traffic(scenario)), None
+    except HarnessError as error:
+        return (), str(error)
 
 
 def _speed(scenario: Scenario) -> tuple[SpeedPrediction | None, str | None]:

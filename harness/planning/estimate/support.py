@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.backends import tensor_plan
 from harness.backends.base import BackendOptions, Precision, World
 from harness.backends.extensions import runs_cpu_adam, unmet_cpu_adam, unmet_files
 from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
@@ -56,6 +57,22 @@ def _zero(stage: int, precision: Precision, *, offload: bool, own_adam: bool) ->
     return None
 
 
+def why_not_divided(
+    options: BackendOptions, model: PlannedModel, world_size: int, samples: int, precision: Precision
+) -> str | None:
+    """Why ranks cannot divide layers or blocks of a model; None: they can, or need not.
+
+    samples: of a micro-step. The world is one that the options fit.
+    """
+    if isinstance(options, PipelineOptions):
+        return why_not_staged(options, model, world_size, samples, precision)
+    ranks = options.mesh(world_size).size("tensor")
+    if ranks == 1:
+        return None
+    shapes = {tensor.name: tensor.shape for tensor in model.layout.parameters}
+    return tensor_plan.why_not_cut(shapes, model.config, ranks)
+
+
 def why_not_staged(
     options: PipelineOptions, model: PlannedModel, world_size: int, samples: int, precision: Precision
 ) -> str | None:
@@ -66,6 +83,6 @@ def why_not_staged(
     if kind not in PIPELINED_MODELS:
         return f"stages are cut for models of type {', '.join(PIPELINED_MODELS)}, not {kind}"
     ranks = options.mesh(world_size).size("pipeline")
-    if samples % (options.micro_batches or ranks):
-        return not_whole(samples, options.micro_batches or ranks)
+    if samples % (parts := options.parts(world_size)):
+        return not_whole(samples, parts)
     return why_not_cut(blocks=len(model.layout.blocks), ranks=ranks, stages=options.stages_on(ranks))

@@ -173,7 +173,7 @@ def _memory_cells(row: EstimateRow, unit: float) -> list[str]:
 
 
 def _step_table(asked: Question, rows: Sequence[EstimateRow]) -> list[str]:
-    most = max((row.sent_bytes for row in rows), default=0.0)
+    most = max((row.sent_bytes or 0.0 for row in rows), default=0.0)
     unit, name = (MEGA, "MB") if most < GIGA else (GIGA, "GB")
     headers = ["per step", f"sent {name}", "nodes"]
     if asked.device is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from harness.backends import registry
+from harness.backends.pipeline_options import parts_of
 from harness.batch import BatchLayout
 from harness.cells import Cell, make_cell
 from harness.errors import HarnessError
@@ -14,8 +15,8 @@ from harness.planning.fit.search import divisors, largest_predicted
 from harness.planning.job import data_bytes, planned_model, scenario_of
 from harness.planning.limits import Limits
 from harness.planning.preflight import predict_run
-from harness.planning.profiles import Trace
 from harness.planning.scenario import Scenario
+from harness.planning.traced import Trace
 from harness.record import PredictionPart, Record
 from harness.spec import Experiment
 
@@ -126,7 +127,10 @@ def require_limit(limits: Limits) -> None:
 
 
 def _sizes(cell: Cell) -> list[int]:
-    return divisors(cell.layout.global_batch_size // cell.data_size)
+    """A pipeline cuts micro-batches into parts; one that has no such size keeps the job's."""
+    parts = parts_of(registry.parse(cell.backend)[1], cell.world_size)
+    found = divisors(cell.layout.global_batch_size // cell.data_size)
+    return [size for size in found if size % parts == 0] or [cell.layout.micro_batch_size]
 
 
 def _is_reference(cell: Cell) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.backends.pipeline.cut import not_whole
 from harness.compare.wording import ranks
 from harness.errors import HarnessError
 from harness.planning.fit.search import divisors
@@ -32,17 +33,18 @@ class Sizes:
     """What trying them does to the job; None: nothing."""
 
 
-def micro_batches(experiment: Experiment, world_size: int) -> Sizes:
+def micro_batches(experiment: Experiment, world_size: int, *, parts: int = 1) -> Sizes:
     """Micro-batches to try: those that leave the global batch as it is, or all if the job has none.
 
-    Raises HarnessError where the job leaves no choice.
+    parts: a pipeline's, which a micro-batch must be a multiple of. Raises HarnessError where the job leaves
+    no choice.
     """
     training = experiment.training
     total = training.global_batch_size
     if total is None:
         times = training.accumulation_steps or 1
         return Sizes(
-            sizes=range(1, LARGEST_MICRO_BATCH + 1),
+            sizes=range(parts, LARGEST_MICRO_BATCH + 1, parts),
             bound=f"no larger micro-batch than {LARGEST_MICRO_BATCH} is tried",
             remark="the job gives no training.global_batch_size, so the global batch grows with the "
             f"micro-batch ({ranks(world_size)} x micro-batch x {times})",
@@ -57,8 +59,10 @@ def micro_batches(experiment: Experiment, world_size: int) -> Sizes:
             f"training.global_batch_size {total} does not divide among {world_size} ranks; change one of them"
         )
     own = total // world_size
+    if own % parts:
+        raise HarnessError(not_whole(own, parts))
     return Sizes(
-        sizes=divisors(own),
+        sizes=[size for size in divisors(own) if size % parts == 0],
         bound=f"the global batch of {total} has {own} samples for each of {world_size} ranks",
     )
 

@@ -13,7 +13,7 @@ from harness.compare.rows import reason
 from harness.errors import HarnessError
 from harness.launch.cell import run_cell
 from harness.launch.local import EventHandler, LocalLauncher
-from harness.planning.coverage import why_states_alone
+from harness.planning.coverage import why_memory_unknown
 from harness.planning.fit.limit import Limit
 from harness.planning.fit.question import trial_experiment
 from harness.planning.fit.search import OutOfTrials
@@ -59,7 +59,7 @@ class Runner:
         job with adapters or whose activations are not predicted."""
         cell = self._cell(self._trial_experiment(micro_batch_size, sequence_length))
         scenario = scenario_of(cell, self.model, self.launcher.device)
-        if scenario is None or cell.job.adapter.is_present or why_states_alone(self.model, cell.job):
+        if scenario is None or cell.job.adapter.is_present or why_memory_unknown(scenario):
             return None
         data = data_bytes(self._facts, cell.job) if self.launcher.device == "cpu" else 0
         return predict_memory(scenario, self.launcher.trace).peak_bytes + data

@@ -80,7 +80,7 @@ def _sequences(asked: Question) -> Iterator[int]:
 
 def _row(scenario: Scenario, positions: Sequence[Position]) -> dict[str, Any]:
     traffic = step_traffic(scenario)
-    unknown = why_memory_unknown(scenario)
+    unknown = _why_not_drawn(scenario) or why_memory_unknown(scenario)
     memory = None
     if unknown is None:
         try:
@@ -103,6 +103,12 @@ def _row(scenario: Scenario, positions: Sequence[Position]) -> dict[str, Any]:
     }
 
 
+def _why_not_drawn(scenario: Scenario) -> str | None:
+    if not scenario.mesh.shares_samples:
+        return None
+    return "this page has no formula for ranks that share samples; the table of `harness estimate` has it"
+
+
 def _peaks(scenario: Scenario, positions: Sequence[Position], *, one: bool) -> list[Any]:
     """Candidates for a micro-batch of one sample, whose kernels differ, or of several."""
     fitting = [position for position in positions if (position[0] == 1) == one]
@@ -115,6 +121,8 @@ def _speed(scenario: Scenario) -> tuple[dict[str, Any] | None, str | None]:
     device = scenario.device
     if device is None:
         return None, "no GPU was named (--gpu)"
+    if (unknown := _why_not_drawn(scenario)) is not None:
+        return None, unknown
     try:
         return _seconds(Work(scenario), device), None
     except HarnessError as error:

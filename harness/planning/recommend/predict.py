@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from harness.backends import registry
+from harness.backends.pipeline_options import parts_of
+from harness.errors import HarnessError
 from harness.planning.fit.search import divisors, largest_predicted
 from harness.planning.memory import MemoryPrediction, predict_memory
+from harness.planning.profiles import trace_scenarios
 from harness.planning.recommend.question import Question
 from harness.planning.recommend.variants import Variant
 from harness.planning.scenario import Scenario
@@ -27,6 +31,8 @@ class Predictors:
 
     memory: Callable[[Scenario], MemoryPrediction] = predict_memory
     speed: Callable[[Scenario], SpeedPrediction | None] = predict_speed
+    ahead: Callable[[Iterable[Scenario]], None] = trace_scenarios
+    """Told what will be asked, so that profiles are traced together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +115,30 @@ def scenario_of(
         shard_size=variant.shard_size,
         preset=question.preset,  # type: ignore[arg-type]
         micro_batch_size=micro_batch_size,
-        accumulation_steps=max(1, question.samples_per_rank // micro_batch_size),
+        accumulation_steps=max(1, samples_of(question, variant) // micro_batch_size),
         device=question.device,
         fabric=question.fabric,
     )
+
+
+def samples_of(question: Question, variant: Variant) -> int:
+    """Samples per step of each rank, or group of ranks, that has samples of its own."""
+    mesh = registry.mesh_of(variant.label, question.gpus)
+    return question.samples_per_rank * question.gpus // mesh.data_size
+
+
+def micro_batch_sizes(question: Question, variant: Variant) -> list[int]:
+    """Micro-batches that a run of the harness takes: they divide the share of a rank, whatever it shares.
+
+    Raises HarnessError where none makes whole micro-batches of a pipeline.
+    """
+    parts = parts_of(registry.parse(variant.label)[1], question.gpus)
+    sizes = [size for size in divisors(question.samples_per_rank) if size % parts == 0]
+    if not sizes:
+        raise HarnessError(
+            f"its micro-batches do not divide the {question.samples_per_rank} samples of a rank"
+        )
+    return sizes
 
 
 def best_configuration(
@@ -150,7 +176,7 @@ def near_largest(
     The largest micro-batch by halving, since memory grows with it; then the speed of it and of the next
     smaller ones that fit. `with_speed` False: the largest.
     """
-    sizes = divisors(question.samples_per_rank)
+    sizes = micro_batch_sizes(question, variant)
     known: dict[int, Configuration] = {}
 
     def predicted(size: int) -> Configuration:

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.backends import registry
+from harness.backends.entry import Entry
 from harness.compare.wording import percent
 from harness.errors import HarnessError
+from harness.planning.estimate.support import why_not_divided
 from harness.planning.recommend.predict import (
     Configuration,
     Predictors,
     fastest,
+    micro_batch_sizes,
     near_largest,
+    scenario_of,
 )
 from harness.planning.recommend.question import Question
-from harness.planning.recommend.variants import Variant, distinct_backends, variants
+from harness.planning.recommend.variants import NOT_TRIED, Variant, distinct_backends, variants
 from harness.report.formats import gigabytes
 
 SMALL_SHARE = 0.02
@@ -66,19 +71,18 @@ class Ranking:
 def rank(question: Question, predictors: Predictors) -> Ranking:
     """Predict every variant with and without checkpointing and rank the best configuration of each."""
     backends, left_out = distinct_backends()
-    if question.samples_per_rank == 0:
-        backends = []
+    tried = _tried(question, backends if question.samples_per_rank else [], left_out, predictors)
+    left_out |= NOT_TRIED
     found: list[Configuration] = []
     with_room: list[Configuration] = []
-    for entry in backends:
-        for variant in variants(entry, question.gpus, question.gpus_per_node):
-            try:
-                choices = _choices(question, variant, predictors)
-                found.append(fastest([c for c in choices if c.fits and not c.verdict.barely_fits] or choices))
-                with_room += [c for c in choices if c.fits and not c.is_tight]
-            except Exception as error:  # one that cannot be predicted must not cost the others
-                reason = str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"
-                left_out[variant.label] = f"no prediction: {reason}"
+    for variant in tried:
+        try:
+            choices = _choices(question, variant, predictors)
+            found.append(fastest([c for c in choices if c.fits and not c.verdict.barely_fits] or choices))
+            with_room += [c for c in choices if c.fits and not c.is_tight]
+        except Exception as error:  # one that cannot be predicted must not cost the others
+            reason = str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"
+            left_out[variant.label] = f"no prediction: {reason}"
     fitting = sorted(
         (c for c in found if c.fits),
         key=lambda c: (c.verdict.barely_fits, -c.tokens_per_second_per_gpu, -c.margin_bytes),
@@ -90,6 +94,42 @@ def rank(question: Question, predictors: Predictors) -> Ranking:
         left_out=left_out,
         with_room=max(with_room, key=lambda c: c.tokens_per_second_per_gpu, default=None),
     )
+
+
+def _tried(
+    question: Question, backends: Sequence[Entry], left_out: dict[str, str], predictors: Predictors
+) -> list[Variant]:
+    """Every variant that can divide the model; why the others cannot goes to `left_out`.
+
+    Profiles of divided models that are not there yet are traced together.
+    """
+    found, scenarios = [], []
+    for entry in backends:
+        if not (of_entry := list(variants(entry, question.gpus, question.gpus_per_node))):
+            left_out[entry.name] = f"{question.gpus} GPUs do not make its groups"
+        for variant in of_entry:
+            reason = _why_not_tried(question, variant)
+            if reason is not None:
+                left_out[variant.label] = reason
+                continue
+            found.append(variant)
+            scenarios += [
+                scenario_of(question, variant, size, checkpointing=checkpointing)
+                for checkpointing in question.checkpointing
+                for size in micro_batch_sizes(question, variant)[:2]
+            ]
+    predictors.ahead(scenarios)
+    return found
+
+
+def _why_not_tried(question: Question, variant: Variant) -> str | None:
+    options = registry.parse(variant.label)[1]
+    precision = question.job.training.held_precision
+    try:
+        size = micro_batch_sizes(question, variant)[0]
+    except HarnessError as error:
+        return str(error)
+    return why_not_divided(options, question.model, question.gpus, size, precision)
 
 
 def why_too_large(configuration: Configuration) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.backends import registry
 from harness.compare.wording import listed, percent
 from harness.errors import HarnessError
 from harness.planning.recommend.commands import Commands, Typed, commands
@@ -88,11 +90,21 @@ def recommend(question: Question, typed: Typed, predictors: Predictors | None = 
         question=question,
         ranking=ranking,
         best=best,
-        advice=advise(question, ranking.fitting, ranking.too_large, predictors),
-        guide=guide_line(question, ranking.fitting),
+        advice=advise(
+            question,
+            _data_parallel(question, ranking.fitting),
+            _data_parallel(question, ranking.too_large),
+            predictors,
+        ),
+        guide=guide_line(question, _data_parallel(question, ranking.fitting)),
         uncertain=tuple(_uncertain(ranking)),
         commands=commands(question, best, typed),
     )
+
+
+def _data_parallel(question: Question, found: Sequence[Configuration]) -> list[Configuration]:
+    """Those whose ranks all have samples of their own."""
+    return [c for c in found if not registry.mesh_of(c.label, question.gpus).shares_samples]
 
 
 def _best(ranking: Ranking) -> tuple[Configuration, ...]:

@@ -12,6 +12,17 @@ from harness.backends.hybrid import SECOND_COPY
 from harness.backends.not_run import reasons_not_run
 from harness.backends.strategy import StrategyKind
 
+NOT_TRIED = {
+    "pp:schedule=gpipe": "the bubble of 1f1b, with the activations of all micro-batches",
+    "tensor and sequence across nodes": "they communicate in every layer",
+    "pipelines of more than 16 stages": "not tried",
+    "offload where ranks share samples": "not tried",
+    "tensor, sequence and pipeline at once": "no backend combines them",
+}
+"""Further ways to divide a model, and why they are left out."""
+MOST_STAGES = 4
+"""Powers of two that are tried: 2 to 16 stages."""
+SHARDING_FAMILIES = ("zero12", "zero3", "fsdp1", "fsdp2")
 GROUPS_OF_NODES = (1, 2, 4)
 """Shard groups of hybrid strategies, in nodes; on one node half of its ranks."""
 
@@ -45,13 +56,11 @@ def distinct_backends() -> tuple[list[Entry], dict[str, str]]:
         assert strategy is not None
         if strategy.sharding == "single":
             left_out[entry.name] = "one process"
-        elif strategy.facts.cuts_layers:
-            left_out[entry.name] = "its memory and time are not predicted: compare `harness estimate`"
         elif strategy.through_accelerate:
             library = "Trainer" if strategy.route == "trainer" else "Accelerate"
             left_out[entry.name] = f"the same strategy through {library}"
-        elif strategy.sequence is not None:
-            left_out[entry.name] = "divides samples, which pays where the activations of one do not fit"
+        elif strategy.multiplies_gradients:
+            left_out[entry.name] = "its gradients are too large by the ranks of a sample unless corrected"
         elif (key := _kind(strategy)) in chosen:
             left_out[entry.name] = f"shards like {chosen[key].name}"
         else:
@@ -60,7 +69,7 @@ def distinct_backends() -> tuple[list[Entry], dict[str, str]]:
 
 
 def variants(entry: Entry, gpus: int, gpus_per_node: int) -> Iterator[Variant]:
-    """A backend with each of its offloads and groups of ranks that the world allows.
+    """A backend with each of its offloads, degrees and groups of ranks that the world allows.
 
     A second copy of the weights is tried within a node only: what crosses its links is gathered once.
     """
@@ -68,7 +77,9 @@ def variants(entry: Entry, gpus: int, gpus_per_node: int) -> Iterator[Variant]:
     assert strategy is not None
     for size in _shard_sizes(gpus, gpus_per_node) if strategy.facts.has_replicas else [None]:
         for offload in _offloads(entry):
-            yield _variant(entry, offload=None if offload == "none" else offload, shard_size=size)
+            for degrees in _degrees(entry, gpus, gpus_per_node, offload):
+                kept = None if offload == "none" else offload
+                yield _variant(entry, offload=kept, shard_size=size, **degrees)
     for option in _second_copies(entry) if gpus > gpus_per_node and gpus % gpus_per_node == 0 else ():
         yield _variant(entry, **{option: gpus_per_node})
 
@@ -90,7 +101,31 @@ def _second_copies(entry: Entry) -> list[str]:
 
 def _kind(strategy: StrategyKind) -> object:
     """Equal for backends of which one is enough."""
+    if strategy.sequence is not None or strategy.family not in ("ddp", "zero0", *SHARDING_FAMILIES):
+        return (strategy.family, strategy.sequence, strategy.zero_stage)
     return strategy.sharding if strategy.stage == 0 else (strategy.sharding, strategy.zero_stage)
+
+
+def _degrees(entry: Entry, gpus: int, gpus_per_node: int, offload: str) -> list[dict[str, Any]]:
+    """Options that say how many ranks divide layers, samples or blocks; one empty set where none do.
+
+    What crosses in every layer stays within a node.
+    """
+    fields = entry.options_class().model_fields
+    powers = [2**n for n in range(1, 11) if 2**n <= gpus and gpus % 2**n == 0]
+    inside = [power for power in powers if power <= gpus_per_node]
+    if "micro_batches" in fields:
+        return [degrees for stages in powers[:MOST_STAGES] for degrees in _pipelines(stages)]
+    for name in ("tensor", "sequence"):
+        if name in fields:
+            return [{name: degree} for degree in inside] if offload == "none" else []
+    return [{}]
+
+
+def _pipelines(stages: int) -> list[dict[str, Any]]:
+    """1F1B with as many micro-batches as stages and with four times as many; interleaved with as many."""
+    few, many = {"stages": stages, "micro_batches": stages}, {"stages": stages, "micro_batches": 4 * stages}
+    return [few, many, {"schedule": "interleaved", **few}]
 
 
 def _shard_sizes(gpus: int, gpus_per_node: int) -> list[int]:

@@ -8,10 +8,12 @@ from harness.theory.peaks.ddp import DdpCourse
 from harness.theory.peaks.fsdp1 import Fsdp1Course
 from harness.theory.peaks.fsdp2 import Fsdp2Course
 from harness.theory.peaks.ledger import Fullest, Ledger, Phase
+from harness.theory.peaks.pipeline import pipeline_moments
 from harness.theory.peaks.walk import Walk
 from harness.theory.peaks.zero0 import Zero0Course
 from harness.theory.peaks.zero3 import Zero3Course
 from harness.theory.peaks.zero12 import Zero12Course
+from harness.theory.within import within
 from harness.theory.workload import Workload
 
 COURSES: dict[str, type[Course]] = {
@@ -23,13 +25,23 @@ COURSES: dict[str, type[Course]] = {
     "zero12": Zero12Course,
     "zero3": Zero3Course,
 }
+PIPELINE = "pipeline"
+
+
+def has_course(workload: Workload) -> bool:
+    """Whether the course of a step is known."""
+    family = within(workload).strategy.family
+    return family == PIPELINE or family in COURSES
 
 
 def fullest_moments(workload: Workload, profile: ActivationProfile) -> dict[Phase, Fullest]:
     """The fullest moment of each phase of an ordinary step of one rank."""
-    assert workload.part_length is not None
-    ledger = Ledger()
+    if workload.strategy.family == PIPELINE:
+        return pipeline_moments(workload, profile)
+    length = workload.part_length
+    assert length is not None
+    ledger, workload = Ledger(), within(workload)
     course = COURSES.get(workload.strategy.family, Course)(workload, ledger)
-    walk = Walk(course, profile, micro_batch=workload.micro_batch_size, sequence=workload.part_length)
+    walk = Walk(course, profile, micro_batch=workload.micro_batch_size, sequence=length)
     walk.run()
     return ledger.fullest

@@ -69,7 +69,7 @@ def test_a_shipped_profile_is_what_tracing_gives(
     def refuse(*_: Any) -> Any:
         raise AssertionError("traced although a profile ships")
 
-    monkeypatch.setattr(profiles, "_traced", refuse)
+    monkeypatch.setattr(profiles, "traced", refuse)
     config = load_model(name).config
     flags = {"route": route, "checkpointing": checkpointing, "single_sample": single_sample}
     shipped = find_profile(config, **SHIPPED, **flags)

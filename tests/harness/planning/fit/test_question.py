@@ -52,3 +52,11 @@ def test_a_trial_is_short_and_measures_memory_only() -> None:
     assert not trial.measure.matmul_peak
     assert trial.evaluation.every_steps is None
     assert trial.model == given.model
+
+
+def test_the_parts_of_a_pipeline_divide_every_micro_batch() -> None:
+    given = load_experiment(None, ["training.global_batch_size=24"])
+    assert list(micro_batches(given, 2, parts=4).sizes) == [4, 12]
+    assert micro_batches(load_experiment(None, []), 2, parts=4).sizes[:2] == range(4, 12, 4)
+    with pytest.raises(HarnessError, match="not whole micro-batches"):
+        micro_batches(given, 2, parts=5)

@@ -40,3 +40,18 @@ def test_shard_groups_are_nodes_with_at_least_two_replicas(gpus: int, sizes: lis
     without_offload = [variant for variant in found if variant.offload == "none"]
     assert [variant.shard_size for variant in without_offload] == sizes
     assert [variant.options["shard_size"] for variant in without_offload] == sizes
+
+
+def test_degrees_are_powers_of_two_within_a_node() -> None:
+    assert labels("tp", 64) == ["tp:tensor=2", "tp:tensor=4", "tp:tensor=8"]
+    assert labels("tp", 6, 6) == ["tp:tensor=2"]
+    assert labels("fsdp-cp", 16, 4)[:2] == ["fsdp-cp:sequence=2", "fsdp-cp:sequence=4"]
+    assert labels("fsdp", 64) == ["fsdp", "fsdp:offload=cpu", "fsdp:reshard=8"]
+
+
+def test_pipelines_have_few_and_many_micro_batches_and_stages_in_turn() -> None:
+    assert labels("pp", 2) == [
+        "pp:micro_batches=2,stages=2",
+        "pp:micro_batches=8,stages=2",
+        "pp:micro_batches=2,schedule=interleaved,stages=2",
+    ]
