@@ -290,6 +290,6 @@ def _content_digests(job: Job, reads_files: bool) -> dict[str, str]:
         require_plain_input(Path(name), "the job's file")
     if not reads_files:
         return {}
-    found = {name: content_digest(Path(name)) for name in named if Path(name).exists()}
+    found = {name: content_digest(Path(name)) for name in named if os.path.exists(name)}
     factories = (getattr(getattr(job, section), key) for section, key in FACTORIES)
     return found | {given: factory_digest(given) for given in factories if given}

@@ -44,7 +44,7 @@ def require_existing(job: Job) -> None:
     """Raise HarnessError for a path of the job that leads nowhere; hub names are not looked up."""
     for section, key in SETTINGS:
         given = getattr(getattr(job, section), key)
-        if given is None or Path(given).exists() or (section, key, given) == BYTES:
+        if given is None or os.path.exists(given) or (section, key, given) == BYTES:
             continue
         is_local = (section, key) == ("data", "path") and job.data.source != "datasets"
         if is_local:

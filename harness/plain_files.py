@@ -38,7 +38,9 @@ def require_plain_input(path: Path, what: str) -> None:
             raise HarnessError(f"{what} '{path}' is a pipe or device; give a plain file or a folder")
         status = path.stat() if path.is_file() else None
     except (OSError, ValueError) as error:  # a loop of links, a name that is none
-        raise HarnessError(f"{what} '{path}' cannot be read: {error}") from error
+        raise HarnessError(
+            f"{what} '{path}' cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
     if status is not None and MOST_SPARSE_BYTES < status.st_size > 100 * 512 * status.st_blocks:
         raise HarnessError(
             f"{what} '{path}' has {status.st_size:,} bytes, of which {512 * status.st_blocks:,} are on the "

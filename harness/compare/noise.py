@@ -107,7 +107,9 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
     repeats = [r for r in repeats if r.status == "ok" and not is_another_computation(r, reference)]
     splits = [r for r in repeats if not _other_precision(r)]
     others = [r for r in repeats if _other_precision(r)]
-    precision = reference.job.training.precision
+    given = reference.job.training.precision
+    # A record from elsewhere may name one that nobody knows: it gets the tightest limits.
+    precision = next((known for known in UNIT_ROUNDOFF if known == given), "fp32")
     if not any(is_variant(record) for record in splits):
         splits = []
     factor = TIGHT_FACTOR if splits else UNMEASURED_FACTOR

@@ -225,3 +225,9 @@ def test_a_path_that_leads_nowhere_is_named(assignment: str, setting: str) -> No
 @pytest.mark.parametrize("name", ["gpt2", "bigscience/bloom-560m", "meta-llama/Llama-3.1-8B", "_a/b"])
 def test_names_of_the_hub_are_not_looked_for_here(name: str) -> None:
     assert plan(load_experiment(None, [f"model.name={name}"]), ["ddp"], [2], 1, "cpu")
+
+
+def test_name_longer_than_a_path_is_refused_in_one_line() -> None:
+    experiment = load_experiment(None, [f"model.name={'a' * 500}"])
+    with pytest.raises(HarnessError, match="cannot be read: File name too long"):
+        plan(experiment, ["ddp"], [2], 1, "cpu")
