@@ -80,7 +80,7 @@ def variants(entry: Entry, gpus: int, gpus_per_node: int) -> Iterator[Variant]:
             for degrees in _degrees(entry, gpus, gpus_per_node, offload):
                 kept = None if offload == "none" else offload
                 yield _variant(entry, offload=kept, shard_size=size, **degrees)
-    for option in _second_copies(entry) if gpus > gpus_per_node and gpus % gpus_per_node == 0 else ():
+    for option in _second_copies(entry, gpus) if gpus > gpus_per_node and gpus % gpus_per_node == 0 else ():
         yield _variant(entry, **{option: gpus_per_node})
 
 
@@ -94,8 +94,10 @@ def _variant(entry: Entry, **given: str | int | None) -> Variant:
     )
 
 
-def _second_copies(entry: Entry) -> list[str]:
-    """Options that keep a second copy of the weights within a node."""
+def _second_copies(entry: Entry, gpus: int) -> list[str]:
+    """Options that keep a second copy of the weights within a node; only where nobody shares samples."""
+    if registry.mesh_of(entry.name, gpus).shares_samples:
+        return []
     return [name for name in SECOND_COPY if name in entry.options_class().model_fields]
 
 

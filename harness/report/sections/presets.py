@@ -66,7 +66,7 @@ def _changes(group: Repeats) -> list[tuple[str, ...]]:
         return []
     changes = preset_changes(
         strategy,
-        record.job.training.precision,
+        record.job.training.held_precision,
         record.world.preset,  # type: ignore[arg-type]
         effective.parameter_count,
     )

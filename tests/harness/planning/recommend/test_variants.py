@@ -30,6 +30,8 @@ def test_a_second_copy_within_a_node_is_tried_on_several_nodes() -> None:
     assert labels("zero3", 16)[-1] == "zero3:hpz=8"
     assert labels("fsdp", 16)[-1] == "fsdp:reshard=8"
     assert labels("fsdp", 12)[-1] == "fsdp:offload=cpu"
+    for name in ("ulysses-zero3", "fsdp-tp", "fsdp-cp", "autotp-zero3"):
+        assert not [label for label in labels(name, 16) if "hpz" in label or "reshard" in label]
 
 
 @pytest.mark.parametrize(
