@@ -21,7 +21,7 @@ from .command_line import harness, refused
 def test_settings_of_a_section_fit_the_width(tmp_path: Path) -> None:
     lines = harness("settings", "training", cwd=tmp_path).stdout.splitlines()
     assert lines[0].startswith("training: Batch, length")
-    assert "  training.precision: fp32 | bf16-mixed | fp16-mixed | bf16, default fp32" in lines
+    assert "  training.precision: fp32 | bf16-mixed | fp16-mixed | bf16 | fp8, default fp32" in lines
     assert max(map(len, lines)) <= WIDTH
     assert not any("optimizer." in line for line in lines)
 

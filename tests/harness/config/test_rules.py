@@ -29,7 +29,7 @@ def test_contradictions_are_refused(assignments: list[str], message: str) -> Non
     [
         ("training.steps=0", "'training.steps' was given 0"),
         ("training.steps=many", "'training.steps' was given 'many'"),
-        ("training.precision=fp8", "'training.precision' was given 'fp8'"),
+        ("training.precision=fp4", "'training.precision' was given 'fp4'"),
         ("schedule.final_fraction=2", "'schedule.final_fraction' was given 2"),
         ("compare.backends=[]", "'compare.backends' was given []"),
     ],
