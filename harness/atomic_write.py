@@ -46,7 +46,7 @@ def write_all_atomically(contents: Mapping[Path, str | bytes]) -> None:
                 with _named(path):
                     path.write_bytes(data)
                 continue
-            target = path.resolve()
+            target = Path(os.path.realpath(path))  # Path.resolve() raises for links in a circle
             temporary = _temporary(target)
             written[temporary] = target
             with _named(path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ def _with_inherited(path: Path, heirs: Sequence[Path], notify: Notify) -> dict[s
 
     `heirs`: the files that inherit it. Raises HarnessError, also for a file that inherits itself.
     """
-    if path.resolve() in heirs:
+    own = Path(os.path.realpath(path))  # Path.resolve() raises for links in a circle
+    if own in heirs:
         raise HarnessError(
             f"configuration {path} inherits itself; remove its `{INHERITS}` or that of its base"
         )
@@ -68,7 +70,7 @@ def _with_inherited(path: Path, heirs: Sequence[Path], notify: Notify) -> dict[s
     for name in _names(bases, path):
         base = resolve(Path(name), "configs")
         base = base if base.is_absolute() else path.parent / base
-        merged = _merged(merged, _with_inherited(base, [*heirs, path.resolve()], notify))
+        merged = _merged(merged, _with_inherited(base, [*heirs, own], notify))
     return _merged(merged, document)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 from harness.backends.presets import COMMUNICATION_DTYPE, DATA_TYPES, ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
@@ -37,6 +38,7 @@ MISREAD = (
     "under it DeepSpeed 0.19 attributes fp32 masters to other parameters (safe_get_full_fp32_param), so that "
     "weights could not be checked"
 )
+MOST_POWER = sys.float_info.max_exp
 LOOP = "the loop sets the learning rate of every backend"
 
 
@@ -46,7 +48,10 @@ def clipping(value: Any) -> float | None:
 
 
 def power_of_two(value: Any) -> float:
-    return math.ldexp(1.0, integer(value))
+    power = integer(value)
+    if power >= MOST_POWER:
+        raise ValueError(f"2^{power} is no number; at most 2^{MOST_POWER - 1}")
+    return math.ldexp(1.0, power)
 
 
 def adamw(value: Any) -> str:

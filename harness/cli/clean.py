@@ -23,12 +23,15 @@ from harness.report.manifest import read_manifest
 from harness.store import Store
 
 UNFINISHED = ("failed", "timeout")
+MOST_DAYS = 36_500
 REPORTS = ("*.md", "*.html", "*.csv", "*.json", "*.tex")
 
 
 @click.command()
 @click.argument("runs", type=PATH, default=Path("runs"))
-@click.option("--older-than", type=click.FloatRange(0), metavar="DAYS", help="Also runs older than this.")
+@click.option(
+    "--older-than", type=click.FloatRange(0, MOST_DAYS), metavar="DAYS", help="Also runs older than this."
+)
 @click.option("--reports", is_flag=True, help="Also runs that a report in this folder lists.")
 @click.option("--yes", is_flag=True, help="Remove them; without it they are listed only.")
 @json_option

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import AfterValidator
+
 from harness.record.part import Part
+from harness.theory.ring import OPERATIONS
+
+
+def _known(op: str) -> str:
+    if op not in OPERATIONS:
+        raise ValueError(f"is no collective that is counted: {', '.join(sorted(OPERATIONS))}")
+    return op
 
 
 class CommunicationPart(Part):
@@ -20,7 +31,7 @@ class CommunicationPart(Part):
     phase: str
     """Phase of the run: 'setup', 'digest', 'forward', 'backward', 'step', 'evaluation', 'checkpoint' or
     'checkpoint_load'."""
-    op: str
+    op: Annotated[str, AfterValidator(_known)]
     """Operation, such as 'all_reduce'."""
     dtype: str
     """Dtype of the tensors; 'none': a call without a tensor."""

@@ -14,6 +14,8 @@ RING_PASSES = {
     "scatter": 1,
     "barrier": 0,
 }
+OPERATIONS = frozenset({*RING_PASSES, "permute", "send", "recv"})
+"""Every collective and message that is counted."""
 
 
 def ring_sent_bytes(op: str, payload_bytes: int, group_size: int) -> float:

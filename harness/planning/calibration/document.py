@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, PositiveFloat, ValidationError, field_validator
 
 from harness.atomic_write import write_atomically
 from harness.bounds import MOST_DOCUMENT_BYTES
@@ -32,7 +32,7 @@ class CellFit(_Part):
     cell: str
     group: str
     """Cells of one group ran over the same network: their order is a question."""
-    measured_seconds: float
+    measured_seconds: PositiveFloat
     """Median of the timed steps of all its runs."""
     spread: float
     """Largest minus smallest median of its runs, over the median: what repetition alone changes."""

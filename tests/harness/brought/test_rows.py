@@ -100,6 +100,13 @@ def test_the_configuration_pins_job_settings_like_for_like_and_the_file_wins_as_
     assert exact.experiment.training.steps == 3  # the file does not say
 
 
+def test_a_loss_scale_beyond_every_number_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"fp16": {"enabled": True, "initial_scale_power": 1_000_000}}))
+    with pytest.raises(HarnessError, match="at most 2\\^1023"):
+        read_files([], [path])
+
+
 def test_the_preset_pins_sizes_like_for_like_and_not_as_given(tmp_path: Path) -> None:
     like, exact = rows_of(tmp_path, *FILES["deepspeed-stage-3"])
     assert handled(like)["zero_optimization.stage3_max_live_parameters"] == ("pinned", 0)

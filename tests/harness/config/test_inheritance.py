@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.config import load_experiment
+from harness.errors import HarnessError
 from tests.harness.config.refusals import refused_file
 
 
@@ -72,3 +73,10 @@ def test_a_null_takes_an_inherited_value_away(tmp_path: Path) -> None:
 )
 def test_a_base_that_cannot_be_is_refused(text: str, message: str, tmp_path: Path) -> None:
     assert message in refused_file(tmp_path, text)
+
+
+def test_a_file_that_is_a_circle_of_links_is_refused(tmp_path: Path) -> None:
+    loop = tmp_path / "loop.yaml"
+    loop.symlink_to(loop)
+    with pytest.raises(HarnessError, match="cannot be read"):
+        load_experiment(loop)
