@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -57,6 +58,7 @@ def run(folder: Path, name: str, labels: Collection[str], ranks: int, settings: 
             raise SystemExit(f"{label}: {record.status}, or bytes differ from their closed form")
         if label in labels:
             text = path.read_text(encoding="utf-8").replace(str(folder), "runs")
+            text = text.replace(tempfile.gettempdir(), "/tmp")
             files[f"{record.run_id}/{RECORD_NAME}"] = text.encode()
     archive_of_page(name).parent.mkdir(exist_ok=True)
     write_archive(archive_of_page(name), files, folder="runs")
