@@ -16,11 +16,14 @@ class StartWatch:
         self._least_seconds = least_seconds
         self._index = dict.fromkeys(range(world_size), 0)
         self._since = dict.fromkeys(range(world_size), now)
+        self._noted: set[int] = set()
+        """Of the others, whose position cannot be seen, nothing is said."""
         self._needed: list[dict[int, float]] = [{} for _ in START_PHASES]
         """By phase and rank, how long the rank was in it."""
 
     def note(self, phases: Mapping[int, str | None], now: float) -> None:
         """Where each rank is; None: it has not said so yet."""
+        self._noted.update(phases)
         for rank, phase in phases.items():
             before, index = self._index[rank], _index(phase)
             if index <= before:
@@ -36,7 +39,8 @@ class StartWatch:
 
     def late(self, now: float) -> str | None:
         """Which rank stays in a phase that others have finished, in words; None: none does."""
-        for rank, index in self._index.items():
+        for rank in sorted(self._noted):
+            index = self._index[rank]
             if index == len(START_PHASES) or not (others := self._needed[index]):
                 continue
             longest, waited = max(others.values()), now - self._since[rank]

@@ -192,12 +192,17 @@ class Supervisor:
         while time.monotonic() < deadline and not all(map(self._has_answered, range(self.world_size))):
             time.sleep(POLL_SECONDS)
         stopped = [r for r in range(self.world_size) if _stopped_file(directory, r).exists()]
-        note.model_copy(update={"stopped_ranks": stopped}).write(directory)
+        unseen = [r for r in range(self.world_size) if not self._sees(r)]
+        note.model_copy(update={"stopped_ranks": stopped, "unseen_ranks": unseen}).write(directory)
         os.kill(self.child, signal.SIGKILL)
 
     def _has_answered(self, rank: int) -> bool:
         assert self.directory is not None
         return read_state(self.directory, rank).has_answered or _stopped_file(self.directory, rank).exists()
+
+    def _sees(self, rank: int) -> bool:
+        """Whether a rank's monitor has said in this folder who it is; nodes may have folders of their own."""
+        return self.directory is not None and rank_owner(self.directory, rank).exists()
 
     def _find_folder(self) -> Path | None:
         if self.directory is None:
@@ -214,7 +219,8 @@ class Supervisor:
         with suppress(OSError):
             write_atomically(rank_owner(directory, self.rank), Owner.myself().model_dump_json())
         if self.rank == 0:
-            self._watch = Watch(directory, RunRequest.read(directory), self._processes)
+            request = RunRequest.read(directory)
+            self._watch = Watch(directory, request, self._processes, self._sees)
             self._tail = Tail(rank_file(directory, 0))
 
     def _processes(self) -> dict[int, int] | None:

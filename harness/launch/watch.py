@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -37,8 +37,16 @@ SETTLED_SECONDS = 5.0
 class Watch:
     """Follows the ranks of one run."""
 
-    def __init__(self, run_directory: Path, request: RunRequest, processes: Processes = lambda: None) -> None:
+    def __init__(
+        self,
+        run_directory: Path,
+        request: RunRequest,
+        processes: Processes = lambda: None,
+        sees: Callable[[int], bool] = lambda _rank: True,
+    ) -> None:
+        """`sees`: whether a rank writes into this folder; the silence of others says nothing."""
         self._run_directory = run_directory
+        self._sees = sees
         self._world_size = request.world_size
         self._limits = request.limits
         self._steps: int | None = request.job.training.steps
@@ -73,7 +81,7 @@ class Watch:
         return None
 
     def _stuck(self, now: float) -> str | None:
-        ranks = range(self._world_size)
+        ranks = [rank for rank in range(self._world_size) if self._sees(rank)]
         heads = [read_head(self._run_directory, rank) for rank in ranks]
         if now - self._looked > STALL_SECONDS:
             self._start.forgive(now)
@@ -83,9 +91,9 @@ class Watch:
             self._heads, self._moved = heads, now
         self._looked = now
         positions = [read_position(self._run_directory, rank) for rank in ranks]
-        self._start.note({rank: p.phase if (p := positions[rank]) else None for rank in ranks}, now)
+        self._start.note({r: p.phase if p else None for r, p in zip(ranks, positions, strict=True)}, now)
         waited = now - self._moved
-        if self._step_seconds and all(position and position.is_as_long_as_a_step for position in positions):
+        if self._step_seconds and all(p and p.is_as_long_as_a_step for p in positions):
             limit, words = self._limit_of_steps()
             return f"no rank moved for {waited:.0f} s ({words})" if waited > limit else None
         return self._start.late(now) or self._outside_of_steps(now, waited)

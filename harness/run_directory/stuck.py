@@ -32,6 +32,8 @@ class StuckNote(Part):
     stopped_ranks: list[int] = []
     """Whose processes were stopped (SIGSTOP): they can say nothing."""
     gone_ranks: list[int] = []
+    unseen_ranks: list[int] = []
+    """Whose nodes have a runs folder of their own: where they were is not known."""
 
     def write(self, run_directory: Path) -> None:
         write_atomically(run_directory / STUCK_NAME, self.model_dump_json())
@@ -59,13 +61,14 @@ def rank_states(run_directory: Path, world_size: int) -> list[RankStatePart]:
 def stuck_error(run_directory: Path, world_size: int, note: StuckNote) -> ErrorPart:
     """What a record says of ranks that had to be ended."""
     states = {rank: read_state(run_directory, rank) for rank in range(world_size)}
-    late = late_ranks(states, note.stopped_ranks)
+    seen = {rank: state for rank, state in states.items() if rank not in note.unseen_ranks}
+    late = late_ranks(seen, note.stopped_ranks)
     rank = late.ranks[0] if late is not None else None
     at_fault = states[rank].position if rank is not None else None
     order = sorted(states, key=lambda r: (late is None or r not in late.ranks, r))
     return ErrorPart(
         kind=note.kind,
-        message="; ".join([note.reason, *_sentences(late, states)]),
+        message="; ".join([note.reason, *_sentences(late, seen, note.unseen_ranks)]),
         rank=rank,
         step=at_fault.step if at_fault else None,
         phase=at_fault.phase if at_fault else None,
@@ -112,20 +115,25 @@ def _place(state: RankState) -> tuple[int, int] | None:
     return (-1 if position.step is None else position.step), ORDER.index(position.phase)
 
 
-def _sentences(late: Late | None, states: Mapping[int, RankState]) -> list[str]:
+def _sentences(late: Late | None, states: Mapping[int, RankState], unseen: Sequence[int]) -> list[str]:
     waits = [(rank, state.collective) for rank, state in states.items() if state.collective is not None]
-    if late is None and len({collective for _, collective in waits}) > 1:
+    if late is None and unseen:
+        said = [f"rank {_named(unseen)} may be at fault: on other nodes, whose runs folder cannot be seen"]
+    elif late is None and len({collective for _, collective in waits}) > 1:
         said = ["the ranks wait in different collectives"]
     elif late is None and len(waits) == len(states):
         said = ["all ranks wait in the same collective: a broken network, or an overloaded machine"]
     elif late is None:
         said = ["no rank is behind the others"]
     else:
-        named = ", ".join(map(str, late.ranks[:8])) + (" ..." if len(late.ranks) > 8 else "")
         verb = "is" if len(late.ranks) == 1 else "are"
-        said = [f"rank {named} {verb} {late.why} ({_where(states[late.ranks[0]])})"]
+        said = [f"rank {_named(late.ranks)} {verb} {late.why} ({_where(states[late.ranks[0]])})"]
     said += [f"rank {rank} waits in {collective}" for rank, collective in waits[:2]]
     return said
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
 
 
 def _where(state: RankState) -> str:
@@ -141,6 +149,8 @@ def _part(rank: int, state: RankState, note: StuckNote) -> RankStatePart:
         said = "the process was stopped (SIGSTOP), so it could not write its stacks"
     elif rank in note.gone_ranks:
         said = "the process had ended"
+    elif rank in note.unseen_ranks:
+        said = "its node has a runs folder of its own, which cannot be seen"
     elif not state.stack:
         said = "the process did not write its stacks when asked"
     return _state_part(rank, state, said)

@@ -15,13 +15,18 @@ from harness.store import read_record
 from tests.fake_ranks import Behaviour, Rank, a_request
 
 
-def launch(runs: Path, behaviours: list[Behaviour]) -> list[multiprocessing.process.BaseProcess]:
-    """What torchrun does: one process per rank."""
-    request = a_request(len(behaviours), stuck_after_seconds=1, phase_timeout_seconds=20)
-    (runs / request.run_id).mkdir(parents=True)
-    request.write(runs / request.run_id)
+def launch(
+    runs: Path, behaviours: list[Behaviour], others: Path | None = None, **limits: float
+) -> list[multiprocessing.process.BaseProcess]:
+    """What torchrun does: one process per rank; all but rank 0 write into `others`, if it is given."""
+    request = a_request(len(behaviours), **({"stuck_after_seconds": 1, "phase_timeout_seconds": 20} | limits))
+    for folder in {runs, others or runs}:
+        (folder / request.run_id).mkdir(parents=True)
+        request.write(folder / request.run_id)
 
     def live(rank: int) -> None:
+        runs = first if rank == 0 or others is None else others
+
         def become(tell: Callable[[str], None]) -> int:
             tell(request.run_id)
             behaviours[rank](Rank(runs / request.run_id, rank))
@@ -31,6 +36,7 @@ def launch(runs: Path, behaviours: list[Behaviour]) -> list[multiprocessing.proc
         supervisor.missing_record()
         supervisor.leave()
 
+    first = runs
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=live, args=(rank,)) for rank in range(len(behaviours))]
     for process in processes:
@@ -116,6 +122,24 @@ def test_rank_that_stands_still_is_found_and_all_say_where_they_are(tmp_path: Pa
     assert (record.status, error.kind, error.rank, error.phase) == ("timeout", "Stuck", 1, "forward")
     assert "sleep_in_forward" in error.ranks[1].stack
     assert "wait_forever" in error.ranks[0].stack
+
+
+def test_rank_whose_node_has_a_folder_of_its_own_is_neither_late_nor_blamed(tmp_path: Path) -> None:
+    """A run that goes on past the limit of the start, and then hangs where only rank 0 can be seen."""
+
+    def slow(rank: Rank) -> None:
+        for look in range(8):
+            rank.position.enter(f"look {look}")
+            time.sleep(0.5)
+        wait_for_peers(rank)
+
+    end(launch(tmp_path / "a", [slow, slow], tmp_path / "b", start_timeout_seconds=1))
+    record, error = record_of(tmp_path / "a")
+    assert (record.status, error.kind, error.rank) == ("timeout", "Stuck", None)
+    assert "10 steps of 0.01 s and 1 s" in error.message
+    assert "rank 1 may be at fault" in error.message
+    assert "wait_forever" in error.ranks[0].stack
+    assert "cannot be seen" in error.ranks[1].note
 
 
 def test_run_that_its_launcher_ends_is_interrupted_and_blamed_on_no_rank(tmp_path: Path) -> None:

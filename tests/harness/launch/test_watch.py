@@ -193,6 +193,12 @@ def test_late_ranks_of_the_start_are_judged_phase_by_phase() -> None:
     assert watch.late(now=9999.0) is None
 
 
+def test_rank_whose_position_cannot_be_seen_is_not_late() -> None:
+    watch = StartWatch(2, 60.0, now=0.0)
+    watch.note({0: "setup"}, now=10.0)
+    assert watch.late(now=9999.0) is None
+
+
 def state(phase: str, step: int = 3, collective: str | None = None, begun: int = 0) -> RankState:
     enqueued = {"0": begun} if begun else {}
     return RankState(position=Position(phase=phase, step=step), collective=collective, enqueued=enqueued)
