@@ -41,7 +41,7 @@ def launch(
     processes = [context.Process(target=live, args=(rank,)) for rank in range(len(behaviours))]
     for process in processes:
         process.start()
-    return processes
+    return list(processes)
 
 
 def end(processes: list[multiprocessing.process.BaseProcess]) -> list[int | None]:
