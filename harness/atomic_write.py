@@ -23,8 +23,8 @@ def stream_number(path: Path) -> int | None:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace a file so that a reader sees all of it or what was there before; text is UTF-8.
 
-    A link keeps its place; what is no file is written to, /dev/stdout through its open descriptor: a pipe
-    whose reader is gone could not be opened again. Raises OSError.
+    A link is replaced, never followed; what is no file is written to, /dev/stdout through its open
+    descriptor: a pipe whose reader is gone could not be opened again. Raises OSError.
     """
     write_all_atomically({path: content})
 
@@ -42,11 +42,11 @@ def write_all_atomically(contents: Mapping[Path, str | bytes]) -> None:
                 with _named(path), os.fdopen(os.dup(number), "wb") as stream:
                     stream.write(data)
                 continue
-            if path.exists() and not path.is_file():
+            if path.exists() and not path.is_file() and not path.is_symlink():
                 with _named(path):
                     path.write_bytes(data)
                 continue
-            target = Path(os.path.realpath(path))  # Path.resolve() raises for links in a circle
+            target = Path(os.path.realpath(path.parent), path.name)
             temporary = _temporary(target)
             written[temporary] = target
             with _named(path):

@@ -49,8 +49,10 @@ def require_plain_input(path: Path, what: str) -> None:
 
 
 def require_plain_output(path: Path, what: str) -> None:
-    """Raise HarnessError for a pipe or device other than standard output and what a shell connects."""
+    """Raise HarnessError for a link, and a pipe or device that is not standard output or of the shell."""
     if stream_number(path) is not None:
         return
+    if path.is_symlink():
+        raise HarnessError(f"{what} '{path}' is a symbolic link; give the file itself that is to be written")
     if path.exists() and not path.is_file() and not path.is_dir():
         raise HarnessError(f"{what} '{path}' is a pipe or device; give a file, or /dev/stdout")

@@ -175,25 +175,29 @@ class Supervisor:
             os.kill(self.child, signal.SIGKILL)  # its launcher may not hear of it: the network may be gone
         if not self._asked and (directory / ASK_NAME).exists():
             self._asked = True
-            if is_stopped(self.child):
-                write_atomically(_stopped_file(directory, self.rank), "")
-            else:
-                os.kill(self.child, STATE_SIGNAL)
+            self._ask_own(directory)
+
+    def _ask_own(self, directory: Path) -> None:
+        """Have the own rank say where it is, or say that it is stopped."""
+        if not is_stopped(self.child):
+            os.kill(self.child, STATE_SIGNAL)
+            return
+        with suppress(OSError):  # a full disk: the rank is ended all the same
+            write_atomically(_stopped_file(directory, self.rank), "")
 
     def _end_stuck(self, directory: Path, note: StuckNote) -> None:
         """Have every monitor ask its rank where it is, note the answers, and end the own rank."""
-        write_atomically(directory / ASK_NAME, note.reason)
+        with suppress(OSError):
+            write_atomically(directory / ASK_NAME, note.reason)
         self._asked = True
-        if is_stopped(self.child):
-            write_atomically(_stopped_file(directory, self.rank), "")
-        else:
-            os.kill(self.child, STATE_SIGNAL)
+        self._ask_own(directory)
         deadline = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < deadline and not all(map(self._has_answered, range(self.world_size))):
             time.sleep(POLL_SECONDS)
         stopped = [r for r in range(self.world_size) if _stopped_file(directory, r).exists()]
         unseen = [r for r in range(self.world_size) if not self._sees(r)]
-        note.model_copy(update={"stopped_ranks": stopped, "unseen_ranks": unseen}).write(directory)
+        with suppress(OSError):
+            note.model_copy(update={"stopped_ranks": stopped, "unseen_ranks": unseen}).write(directory)
         os.kill(self.child, signal.SIGKILL)
 
     def _has_answered(self, rank: int) -> bool:

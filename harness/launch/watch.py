@@ -96,7 +96,9 @@ class Watch:
         if self._step_seconds and all(p and p.is_as_long_as_a_step for p in positions):
             limit, words = self._limit_of_steps()
             return f"no rank moved for {waited:.0f} s ({words})" if waited > limit else None
-        return self._start.late(now) or self._outside_of_steps(now, waited)
+        # Who takes steps has left its start, though a network's file system may show that late.
+        late = None if self._step_seconds else self._start.late(now)
+        return late or self._outside_of_steps(now, waited)
 
     def _overdue(self, now: float) -> str | None:
         """Why the whole run has taken too long although its ranks move, in words."""

@@ -45,9 +45,14 @@ def counted_collectives(folder: Path, rank: int) -> Bytes:
     for call in calls(folder, rank):
         if call.name in (COUNTING, NOT_COUNTING):
             counting = call.name == COUNTING
-        elif counting and call.name in COLLECTIVES:
+        elif counting and call.name in COLLECTIVES and not _stays_here(call.name, call.group_size):
             found[call.name, call.group_size] += call.bytes
     return found
+
+
+def _stays_here(name: str, group_size: int) -> bool:
+    """Whether torch may copy by itself what a rank alone would scatter to itself; no byte leaves the rank."""
+    return name == "reduce_scatter" and group_size == 1
 
 
 def told_collectives(record: Record, rank: int) -> Bytes:
@@ -55,7 +60,7 @@ def told_collectives(record: Record, rank: int) -> Bytes:
     found: Bytes = Counter()
     for part in record.comm:
         size = part.group_size
-        if part.rank != rank:
+        if part.rank != rank or _stays_here(part.op, size):
             continue
         if part.op == "barrier":
             found["all_reduce", size] += BARRIER_BYTES * part.calls

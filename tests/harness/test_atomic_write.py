@@ -36,12 +36,20 @@ def test_what_cannot_be_written_leaves_the_file_as_it_was(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_link_keeps_its_place(tmp_path: Path) -> None:
-    link = tmp_path / "link"
-    link.symlink_to("target")
+def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+    link, target = tmp_path / "link", tmp_path / "target"
+    target.write_text("before")
+    link.symlink_to(target)
     write_atomically(link, "text")
-    assert link.is_symlink()
-    assert (tmp_path / "target").read_text() == "text"
+    assert not link.is_symlink()
+    assert (link.read_text(), target.read_text()) == ("text", "before")
+
+
+def test_a_file_in_a_linked_folder_is_written_there(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    write_atomically(tmp_path / "link" / "file", "text")
+    assert (tmp_path / "folder" / "file").read_text() == "text"
 
 
 def test_a_link_in_place_of_the_temporary_file_is_not_followed(tmp_path: Path) -> None:

@@ -86,6 +86,16 @@ def test_report_into_a_pipe_or_device_is_refused(tmp_path: Path, output: str) ->
     assert "is a pipe or device" in done.stderr
 
 
+def test_report_through_a_link_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, "one")
+    (tmp_path / "kept").write_text("before")
+    (tmp_path / "report.md").symlink_to("kept")
+    done = harness("report", "runs", "-o", "report.md", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "is a symbolic link; give the file itself" in done.stderr
+    assert (tmp_path / "kept").read_text() == "before"
+
+
 def test_configuration_to_fill_in_is_not_written_into_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     done = harness("init", "--force", "fifo", cwd=tmp_path)
