@@ -34,9 +34,9 @@ def require_writable(report: Path, form: Format | None = None) -> None:
             "allow in names of pictures; give another name"
         )
     require_plain_output(report, "report")
-    if report.resolve().name in FILES_OF_RUNS:
+    if report.name in FILES_OF_RUNS:
         raise HarnessError(
-            f"report '{report}' would replace {report.resolve().name}, a file of a run; give another name"
+            f"report '{report}' would replace {report.name}, a file of a run; give another name"
         )
     try:
         report.parent.mkdir(parents=True, exist_ok=True)
