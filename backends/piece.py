@@ -110,6 +110,14 @@ class Portable:
         """
         raise Unsupported(f"{type(self).__name__} does not list the pieces of its weights")
 
+    def weights_in_use(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (masters, weights that forward passes use) of what this rank updates, where these are copies.
+
+        1-D, equally long and live; nothing is communicated. The default yields nothing: masters are in use
+        themselves, or are cast anew in each pass.
+        """
+        return iter(())
+
     def progress(self) -> Progress:
         """What continues besides weights and moments. The default raises Unsupported."""
         raise Unsupported(f"{type(self).__name__} does not report its step count (`Engine.progress`)")

@@ -115,6 +115,9 @@ class SwappingEngine(ZeroEngine):
     def weight_pieces(self) -> Iterator[Piece]:
         self._refuse("its masters are in memory by sub-groups only")
 
+    def weights_in_use(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(())  # its masters are in memory by sub-groups only
+
     def pieces(self) -> Iterator[Piece]:
         self._refuse("checkpoints are not written from its files")
 

@@ -47,8 +47,9 @@ from harness.backends.swapping import (
     swap_folder,
 )
 from harness.backends.zero_config import zero_config
-from harness.backends.zero_engine import ZeroEngine, forget_dummy_step
+from harness.backends.zero_engine import ZeroEngine
 from harness.backends.zero_hooks import hooked_without_gather
+from harness.backends.zero_loss_scale import forget_dummy_step
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -17,6 +17,7 @@ from harness.backends.checkpoints.zero_pieces import (
     load_native,
     zero_pieces,
     zero_progress,
+    zero_weights_in_use,
 )
 from harness.backends.gradients import global_norm, stored_tensors
 from harness.backends.model_source import Loading
@@ -179,6 +180,9 @@ class ZeroEngine(Engine):
     def weight_pieces(self) -> Iterator[Piece]:
         return zero_pieces(self.engine, self.stage, moments=False)
 
+    def weights_in_use(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return zero_weights_in_use(self.engine, self.stage)
+
     def progress(self) -> Progress:
         return zero_progress(self.engine)
 
@@ -283,16 +287,3 @@ class ZeroEngine(Engine):
 def _device(setting: Any) -> str:
     """Of one of DeepSpeed's settings of offload."""
     return "none" if setting is None else str(getattr(setting.device, "value", setting.device))
-
-
-def forget_dummy_step(optimizer: torch.optim.Optimizer) -> None:
-    """Set Adam's step count back to zero.
-
-    `FP16_UnfusedOptimizer.initialize_optimizer_states` (DeepSpeed 0.19) steps once on zero gradients,
-    so that training would begin at t = 2 with moments of zero: the first updates come out wrong.
-    """
-    for state in optimizer.state.values():
-        if isinstance(state.get("step"), Tensor):
-            state["step"].zero_()
-        elif "step" in state:
-            state["step"] = 0

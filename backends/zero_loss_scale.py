@@ -1,8 +1,11 @@
-"""The loss scale of DeepSpeed in fp16."""
+"""What DeepSpeed does otherwise in low precision: its loss scale, and the first step of stage 0."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import torch
+from torch import Tensor
 
 
 def loss_scale(engine: Any) -> float | None:
@@ -19,3 +22,16 @@ def forgotten_loss_scale(engine: Any) -> float:
     `FP16_UnfusedOptimizer.step` unscales. Library defaults keep it so: the gradient norm shows it.
     """
     return loss_scale(engine) or 1.0
+
+
+def forget_dummy_step(optimizer: torch.optim.Optimizer) -> None:
+    """Set Adam's step count back to zero.
+
+    `FP16_UnfusedOptimizer.initialize_optimizer_states` (DeepSpeed 0.19) steps once on zero gradients,
+    so that training would begin at t = 2 with moments of zero: the first updates come out wrong.
+    """
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), Tensor):
+            state["step"].zero_()
+        elif "step" in state:
+            state["step"] = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,58 @@ def _partitioned_pieces(engine: Any, moments: bool) -> Iterator[Piece]:
         )
 
 
+def zero_weights_in_use(engine: Any, stage: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """This rank's masters with the weights in use at their place: DeepSpeed has two tensors in fp32 too."""
+    if stage == 0:
+        yield from ((flat(master), flat(p)) for p, master in _masters(engine) if master is not p)
+        return
+    for parameter in engine.module.parameters():
+        if not parameter.requires_grad:
+            continue
+        if stage == 3:
+            own = _own_range(engine.optimizer, parameter)
+            if own.count:
+                masters = own.of(engine.optimizer.fp32_partitioned_groups_flat[own.group])
+                yield masters, _own_in_use(parameter, own)
+        elif (mapping := parameter._hp_mapping) is not None:
+            address = mapping.lp_fragment_address
+            in_use = flat(parameter).narrow(0, address.start, address.numel)
+            yield flat(mapping.get_hp_fragment()), in_use
+
+
+def _own_in_use(parameter: Any, own: _OwnRange) -> Tensor:
+    """Of stage 3: the gathered parameter while there is one, else this rank's partition."""
+    from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+
+    if parameter.ds_status == ZeroParamStatus.AVAILABLE:
+        return flat(parameter).narrow(0, own.start, own.count)
+    return flat(parameter.ds_tensor).narrow(0, 0, own.count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OwnRange:
+    """Of stage 3: what a rank updates of one parameter, without padding."""
+
+    group: int
+    """The optimizer's flat partition that it lies in."""
+    offset: int
+    """Its place there."""
+    start: int
+    """First element, of the flattened parameter."""
+    count: int
+
+    def of(self, partition: Tensor) -> Tensor:
+        """The range, of a partition or of states of its shape."""
+        return partition.detach().narrow(0, self.offset, self.count)
+
+
+def _own_range(optimizer: Any, parameter: Any) -> _OwnRange:
+    group, offset, padded = optimizer.grad_position[optimizer.get_param_id(parameter)]
+    start = padded * dist.get_rank(optimizer._get_param_partition_group(parameter))
+    count = min(padded, max(0, parameter.ds_numel - start))
+    return _OwnRange(group=group, offset=offset, start=start, count=count)
+
+
 def _scattered_pieces(engine: Any, moments: bool) -> Iterator[Piece]:
     """Stage 3: every parameter is cut into equal partitions, the last of which are padded."""
     optimizer = engine.optimizer
@@ -150,20 +203,18 @@ def _scattered_pieces(engine: Any, moments: bool) -> Iterator[Piece]:
             own = min(held.numel(), max(0, parameter.ds_numel - begin))
             yield Piece(name=name, shape=shape, start=begin if own else 0, weight=held[:own], moments={})
             continue
-        group, offset, padded = optimizer.grad_position[optimizer.get_param_id(parameter)]
-        start = padded * dist.get_rank(optimizer._get_param_partition_group(parameter))
-        count = min(padded, max(0, parameter.ds_numel - start))
-        partition = optimizer.fp32_partitioned_groups_flat[group]
-        if not count:
+        own = _own_range(optimizer, parameter)
+        partition = optimizer.fp32_partitioned_groups_flat[own.group]
+        if not own.count:
             yield _nothing_of(name, shape, partition, kept)
             continue
         state = engine.basic_optimizer.state[partition] if moments else {}
         yield Piece(
             name=name,
             shape=shape,
-            start=start,
-            weight=partition.detach().narrow(0, offset, count),
-            moments={moment: state[moment].detach().narrow(0, offset, count) for moment in kept},
+            start=own.start,
+            weight=own.of(partition),
+            moments={moment: own.of(state[moment]) for moment in kept},
         )
 
 

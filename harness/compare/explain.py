@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from harness.compare.distance import estimate, movement, relative
 from harness.compare.effective import master_dtypes, reduce_dtypes
+from harness.compare.first_loss import Explanation, first_loss_cause
 from harness.compare.gradient_scale import SCALE_TOLERANCE, micro_batches, name_scale
 from harness.compare.noise import Limits
 from harness.compare.optimizer_constants import optimizer_groups
@@ -21,19 +21,6 @@ ratio of norms changes by more from one step to the next, the gradient of that s
 before."""
 REDUCTION_ROUNDING = 2.0**-7
 """Relative. Gradients that cross the wire in bf16 are rounded by up to 2^-9 each time they are added."""
-
-
-UNDIVIDED = ("eager",)
-"""Kernels that neither torch's `context_parallel` nor DeepSpeed's Ulysses divides among ranks."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """A cause, under the id of the finding that reports it."""
-
-    kind: str
-    text: str
-    values: dict[str, Any] = field(default_factory=dict)
 
 
 def explain(reference: Record, record: Record, limits: Limits, settings: Sequence[str] = ()) -> Explanation:
@@ -133,26 +120,7 @@ def _forward(record: Record, expected: float, given: float, index: int, limits: 
         )
     if index > 0:
         return None
-    return _undivided_attention(record, values) or Explanation(
-        kind="diverged",
-        text=f"the first loss differs ({given:.6g} against {expected:.6g}) from equal weights and "
-        "samples: the forward pass computes something else (dtype, attention, masking), uses other weights "
-        "than the masters that were digested, or reports another loss",
-        values=values,
-    )
-
-
-def _undivided_attention(record: Record, values: dict[str, Any]) -> Explanation | None:
-    """Attention that knows nothing of the ranks which share its samples; None: it does, or there are none."""
-    parts, kernel = record.world.mesh.size("sequence"), record.observed and record.observed.attention
-    if parts == 1 or kernel not in UNDIVIDED:
-        return None
-    return Explanation(
-        kind="attention-within-part",
-        text=f"the first loss differs ({values['given']:.6g} against {values['reference']:.6g}): attention "
-        f"'{kernel}' is not divided among the {parts} ranks that share samples, each sees its own part only",
-        values=values | {"attention": kernel},
-    )
+    return first_loss_cause(record, values)
 
 
 def _gradient(record: Record, ratio: float, before: float, index: int) -> Explanation | None:

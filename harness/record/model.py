@@ -141,6 +141,11 @@ class WeightsPart(Part):
     sketch: dict[str, list[float]] | None = None
     """Of each parameter its L2 norm and projections on fixed sign vectors: see `worker/sketch.py`.
     None: not taken, or some weight is not finite."""
+    copied_elements: int | None = None
+    """Weights that forward passes use and that are copies of masters, over all ranks; None: there are none,
+    the backend does not show them, or the record is older."""
+    stale_elements: int | None = None
+    """Those of them that are not their master, rounded to their dtype."""
 
 
 class ObservedPart(Part):

@@ -17,6 +17,7 @@ from harness.errors import HarnessError
 from harness.record import WeightsPart
 from harness.record.model import DIGEST_KIND
 from harness.worker.sketch import content_sum, partial_sketch
+from harness.worker.weights_in_use import count_copies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,8 @@ def digest_share(engine: Engine) -> Share:
 
 
 def combined(share: Share, engine: Engine) -> WeightsPart:
-    """SHA-256 over the sorted (name, shape, sum of the contents), L2 norm, count, a sketch of each.
+    """SHA-256 over the sorted (name, shape, sum of the contents), L2 norm, count, a sketch of each; whether
+    weights in use are their rounded masters.
 
     A collective. Where ranks that hold the same elements differ in them, each returns the weights of its own
     copy. Without a sketch where a weight is not finite. Raises HarnessError where the ranges are not the
@@ -66,7 +68,8 @@ def combined(share: Share, engine: Engine) -> WeightsPart:
         for name, of_name in ranges.items()
         for holders in of_name.values()
     )
-    sketches = _from_all(dict(_own_sketches(engine, ranges, divided=agree)))
+    told = _from_all((dict(_own_sketches(engine, ranges, divided=agree)), count_copies(engine)))
+    sketches, copies = [one for one, _ in told], [of_rank for _, of_rank in told]
     lines: list[str] = []
     whole: dict[str, list[float]] = {}
     count = 0
@@ -85,6 +88,8 @@ def combined(share: Share, engine: Engine) -> WeightsPart:
         l2_norm=math.fsum(values[0] ** 2 for values in whole.values()) ** 0.5,
         parameter_count=count,
         sketch=whole if finite else None,
+        copied_elements=sum(of_rank.elements for of_rank in copies) or None,
+        stale_elements=sum(of_rank.stale for of_rank in copies) if any(c.elements for c in copies) else None,
     )
 
 

@@ -42,7 +42,9 @@ def _engine(held: dict[str, Tensor]) -> Any:
     def weight_pieces() -> Iterator[Piece]:
         raise Unsupported("not listed")
 
-    return SimpleNamespace(full_parameters=full_parameters, weight_pieces=weight_pieces)
+    return SimpleNamespace(
+        full_parameters=full_parameters, weight_pieces=weight_pieces, weights_in_use=lambda: iter(())
+    )
 
 
 def of_shards(backend: Backend, world: World) -> WeightsPart:
@@ -68,4 +70,4 @@ def _sharded(world: World, held: dict[str, Tensor], missing: int = 0) -> Any:
             weight = weight[: weight.numel() - missing]
             yield Piece(name=name, shape=tuple(tensor.shape), start=start, weight=weight, moments={})
 
-    return SimpleNamespace(weight_pieces=weight_pieces)
+    return SimpleNamespace(weight_pieces=weight_pieces, weights_in_use=lambda: iter(()))

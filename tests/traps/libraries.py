@@ -97,6 +97,12 @@ class WeightsInUseLeftStale(ZeroDefect):
             safe_set_full_fp32_param(parameter, kept[name])
 
 
+class PiecesInUseLeftStale(WeightsInUseLeftStale):
+    """The same at stage 3, which has no `update_lp_params`."""
+
+    stage = 3
+
+
 class TrainerFsdpOnTheCpu(TrainerDdpBackend):
     """Trainer asked for FSDP2 on the CPU: it runs DDP without a word."""
 
