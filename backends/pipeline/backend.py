@@ -25,7 +25,12 @@ from harness.backends.loading import this_device
 from harness.backends.model_source import ModelSource, model_source
 from harness.backends.pipeline.cut import Cut, not_whole, why_not_cut
 from harness.backends.pipeline.engine import Pipeline, PipelineEngine
-from harness.backends.pipeline.stage_module import cut_stage, require_cuttable, stages_of_parameters
+from harness.backends.pipeline.stage_module import (
+    computes_loss,
+    cut_stage,
+    require_cuttable,
+    stages_of_parameters,
+)
 from harness.backends.pipeline_options import PipelineOptions
 from harness.backends.torch_engine import Strategy
 
@@ -95,7 +100,7 @@ class PipelineBackend(Backend):
             holders=holders,
             shapes=shapes,
             hidden=config.hidden_size,
-            vocabulary=config.vocab_size,
+            output_width=config.hidden_size if computes_loss(model.lm_head) else config.vocab_size,
         )
 
     def _strategy(self, pipeline: Pipeline, model: nn.Module) -> Strategy:

@@ -50,19 +50,20 @@ class Pipeline:
     """Of every parameter of the model, in its order: the ranks of the pipeline that hold it."""
     shapes: Mapping[str, torch.Size]
     hidden: int
-    vocabulary: int
+    output_width: int
     scale_grads: bool = False
 
 
 class _Given(nn.Module):
-    """In place of the model, for a loss of logits that were computed already."""
+    """In place of the model, for a loss of what the last stage gave: logits, or what `head` reads."""
 
-    def __init__(self, logits: Tensor) -> None:
+    def __init__(self, given: Tensor, head: nn.Module | None) -> None:
         super().__init__()
-        self._logits = logits
+        self._given = given
+        self._head = head
 
     def forward(self, **_: Any) -> Tensor:
-        return self._logits
+        return self._given if self._head is None else self._head(self._given)
 
 
 class PipelineEngine(TorchEngine):
@@ -188,7 +189,7 @@ class PipelineEngine(TorchEngine):
             samples=samples,
             length=size[1],
             hidden=self.pipeline.hidden,
-            vocabulary=self.pipeline.vocabulary,
+            output_width=self.pipeline.output_width,
             dtype=self.strategy.compute_dtype,
         )
 
@@ -201,9 +202,14 @@ class PipelineEngine(TorchEngine):
         self.enter_phase(WAITING)
         return scaled
 
-    def _summed_loss(self, logits: Tensor, batch: Batch) -> Tensor:
+    def _summed_loss(self, given: Tensor, batch: Batch) -> Tensor:
         with self._autocast():
-            return self.context.compute_loss(_Given(logits), batch)
+            return self.context.compute_loss(_Given(given, self._loss_head), batch)
+
+    @property
+    def _loss_head(self) -> nn.Module | None:
+        last = self.pipeline.modules.get(self.pipeline.cut.stages - 1)
+        return None if last is None else last.loss_head
 
     def _without_gradient(self, batch: Batch) -> Tensor:
         """Micro-batch by micro-batch through the stages, without a schedule."""

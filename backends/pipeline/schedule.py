@@ -27,7 +27,8 @@ class Shape:
     samples: int
     length: int
     hidden: int
-    vocabulary: int
+    output_width: int
+    """Of the last stage: the vocabulary, or `hidden` where the loss computes logits."""
     dtype: torch.dtype
 
     def hidden_states(self) -> Tensor:
@@ -40,9 +41,9 @@ class Shape:
         """The same of what the first stage is given."""
         return torch.empty(self.samples, self.length, dtype=torch.int64, device="meta")
 
-    def logits(self) -> Tensor:
+    def output(self) -> Tensor:
         """The same of what the last stage gives to the loss."""
-        size = (self.samples, self.length, self.vocabulary)
+        size = (self.samples, self.length, self.output_width)
         return torch.empty(*size, dtype=self.dtype, device="meta", requires_grad=True)
 
 
@@ -105,7 +106,7 @@ def torch_stages(
             stages,
             device,
             input_args=shape.hidden_states() if index else shape.tokens(),
-            output_args=shape.hidden_states() if index < stages - 1 else shape.logits(),
+            output_args=shape.hidden_states() if index < stages - 1 else shape.output(),
             group=group,
             enter=enter,
         )

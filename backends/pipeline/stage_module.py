@@ -22,12 +22,18 @@ class PassThrough(nn.Module):
 
 
 class Stage(nn.Module):
-    """Token ids in, on the first stage; hidden states in and out between stages; logits out, on the last."""
+    """Token ids in, on the first stage; hidden states in and out between stages; logits out, on the last.
+
+    An output layer that computes the loss is left to the loss, which knows the labels: hidden states out.
+    """
 
     def __init__(self, model: nn.Module, *, is_first: bool) -> None:
         super().__init__()
         self.model = model
         self.is_first = is_first
+        self.loss_head: nn.Module | None = None
+        if computes_loss(model.lm_head):
+            self.loss_head, model.lm_head = model.lm_head, PassThrough()
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -36,6 +42,11 @@ class Stage(nn.Module):
         with self.autocast():
             logits: Tensor = self.model(**{name: inputs}, use_cache=False).logits
         return logits
+
+
+def computes_loss(head: Any) -> bool:
+    """Whether an output layer does more than multiply: it computes the loss, for which it is given labels."""
+    return isinstance(head, nn.Linear) and type(head) is not nn.Linear
 
 
 def require_cuttable(model: nn.Module) -> tuple[str, ...]:
@@ -48,8 +59,8 @@ def require_cuttable(model: nn.Module) -> tuple[str, ...]:
         )
     if any(not parameter.requires_grad for parameter in model.parameters()):
         raise Unsupported("pipeline stages are cut for models that train all parameters, not for adapters")
-    if type(model.lm_head) is not nn.Linear:
-        raise Unsupported("the last stage needs a plain output layer; set loss.chunk_tokens=null")
+    if not isinstance(model.lm_head, nn.Linear):
+        raise Unsupported(f"the last stage needs a linear output layer, not {type(model.lm_head).__name__}")
     if any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()):
         raise Unsupported(
             "stages are copies of the model's modules, which are not compiled; leave compile out"

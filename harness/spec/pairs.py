@@ -67,10 +67,6 @@ REFUSALS = (
         why="documents kept apart need a mask, which divided attention does not take",
     ),
     Refusal(
-        dimension="sequence", axes=(CHUNKS,),
-        why="the loss of a part of a sample is computed at once; set loss.chunk_tokens=null",
-    ),
-    Refusal(
         dimension="sequence", axes=(COMPILE_BLOCK, COMPILE_MODEL),
         why="context_parallel and Ulysses replace attention while a model runs, which was not tried with "
         "compiled ones (torch 2.13, DeepSpeed 0.19.8); use model.compile=none",
@@ -83,10 +79,6 @@ REFUSALS = (
         dimension="pipeline", axes=(DOCUMENTS,),
         why="stages pass hidden states on, not the positions that keep documents apart; use "
         "data.document_attention=across",
-    ),
-    Refusal(
-        dimension="pipeline", axes=(CHUNKS,),
-        why="the last stage needs a plain output layer; set loss.chunk_tokens=null",
     ),
     Refusal(
         dimension="pipeline", axes=(ADAPTERS,),

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from harness.backends.base import Batch
 from harness.errors import JobError
-from harness.worker.dataset import IGNORED, LABELS
-from harness.worker.packed import inputs_of
+from harness.worker.dataset import IGNORED
+from harness.worker.outputs import logits_of
 
 
 class ChunkedHead(nn.Linear):
@@ -64,24 +63,23 @@ def chunk_head(model: nn.Module, chunk_tokens: int) -> None:
     head.chunk_tokens = chunk_tokens  # type: ignore[assignment]
 
 
-def chunked_cross_entropy(module: nn.Module, batch: Batch) -> Tensor:
-    """As `losses.summed_cross_entropy`, of a model whose head is chunked.
+def chunked_cross_entropy(module: nn.Module, inputs: dict[str, Any], targets: Tensor) -> Tensor:
+    """Cross entropy in fp32, summed over the targets that are not IGNORED, of a model whose head is chunked.
 
+    inputs: what the model is called with. targets: int64 (samples, length), the token after each of them.
     Raises JobError for a model that does more to its logits than return them.
     """
     head = next(part for part in module.modules() if isinstance(part, ChunkedHead))
-    labels = batch[LABELS]
-    head.labels = functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    head.labels = targets
     try:
-        output = module(**inputs_of(batch), use_cache=False)
+        losses = logits_of(module(**inputs, use_cache=False))
         returned = head.returned
     finally:
         head.labels = head.returned = None
-    losses = output.logits
     # Wrappers may return a view, or another object of the same memory.
     if returned is None or losses.data_ptr() != returned.data_ptr() or losses.shape != returned.shape:
         raise JobError(
             f"loss.chunk_tokens: {type(module).__name__} changes its logits after the output layer; leave it "
             "out"
         )
-    return losses.sum()  # type: ignore[no-any-return]
+    return losses.sum()

@@ -16,6 +16,7 @@ from harness.spec import Job
 from harness.worker.chunked_head import chunked_cross_entropy
 from harness.worker.dataset import IGNORED, LABELS
 from harness.worker.factories import call_factory
+from harness.worker.outputs import logits_of
 from harness.worker.packed import inputs_of, require_packing
 
 ComputeLoss = Callable[[nn.Module, Batch], Tensor]
@@ -41,7 +42,7 @@ def loss_function(job: Job, model: nn.Module) -> ComputeLoss:
     if job.data.document_attention == "within":
         require_packing(job, model)
     if job.loss.chunk_tokens is not None:
-        return chunked_cross_entropy
+        return _in_chunks
     if job.task == "causal-lm":
         return _next_token if job.model.factory else summed_cross_entropy
     if job.task == "seq2seq":
@@ -51,6 +52,11 @@ def loss_function(job: Job, model: nn.Module) -> ComputeLoss:
 
 def _next_token(module: nn.Module, batch: Batch) -> Tensor:
     return _of_next_token(module(input_ids=batch["tokens"]), batch)
+
+
+def _in_chunks(module: nn.Module, batch: Batch) -> Tensor:
+    targets = functional.pad(batch[LABELS][:, 1:], (0, 1), value=IGNORED)
+    return chunked_cross_entropy(module, inputs_of(batch), targets)
 
 
 def _of_next_token(output: Any, batch: Batch) -> Tensor:
@@ -144,19 +150,6 @@ def _own_output(module: nn.Module, batch: Batch) -> Any:
     if isinstance(output, dict):
         return output.get("loss")
     return getattr(output, "loss", output)
-
-
-def logits_of(output: Any) -> Tensor:
-    """What a model returned, or the `logits` of it. Raises JobError where there are none."""
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if logits is None and isinstance(output, dict):
-        logits = output.get("logits")
-    if not isinstance(logits, Tensor):
-        raise JobError(
-            f"the model returned a {type(output).__name__} without logits; return logits or an object with "
-            "`.logits`, or give loss.factory"
-        )
-    return logits
 
 
 def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

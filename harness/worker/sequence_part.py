@@ -19,8 +19,10 @@ from harness.backends.base import Batch, Unsupported, World
 from harness.spec import Job
 from harness.spec.pairs import why_refused_along
 from harness.theory.workload import part_length
+from harness.worker.chunked_head import chunked_cross_entropy
 from harness.worker.dataset import IGNORED, LABELS
-from harness.worker.losses import ComputeLoss, logits_of, token_cross_entropy
+from harness.worker.losses import ComputeLoss, token_cross_entropy
+from harness.worker.outputs import logits_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +55,20 @@ def cut(batch: Batch, index: int, parts: int) -> Part:
     )
 
 
-def loss_of_part(world: World) -> ComputeLoss:
-    """Cross entropy of the next token summed over the targets of this rank's part: a scalar, fp32."""
+def loss_of_part(world: World, *, in_chunks: bool = False) -> ComputeLoss:
+    """Cross entropy of the next token summed over the targets of this rank's part: a scalar, fp32.
+
+    in_chunks: the model's head is a ChunkedHead.
+    """
     parts = world.mesh.size("sequence")
     index = world.mesh.coordinates(world.rank).get("sequence", 0)
 
     def compute(module: nn.Module, batch: Batch) -> Tensor:
         part = cut(batch, index, parts)
-        output = module(input_ids=part.tokens, position_ids=part.positions, use_cache=False)
-        return token_cross_entropy(logits_of(output), part.targets)
+        inputs = {"input_ids": part.tokens, "position_ids": part.positions}
+        if in_chunks:
+            return chunked_cross_entropy(module, inputs, part.targets)
+        return token_cross_entropy(logits_of(module(**inputs, use_cache=False)), part.targets)
 
     return compute
 
@@ -76,7 +83,7 @@ def divide_sequence(job: Job, model: nn.Module, world: World, whole: ComputeLoss
         return whole
     if (reason := why_undivided(job, model, parts)) is not None:
         raise Unsupported(reason)
-    return loss_of_part(world)
+    return loss_of_part(world, in_chunks=job.loss.chunk_tokens is not None)
 
 
 def why_undivided(job: Job, model: nn.Module, parts: int) -> str | None:

@@ -41,6 +41,14 @@ def test_blocks_recompute_within_groups_of_ranks(precision: str, matrix: Matrix)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_loss_of_some_tokens_at_a_time_where_ranks_divide_samples_or_blocks(
+    precision: str, matrix: Matrix
+) -> None:
+    """Of a part of a sample; of what the last stage gives."""
+    assert_axis(["loss.chunk_tokens=5", AFTER_TRACE], TWO_RANKS, 2, precision, matrix)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_loss_of_some_tokens_at_a_time_within_groups_of_ranks(precision: str, matrix: Matrix) -> None:
     assert_axis(["loss.chunk_tokens=8", AFTER_TRACE], GROUPS, 4, precision, matrix)
 

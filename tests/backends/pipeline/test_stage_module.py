@@ -15,6 +15,7 @@ from harness.backends.pipeline.stage_module import (
     require_cuttable,
     stages_of_parameters,
 )
+from harness.worker.chunked_head import chunk_head
 
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 2,
@@ -42,6 +43,20 @@ def test_stages_in_a_row_are_the_model(kind: str, tied: bool) -> None:
     assert torch.equal(values, model(input_ids=tokens).logits)
     shared = model.lm_head.weight.numel() if tied else 0
     assert held == sum(p.numel() for p in model.parameters()) + shared
+
+
+def test_a_head_that_computes_the_loss_is_left_to_the_loss() -> None:
+    model = model_of("llama", tied=True)
+    tokens = torch.randint(1, 64, (2, 24))
+    logits = model(input_ids=tokens).logits
+    chunk_head(model, 5)
+    cut = Cut(ranks=2, stages=2, blocks=require_cuttable(model))
+    values = tokens
+    for stage in range(cut.stages):
+        part = cut_stage(model, cut, stage, dict(model.named_parameters()))
+        values = part(values)
+    assert part.loss_head is not None
+    assert torch.equal(part.loss_head(values), logits)
 
 
 def test_a_tied_weight_lies_on_both_ends() -> None:

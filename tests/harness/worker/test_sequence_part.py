@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from harness.backends.base import Unsupported, World
 from harness.backends.mesh import Mesh
 from harness.spec import Job
+from harness.worker.chunked_head import chunk_head
 from harness.worker.dataset import IGNORED
 from harness.worker.losses import summed_cross_entropy
 from harness.worker.sequence_part import cut, divide_sequence, loss_of_part
@@ -32,13 +33,18 @@ class PerToken(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(2)
         self.table = nn.Parameter(torch.randn(VOCABULARY, VOCABULARY, generator=generator))
+        self.head = nn.Linear(VOCABULARY, VOCABULARY)
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.head
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor | None = None, use_cache: bool = False
     ) -> Tensor:
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1]).unsqueeze(0)
-        return self.table[input_ids] * (1 + position_ids.unsqueeze(-1))
+        logits: Tensor = self.head(self.table[input_ids] * (1 + position_ids.unsqueeze(-1)))
+        return logits
 
 
 def world(rank: int, parts: int) -> World:
@@ -53,6 +59,15 @@ def test_parts_of_the_loss_add_up_to_the_loss_of_the_whole_sample(length: int, p
     model, batch = PerToken(), samples(length)
     whole = summed_cross_entropy(model, batch)
     added = sum(loss_of_part(world(rank, parts))(model, batch) for rank in range(parts))
+    torch.testing.assert_close(added, whole)
+
+
+@pytest.mark.parametrize("chunk", [4, 100])
+def test_parts_in_chunks_of_tokens_add_up_too(chunk: int) -> None:
+    model, batch = PerToken(), samples(13)
+    whole = summed_cross_entropy(model, batch)
+    chunk_head(model, chunk)
+    added = sum(loss_of_part(world(rank, 2), in_chunks=True)(model, batch) for rank in range(2))
     torch.testing.assert_close(added, whole)
 
 
