@@ -54,6 +54,12 @@ class SingleOptions(BackendOptions):
         description="reordered: gradients that reach a tensor from several modules are added in another "
         "order, as under the hooks of ZeRO-3",
     )
+    partial_sums: int | None = Field(
+        None,
+        ge=2,
+        description="so many parts, each rounded, are added up wherever tensor parallelism adds up what its "
+        "ranks computed; Llama-like models",
+    )
 
     @field_validator("preset")
     @classmethod

@@ -18,6 +18,7 @@ from harness.backends.base import (
 from harness.backends.blocks import first_trained, parameter_count
 from harness.backends.cast_engine import CastEngine
 from harness.backends.options import SingleOptions
+from harness.backends.partial_sums import add_up_parts
 from harness.backends.precision import compute_dtype, scaler_arguments
 from harness.backends.reordered import reorder_backward
 from harness.backends.torch_engine import Strategy, TorchEngine
@@ -47,6 +48,8 @@ class SingleBackend(Backend):
         cast = precision == "cast" and context.precision.endswith("-mixed")
         if getattr(self.options, "backward", None) == "reordered":
             reorder_backward(model)
+        if (parts := getattr(self.options, "partial_sums", None)) is not None:
+            add_up_parts(model, parts)
         count = parameter_count(model)
         model.to(context.world.device)
         strategy = Strategy(

@@ -16,7 +16,6 @@ from harness.backends import registry
 from harness.backends.base import Preset
 from harness.batch import (
     BatchLayout,
-    another_split,
     batch_layout,
     reference_layout,
     with_global_batch,
@@ -25,6 +24,7 @@ from harness.cell_layout import data_size, layout_of
 from harness.errors import HarnessError
 from harness.local_paths import require_existing
 from harness.matrix_size import require_plannable
+from harness.noise_labels import noise_labels, tensor_sizes
 from harness.plain_files import require_plain_input
 from harness.provenance import (
     code_fingerprint,
@@ -98,7 +98,8 @@ def plan(
     for world_size in world_sizes:
         layout = batch_layout(experiment.training, world_size)
         one_process = reference_layout(layout, experiment.training)
-        noise_runs = noise_labels(one_process, experiment) if experiment.compare.noise_runs else []
+        parts = tensor_sizes(labels, world_size)
+        noise_runs = noise_labels(one_process, experiment, parts) if experiment.compare.noise_runs else []
         for label in [registry.REFERENCE, *noise_runs, *labels]:
             alone = registry.parse(label)[0].name == registry.REFERENCE
             for repeat in range(1 if label in noise_runs else repeats):
@@ -186,22 +187,6 @@ def _key(parts: Mapping[str, Any]) -> str:
 def _in_force(limit: int | None, measure: MeasureSection, device: str) -> int | None:
     """A limit of memory; on the CPU only where allocations are counted."""
     return limit if device == "cuda" or measure.probed_steps else None
-
-
-def noise_labels(layout: BatchLayout, experiment: Experiment) -> list[str]:
-    """Repetitions of the reference that measure rounding: other orders of adding, at low precision others."""
-    labels = []
-    other = another_split(layout)
-    if other is not None:
-        options = f"micro_batch_size={other.micro_batch_size},norm=fp32,backward=reordered"
-        labels.append(f"{registry.REFERENCE}:{options}")
-    if experiment.training.precision != "fp32":
-        labels.append(f"{registry.REFERENCE}:precision=fp32")
-    if experiment.training.precision.endswith("-mixed"):
-        labels.append(f"{registry.REFERENCE}:precision=cast")
-    if experiment.optimizer.rounds_states:
-        labels.append(f"{registry.REFERENCE}:states=fp32")
-    return labels
 
 
 def make_request(

@@ -3,7 +3,8 @@
 The reference run with another split of the same batch, and another order of sums in the backward pass, adds
 the same numbers in another order: what then differs is rounding. At a mixed precision it is also run in fp32,
 which shows what the low precision changes, and with cast weights instead of autocast, which shows what the
-place of rounding changes.
+place of rounding changes. Ranks along 'tensor' also round parts of a sum before they are added: for them it
+is run with sums that are added up so.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ UNMEASURED_FACTOR = 100.0
 """Units of fp32 rounding where nothing was measured: 20 steps with clipping were seen to reach 25."""
 BAND_FACTOR = 3.0
 """Libraries round to the low precision at other places than the reference does, but not at more."""
+TIGHT, BAND, CUT_BAND = "tight", "band", "band of cut layers"
+"""Names of levels."""
 PROJECTIONS = 8
 """Of a sketch, as `worker/sketch.py` makes it."""
 UNIT_ROUNDOFF = {
@@ -82,6 +85,8 @@ class Noise:
     tight: Limits
     band: Limits | None
     """None in fp32: there is no lower precision that could explain a difference."""
+    cut_band: Limits | None = None
+    """The band of runs whose ranks cut layers; None: it was not measured, or the precision is fp32."""
     derivation: tuple[str, ...]
     """One sentence for each limit."""
     levels: tuple[Level, ...] = ()
@@ -89,10 +94,20 @@ class Noise:
     answers: int | None = None
     """Most generated answers in which a repetition differs from the reference; None: none were generated."""
 
+    def widest(self, record: Record) -> Limits:
+        """What rounding explains at most of a run's distance."""
+        cut = record.world.mesh.size("tensor") > 1
+        return (self.cut_band if cut else None) or self.band or self.tight
+
+    def of_level(self, name: str) -> Limits | None:
+        """The limits of a level."""
+        return {TIGHT: self.tight, BAND: self.band, CUT_BAND: self.cut_band}[name]
+
     def as_json(self) -> dict[str, Any]:
         document = asdict(self)
-        if self.answers is None:
-            del document["answers"]
+        for name in ("answers", "cut_band"):
+            if document[name] is None:
+                del document[name]
         levels = [level | {"repetitions": list(level["repetitions"])} for level in document["levels"]]
         return document | {"derivation": list(self.derivation), "levels": levels}
 
@@ -105,8 +120,9 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
     another split only. A split changes more than the order where layers normalise over micro-batches.
     """
     repeats = [r for r in repeats if r.status == "ok" and not is_another_computation(r, reference)]
-    splits = [r for r in repeats if not _other_precision(r)]
-    others = [r for r in repeats if _other_precision(r)]
+    in_parts = [r for r in repeats if _adds_up_parts(r)]
+    others = [r for r in repeats if _other_precision(r) and r not in in_parts]
+    splits = [r for r in repeats if r not in in_parts and r not in others]
     given = reference.job.training.precision
     # A record from elsewhere may name one that nobody knows: it gets the tightest limits.
     precision = next((known for known in UNIT_ROUNDOFF if known == given), "fp32")
@@ -115,20 +131,25 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
     factor = TIGHT_FACTOR if splits else UNMEASURED_FACTOR
     measured = [distance(reference, record) for record in splits]
     tight = _limits(reference, measured, factor, UNIT_ROUNDOFF["fp32"])
-    sentences = [_sentence("tight", tight, factor, splits, "fp32")]
-    levels = [_level("tight", factor, splits, measured, "fp32")]
-    band = None
+    sentences = [_sentence(TIGHT, tight, factor, splits, "fp32")]
+    levels = [_level(TIGHT, factor, splits, measured, "fp32")]
+    band = cut_band = None
     if precision != "fp32" or others:
         unit = "fp32" if others else precision
         measured = [distance(reference, record) for record in others]
         band = _limits(reference, measured, BAND_FACTOR, UNIT_ROUNDOFF[unit])
         if others:
             band = _larger(band, tight)
-        sentences.append(_sentence("band", band, BAND_FACTOR, others, unit))
-        levels.append(_level("band", BAND_FACTOR, others, measured, unit))
+        sentences.append(_sentence(BAND, band, BAND_FACTOR, others, unit))
+        levels.append(_level(BAND, BAND_FACTOR, others, measured, unit))
+    if band is not None and in_parts:
+        measured = [distance(reference, record) for record in in_parts]
+        cut_band = _larger(_limits(reference, measured, BAND_FACTOR, UNIT_ROUNDOFF["fp32"]), band)
+        sentences.append(_sentence(CUT_BAND, cut_band, BAND_FACTOR, in_parts, "fp32"))
+        levels.append(_level(CUT_BAND, BAND_FACTOR, in_parts, measured, "fp32"))
     answers = [n for record in splits if (n := differing_answers(reference, record)) is not None]
     return Noise(
-        tight=tight, band=band, derivation=tuple(sentences), levels=tuple(levels),
+        tight=tight, band=band, cut_band=cut_band, derivation=tuple(sentences), levels=tuple(levels),
         answers=max(answers, default=None),
     )  # fmt: skip
 
@@ -142,6 +163,10 @@ def is_variant(record: Record) -> bool:
     """Whether a run is the reference with another split or precision."""
     options = record.backend.options.values()
     return record.backend.name == REFERENCE and any(value is not None for value in options)
+
+
+def _adds_up_parts(record: Record) -> bool:
+    return record.backend.options.get("partial_sums") is not None
 
 
 def _other_precision(record: Record) -> bool:

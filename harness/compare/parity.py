@@ -73,7 +73,7 @@ def judge(
     noise = noise or measure_noise(expected, ())
     both = traces(expected, record) if run.record.resumed else aligned(reference.series, run.series)
     found = distance(expected, record, both)
-    widest = noise.band or noise.tight
+    widest = noise.widest(record)
     return Judgement(
         parity=_level(expected, record, found, noise),
         loss_difference=found.loss,
@@ -115,7 +115,7 @@ def _level(reference: Record, record: Record, found: Distance, noise: Noise) -> 
         return "exact"
     if not noise.tight.exceeded(found):
         return "tight"
-    if noise.band is not None and not noise.band.exceeded(found):
+    if noise.band is not None and not noise.widest(record).exceeded(found):
         return "band"
     return "diverged"
 

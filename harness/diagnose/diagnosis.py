@@ -86,14 +86,14 @@ def diagnose(pair: tuple[Run, Run], say: Say) -> Diagnosis:
     Raises HarnessError where a run that is needed cannot be made on this machine.
     """
     some = pair[0].record
-    labels = reference_labels(some)
+    labels = reference_labels(pair[0].record, pair[1].record)
     launcher = LocalLauncher(
         some.world.device,
         modules_to_preload(experiment_of(some), [*labels, *(run.record.backend.label for run in pair)]),
     )
     noise_runs = find_noise_runs(pair, labels, lambda missing: run_references(some, missing, launcher, say))
     baseline, other = noise_runs.baseline(pair)
-    limits = noise_runs.limits(baseline.record)
+    limits = noise_runs.limits(baseline.record, other.record)
     found = distance(baseline.record, other.record)
     beyond = limits.exceeded(found)
     same_job = job_differences(baseline.record, other.record)

@@ -50,29 +50,31 @@ class NoiseRuns:
             "twice as much between two runs: each may differ that much from the reference",
         )
 
-    def limits(self, baseline: Record) -> Limits:
+    def limits(self, baseline: Record, other: Record) -> Limits:
         """What rounding explains between the baseline and another run.
 
-        Each of two runs may lie as far from the reference as `compare` allows, so twice as far from each
-        other.
+        Each of two runs may lie as far from the reference as `compare` allows, so as far as both together
+        from each other.
         """
         noise = self.noise(baseline)
-        widest = noise.band or noise.tight
-        return widest if baseline.backend.label == REFERENCE else scaled(widest, 2.0)
+        if baseline.backend.label == REFERENCE:
+            return noise.widest(other)
+        return sum_of(noise.widest(baseline), noise.widest(other))
 
 
 _AGREES = ("exact", "tight", "band")
 
 
-def scaled(limits: Limits, factor: float) -> Limits:
-    """Limits times a factor."""
+def sum_of(left: Limits, right: Limits) -> Limits:
+    """Limits added up, of the parameters that both have."""
     values: dict[str, Any] = {
-        field.name: getattr(limits, field.name) * factor
-        for field in fields(limits)
+        field.name: getattr(left, field.name) + getattr(right, field.name)
+        for field in fields(left)
         if field.name != "parameters"
     }
+    both = left.parameters.keys() & right.parameters.keys()
     return replace(
-        limits, **values, parameters={name: value * factor for name, value in limits.parameters.items()}
+        left, **values, parameters={name: left.parameters[name] + right.parameters[name] for name in both}
     )
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from harness.backends import registry
 from harness.backends.registry import REFERENCE
 from harness.batch import BatchLayout, reference_layout
-from harness.cells import make_cell, noise_labels
+from harness.cells import make_cell
 from harness.compare.rows import reason
 from harness.diagnose.tensors import Examined
 from harness.errors import HarnessError
 from harness.gpus.found import find_gpus
 from harness.launch.cell import run_cell
 from harness.launch.local import LocalLauncher
+from harness.noise_labels import noise_labels
 from harness.record import Record
 from harness.record.run_id import run_folder
 from harness.run_directory.assemble import assemble
@@ -123,9 +124,10 @@ def experiment_of(record: Record) -> Experiment:
     )
 
 
-def reference_labels(record: Record) -> list[str]:
-    """The reference of a run's job and the repetitions of it that measure noise."""
-    return [REFERENCE, *noise_labels(_reference_layout(record), experiment_of(record))]
+def reference_labels(*records: Record) -> list[str]:
+    """The reference of the job of these runs and the repetitions of it that measure noise."""
+    parts = {record.world.mesh.size("tensor") for record in records}
+    return [REFERENCE, *noise_labels(_reference_layout(records[0]), experiment_of(records[0]), parts)]
 
 
 def run_references(record: Record, labels: Iterable[str], launcher: LocalLauncher, say: Say) -> list[Record]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from harness.backends import registry
 from harness.batch import batch_layout, reference_layout
-from harness.cells import canonical_label, make_cell, noise_labels
+from harness.cells import canonical_label, make_cell
 from harness.compare.comparison import Comparison
 from harness.config import load_experiment
 from harness.launch.cell import run_cell
+from harness.noise_labels import noise_labels, tensor_sizes
 from harness.record import Record
 from harness.resume import find_checkpoint
 from harness.store import Store
@@ -79,14 +80,16 @@ class Machine:
         self, labels: Sequence[str], nproc: int = 2, settings: Sequence[str] = (), *, log: bool = False
     ) -> Comparison:
         """Rows of these backends next to the reference and its repetitions."""
-        references = self.references(nproc, settings, log=log)
+        references = self.references(nproc, settings, tensor_sizes(labels, nproc), log=log)
         return Comparison([*references, *(self.run(label, nproc, settings, log=log) for label in labels)])
 
-    def references(self, nproc: int, settings: Sequence[str] = (), *, log: bool = False) -> list[Record]:
-        """The reference and its repetitions for this number of ranks."""
+    def references(
+        self, nproc: int, settings: Sequence[str] = (), parts: Iterable[int] = (), *, log: bool = False
+    ) -> list[Record]:
+        """The reference and its repetitions for this number of ranks and parts of cut layers."""
         experiment = load_experiment(None, [*SETTINGS, *settings])
         layout = reference_layout(batch_layout(experiment.training, nproc), experiment.training)
-        labels = [registry.REFERENCE, *noise_labels(layout, experiment)]
+        labels = [registry.REFERENCE, *noise_labels(layout, experiment, parts)]
         return [self.run(label, nproc, settings, log=log) for label in labels]
 
     def variables(self, **more: str) -> dict[str, str]:

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from harness.backends import registry
 from harness.batch import batch_layout, reference_layout
-from harness.cells import canonical_label, make_cell, noise_labels
+from harness.cells import canonical_label, make_cell
 from harness.compare.comparison import Comparison
 from harness.compare.findings.finding import Finding
 from harness.config import load_experiment
 from harness.doctor.check import ABOUT_TIME
 from harness.launch.cell import run_cell
+from harness.noise_labels import noise_labels, tensor_sizes
 from harness.record import Record
 from harness.store import Store
 from tests.forkserver import launcher
@@ -51,7 +52,8 @@ class Matrix:
         """Rows of these backends beside the reference and its repetitions."""
         experiment = load_experiment(None, [*TINY, *settings])
         layout = reference_layout(batch_layout(experiment.training, world_size), experiment.training)
-        references = [registry.REFERENCE, *noise_labels(layout, experiment)]
+        parts = tensor_sizes(labels, world_size)
+        references = [registry.REFERENCE, *noise_labels(layout, experiment, parts)]
         records = [self._reference(label, world_size, settings) for label in references]
         return Comparison([*records, *(self.record(label, world_size, settings) for label in labels)])
 

@@ -144,7 +144,7 @@ def find(runs: Runs) -> list[Finding]:
         if row.judgement.parity != "diverged" or row.reference is None or row.noise is None:
             continue
         values = row.figures
-        limits = row.noise.band or row.noise.tight
+        limits = row.noise.widest(row.record)
         settings = [s.setting for s in row.judgement.settings if s.effect == "mathematics"]
         cause = explain(row.reference.record, row.record, limits, settings)
         beyond = _exceeded(row.judgement.exceeded)

@@ -34,10 +34,11 @@ class Line:
     @property
     def limit(self) -> float | None:
         """Largest difference of a loss that its level allows."""
-        noise = next((row.noise for row in self.group.rows if row.noise is not None), None)
-        if noise is None:
+        row = next((row for row in self.group.rows if row.noise is not None), None)
+        if row is None or row.noise is None:
             return None
-        return noise.band.loss if self.group.parity == "band" and noise.band else noise.tight.loss
+        limits = row.noise.widest(row.record) if self.group.parity == "band" else row.noise.tight
+        return limits.loss
 
 
 def loss_lines(comparison: Comparison) -> list[Line]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.compare.comparison import Comparison
-from harness.compare.noise import BAND_FACTOR, TIGHT_FACTOR, UNMEASURED_FACTOR, Level, Limits, Noise
+from harness.compare.noise import BAND_FACTOR, CUT_BAND, TIGHT_FACTOR, UNMEASURED_FACTOR, Level, Limits, Noise
 from harness.compare.wording import listed
 from harness.report.document import Block, Column, Folded, Items, Paragraph, Section, Table
 from harness.report.figures import figure_column
@@ -34,12 +34,16 @@ ALSO = {
     "backward=reordered": " and gradients of activations in another order",
 }
 """By option of the reference's repetition."""
+CUT = (
+    "; for runs whose ranks cut layers it ran with sums that are added up from as many rounded parts, as "
+    f"those ranks add them ('{CUT_BAND}')"
+)
 FOUND = (
     "The limits are measured for each job. The reference ran again with another split of the batch{also}, "
     "which adds the same numbers in another order: the difference is noise, and 'seen' is the largest one. "
     "At low precision the reference also ran in fp32 and with cast weights, which shows what rounding to "
-    "that precision changes. 'allowed' is the factor times 'seen', but at least the factor times a lower "
-    "bound: one rounding, in the dtype named below, of the largest loss; of the gradient norm; or, for "
+    "that precision changes{cut}. 'allowed' is the factor times 'seen', but at least the factor times a "
+    "lower bound: one rounding, in the dtype named below, of the largest loss; of the gradient norm; or, for "
     "'distance moved' and 'final weights', of the norm of the weights, relative to how far they moved. "
     "Each parameter has its own limit, at least that of all weights, which is not shown. An estimate from "
     "eight projections may be small by chance, so the limit of 'distance moved' is at least that of 'final "
@@ -87,7 +91,8 @@ def levels_section(comparison: Comparison) -> Section | None:
         return None
     labels = [label for noise in noises.values() for level in noise.levels for label in level.repetitions]
     further = [text for option, text in ALSO.items() if any(option in label for label in labels)]
-    found = FOUND.format(also="".join(further))
+    cut = CUT if any(noise.cut_band is not None for noise in noises.values()) else ""
+    found = FOUND.format(also="".join(further), cut=cut)
     blocks: list[Block] = [Paragraph(JUDGED), Items(MEANINGS), Paragraph(found)]
     blocks.append(_limits(noises))
     blocks.append(
@@ -107,7 +112,7 @@ def _limits(noises: dict[str, Noise]) -> Table:
         [*([job_id] if several else []), *line]
         for job_id, noise in noises.items()
         for level in noise.levels
-        for line in _lines(level, noise.tight if level.name == "tight" else noise.band)
+        for line in _lines(level, noise.of_level(level.name))
     ]
     columns = (Column("job_id", "job", align="left"), *LIMITS) if several else LIMITS
     return Table(key="parity_levels", columns=columns, rows=body)

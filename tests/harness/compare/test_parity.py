@@ -7,7 +7,7 @@ from harness.compare.noise import Noise, measure_noise
 from harness.compare.parity import Judgement
 from harness.compare.parity import judge as judge_run
 from harness.compare.run import Run
-from harness.record import Record
+from harness.record import DimensionPart, Record
 from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps, make_weights
 
 
@@ -119,6 +119,23 @@ def test_the_band_is_what_the_precision_was_seen_to_change() -> None:
     for loss, parity in ((2.9e-3, "band"), (3.1e-3, "diverged")):
         other = make_record(label="ddp", training=training, **shifted(loss))
         assert judge(single, other, noise).parity == parity
+
+
+def test_ranks_that_cut_layers_have_the_band_of_rounded_parts() -> None:
+    training = {"precision": "bf16-mixed"}
+    single = reference(training=training)
+    cast = make_record(label="single:precision=cast", training=training, **shifted(1e-3))
+    parts = make_record(label="single:partial_sums=2", training=training, **shifted(2e-3))
+    noise = measure_noise(single, [cast, parts])
+    whole = make_record(label="ddp", training=training, **shifted(4e-3))
+    tensor = {"dimensions": [DimensionPart(name="tensor", size=2)]}
+    cut = whole.model_copy(update={"world": whole.world.model_copy(update=tensor)})
+    assert judge(single, whole, noise).parity == "diverged"
+    assert judge(single, cut, noise).parity == "band"
+    assert judge(single, cut, measure_noise(single, [cast])).parity == "diverged"
+    assert [level.name for level in noise.levels] == ["tight", "band", "band of cut layers"]
+    assert noise.as_json()["cut_band"]["loss"] == pytest.approx(6e-3)
+    assert "cut_band" not in measure_noise(single, [cast]).as_json()
 
 
 def test_fp32_has_no_band() -> None:

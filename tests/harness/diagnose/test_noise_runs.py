@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.diagnose.noise_runs import find_noise_runs, scaled
+from harness.diagnose.noise_runs import find_noise_runs
 from harness.diagnose.pair import Run
 from harness.record import Record
 from harness.store import archive_runs, write_record
@@ -79,7 +79,10 @@ def test_two_runs_may_lie_twice_as_far_apart_as_each_from_the_reference(tmp_path
     pair = pair_in(tmp_path)
     runs = find_noise_runs(pair, LABELS, lambda missing: [make_record(label=label) for label in missing])
     assert runs.reference is not None
-    assert runs.limits(pair[1].record) == scaled(runs.limits(runs.reference), 2.0)
+    one = runs.limits(runs.reference, pair[0].record)
+    both = runs.limits(pair[1].record, pair[0].record)
+    assert (both.loss, both.weights) == (2 * one.loss, 2 * one.weights)
+    assert both.parameters == {name: 2 * limit for name, limit in one.parameters.items()}
 
 
 def test_without_a_reference_the_lower_bounds_are_left(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from harness.diagnose.rerun import label_on_one_machine, reference_labels, require_room
 from harness.errors import HarnessError
-from harness.record import Record
+from harness.record import DimensionPart, Record
 from tests.records import make_record
 
 
@@ -42,3 +42,11 @@ def test_noise_needs_another_split_and_at_low_precision_other_precisions() -> No
     assert reference_labels(placed()) == ["single", "single:micro_batch_size=4,norm=fp32,backward=reordered"]
     mixed = make_record(label="ddp", training={"precision": "bf16-mixed"})
     assert reference_labels(mixed)[2:] == ["single:precision=fp32", "single:precision=cast"]
+
+
+def test_noise_of_cut_layers_is_measured_beside_it_at_low_precision() -> None:
+    mixed = {"training": {"precision": "bf16-mixed"}}
+    record = make_record(label="tp", world_size=4, **mixed)
+    dimensions = [DimensionPart(name="data", size=2), DimensionPart(name="tensor", size=2)]
+    cut = record.model_copy(update={"world": record.world.model_copy(update={"dimensions": dimensions})})
+    assert reference_labels(make_record(**mixed), cut)[4:] == ["single:partial_sums=2"]
