@@ -24,6 +24,8 @@ ROTATIONS: dict[Rotation, Any] = {
     "all-gather": ring._RotateMethod.ALL_GATHER,
     "all-to-all": ring._RotateMethod.ALL_TO_ALL,
 }
+ATTENTION_DROPOUTS = ("attention_dropout", "attn_pdrop")
+"""What configurations of transformers call the probability of dropping attention."""
 SEQUENCE_DIMENSION = 2
 """Of queries, keys and values: (samples, heads, tokens, size of a head)."""
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -69,6 +71,13 @@ def require_ring_attention(model: nn.Module) -> None:
             f"torch {torch.__version__}: context_parallel replaces scaled_dot_product_attention only; "
             f"attention '{kernel}' of {type(model).__name__} would see each rank's own part of a sample and "
             "nothing before it; use model.attention=sdpa"
+        )
+    config = getattr(model, "config", None)
+    drops = max((getattr(config, name, None) or 0.0 for name in ATTENTION_DROPOUTS), default=0.0)
+    if drops > 0 and next(model.parameters()).device.type == "cpu":
+        raise Unsupported(
+            f"torch {torch.__version__}: attention drops out with probability {drops:g}, and of the CPU's "
+            "kernels the one that context_parallel divides does not; use model.dropout=0"
         )
 
 

@@ -18,7 +18,7 @@ class NodeVolume:
     inside: float
     between: float
     between_by_role: dict[str, float]
-    """By what the group is for: world, shard or replica."""
+    """By what the group is for: world, shard, replica, or dimensions of ranks that share samples."""
 
 
 def node_volumes(record: Record) -> list[NodeVolume]:
@@ -35,7 +35,13 @@ def node_volumes(record: Record) -> list[NodeVolume]:
         if row.phase not in STEP_PHASES:
             continue
         traffic = node_traffic(
-            record.world.collectives, row.op, row.payload_bytes, row.group_ranks, row.rank, hosts
+            record.world.collectives,
+            row.op,
+            row.payload_bytes,
+            row.group_ranks,
+            row.rank,
+            hosts,
+            phase=row.phase,
         )
         by_role = totals[hosts[row.rank]]
         by_role[row.role] = by_role.get(row.role, NodeTraffic()) + traffic

@@ -8,12 +8,12 @@ from statistics import fmean, median
 from harness.backends.pipeline.cut import Cut
 from harness.compare.measures import first_timed
 from harness.compare.states import rank_states
+from harness.compare.timings import WAITING
 from harness.record import RankPart, Record
 from harness.record.workload import of_record
 from harness.theory import pipeline
 
 PASSES = ("forward", "backward")
-WAITING = "waiting"
 MESSAGE = "send"
 
 

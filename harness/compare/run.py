@@ -100,3 +100,7 @@ class Run:
     def largest_median(self, part: str) -> float | None:
         """Of the rank on which it is largest; None where that was not timed."""
         return max(self.rank_medians(part), default=None)
+
+    def least_median(self, part: str) -> float | None:
+        """Of the rank on which it is smallest; None where that was not timed."""
+        return min(self.rank_medians(part), default=None)

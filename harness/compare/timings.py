@@ -12,6 +12,8 @@ from harness.compare import measures
 from harness.record import Record
 
 PHASES = ("forward", "backward", "step")
+WAITING = "waiting"
+"""For other stages of a pipeline: in none of the phases."""
 Seconds: TypeAlias = npt.NDArray[np.float64]
 """A line per rank and a column per timed step."""
 
@@ -41,16 +43,18 @@ class Timings:
 
     @property
     def phases(self) -> Seconds | None:
-        """All phases added up, without fetching; None where one was not timed."""
+        """All phases added up, and what a pipeline waits between them, without fetching; None where one was
+        not timed."""
         if any(phase not in self.seconds for phase in PHASES):
             return None
-        return sum((self.seconds[phase] for phase in PHASES), np.zeros_like(self.steps))
+        parts = [self.seconds[part] for part in (*PHASES, WAITING) if part in self.seconds]
+        return sum(parts, np.zeros_like(self.steps))
 
 
 def timings(record: Record) -> Timings | None:
     """None without ranks or timed steps."""
     ranks = record.ranks
-    phases = [phase for phase in PHASES if all(phase in rank.phase_seconds for rank in ranks)]
+    phases = [phase for phase in (*PHASES, WAITING) if all(phase in rank.phase_seconds for rank in ranks)]
     lists = {WHOLE: [rank.step_seconds for rank in ranks], DATA: [rank.data_seconds for rank in ranks]}
     lists |= {phase: [rank.phase_seconds[phase] for rank in ranks] for phase in phases}
     first = measures.first_timed(record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import fmean
 
 from harness.compare.volume import sent_per_step
 from harness.record import Record
@@ -26,12 +27,18 @@ def states_on(record: Record, world_size: int) -> int | None:
 
 
 def sent_with(record: Record, accumulation_steps: int) -> float | None:
-    """Ring bytes that rank 0 sends in an ordinary step of so many micro-steps; None: no closed form."""
+    """Ring bytes that a rank sends in an ordinary step of so many micro-steps, mean over the ranks; None: no
+    closed form."""
     workload = _built_in(record)
     if workload is None:
         return None
     other = replace(workload, accumulation_steps=accumulation_steps, window=Window())
-    return sent_per_step(other, families.collectives(other))
+    ranks = record.world.world_size if record.world.dimensions else 1  # of which one stands for all
+    sent = [
+        sent_per_step(of_rank, families.collectives(of_rank))
+        for of_rank in (replace(other, rank=rank) for rank in range(ranks))
+    ]
+    return None if None in sent else fmean(part for part in sent if part is not None)
 
 
 def _built_in(record: Record) -> Workload | None:

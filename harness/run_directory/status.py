@@ -37,10 +37,10 @@ def status_of(
         return "oom", error
     if cause is not None and (error := mismatch_error(run_directory, events)) is not None:
         return "failed", error
+    if _was_refused(events, cause):
+        return "unsupported", None
     if cause is not None and not _was_stuck(run_directory, cause):
         return (cause.failure.status if cause.failure else "failed"), _error(run_directory, cause)
-    if any(of_rank.reasons for of_rank in events.values()):
-        return "unsupported", None
     if outcome.stopped == "interrupted":
         return "failed", ErrorPart(
             kind="Interrupted",
@@ -55,6 +55,12 @@ def status_of(
         return "timeout", error.model_copy(update={"log_tail": _log_tail(run_directory, error.rank or 0)})
     cause = Cause(rank=0, exit_code=outcome.exit_codes.get(0), order=(0, 0))
     return "failed", _error(run_directory, cause)
+
+
+def _was_refused(events: Events, cause: Cause | None) -> bool:
+    """Whether a rank named a reason why the run cannot be, and no other failed but for missing that rank."""
+    refused = any(of_rank.reasons for of_rank in events.values())
+    return refused and (cause is None or cause.order[0] > 0)
 
 
 def _finished(steps: list[StepPart], events: Events) -> tuple[Status, ErrorPart | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.backends.tensor_plan import COLUMNS, ROWS, VOCABULARY, cut_dimension, local_shape
+from harness.theory.checkpoint import with_pickled_plans
 from harness.theory.common_states import replica_tensors, replica_terms
 from harness.theory.dtypes import DTYPE_BYTES
 from harness.theory.layout import Layout, Tensor, elements
@@ -56,7 +57,7 @@ def collectives(workload: Workload) -> Volume:
         return Volume(unknown="the length of samples is not known, and so the size of activations")
     passes = workload.window.evaluation_passes
     found = [*over_steps(workload, step), *evaluation(workload, passes), *digest(workload)]
-    return Volume(collectives=tuple(found), unknown=why_unknown(workload))
+    return with_pickled_plans(workload, Volume(collectives=tuple(found), unknown=why_unknown(workload)))
 
 
 def why_unknown(workload: Workload) -> str | None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 from harness.compare import speed
 from harness.compare.comparison import Comparison
 from harness.compare.repeats import Repeats
-from harness.compare.timings import DATA
+from harness.compare.timings import DATA, WAITING
 from harness.record import RankPart
 from harness.report.document import Picture
 from harness.report.drawing import only_drawn
 from harness.report.formats import number, percent
-from harness.report.palette import ACTIVITIES, EXPOSED, PHASES
+from harness.report.palette import ACTIVITIES, EXPOSED, FAINT, PHASES
 from harness.report.pictures.bars import bar_chart, stack, text_after
 from harness.report.pictures.cells import (
     Row,
@@ -25,6 +25,7 @@ from harness.report.pictures.cells import (
 )
 
 PARTS = {DATA: "data", "forward": "forward", "backward": "backward", "step": "clipping and update"}
+STAGES = "waiting for other stages"
 Parts = Mapping[str, float]
 PartsOf = Callable[[Repeats], Parts]
 TITLE = "time of a step, ms"
@@ -36,7 +37,11 @@ def phases_picture(comparison: Comparison) -> Picture | None:
         "Time of a timed step by phase: medians, each on the rank where it is largest. Waiting for other "
         "ranks counts in the phase in which it happens."
     )
-    return _picture("time", text, comparison, lambda rank: rank.phase_seconds, _phases, PHASES, "forward")
+    colours = PHASES
+    if any(WAITING in rank.phase_seconds for group in comparison.groups for rank in group.record.ranks):
+        colours = {**PHASES, STAGES: FAINT}
+        text = f"{text} Of pipelines it stands apart, on the rank that waits least for other stages."
+    return _picture("time", text, comparison, lambda rank: rank.phase_seconds, _phases, colours, "forward")
 
 
 def overlap_picture(comparison: Comparison) -> Picture | None:
@@ -96,11 +101,16 @@ def _picture(
 def _phases(group: Repeats) -> Parts:
     found: dict[str, float] = {}
     for part, name in PARTS.items():
-        times = [row.run.largest_median(part) for row in group.rows]
-        known = [seconds for seconds in times if seconds is not None]
-        if known:
-            found[name] = median(known) * 1e3
+        _add(found, name, [row.run.largest_median(part) for row in group.rows])
+    _add(found, STAGES, [row.run.least_median(WAITING) for row in group.rows])
     return found
+
+
+def _add(parts: dict[str, float], name: str, seconds: Sequence[float | None]) -> None:
+    """The median of those that are known, in milliseconds."""
+    known = [value for value in seconds if value is not None]
+    if known:
+        parts[name] = median(known) * 1e3
 
 
 def _overlap(group: Repeats) -> Parts:

@@ -21,6 +21,7 @@ MEANING = (
     "largest call. Expected is the payload in closed form, for all groups of that role together; n/a if "
     "there is none."
 )
+STAGES = "Rank 0 holds the first stage of a pipeline; what each stage sends stands under 'Pipelines'."
 COLUMNS = (
     *LABELS,
     Column("phase", "phase", align="left"),
@@ -59,8 +60,10 @@ def communication_section(comparison: Comparison) -> Section | None:
     if not body:
         return None
     table = Table(key="collectives", columns=COLUMNS, rows=body)
+    has_stages = any(group.record.world.mesh.size("pipeline") > 1 for group in comparison.groups)
+    meaning = f"{MEANING} {STAGES}" if has_stages else MEANING
     return Section(
-        "communication", "Collectives of rank 0", [Paragraph(MEANING), table, *_reasons(comparison)]
+        "communication", "Collectives of rank 0", [Paragraph(meaning), table, *_reasons(comparison)]
     )
 
 

@@ -11,7 +11,7 @@ from harness.compare.repeats import Repeats
 from harness.compare.run import Run
 from harness.compare.statistics import LEAST_FOR_P95
 from harness.compare.steady_state import LEAST_STEPS, SAME_SHARE
-from harness.compare.timings import DATA, PHASES
+from harness.compare.timings import DATA, PHASES, WAITING
 from harness.report.document import Column, Heading, Paragraph, Section, Table
 from harness.report.formats import NOT_AVAILABLE, milliseconds, number
 from harness.report.sections.evaluation import evaluation_blocks
@@ -30,6 +30,10 @@ TIME_TEXT = (
     "steps should not begin before it; if that changes their mean by more than "
     f"{100 * SAME_SHARE:g} %, a finding says so. n/a: fewer than {LEAST_STEPS} such steps, or one of the "
     "repeats is not steady in its first half."
+)
+WAITING_TEXT = (
+    "waiting: of a pipeline, for its other stages, on the rank that waits least; in none of the phases, "
+    "which are passes of own stages there."
 )
 UTILISATION_TEXT = (
     "Model FLOPs per token: 6 N + 12 L H Q T (PaLM, arXiv 2204.02311, appendix B), N being the parameters "
@@ -75,6 +79,7 @@ TIME_COLUMNS = (
     Column("forward_seconds", "forward ms", milliseconds),
     Column("backward_seconds", "backward ms", milliseconds),
     Column("update_seconds", "update ms", milliseconds),
+    Column("waiting_seconds", "waiting ms", milliseconds, optional=True),
     Column("first_steady_step", "steady from"),
     Column("first_timed_step", "timed from"),
 )
@@ -112,6 +117,7 @@ def time_section(comparison: Comparison) -> Section | None:
         [
             Table(key="time", columns=TIME_COLUMNS, rows=[_times(cell) for cell in cells]),
             Paragraph(TIME_TEXT),
+            *([Paragraph(WAITING_TEXT)] if any(_waiting(cell) is not None for cell in cells) else []),
             Heading("Utilisation"),
             Table(
                 key="utilisation",
@@ -137,9 +143,14 @@ def _times(cell: Repeats) -> list[object]:
         _middle(runs, speed.rank_spread_seconds),
         _middle(runs, _part(DATA)),
         *(_middle(runs, _part(phase)) for phase in PHASES),
+        _waiting(cell),
         max(steady) if len(steady) == len(runs) else None,
         measures.timed_steps(cell.record)[0].step,
     ]
+
+
+def _waiting(cell: Repeats) -> float | None:
+    return _middle(cell.runs, lambda run: run.least_median(WAITING))
 
 
 def _utilisations(cell: Repeats) -> list[object]:

@@ -50,6 +50,11 @@ DIFFERENCES = (
     Column("difference_bytes", "difference", signed),
 )
 
+SHARING = (
+    "Where ranks share samples, figures are means over the ranks, since stages of a pipeline differ, and the "
+    "textbook has none: the papers count strategies whose ranks have samples of their own."
+)
+
 
 def volume_section(comparison: Comparison) -> Section | None:
     """The volumes of each backend, and two tables that explain how they differ; None without figures."""
@@ -66,6 +71,7 @@ def volume_section(comparison: Comparison) -> Section | None:
             "project's tests check these formulae against bytes on a wire. A repeat that sent other bytes "
             "than the first has its own line."
         ),
+        *([Paragraph(SHARING)] if any(row.record.world.dimensions for row in firsts) else []),
         Table(key="communication_volume", columns=COLUMNS, rows=[_line(row) for row in firsts]),
     ]
     terms = [line for row in firsts for line in _terms(row)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.compare.comparison import Comparison
+from harness.compare.pipeline import pipeline_use
 from harness.compare.ranking import frontier
 from harness.compare.repeats import Repeats
 from harness.compare.slowest import explain_slowest
@@ -49,12 +50,23 @@ def _ladder(where: Stage) -> str:
     if not least:
         return ""
     once, several = (_steps(where, traffic, least) for traffic in (sent_once, _accumulated))
-    if several in ("", once):
-        return f"the first whose peak per rank fits, with its traffic: {once}."
-    return (
-        f"the first whose peak per rank fits, with its traffic: {once}; with {MICRO_STEPS} micro-steps per "
-        f"update {several}."
-    )
+    text = f"the first whose peak per rank fits, with its traffic: {once}"
+    if several not in ("", once):
+        text = f"{text}; with {MICRO_STEPS} micro-steps per update {several}"
+    return "; ".join(filter(None, (text, _bubbles(where)))) + "."
+
+
+def _bubbles(where: Stage) -> str:
+    """What neither peak nor traffic shows of pipelines: how long their ranks wait by the schedule alone."""
+    found = {
+        group.label: use.expected_bubble
+        for group in where.groups
+        if (use := pipeline_use(group.record)) is not None
+    }
+    if not found:
+        return ""
+    waits = ", ".join(f"{names(labels)} {percent(share)}" for labels, share in levels(found, percent))
+    return f"not in these figures: the bubble, in which ranks of a pipeline wait: {waits} of the passes"
 
 
 def _steps(where: Stage, traffic: Traffic, least: float) -> str:
@@ -100,7 +112,11 @@ def _growth(where: Stage) -> str:
     if not shown:
         return ""
     parts = [f"{names(labels)} {megabytes(value)} MB" for labels, value in ends(shown, MOST_LEVELS)]
-    return sentence(f"model states per rank on {ranks(MANY_RANKS)}, calculated: {', '.join(parts)}")
+    open_ends = [group.label for group in where.groups if group.record.world.dimensions]
+    return sentence(
+        f"model states per rank on {ranks(MANY_RANKS)}, calculated: {', '.join(parts)}",
+        f"not of {names(open_ends)}: they depend on how many ranks share samples" if open_ends else "",
+    )
 
 
 def _links(where: Stage) -> str:

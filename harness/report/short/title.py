@@ -55,7 +55,9 @@ def question_words(comparison: Comparison, question: Question) -> str:
     faults = [label for label in others if label.startswith(PLANTED_PREFIX)]
     if faults and faults == others:
         return f"{'is' if len(faults) == 1 else 'are'} {listed(faults, MOST_VARIED)} found?"
-    with_options = [label for label in others if ":" in label]
+    # What cannot run here shows no change.
+    refused = {group.backend for group in comparison.groups if group.record.status == "unsupported"}
+    with_options = [label for label in others if ":" in label and label not in refused]
     if LEAST_SHARE * len(others) <= len(with_options) and with_options:
         pairs = [pair for label in with_options for pair in label.partition(":")[2].split(",")]
         options = list(dict.fromkeys(pair.partition("=")[0] for pair in pairs))

@@ -36,6 +36,35 @@ def test_a_group_of_one_sends_nothing() -> None:
     assert node_traffic("nccl", "all_reduce", P, [1], 1, HOSTS) == NodeTraffic()
 
 
+def test_an_all_to_all_sends_each_peer_as_much() -> None:
+    sent = node_traffic("nccl", "all_to_all", P, [0, 1, 2, 3], 0, HOSTS)
+    assert sent == NodeTraffic(inside=1000, between=2000)
+
+
+def test_a_pipeline_sends_forward_to_the_next_rank_and_back_to_the_one_before() -> None:
+    sent = {
+        (phase, rank): node_traffic("gloo", "send", P, [0, 1, 2, 3], rank, HOSTS, phase=phase).between
+        for phase in ("forward", "backward")
+        for rank in (1, 2)
+    }
+    assert sent == {
+        ("forward", 1): P, ("forward", 2): 0, ("backward", 1): 0, ("backward", 2): P,
+    }  # fmt: skip
+
+
+def test_groups_of_other_dimensions_have_a_column_where_they_cross() -> None:
+    across = hybrid()
+    comm = [row.model_copy(update={"role": "data+sequence"}) for row in across.comm if row.role == "replica"]
+    section = nodes_section(Comparison([across, across.model_copy(update={"comm": comm, "repeat": 1})]))
+    assert section is not None
+    assert "by data+sequence groups MB" not in [column.title for column in section.blocks[1].columns]  # type: ignore[union-attr]
+    section = nodes_section(Comparison([across.model_copy(update={"comm": comm})]))
+    assert section is not None
+    titles = [column.title for column in section.blocks[1].columns]  # type: ignore[union-attr]
+    (row,) = section.blocks[1].rows  # type: ignore[union-attr]
+    assert dict(zip(titles, row, strict=True))["by data+sequence groups MB"] == P
+
+
 def hybrid() -> Record:
     """2 x 2 ranks: shards of P bytes within nodes, an all-reduce of P / 2 across them."""
 

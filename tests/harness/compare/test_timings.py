@@ -1,8 +1,9 @@
 import pytest
 
 from harness.compare.run import Run
-from harness.compare.timings import DATA, WHOLE, timings
+from harness.compare.timings import DATA, WAITING, WHOLE, timings
 from harness.record import Record
+from tests.pipelines import make_pipeline
 from tests.records import make_record
 
 
@@ -33,6 +34,14 @@ def test_phases_are_added_up_only_where_every_rank_timed_all() -> None:
     assert part is not None
     assert part.phases is None
     assert part.medians["backward"] == pytest.approx([0.3] * len(record.ranks))
+
+
+def test_what_a_pipeline_waits_is_part_of_its_step() -> None:
+    found = timings(make_pipeline())
+    assert found is not None
+    assert found.phases is not None
+    assert found.phases == pytest.approx(4.1)
+    assert found.medians[WAITING] == [1.0, 2.0]
 
 
 def test_a_rank_that_died_ends_the_comparison_of_ranks_where_it_did() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from harness.record import Record
 from harness.run_directory.assemble import assemble
+from harness.run_directory.events import UnsupportedEvent
 from tests.fake_ranks import Behaviour, FakeLauncher, Rank, a_request
 
 
@@ -118,6 +119,24 @@ def test_children_of_a_rank_end_with_it(tmp_path: Path) -> None:
             break  # dead, and nobody reaps orphans in this container
         time.sleep(0.02)
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def refuse(rank: Rank) -> None:
+    rank.position.enter("setup")
+    rank.events.write(UnsupportedEvent(reasons=["no plan for it"]))
+    os._exit(0)
+
+
+def test_a_refusal_counts_before_the_peers_that_miss_the_rank(tmp_path: Path) -> None:
+    record = run(tmp_path, refuse, lambda rank: rank.miss_a_peer())
+    assert (record.status, record.reasons, record.error) == ("unsupported", ["no plan for it"], None)
+
+
+def test_a_failure_of_its_own_is_not_hidden_by_another_rank_s_refusal(tmp_path: Path) -> None:
+    record = run(tmp_path, refuse, lambda rank: rank.fail("the data are odd", "ValueError"))
+    assert record.status == "failed"
+    assert record.error is not None
+    assert record.error.message == "the data are odd"
 
 
 def out_of_memory(rank: Rank) -> None:

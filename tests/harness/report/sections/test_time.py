@@ -6,6 +6,7 @@ from harness.report.document import Folded, Heading, Items, Section, Table
 from harness.report.sections.overlap import overlap_section
 from harness.report.sections.time import time_section
 from tests.harness.compare.findings.test_time import billion, ranks, run
+from tests.pipelines import make_pipeline
 from tests.records import make_effective
 
 
@@ -26,6 +27,12 @@ def test_times_are_of_the_timed_steps() -> None:
         "backward_seconds": "300", "update_seconds": "50.0", "first_steady_step": "0",
         "first_timed_step": "4",
     }  # fmt: skip
+
+
+def test_what_a_pipeline_waits_has_a_column_that_others_lack() -> None:
+    found = line(time_section(Comparison([make_pipeline()])), "time")
+    assert (found["forward_seconds"], found["waiting_seconds"]) == ("1,000", "1,000")
+    assert "waiting_seconds" not in line(time_section(Comparison([run()])), "time")
 
 
 def test_utilisation_is_model_flops_over_the_sheet_of_all_devices() -> None:

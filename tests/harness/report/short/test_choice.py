@@ -3,6 +3,7 @@ from harness.record import Record
 from harness.report.document import Items
 from harness.report.short.choice import choice_section
 from harness.spec import Question
+from tests.pipelines import make_pipeline
 from tests.records import make_communication, make_ranks, make_record
 
 from .records import repeats
@@ -39,6 +40,14 @@ def test_cells_are_named_in_the_order_to_try_and_none_that_another_beats() -> No
     assert advice("all", *CELLS)["Take"] == (
         "the first whose peak per rank fits, with its traffic: ddp 9.00 MB (1 x), fsdp 3.00 MB (1.5 x)."
     )
+
+
+def test_of_pipelines_the_bubble_is_named_which_neither_peak_nor_traffic_shows() -> None:
+    run = make_pipeline()
+    of_as_many_samples = run.world.model_copy(update={"micro_batch_size": 8})
+    text = advice("all", *CELLS, run.model_copy(update={"world": of_as_many_samples}))["Take"]
+    assert text.endswith("the bubble, in which ranks of a pipeline wait: pp 20 % of the passes.")
+    assert "bubble" not in advice("all", *CELLS)["Take"]
 
 
 def test_who_sends_least_on_slow_links_is_named_with_the_ratio_of_the_others() -> None:

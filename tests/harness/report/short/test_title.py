@@ -35,6 +35,12 @@ def test_an_option_that_is_varied_is_named() -> None:
     assert of("parity", *many) == JOB + QUESTIONS["parity"]
 
 
+def test_an_option_that_cannot_run_here_is_not_what_is_compared() -> None:
+    refused = [make_record(label=f"zero3:{o}=True", status="unsupported") for o in ("qwz", "qgz")]
+    records = [make_record(), make_record(label="ddp"), make_record(label="zero3"), *refused]
+    assert of("all", *records) == JOB + QUESTIONS["all"]
+
+
 def test_deliberate_faults_are_named_where_nothing_else_is_compared() -> None:
     planted = make_record(label="planted-wrong-beta2")
     assert (
