@@ -50,6 +50,7 @@ from harness.backends.zero_config import zero_config
 from harness.backends.zero_engine import ZeroEngine
 from harness.backends.zero_hooks import hooked_without_gather
 from harness.backends.zero_loss_scale import forget_dummy_step
+from harness.backends.zero_low_bit import require_whole_blocks
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -122,6 +123,8 @@ class ZeroBackend(Backend):
             engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=groups)
         if self.stage == 0:
             forget_dummy_step(optimizer)
+        if self.stage in (1, 2):
+            require_whole_blocks(engine.optimizer, context.optimizer, deepspeed.__version__)
         engine_class = SwappingEngine if swaps_into_files(self.zero_options) else self._engine_class()
         return engine_class(engine, context, config, self.stage, count, loading)
 

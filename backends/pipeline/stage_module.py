@@ -32,8 +32,9 @@ class Stage(nn.Module):
         self.model = model
         self.is_first = is_first
         self.loss_head: nn.Module | None = None
-        if computes_loss(model.lm_head):
-            self.loss_head, model.lm_head = model.lm_head, PassThrough()
+        head: Any = model.lm_head
+        if computes_loss(head):
+            self.loss_head, model.lm_head = head, PassThrough()
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from harness.planning.wall_time import ASSUMED, assumed_time
 from harness.provenance import package_versions
 from harness.record import Record
 from harness.report.narrow import narrow
-from harness.theory.optimizer_states import why_not
+from harness.spec.pairs import why_refused
 
 MOST_NAMED = 3
 """Settings that one line names."""
@@ -116,9 +116,8 @@ def _unsupported(cell: Cell, device: str) -> str | None:
         rank=0, world_size=cell.world_size, local_rank=0, ranks_per_node=cell.world_size // cell.nodes,
         device="cuda" if device == "cuda" else "cpu",
     )  # fmt: skip
-    training, kind = cell.job.training, cell.job.optimizer.kind
-    return why_unsupported(entry.strategy, options, training.held_precision, world) or why_not(
-        kind, entry.strategy, training.precision
+    return why_unsupported(entry.strategy, options, cell.job.training.held_precision, world) or why_refused(
+        cell.backend, cell.world_size, cell.job
     )
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from harness.backends import registry
 from harness.backends.mesh import Dimension
-from harness.backends.optimizer_kinds import LOW_BIT as LOW_BIT_KINDS
 from harness.spec.job import Job
+from harness.theory.optimizer_states import why_not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +39,16 @@ ADAPTERS = Axis(setting="adapter.kind=lora", is_set=lambda job: job.adapter.is_p
 DOCUMENTS = Axis(
     setting="data.document_attention=within", is_set=lambda job: job.data.document_attention == "within"
 )
-LOW_BIT = Axis(setting="optimizer.kind=adamw-8bit", is_set=lambda job: job.optimizer.kind in LOW_BIT_KINDS)
+LOW_BIT = Axis(setting="optimizer.kind=adamw-8bit", is_set=lambda job: job.optimizer.kind == "adamw-8bit")
+LOW_BIT_BNB = Axis(
+    setting="optimizer.kind=adamw-8bit-bnb", is_set=lambda job: job.optimizer.kind == "adamw-8bit-bnb"
+)
 ANSWERS = Axis(
     setting="evaluation.answer_tokens=8", is_set=lambda job: job.evaluation.answer_tokens is not None
 )
 AXES = (
-    COMPILE_BLOCK, COMPILE_MODEL, ALL_BLOCKS, SOME_BLOCKS, SELECTIVE, CHUNKS, LOW_BIT, ADAPTERS, DOCUMENTS,
+    COMPILE_BLOCK, COMPILE_MODEL, ALL_BLOCKS, SOME_BLOCKS, SELECTIVE, CHUNKS, LOW_BIT, LOW_BIT_BNB, ADAPTERS,
+    DOCUMENTS,
 )  # fmt: skip
 """In the order of the table of pairs."""
 
@@ -60,7 +64,6 @@ class Refusal:
     """Of the strategies that refuse; empty: all with that dimension."""
 
 
-SHARING: tuple[Dimension, ...] = ("sequence", "pipeline", "tensor")
 REFUSALS = (
     Refusal(
         dimension="sequence", axes=(DOCUMENTS,),
@@ -107,14 +110,6 @@ REFUSALS = (
         why="torch 2.13's compiler fails on cut layers within FSDP2 (inductor: 'Node was invalid, but is "
         "output'); use model.compile=block",
     ),
-    *(
-        Refusal(
-            dimension=dimension, axes=(LOW_BIT,),
-            why="how 8-bit moments follow blocks of what a rank updates was not held to the reference for "
-            "ranks that share samples; use optimizer.kind=adamw",
-        )
-        for dimension in SHARING
-    ),
 )  # fmt: skip
 
 
@@ -123,8 +118,11 @@ def why_refused(label: str, world_size: int, job: Job) -> str | None:
     entry, _ = registry.parse(label)
     if entry.is_third_party:
         return None
-    mesh, family = registry.mesh_of(label, world_size), entry.strategy.family if entry.strategy else None
-    reasons = (why_refused_along(name, job, family) for name, _ in mesh.sizes)
+    strategy = entry.strategy
+    family = strategy.family if strategy else None
+    reasons = [why_refused_along(name, job, family) for name, _ in registry.mesh_of(label, world_size).sizes]
+    if strategy is not None:
+        reasons.append(why_not(job.optimizer.kind, strategy, job.training.precision))
     return next((reason for reason in reasons if reason is not None), None)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.backends.base import OptimizerKind
-from harness.backends.optimizer_kinds import LOW_BIT
+from harness.backends.optimizer_kinds import BLOCK_ELEMENTS, LOW_BIT, is_quantised
 from harness.backends.strategy import StrategyKind
 from harness.theory.common_states import ADAM_MOMENTS, step_counters
 from harness.theory.fsdp import shard_role
@@ -14,11 +14,6 @@ from harness.theory.optimizer_step import updated_tensors
 from harness.theory.terms import Collective, ModelStates, Term, Volume, gathered, over_steps, states
 from harness.theory.workload import Workload
 
-LEAST_ELEMENTS = 4096
-BLOCK_ELEMENTS = 256
-"""torchao 0.18, `optim/adam.py`, `_AdamBase._new_buffer`: smaller tensors, and those whose elements are no
-multiple of a block, keep moments in the parameters' dtype, without a word. bitsandbytes 0.50,
-`optim/optimizer.py`, `Optimizer2State.init_state`: smaller ones keep fp32; its last block may be shorter."""
 SCALE_BYTES = 4
 """fp32, one per block (`optim/subclass_8bit.py`, `OptimState8bit.zeros`)."""
 TABLE_BYTES = 256 * 4
@@ -64,12 +59,6 @@ def with_optimizer(workload: Workload, expected: ModelStates) -> ModelStates:
         ],
         expected.files,
     )
-
-
-def is_quantised(elements: int, optimizer: OptimizerKind) -> bool:
-    """Whether the moments of a tensor of so many elements are kept in 8 bits."""
-    in_blocks = optimizer == "adamw-8bit-bnb" or elements % BLOCK_ELEMENTS == 0
-    return elements >= LEAST_ELEMENTS and in_blocks
 
 
 def why_not(optimizer: OptimizerKind, strategy: StrategyKind, precision: str = "fp32") -> str | None:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from harness.backends.base import Unsupported
+from harness.backends.optimizer_kinds import BLOCK_ELEMENTS, LEAST_ELEMENTS
 from harness.spec import OptimizerSection
-from harness.theory.optimizer_states import BLOCK_ELEMENTS, LEAST_ELEMENTS
 
 LIBRARIES = {"adamw-8bit": "torchao", "adamw-8bit-bnb": "bitsandbytes"}
 MOMENTS = ("exp_avg", "exp_avg_sq", "state1", "state2")

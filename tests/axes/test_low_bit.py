@@ -20,6 +20,8 @@ EVEN = MODEL % (96, 128, 2)
 """Halves of its groups and of its matrices are multiples of 256 elements and above 4,096."""
 ODD = MODEL % (64, 132, 1)
 """Every matrix is a multiple of 256 elements, half of all of them is not."""
+UNEVEN = MODEL % (96, 100, 4)
+"""Halves of all matrices are a multiple of 256 elements, one matrix is not."""
 PARTS = ("ddp", "zero1", "zero3", "fsdp")
 """FSDP1 cuts units anywhere, so that parts of matrices are no multiples."""
 CUT = MODEL % (64, 100, 1)
@@ -27,7 +29,7 @@ CUT = MODEL % (64, 100, 1)
 
 
 @needs_torchao
-@pytest.mark.parametrize("label", ["zero1", "zero3", "fsdp1"])
+@pytest.mark.parametrize("label", ["zero1", "zero3", "fsdp1", "fsdp-cp", "tp"])
 def test_trap_30_what_a_rank_updates_is_no_multiple_of_a_block(label: str, matrix) -> None:
     found = {f.id: f for f in matrix.findings([label], 2, [KIND, ODD])}
     wide = found.pop("low-bit-states-wide")
@@ -36,6 +38,13 @@ def test_trap_30_what_a_rank_updates_is_no_multiple_of_a_block(label: str, matri
     assert "bytes of optimizer states are in full width although optimizer.kind is adamw-8bit" in wide.text
     # What it names may be all that there is of quantised moments.
     assert set(found) <= {"master-dtype-differs"}
+
+
+@needs_torchao
+def test_parameters_that_end_within_a_block_are_refused_where_deepspeed_cuts_moments(matrix) -> None:
+    record = matrix.record("zero1", 2, [KIND, UNEVEN])
+    assert record.status == "unsupported"
+    assert "a parameter ends within one" in record.reasons[0]
 
 
 @needs_torchao

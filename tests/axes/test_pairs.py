@@ -11,15 +11,19 @@ from docs.hooks.pairs import LABELS, OFFLOAD, has_offload, refused, settings_of
 from harness.compare.states import expected_model_state_bytes
 from harness.compare.volume import volume_differences
 from harness.record import Record
-from harness.spec.pairs import AXES, LOW_BIT, Axis
+from harness.spec.pairs import AXES, LOW_BIT, LOW_BIT_BNB, Axis
 from tests.built_in import MULTIPLYING
 from tests.traps.matrix import Matrix
 
 from .parity import assert_parity
+from .test_low_bit import MODEL
 
 pytestmark = pytest.mark.long(seconds=20)
 RANKS = {"fsdp-tp": 4}
 """Where two ranks leave nothing to shard; two elsewhere."""
+LIBRARIES = {LOW_BIT: "torchao", LOW_BIT_BNB: "bitsandbytes"}
+LARGE = MODEL % (128, 128, 2)
+"""Four ranks' parts of its matrices are multiples of 256 elements, and of 4,096 at least."""
 
 
 def _typed(label: str, option: str = "") -> str:
@@ -38,9 +42,10 @@ def test_a_refused_pair_is_a_row_with_its_reason_and_starts_no_rank(matrix: Matr
 @pytest.mark.parametrize("axis", AXES, ids=lambda axis: axis.setting)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_pair_runs_as_the_reference_or_is_refused(axis: Axis, ranks: int, matrix: Matrix) -> None:
-    if axis is LOW_BIT:
-        pytest.importorskip("torchao", reason="the extra low-bit is not installed")
     settings = settings_of(axis)
+    if axis in LIBRARIES:
+        pytest.importorskip(LIBRARIES[axis], reason="an extra is not installed")
+        settings.append(LARGE)
     labels = [label for label in LABELS if RANKS.get(label, 2) == ranks]
     for label in labels:
         if (reason := refused(label, axis)) is not None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.hybrid import shard_size
-from harness.backends.strategy import StrategyKind
 from harness.batch import batch_layout, layout_over, with_global_batch
 from harness.cells import canonical_label
 from harness.errors import HarnessError
@@ -20,7 +19,6 @@ from harness.planning.model import PlannedModel
 from harness.planning.scenario import Scenario
 from harness.spec import Experiment, TrainingSection
 from harness.spec.pairs import why_refused as why_pair_refused
-from harness.theory.optimizer_states import why_not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +117,6 @@ def _candidate(asked: Question, label: str, world_size: int) -> Candidate:
     reason = why_unsupported(entry.strategy, options, precision, world) or why_refused(
         asked.experiment.job(), entry.strategy
     )
-    reason = reason or _why_not_run(asked, entry.strategy)
     reason = reason or why_not_divided(options, asked.model, world_size, layout.micro_batch_size, precision)
     reason = reason or why_pair_refused(label, world_size, asked.experiment.job())
     if reason is not None:
@@ -143,11 +140,6 @@ def _candidate(asked: Question, label: str, world_size: int) -> Candidate:
         constants=asked.constants,
     )
     return Candidate(label=label, world_size=world_size, scenario=scenario)
-
-
-def _why_not_run(asked: Question, strategy: StrategyKind) -> str | None:
-    experiment = asked.experiment
-    return why_not(experiment.optimizer.kind, strategy, experiment.training.precision)
 
 
 def _with_batch(experiment: Experiment) -> Experiment:
