@@ -30,6 +30,8 @@ TIGHT, BAND, CUT_BAND = "tight", "band", "band of cut layers"
 """Names of levels."""
 PROJECTIONS = 8
 """Of a sketch, as `worker/sketch.py` makes it."""
+OVERESTIMATE = 1.0 + 2.0 / (2.0 * PROJECTIONS) ** 0.5
+"""How far a distance estimated from the projections may lie above the true one: two standard errors."""
 UNIT_ROUNDOFF = {
     "fp32": 2.0**-23,
     "bf16-mixed": 2.0**-8,
@@ -137,7 +139,7 @@ def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
     if precision != "fp32" or others:
         unit = "fp32" if others else precision
         measured = [distance(reference, record) for record in others]
-        band = _limits(reference, measured, BAND_FACTOR, UNIT_ROUNDOFF[unit])
+        band = _limits(reference, measured, BAND_FACTOR, UNIT_ROUNDOFF[unit], _other_sign(reference))
         if others:
             band = _larger(band, tight)
         sentences.append(_sentence(BAND, band, BAND_FACTOR, others, unit))
@@ -165,6 +167,17 @@ def is_variant(record: Record) -> bool:
     return record.backend.name == REFERENCE and any(value is not None for value in options)
 
 
+def _other_sign(reference: Record) -> float:
+    """How far two runs part in one element whose gradient differs in sign, where rounding decides that.
+
+    Adam's first update is the learning rate with the sign of the gradient, whatever its size: twice the
+    learning rate lie between the two. One of 1,024 elements was seen to make all of a matrix's distance.
+    """
+    if reference.job.optimizer.kind == "muon":
+        return 0.0
+    return 2.0 * max((step.learning_rate for step in reference.steps), default=0.0)
+
+
 def _adds_up_parts(record: Record) -> bool:
     return record.backend.options.get("partial_sums") is not None
 
@@ -174,8 +187,13 @@ def _other_precision(record: Record) -> bool:
     return options.get("precision") is not None or options.get("states") is not None
 
 
-def _limits(reference: Record, measured: list[Distance], factor: float, unit: float) -> Limits:
-    """factor x the largest distance of a repetition, at least factor x one unit of rounding."""
+def _limits(
+    reference: Record, measured: list[Distance], factor: float, unit: float, element: float = 0.0
+) -> Limits:
+    """factor x the largest distance of a repetition, at least factor x one unit of rounding.
+
+    `element`: how far rounding may move one element of a parameter, whatever was measured.
+    """
     losses = [abs(step.loss) for step in reference.steps if step.loss is not None]
     moved = movement(reference)
     total = sum(value**2 for value in moved.values()) ** 0.5
@@ -196,10 +214,13 @@ def _limits(reference: Record, measured: list[Distance], factor: float, unit: fl
         update=factor * max(largest("update", rounding), weights / PROJECTIONS**0.5),
         weights=factor * weights,
         parameters={
-            name: factor
-            * max(
-                [weights, unit * sketch[name][0] / (moved.get(name) or total)]
-                + [d.parameters[name] for d in measured if name in d.parameters]
+            name: max(
+                factor
+                * max(
+                    [weights, unit * sketch[name][0] / (moved.get(name) or total)]
+                    + [d.parameters[name] for d in measured if name in d.parameters]
+                ),
+                OVERESTIMATE * element / (moved.get(name) or total),
             )
             for name in sketch
             if total

@@ -16,7 +16,6 @@ TRAINER_FSDP = ("trainer-fsdp", "trainer-fsdp1")
 HYBRID = ("fsdp-hybrid", "fsdp1-hybrid", "fsdp1-hybrid-grad-op")
 CONTEXT = tuple(name for name in SEQUENCE if strategy(name).sequence == "ring")
 """They divide a fused kernel of attention, which the stub has none of."""
-AUTOTP = tuple(name for name in registry.BUILT_IN if name.startswith("autotp-"))
 OTHER_STAGES = "GradScaler finds overflow in the gradients of its own stages only"
 OTHER_PARTS = "GradScaler's overflow flag is not reduced over tensor-parallel ranks"
 
@@ -36,11 +35,8 @@ def labels(precision: str) -> list[str]:
     """Every built-in backend but the reference.
 
     Trainer's FSDP cannot be told to reduce in fp32 (test_trainer.py): at a mixed precision it has a finding.
-    In fp16 AutoTP's sums of rounded parts leave the band that the reference measures (docs/parallelism.md).
     """
     left_out = () if precision == "fp32" else TRAINER_FSDP
-    if precision == "fp16-mixed":
-        left_out += AUTOTP
     return [
         LABELS.get(name, name)
         for name, entry in registry.entries().items()

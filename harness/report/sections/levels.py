@@ -38,6 +38,10 @@ CUT = (
     "; for runs whose ranks cut layers it ran with sums that are added up from as many rounded parts, as "
     f"those ranks add them ('{CUT_BAND}')"
 )
+ELEMENT = (
+    "; in a band it is at least what one element makes whose gradient rounding gives the other sign, which "
+    "Adam's first update turns into twice the learning rate"
+)
 FOUND = (
     "The limits are measured for each job. The reference ran again with another split of the batch{also}, "
     "which adds the same numbers in another order: the difference is noise, and 'seen' is the largest one. "
@@ -45,13 +49,13 @@ FOUND = (
     "that precision changes{cut}. 'allowed' is the factor times 'seen', but at least the factor times a "
     "lower bound: one rounding, in the dtype named below, of the largest loss; of the gradient norm; or, for "
     "'distance moved' and 'final weights', of the norm of the weights, relative to how far they moved. "
-    "Each parameter has its own limit, at least that of all weights, which is not shown. An estimate from "
-    "eight projections may be small by chance, so the limit of 'distance moved' is at least that of 'final "
-    "weights' divided by the root of eight; band is never below tight. The factors are choices, not "
-    f"measurements: {TIGHT_FACTOR:g} for tight, because a few repetitions show only a few orders of "
-    f"summation and each backend has its own; {BAND_FACTOR:g} for band, because libraries round in other "
-    f"places than the reference, but not more often; {UNMEASURED_FACTOR:g} for tight if the reference did "
-    "not run with another split."
+    "Each parameter has its own limit, at least that of all weights, which is not shown{element}. An "
+    "estimate from eight projections may be small by chance, so the limit of 'distance moved' is at least "
+    "that of 'final weights' divided by the root of eight; band is never below tight. The factors are "
+    f"choices, not measurements: {TIGHT_FACTOR:g} for tight, because a few repetitions show only a few "
+    f"orders of summation and each backend has its own; {BAND_FACTOR:g} for band, because libraries round "
+    f"in other places than the reference, but not more often; {UNMEASURED_FACTOR:g} for tight if the "
+    "reference did not run with another split."
 )
 MEASURES = (
     ("loss", "loss"), ("norm", "gradient norm"), ("update", "distance moved"), ("weights", "final weights"),
@@ -91,8 +95,9 @@ def levels_section(comparison: Comparison) -> Section | None:
         return None
     labels = [label for noise in noises.values() for level in noise.levels for label in level.repetitions]
     further = [text for option, text in ALSO.items() if any(option in label for label in labels)]
+    element = ELEMENT if any(noise.band is not None for noise in noises.values()) else ""
     cut = CUT if any(noise.cut_band is not None for noise in noises.values()) else ""
-    found = FOUND.format(also="".join(further), cut=cut)
+    found = FOUND.format(also="".join(further), cut=cut, element=element)
     blocks: list[Block] = [Paragraph(JUDGED), Items(MEANINGS), Paragraph(found)]
     blocks.append(_limits(noises))
     blocks.append(

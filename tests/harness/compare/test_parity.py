@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from harness.compare.distance import movement
 from harness.compare.job_equivalence import job_differences
 from harness.compare.noise import Noise, measure_noise
 from harness.compare.parity import Judgement
@@ -119,6 +120,23 @@ def test_the_band_is_what_the_precision_was_seen_to_change() -> None:
     for loss, parity in ((2.9e-3, "band"), (3.1e-3, "diverged")):
         other = make_record(label="ddp", training=training, **shifted(loss))
         assert judge(single, other, noise).parity == parity
+
+
+def test_the_band_of_a_parameter_is_one_element_that_was_updated_the_other_way() -> None:
+    start = {"initial_weights": make_weights(sketch={"a": [1.0] * 9, "b": [1.0] * 9})}
+    training = {"precision": "bf16-mixed"}
+    single = reference(training=training, **start, **weights_that_moved("c", a=3.0, b=1.01))
+    end = single.final_weights
+    cast = make_record(label="single:precision=cast", training=training, **start, final_weights=end)
+    noise = measure_noise(single, [cast])
+    (moved,) = (distance for name, distance in movement(single).items() if name == "b")
+    rate = max(step.learning_rate for step in single.steps)
+    assert noise.band is not None
+    assert noise.band.parameters["b"] == pytest.approx(1.5 * 2 * rate / moved)
+    for flipped, beyond in ((1, False), (2, True)):
+        final = weights_that_moved("d", a=3.0, b=1.01 + flipped * 2 * rate)
+        other = make_record(label="zero1", training=training, **start, **final)
+        assert ("b" in [name for name, _, _ in judge(single, other, noise).exceeded]) is beyond
 
 
 def test_ranks_that_cut_layers_have_the_band_of_rounded_parts() -> None:
