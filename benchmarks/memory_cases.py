@@ -9,6 +9,8 @@ from typing import Any
 SEED = 20261122
 THIRD_SEED = 20261123
 DIVIDED_SEED = 20261124
+AUTOTP_SEED = 20261125
+AUTOTP_AGAIN_SEED = 20261126
 DRAWS_PER_HALF = 2
 """Of each backend."""
 BACKENDS = (
@@ -22,6 +24,10 @@ DIVIDED = (
     "zero3:hpz=2", "fsdp:reshard=2",
 )  # fmt: skip
 """Backends whose ranks share samples, and those that keep a second copy within a group of ranks."""
+AUTOTP = ("autotp-zero1", "autotp-zero2", "autotp-zero3")
+"""The same, predicted later."""
+AUTOTP_AGAIN = ("autotp-zero3:tensor=2",)
+"""Drawn once more after its prediction was corrected, on ranks that share states."""
 GEOMETRIES: dict[str, dict[str, Any]] = {
     "llama": {
         "model_type": "llama", "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4,
@@ -64,13 +70,21 @@ def memory_cases() -> list[MemoryCase]:
 
 
 def divided_cases() -> list[MemoryCase]:
-    """Each of DIVIDED twice, on models whose layers are cut; a micro-step is 4 samples, for pipelines."""
-    source = random.Random(DIVIDED_SEED)
-    return [_draw_divided(source, backend) for backend in DIVIDED for _ in range(2)]
+    """Each of DIVIDED, AUTOTP and AUTOTP_AGAIN twice, on models whose layers are cut.
+
+    A micro-step is 4 samples, for pipelines.
+    """
+    draws = ((DIVIDED_SEED, DIVIDED), (AUTOTP_SEED, AUTOTP), (AUTOTP_AGAIN_SEED, AUTOTP_AGAIN))
+    return [
+        _draw_divided(source, name)
+        for source, names in ((random.Random(seed), names) for seed, names in draws)
+        for name in names
+        for _ in range(2)
+    ]
 
 
 def _draw_divided(source: random.Random, backend: str) -> MemoryCase:
-    in_groups = any(word in backend for word in ("hpz", "reshard", "fsdp-tp", "stages=2"))
+    in_groups = any(word in backend for word in ("hpz", "reshard", "fsdp-tp", "stages=2", "zero3:tensor"))
     return MemoryCase(
         backend=backend,
         world_size=4 if in_groups else source.choice((2, 2, 4)) if "interleaved" not in backend else 2,

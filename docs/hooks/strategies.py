@@ -25,6 +25,7 @@ DIVIDED = {
     "tp:tensor=2": "layers", "tp:tensor=8": "layers",
     "fsdp-tp:tensor=2": "layers, and states",
     "fsdp-tp:tensor=8": "layers, and states",
+    "autotp-zero1:tensor=2": "layers, and states", "autotp-zero1:tensor=8": "layers, and states",
     "fsdp-cp:sequence=2": "samples, and states",
     "fsdp-cp:sequence=8": "samples, and states",
     "pp:micro_batches=8,stages=2": "blocks", "pp:micro_batches=8,stages=8": "blocks",

@@ -17,6 +17,7 @@ from harness.theory.dtypes import DTYPE_BYTES
 from harness.theory.ring import RING_PASSES
 from harness.theory.terms import Collective
 from harness.theory.transports import EMULATED, transport_sent_bytes
+from harness.theory.within import within
 from harness.theory.workload import Workload
 
 LATENCY_HIDES = frozenset({"gloo"})
@@ -133,6 +134,7 @@ def _calls(collective: Collective, workload: Workload) -> int:
     if family == "ddp":
         return bucket_count(workload)
     if workload.strategy.zero_stage and collective.op != "all_gather":
+        workload = within(workload)
         gradients = workload.layout.parameter_count * DTYPE_BYTES[collective.dtype]
         passes = max(1, round(collective.payload_bytes / gradients))
         return zero.buckets_filled(workload) * passes

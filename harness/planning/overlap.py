@@ -164,7 +164,11 @@ def run_time(stages: Sequence[Stage], rule: OverlapRule) -> float:
 def reduction_shares(work: Work) -> tuple[float, tuple[float, ...], float]:
     """Shares of the parameters: the root unit's, each block's, and what of the root is reduced early."""
     root, blocks, behind = work.unit_shares
-    return root, blocks, behind if work.workload.strategy.family in ("ddp", "zero0", "zero12") else 0.0
+    return (
+        root,
+        blocks,
+        behind if within(work.workload).strategy.family in ("ddp", "zero0", "zero12") else 0.0,
+    )
 
 
 def _stages(

@@ -11,10 +11,12 @@ from harness.errors import HarnessError
 from harness.planning.model import PlannedModel
 from harness.theory import pipeline, tensor
 from harness.theory.activations import ActivationProfile, Gradient, Point, Saved, Segment, Size
+from harness.theory.within import within
 from harness.theory.workload import Workload
 
 CUT_TYPES = ("llama", "mistral", "qwen2")
 """Types of models whose cut blocks are blocks of the same type with fewer heads and channels."""
+EMBEDDING, HEAD = VOCABULARY
 CUT_SETTINGS = (*HEADS, "intermediate_size")
 
 
@@ -47,22 +49,25 @@ def local_config(config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
 def local_profile(profile: ActivationProfile, workload: Workload) -> ActivationProfile:
     """The same profile with embedding and head cut by tokens: their weights, not what they compute.
 
-    Logits are gathered, so that every rank has all of them (`backends/tensor_parallel.py`).
+    Logits are gathered, so that every rank has all of them (`backends/tensor_parallel.py`). AutoTP cuts no
+    embedding, nor a head that is tied to one.
     """
     ranks = tensor.ranks_of(workload)
-    tables = [t for t in workload.layout.parameters if t.name.split(".")[-2] in VOCABULARY]
-    if ranks == 1 or not all(tensor.is_cut(workload, table) for table in tables):
-        return profile
-    return replace(profile, embedding=_divided(profile.embedding, ranks), head=_divided(profile.head, ranks))
+    cut = _cut_tables(workload) if ranks > 1 else set()
+    tied = bool(workload.layout.tied)
+    return replace(
+        profile,
+        embedding=_divided(profile.embedding, ranks) if EMBEDDING in cut else profile.embedding,
+        head=_divided(profile.head, ranks) if (EMBEDDING if tied else HEAD) in cut else profile.head,
+    )
 
 
 def _cut(model: PlannedModel, workload: Workload) -> PlannedModel:
     ranks = tensor.ranks_of(workload)
-    layout = tensor.cut(workload)
+    layout = within(workload).layout
     missing = workload.layout.parameter_count - layout.parameter_count
-    tables = [t for t in workload.layout.parameters if tensor.is_cut(workload, t)]
     looked_up = workload.layout.parameter_count - model.multiplying_parameters
-    kept = looked_up // ranks if any(_is_table(t.name) for t in tables) else looked_up
+    kept = looked_up // ranks if EMBEDDING in _cut_tables(workload) else looked_up
     return replace(
         model,
         config={**model.config, **{n: int(v) // ranks for n in CUT_SETTINGS if (v := model.config.get(n))}},
@@ -72,8 +77,11 @@ def _cut(model: PlannedModel, workload: Workload) -> PlannedModel:
     )
 
 
-def _is_table(name: str) -> bool:
-    return name.split(".")[-2] in VOCABULARY
+def _cut_tables(workload: Workload) -> set[str]:
+    """Embedding and head, by the names of their layers, if ranks hold parts of them."""
+    whole, held = workload.layout.parameters, within(workload).layout.parameters
+    layers = {a.name.split(".")[-2] for a, b in zip(whole, held, strict=True) if a.shape != b.shape}
+    return layers & set(VOCABULARY)
 
 
 def _staged(model: PlannedModel, workload: Workload) -> PlannedModel:

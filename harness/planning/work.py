@@ -27,7 +27,7 @@ from harness.theory.terms import (
     Volume,
 )
 from harness.theory.textbook import textbook_collectives
-from harness.theory.within import samples_at_once
+from harness.theory.within import samples_at_once, within
 from harness.theory.workload import Workload
 
 FURTHER = {FORWARD: FURTHER_FORWARD, BACKWARD: FURTHER_BACKWARD, GRADIENTS: FURTHER_GRADIENTS}
@@ -104,7 +104,7 @@ class Work:
     def updated_tensors(self) -> int:
         """Tensors that the optimizer of a rank updates one by one: ZeRO lays each group into a flat one."""
         layout = self.part.layout
-        flat = self.workload.strategy.family in ("zero12", "zero3")
+        flat = within(self.workload).strategy.family in ("zero12", "zero3")
         return len(layout.groups()) if flat else len(layout.parameters)
 
     @cached_property

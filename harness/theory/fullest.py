@@ -9,6 +9,7 @@ from itertools import accumulate
 from harness.theory.fsdp1 import flat_unit, is_sharded
 from harness.theory.layout import Tensor, ceil_to, elements
 from harness.theory.pipeline import held
+from harness.theory.within import within
 from harness.theory.workload import Workload
 from harness.theory.zero12 import START_ALIGNMENT_ELEMENTS
 
@@ -19,11 +20,14 @@ def fullest_rank(workload: Workload) -> int:
     Nothing sharded: all are equal. FSDP2 and ZeRO-3 pad at the end of what they cut, so that rank 0 has most.
     FSDP1: every piece is as long, and the optimizer keeps no states of padding. ZeRO-1 and ZeRO-2: each
     rank keeps the whole gradient of every parameter that reaches into its partition, and zeros for padding.
-    A pipeline: by the stages of each place.
+    A pipeline: by the stages of each place. Of ranks that cut layers the first holds most of each.
     """
     family = workload.strategy.family
     if family == "pipeline":
         return _fullest_place(workload)
+    if family == "zero12-tensor":
+        assert workload.mesh is not None
+        return workload.mesh.group("data", 0)[_largest_straddling(within(workload))]
     if family == "zero12":
         return _largest_straddling(workload)
     if family == "fsdp1" and is_sharded(workload):

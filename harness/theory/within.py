@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.backends.mesh import Mesh
-from harness.theory import pipeline, tensor
+from harness.theory import pipeline, tensor, zero_tensor
 from harness.theory.workload import Workload
 
 UNDERNEATH = {"tensor": "single", "fsdp2-tensor": "fsdp2"}
@@ -21,6 +21,8 @@ def within(workload: Workload) -> Workload:
     if mesh is None or mesh.size("tensor") == 1:
         return workload
     family = workload.strategy.family
+    if family in zero_tensor.UNDERNEATH:
+        return zero_tensor.within(workload)
     return replace(
         workload,
         layout=tensor.cut(workload),

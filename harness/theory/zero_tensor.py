@@ -25,19 +25,19 @@ class ZeroTensor:
 
     def model_states(self, workload: Workload) -> ModelStates:
         """Those of ZeRO with the model that one rank along 'tensor' holds."""
-        found: ModelStates = self.inner.model_states(_within(workload))
+        found: ModelStates = self.inner.model_states(within(workload))
         return found
 
     def updated_tensors(self, workload: Workload) -> list[list[int]]:
         """Elements of each flat tensor that this rank's optimizer updates."""
-        found: list[list[int]] = self.inner.updated_tensors(_within(workload))
+        found: list[list[int]] = self.inner.updated_tensors(within(workload))
         return found
 
     def collectives(self, workload: Workload) -> Volume:
         """ZeRO's of that model along 'data', and activations, norms and flags along 'tensor'."""
         if workload.sequence_length is None:
             return Volume(unknown="the length of samples is not known, and so the size of activations")
-        along_data: Volume = self.inner.collectives(_within(workload))
+        along_data: Volume = self.inner.collectives(within(workload))
 
         def step(workload: Workload, _: int) -> list[Collective]:
             return _activations(workload, workload.accumulation_steps)
@@ -57,6 +57,8 @@ class ZeroTensor:
 
 
 zero12_tensor, zero3_tensor = ZeroTensor(zero12), ZeroTensor(zero3)
+UNDERNEATH = {"zero12-tensor": "zero12", "zero3-tensor": "zero3"}
+"""Family of AutoTP -> that of ZeRO across the ranks that hold the same parts."""
 
 
 def _role(part: Collective) -> str:
@@ -64,13 +66,14 @@ def _role(part: Collective) -> str:
     return "world" if part.op == "barrier" or part.phase == "checkpoint" else "data"
 
 
-def _within(workload: Workload) -> Workload:
+def within(workload: Workload) -> Workload:
     """One rank of those that share states, as ZeRO sees it."""
     mesh = workload.mesh
     assert mesh is not None
     return replace(
         workload,
         layout=_cut(workload),
+        strategy=replace(workload.strategy, family=UNDERNEATH[workload.strategy.family]),
         # By the preset no larger than the model before it is cut.
         options={**workload.options, "reduce_bucket_size": bucket_elements(workload)},
         world_size=mesh.size("data"),

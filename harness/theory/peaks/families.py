@@ -12,6 +12,7 @@ from harness.theory.peaks.pipeline import pipeline_moments
 from harness.theory.peaks.walk import Walk
 from harness.theory.peaks.zero0 import Zero0Course
 from harness.theory.peaks.zero3 import Zero3Course
+from harness.theory.peaks.zero3_tensor import Zero3TensorCourse
 from harness.theory.peaks.zero12 import Zero12Course
 from harness.theory.within import within
 from harness.theory.workload import Workload
@@ -24,6 +25,7 @@ COURSES: dict[str, type[Course]] = {
     "zero0": Zero0Course,
     "zero12": Zero12Course,
     "zero3": Zero3Course,
+    "zero3-tensor": Zero3TensorCourse,
 }
 PIPELINE = "pipeline"
 
@@ -40,8 +42,9 @@ def fullest_moments(workload: Workload, profile: ActivationProfile) -> dict[Phas
         return pipeline_moments(workload, profile)
     length = workload.part_length
     assert length is not None
+    of_cut_layers = COURSES.get(workload.strategy.family)
     ledger, workload = Ledger(), within(workload)
-    course = COURSES.get(workload.strategy.family, Course)(workload, ledger)
+    course = (of_cut_layers or COURSES.get(workload.strategy.family, Course))(workload, ledger)
     walk = Walk(course, profile, micro_batch=workload.micro_batch_size, sequence=length)
     walk.run()
     return ledger.fullest

@@ -72,3 +72,31 @@ def test_tokens_of_ranks_that_share_samples_count_once() -> None:
 def test_what_layers_hand_on_is_waited_for() -> None:
     speed = predicted(scenario("tp", 4))
     assert speed.exposed_seconds == pytest.approx(speed.communication_seconds)
+
+
+def test_autotp_cuts_no_embedding_and_halves_an_output_layer_of_its_own() -> None:
+    given = scenario("autotp-zero1", 4)
+    part, whole = part_of(given.model, given.workload()), given.model
+    sizes = {t.name: t.numel for t in part.layout.parameters}
+    before = {t.name: t.numel for t in whole.layout.parameters}
+    assert sizes["model.embed_tokens.weight"] == before["model.embed_tokens.weight"]
+    assert 2 * sizes["lm_head.weight"] == before["lm_head.weight"]
+    assert decoder(part).head_rows == pytest.approx(decoder(whole).head_rows / 2, rel=1e-3)
+    assert part.layout.parameter_count - part.multiplying_parameters == sizes["model.embed_tokens.weight"]
+
+
+def test_autotp_under_stage_3_keeps_what_it_gathers_for_cut_layers_until_the_backward_pass() -> None:
+    def kept(**changes: bool) -> int:
+        of_public = replace(
+            scenario("autotp-zero3", 8, preset="like-for-like", **changes), model=load_model("llama-3.1-8b")
+        )
+        (forward, *_) = predict_memory(of_public).moments
+        return sum(term.bytes for term in forward.terms if term.name.startswith("weights of cut layers"))
+
+    model = load_model("llama-3.1-8b").layout
+    cut = model.parameter_count - sum(
+        t.numel for t in model.parameters if "norm" in t.name or "embed_tokens" in t.name
+    )
+    assert kept() == pytest.approx(2 * cut / 2, rel=0.07)
+    (head,) = (t for t in model.parameters if t.name == "lm_head.weight")
+    assert kept(activation_checkpointing=True) == 2 * head.numel // 2

@@ -12,6 +12,7 @@ from harness.theory.families import model_states
 from harness.theory.fullest import fullest_rank
 from harness.theory.workload import Workload
 from tests.geometries import bloom_workload, small_workload, under
+from tests.harness.planning.plans import scenario
 
 SHARDED = ("zero1", "zero2", "zero3", "fsdp", "fsdp1", "fsdp1-grad-op", "fsdp-hybrid", "fsdp1-hybrid")
 SHAPES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=5)
@@ -47,3 +48,10 @@ def test_no_rank_of_bloom_holds_more(backend: str, world_size: int) -> None:
     assert_fullest(
         under(backend, bloom_workload(world_size=world_size, precision="bf16-mixed", device="cuda"))
     )
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_no_rank_of_cut_layers_holds_more(stage: int) -> None:
+    given = scenario(f"autotp-zero{stage}", 8)
+    most = max(device_bytes(given.workload(rank)) for rank in range(8))
+    assert device_bytes(given.workload()) == most
