@@ -100,12 +100,12 @@ def pipeline_moments(workload: Workload, profile: ActivationProfile) -> dict[Pha
     ]  # fmt: skip
     course.begin()
     in_flight, reached = [0] * len(walks), [False] * len(walks)
-    seen: set[tuple[Pass, int, bool]] = set()
+    seen: set[tuple[Pass, int, tuple[bool, ...]]] = set()
     for _ in range(min(2, workload.accumulation_steps)):
         for each in order(workload):
             in_flight[each.stage] -= each.backward
             others = sum(count * walk.kept for count, walk in zip(in_flight, walks, strict=True))
-            state = (each, others, reached[each.stage])
+            state = (each, others, tuple(reached))  # whose gradients are there
             if state not in seen:
                 seen.add(state)
                 ledger.add(IN_FLIGHT, others)
