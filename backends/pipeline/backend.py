@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -64,6 +65,7 @@ class PipelineBackend(Backend):
         model = source() if source.loading == "full" else source.skeleton()
         pipeline = self._pipeline(model, source, context)
         strategy = self._strategy(pipeline, model)
+        _release(model, pipeline.parameters.keys())
         optimizer = build_optimizer(pipeline.parameters.items())
         return PipelineEngine(pipeline, optimizer, context, replace(strategy, loading=source.loading))
 
@@ -151,6 +153,13 @@ def _own_parameters(
     if source.loading != "full":
         source.filled()
     return own
+
+
+def _release(model: nn.Module, kept: Collection[str]) -> None:
+    """Free the weights of other stages, though the caller may hold on to the model."""
+    for name, parameter in model.named_parameters():
+        if name not in kept and not parameter.is_meta:
+            parameter.data = parameter.data.new_empty(0)
 
 
 def _group(context: SetupContext, role: str) -> dist.ProcessGroup:

@@ -70,8 +70,11 @@ class MemoryPrediction:
         return self.peak_bytes + sum(term.bytes for term in self.overhead if not term.host)
 
 
-def predict_memory(scenario: Scenario, trace: Trace | None = None) -> MemoryPrediction:
-    """Predict for the rank that needs most. `trace`: how to trace a model of which there is no profile yet.
+def predict_memory(
+    scenario: Scenario, trace: Trace | None = None, *, rank: int | None = None
+) -> MemoryPrediction:
+    """Predict for a rank; None: the one that needs most. `trace`: how to trace a model of which there is no
+    profile yet.
 
     Raises HarnessError where a model has to be traced and cannot be, and for settings that no one modelled.
     """
@@ -83,7 +86,10 @@ def predict_memory(scenario: Scenario, trace: Trace | None = None) -> MemoryPred
         raise HarnessError(f"the course of a step of ZeRO-3 with {', '.join(own)} is not modelled")
     profile = activation_profile(scenario, trace)
     fullest = max(
-        (fullest_moments(scenario.workload(rank), profile) for rank in scenario.unlike_ranks),
+        (
+            fullest_moments(scenario.workload(rank), profile)
+            for rank in (scenario.unlike_ranks if rank is None else (rank,))
+        ),
         key=lambda moments: max(moment.bytes for moment in moments.values()),
     )
     return MemoryPrediction(

@@ -85,7 +85,7 @@ def compare_with_closed_forms(asked: Simulated, result: SimulatedRank) -> Simula
         result=result,
         collectives=tuple(_collective_rows(asked, result, workload if known else None)),
         states=tuple(_state_rows(result, workload if known else None)),
-        peaks=tuple(_peak_rows(result, _prediction(scenario) if scenario else None)),
+        peaks=tuple(_peak_rows(result, _prediction(scenario, asked.request.rank) if scenario else None)),
     )
 
 
@@ -112,9 +112,9 @@ def _scenario(asked: Simulated, result: SimulatedRank) -> Scenario | None:
     return replace(scenario, transport=RING) if scenario else None
 
 
-def _prediction(scenario: Scenario) -> MemoryPrediction | None:
+def _prediction(scenario: Scenario, rank: int) -> MemoryPrediction | None:
     try:
-        return predict_memory(scenario)
+        return predict_memory(scenario, rank=rank)
     except HarnessError:
         return None
 

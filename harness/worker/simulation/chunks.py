@@ -56,10 +56,10 @@ def cut_when_asked_for() -> Iterator[None]:
     def chunk(tensor: Tensor, chunks: int, dim: int = 0) -> Sequence[Tensor]:
         return original(tensor, chunks, dim) if chunks <= FEW else Chunks(tensor, chunks, dim)
 
-    def all_gather(tensors: Sequence[Tensor], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(tensors, Chunks):
-            return dist.all_gather_into_tensor(tensors.whole, tensor, *args, **kwargs)
-        return gather(tensors, tensor, *args, **kwargs)
+    def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensor_list, Chunks):
+            return dist.all_gather_into_tensor(tensor_list.whole, tensor, *args, **kwargs)
+        return gather(tensor_list, tensor, *args, **kwargs)
 
     def with_empty(tensor: Tensor, num_chunks: int, dim: int) -> Sequence[Tensor]:
         return Chunks(tensor, num_chunks, dim, padded=True)

@@ -50,16 +50,22 @@ def fake_tensors(probe: FakeAllocatorProbe) -> Iterator[None]:
 
 
 def _with_data(make: Callable[..., None]) -> Callable[..., None]:
-    """A mesh reads its coordinates from a tensor while it is made; `init_device_mesh` gives it all ranks."""
+    """A mesh reads its coordinates from a tensor while it is made: of all ranks by `init_device_mesh`, and in
+    rows by FSDP2 where it reshards within groups."""
 
     def make_with_data(mesh: DeviceMesh, *args: Any, **kwargs: Any) -> None:
         with _disable_current_modes():
             ranks = kwargs.get("_rank_map")
             if isinstance(ranks, FakeTensor):
-                kwargs["_rank_map"] = torch.arange(ranks.numel(), dtype=ranks.dtype)
+                kwargs["_rank_map"] = _all_ranks(ranks)
+            args = tuple(_all_ranks(given) if isinstance(given, FakeTensor) else given for given in args)
             make(mesh, *args, **kwargs)
 
     return make_with_data
+
+
+def _all_ranks(like: Tensor) -> Tensor:
+    return torch.arange(like.numel(), dtype=like.dtype).view(like.shape)
 
 
 def _convert(module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:

@@ -29,6 +29,12 @@ def _reduce_scatter(tensor: Tensor, _: str, group_size: int, group: Any) -> Tens
     return result
 
 
+def _all_to_all(tensor: Tensor, output_sizes: list[int], input_sizes: list[int], group: Any) -> Tensor:
+    result = tensor.new_empty((sum(output_sizes), *tensor.shape[1:]))
+    dist.all_to_all_single(result, tensor, output_sizes, input_sizes, group=_group(group))
+    return result
+
+
 def _group(named: Any) -> dist.ProcessGroup:
     resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
     return resolve(named) if isinstance(named, str) else named
@@ -39,5 +45,6 @@ PERFORMED: dict[Any, Callable[..., Tensor]] = {
     _OPERATORS.all_reduce.default: _all_reduce,
     _OPERATORS.all_gather_into_tensor.default: _all_gather,
     _OPERATORS.reduce_scatter_tensor.default: _reduce_scatter,
+    _OPERATORS.all_to_all_single.default: _all_to_all,
 }
 """Operator -> the same by the collectives that its kernel calls (torch 2.13, `c10d/Functional.cpp`)."""

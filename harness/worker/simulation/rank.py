@@ -26,8 +26,9 @@ from harness.worker.model import model_config
 from harness.worker.observer import Observer
 from harness.worker.preparation import prepare_engine
 from harness.worker.simulation import ddp
-from harness.worker.simulation.deepspeed import without_comparing_ranks
+from harness.worker.simulation.deepspeed import exchanges_seen, without_comparing_ranks
 from harness.worker.simulation.fake_tensors import SUBSTITUTIONS, fake_tensors
+from harness.worker.simulation.pipeline import stages_agree, what_stages_skip
 from harness.worker.simulation.steps import Steps
 from harness.worker.simulation.storages import FakeAllocatorProbe
 from harness.worker.simulation.world import join_fake_group, world_of
@@ -67,6 +68,8 @@ def _simulate(request: SimulationRequest) -> dict[str, Any]:
     with ExitStack() as stack:
         if "deepspeed" in backend.packages:
             stack.enter_context(without_comparing_ranks())
+            stack.enter_context(exchanges_seen())
+        stack.enter_context(stages_agree())
         probe: AllocatorProbe
         if request.tensors == "fake":
             probe = FakeAllocatorProbe()
@@ -79,14 +82,14 @@ def _simulate(request: SimulationRequest) -> dict[str, Any]:
 def _run(request: SimulationRequest, world: World, backend: Backend, probe: AllocatorProbe) -> dict[str, Any]:
     # There are no other ranks that could share files of weights.
     run = request.run.model_copy(update={"loading": "full"})
-    observer, counter = Observer(), CommunicationCounter()
+    observer, counter = Observer(), CommunicationCounter(world.mesh)
     facts = _facts(run.job)
     config = model_config(run.job, facts)
     assert config is not None
     engine, built = prepare_engine(run, world, backend, facts, observer, Path())
     engine.train(True)
     substitutions = list(SUBSTITUTIONS) if request.tensors == "fake" else []
-    substitutions += _replace_reducer(engine, fake=request.tensors == "fake")
+    substitutions += _replace_reducer(engine, fake=request.tensors == "fake") + what_stages_skip(engine)
     memory = MemoryProbe(probe, engine)
     memory.record(0, "after_setup")
     steps = Steps(

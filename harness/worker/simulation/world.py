@@ -6,6 +6,7 @@ import os
 
 import torch.distributed as dist
 
+from harness.backends import registry
 from harness.backends.base import World
 from harness.run_directory.simulation import SimulationRequest
 
@@ -13,13 +14,14 @@ from harness.run_directory.simulation import SimulationRequest
 def world_of(request: SimulationRequest) -> World:
     """The place of the simulated rank. It computes on the CPU."""
     run = request.run
-    return World(
+    world = World(
         rank=request.rank,
         world_size=run.world_size,
         local_rank=request.rank % run.ranks_per_node,
         ranks_per_node=run.ranks_per_node,
         device="cpu",
     )
+    return registry.placed(run.backend, world)
 
 
 def join_fake_group(world: World) -> None:

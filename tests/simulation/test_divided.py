@@ -1,0 +1,53 @@
+"""Simulated ranks that share samples, or keep groups, against the closed forms of the same rank."""
+
+import pytest
+
+from harness.config import load_experiment
+from harness.planning.simulation.comparison import SimulatedRow, compare_with_closed_forms
+from harness.planning.simulation.process import run_simulations
+from harness.planning.simulation.request import plan_simulation
+
+pytestmark = pytest.mark.long(seconds=75)
+
+RANKS, RANK = 4, 3
+ALWAYS = ("tp:tensor=2", "pp", "cp", "ulysses-zero1", "autotp-zero1")
+WIDE = (
+    "fsdp-tp", "pp:schedule=gpipe", "pp:schedule=interleaved,stages=2", "fsdp-cp", "cp:rotation=all-to-all",
+    "ulysses-zero2", "ulysses-zero3", "autotp-zero2", "autotp-zero3", "zero3:hpz=2",
+    "fsdp:reshard=2",
+)  # fmt: skip
+PEAK_SHARE = 0.03
+"""Of a peak, that a prediction may be off."""
+
+
+def simulated(labels: tuple[str, ...]) -> list[SimulatedRow]:
+    experiment = load_experiment(None, ("training.micro_batch_size=4", "data.sequence_length=64"))
+    asked = [plan_simulation(experiment, label, RANKS, ranks_per_node=2, rank=RANK) for label in labels]
+    results = run_simulations([one.request for one in asked])
+    return [compare_with_closed_forms(one, result) for one, result in zip(asked, results, strict=True)]
+
+
+def assert_agrees(row: SimulatedRow) -> None:
+    name = row.asked.request.run.backend
+    assert row.result.status == "ok", f"{name}: {row.result.reason}"
+    assert row.collectives
+    for part in row.collectives:
+        where = f"{name}: {part.phase} {part.op} {part.dtype} along {part.role}"
+        assert part.payload_bytes == part.expected_payload_bytes, where
+        assert part.expected_calls in (None, part.calls), where
+    for state in row.states:
+        assert state.bytes == state.expected_bytes, f"{name}: {state.name}"
+    for peak in row.peaks:
+        assert peak.bytes == pytest.approx(peak.expected_bytes, rel=PEAK_SHARE), f"{name}: {peak.name}"
+
+
+def test_ranks_that_share_samples_agree_with_closed_forms() -> None:
+    for row in simulated(ALWAYS):
+        assert_agrees(row)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.long(seconds=120)
+def test_all_of_them_agree_with_closed_forms() -> None:
+    for row in simulated(WIDE):
+        assert_agrees(row)
