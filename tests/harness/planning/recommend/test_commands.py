@@ -3,9 +3,19 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
+from harness.backends import registry
+from harness.backends.pipeline_options import parts_of
+from harness.batch import batch_layout
+from harness.cell_layout import layout_of
+from harness.cli.arguments import split_backends
 from harness.config import load_experiment
 from harness.planning.recommend.commands import Typed, commands
+from harness.planning.recommend.predict import micro_batch_sizes
 from harness.planning.recommend.ranking import rank
+from harness.planning.recommend.variants import Variant, distinct_backends, variants
+from harness.theory.workload import second_copy_ranks
 
 from .invented import FABRIC, predictors, question
 
@@ -72,3 +82,37 @@ def test_several_nodes_are_measured_under_slurm_only() -> None:
 def test_without_a_configuration_there_is_nothing_to_measure() -> None:
     found = commands(ASKED, [], TYPED)
     assert (found.compare, found.slurm) == ((), ())
+
+
+def divided(gpus: int, gpus_per_node: int) -> list[Variant]:
+    """Every variant that is tried whose ranks share samples, or keep a second copy within a group."""
+    every = (v for entry in distinct_backends()[0] for v in variants(entry, gpus, gpus_per_node))
+    return [
+        v
+        for v in every
+        if registry.mesh_of(v.label, gpus).shares_samples or second_copy_ranks(v.options) is not None
+    ]
+
+
+@pytest.mark.parametrize(("gpus", "gpus_per_node"), [(8, 8), (16, 8), (64, 8)])
+def test_printed_commands_name_every_divided_variant_as_the_registry_spells_it(
+    gpus: int, gpus_per_node: int
+) -> None:
+    tried = divided(gpus, gpus_per_node)
+    names = {variant.label.partition(":")[0] for variant in tried}
+    assert {"tp", "fsdp-tp", "autotp-zero1", "autotp-zero3", "pp", "cp", "fsdp-cp", "ulysses-zero3"} <= names
+    assert ({"zero3", "fsdp"} <= names) == (gpus > gpus_per_node)
+    asked = question(gpus=gpus, tokens=gpus * 64 * 100)
+    for variant in tried:
+        (size, *_) = micro_batch_sizes(asked, variant)
+        chosen = replace(BEST[0], variant=variant, micro_batch_size=size)
+        found = commands(asked, [chosen, BEST[1]], Typed())
+        words = shlex.split((found.compare or found.slurm)[0])
+        labels = split_backends(words[words.index("--backends") + 1])
+        assert labels[0] == variant.label == registry.canonical_label(labels[0])
+        _, options = registry.parse(labels[0])
+        assert options.mesh(gpus).world_size == gpus
+        assert parts_of(options, gpus) <= size
+        job = load_experiment(None, [w for before, w in pairwise(words) if before == "--set"])
+        layout = layout_of(labels[0], gpus, batch_layout(job.training, gpus), job.training)
+        assert layout.micro_batch_size == size
