@@ -35,8 +35,8 @@ PUBLISHED = (
         command="harness compare --config configs/bloom-560m.yaml --set training.precision=bf16 "
         "--set data.source=squad --set data.path=FILE",
     ),
-    Published(name="twelve-ways", question="all", command=_make("twelve-ways", 1)),
-    Published(name="twelve-ways-bf16", question="all", command=_make("twelve-ways-bf16", 1)),
+    Published(name="twelve-ways", question="footprint", command=_make("twelve-ways", 1)),
+    Published(name="twelve-ways-bf16", question="footprint", command=_make("twelve-ways-bf16", 1)),
     Published(name="explain-clipping", question="parity", command=_make("explain-clipping", 1)),
     Published(name="explain-master-weights", question="parity", command=_make("explain-master-weights", 1)),
     Published(name="explain-zero3-speed", question="speed", command=_make("explain-zero3-speed", 7)),

@@ -26,7 +26,7 @@ LEAST_TIMED_STEPS = 8
 
 
 CheckpointFormat = Literal["none", "native", "consolidated", "neutral"]
-Question = Literal["speed", "memory", "parity", "scaling", "all"]
+Question = Literal["speed", "memory", "footprint", "parity", "scaling", "all"]
 """What a comparison is made to answer; its report answers nothing else."""
 
 
@@ -147,8 +147,8 @@ class CompareSection(Section):
 
     question: Question = Field(
         "all",
-        description="what the report answers: speed, memory, parity, scaling, or all; it states no figures "
-        "of speed unless they were asked for",
+        description="what the report answers: speed, memory, footprint (memory and traffic of a rank), "
+        "parity, scaling, or all; it states no figures of speed unless they were asked for",
     )
     backends: list[str] = Field(
         list(IN_DEFAULT_COMPARISON),

@@ -14,8 +14,8 @@ from harness.record import Record
 from harness.spec import Question
 
 Cause = Literal["library", "transport", "preset"]
-TRAFFIC: tuple[Question, ...] = ("speed", "scaling")
-MEMORY: tuple[Question, ...] = ("memory",)
+TRAFFIC: tuple[Question, ...] = ("speed", "scaling", "footprint")
+MEMORY: tuple[Question, ...] = ("memory", "footprint")
 PARITY: tuple[Question, ...] = ("parity",)
 NAMES = {"deepspeed": "DeepSpeed", "torch": "torch", "accelerate": "Accelerate"}
 CHANGES_TRAINING = math.inf

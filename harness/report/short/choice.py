@@ -18,7 +18,8 @@ from harness.report.short.words import ends, levels, names, ratio, sentence
 from harness.spec import Question
 
 Traffic = Callable[[Repeats], float | None]
-ASKED: tuple[Question, ...] = ("all", "speed", "memory")
+ASKED: tuple[Question, ...] = ("all", "speed", "memory", "footprint")
+SPEEDS: tuple[Question, ...] = ("all", "speed")
 MANY_RANKS = 64
 MICRO_STEPS = 8
 MOST_LEVELS = 4
@@ -31,11 +32,11 @@ def choice_section(comparison: Comparison, question: Question) -> Section | None
     if question not in ASKED or where is None or where.size == 1 or len(where.groups) < 2:
         return None
     lines = [Line(_growth(where), "Does it fit", "model_states")]
+    speeds = [Line(_speed(where), "Speed here", "time"), Line(_slowest(comparison), "Slowest", "time")]
     if question != "memory":
         lines = [
             Line(_ladder(where), "Take", "results"),
-            Line(_speed(where), "Speed here", "time"),
-            Line(_slowest(comparison), "Slowest", "time"),
+            *(speeds if question in SPEEDS else []),
             *lines,
             Line(_links(where), "Slow links", "communication_volume"),
             Line(_accumulation(where), "Accumulation", "communication_volume"),

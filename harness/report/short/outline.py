@@ -45,6 +45,7 @@ PICTURES: dict[Question, tuple[Callable[[Comparison], Picture | None], ...]] = {
     "all": (throughput_picture, memory_picture, volume_picture, loss_picture),
     "speed": (throughput_picture, volume_picture, memory_picture),
     "memory": (memory_picture,),
+    "footprint": (memory_picture, volume_picture),
     "parity": (loss_picture,),
     "scaling": (lambda c: strong_picture(strong_scaling(c)), lambda c: weak_picture(weak_scaling(c))),
 }

@@ -64,6 +64,7 @@ FIGURES: dict[Question, tuple[_Figure, ...]] = {
     "all": (SPEED_RATIO, PEAK_RATIO, SENT_RATIO, PEAK, STATES, BYTES),
     "speed": (SPEED_RATIO, SENT_RATIO, _figure(SPEED), _figure("step_seconds"), BYTES, PEAK),
     "memory": (PEAK_RATIO, STATES_RATIO, PEAK, STATES, _figure("expected_model_state_bytes")),
+    "footprint": (PEAK_RATIO, STATES_RATIO, SENT_RATIO, PEAK, STATES, BYTES),
     "parity": (
         _figure("max_loss_difference"), _figure("max_grad_norm_difference"),
         _figure("final_weights_difference"), FIRST_BEYOND,

@@ -16,6 +16,7 @@ from harness.theory.device_peaks import STUB
 QUESTIONS: dict[Question, str] = {
     "speed": "which strategy is fastest?",
     "memory": "which strategy needs least memory?",
+    "footprint": "what does a rank hold and send?",
     "parity": "do the losses agree?",
     "scaling": "how does it scale?",
     "all": "memory, speed, communication and loss of each strategy",
@@ -23,6 +24,7 @@ QUESTIONS: dict[Question, str] = {
 CHANGED: dict[Question, str] = {
     "speed": "speed",
     "memory": "memory",
+    "footprint": "memory or traffic",
     "parity": "the loss",
     "scaling": "how it scales",
     "all": "memory, speed, communication or loss",

@@ -20,6 +20,7 @@ PARTS: dict[Question, tuple[str, ...]] = {
     "all": ("parity", "memory", "speed", "traffic"),
     "speed": ("speed", "parity", "traffic"),
     "memory": ("memory", "parity"),
+    "footprint": ("memory", "traffic", "parity"),
     "parity": ("cause", "parity"),
     "scaling": ("scaling", "parity"),
 }

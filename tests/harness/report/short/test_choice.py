@@ -61,6 +61,12 @@ def test_a_question_on_memory_is_not_answered_with_speed_or_traffic() -> None:
     assert advice("scaling", *CELLS) == {}
 
 
+def test_what_ranks_hold_and_send_is_answered_without_speed() -> None:
+    found = advice("footprint", *CELLS)
+    assert {"Take", "Slow links"} <= set(found)
+    assert not {"Speed here", "Slowest"} & set(found)
+
+
 def test_speed_is_advised_only_where_the_runs_support_an_order() -> None:
     few = [*repeats("ddp", 0.5), *repeats("zero3", 1.0)]
     assert "Speed here" not in advice("speed", *few)
