@@ -19,7 +19,7 @@ from tests.records import NORMS, make_communication, make_record, make_steps, ma
 from .records import growing, repeats
 
 REPORTS = Path(__file__).resolve().parents[4] / "reports"
-QUESTIONS: tuple[Question, ...] = ("all", "speed", "memory", "parity", "scaling")
+QUESTIONS: tuple[Question, ...] = ("all", "speed", "memory", "footprint", "parity", "scaling")
 FEW = [make_record(), *repeats("ddp", 0.5), *repeats("fsdp", 0.6)]
 
 
