@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
+
+import numpy as np
 
 from harness.backends.pipeline.cut import Cut
 from harness.compare.measures import first_timed
 from harness.compare.states import rank_states
-from harness.compare.timings import WAITING
+from harness.compare.timings import WAITING, Seconds, timings
 from harness.record import RankPart, Record
 from harness.record.workload import of_record
 from harness.theory import pipeline
@@ -29,20 +32,11 @@ class StageUse:
     """Median over the timed steps, as all seconds here; None: not timed."""
     backward_seconds: float | None
     waiting_seconds: float | None
-    """For other stages, and for messages."""
+    """For other stages, and for messages, until the rank's own last pass."""
     activation_bytes: float
     """Sent to the next stages per probed step."""
     gradient_bytes: float
     """Sent to the stages before per probed step."""
-
-    @property
-    def waiting_share(self) -> float | None:
-        """Of the passes."""
-        parts = (self.forward_seconds, self.backward_seconds, self.waiting_seconds)
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts) or not sum(known):
-            return None
-        return known[-1] / sum(known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +51,9 @@ class PipelineUse:
     """Per micro-step."""
     expected_bubble: float
     """Share of the passes that ranks wait by the schedule alone."""
+    measured_bubble: float | None
+    """Share of the passes that ranks waited, as `idle_share` has it; None: not timed."""
     by_rank: tuple[StageUse, ...]
-
-    @property
-    def measured_bubble(self) -> float | None:
-        """Share of the passes that ranks waited, mean over them; None: not timed."""
-        shares = [use.waiting_share for use in self.by_rank]
-        known = [share for share in shares if share is not None]
-        return fmean(known) if known and len(known) == len(shares) else None
 
 
 def pipeline_use(record: Record) -> PipelineUse | None:
@@ -81,8 +70,37 @@ def pipeline_use(record: Record) -> PipelineUse | None:
         stages=cut.stages,
         micro_batches=micro_batches,
         expected_bubble=pipeline.bubble_of(workload),
+        measured_bubble=_measured_bubble(record),
         by_rank=tuple(_stage_use(record, part, cut) for part in record.ranks),
     )
+
+
+def _measured_bubble(record: Record) -> float | None:
+    """None: not timed."""
+    seconds = (found := timings(record)) and found.seconds
+    if not seconds or any(phase not in seconds for phase in (*PASSES, WAITING)):
+        return None
+    computing = seconds[PASSES[0]] + seconds[PASSES[1]]
+    places = [record.world.mesh.coordinates(part.rank) for part in record.ranks]
+    pipelines = [tuple(at for name, at in place.items() if name != "pipeline") for place in places]
+    return idle_share(computing, computing + seconds[WAITING], pipelines)
+
+
+def idle_share(computing: Seconds, until_last: Seconds, pipelines: Sequence[Hashable]) -> float | None:
+    """Share of a pipeline's passes in which its ranks run none, mean over ranks and median over steps.
+
+    computing: seconds of a rank's own passes; until_last: seconds until the last of them ended; pipelines:
+    which pipeline a rank belongs to. Ranks begin a step together, as the norm's all-reduce ended the one
+    before. The passes last until the slowest rank's have ended: who ends sooner waits for it in the norm's
+    all-reduce, which no seconds of waiting show.
+    """
+    spans = np.empty_like(until_last)
+    for name in set(pipelines):
+        own = [rank for rank, of in enumerate(pipelines) if of == name]
+        spans[own] = until_last[own].max(axis=0)
+    if not spans.all():
+        return None
+    return float(np.median(np.mean(1 - computing / spans, axis=0)))
 
 
 def _stage_use(record: Record, part: RankPart, cut: Cut) -> StageUse:

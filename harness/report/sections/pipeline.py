@@ -36,10 +36,11 @@ STAGE_COLUMNS = (
 TEXT = (
     "The bubble is the share of the forward and backward passes in which a rank waits. Predicted from the "
     "schedule: (p - 1) / (v m + p - 1) for p ranks of v stages and m micro-batches, as if all stages took "
-    "equally long and messages no time. Measured: time outside of the stages' own passes, mean over ranks "
-    "and median over the timed steps; uneven stages, messages and busy processors add to it. Sent: per "
-    "step, to the next stage (activations) and the one before (their gradients, and that of a tied "
-    "embedding)."
+    "equally long and messages no time. Measured: time outside of a rank's own passes until the last rank of "
+    "its pipeline has ended its own, mean over ranks and median over the timed steps; uneven stages, "
+    "messages and busy processors add to it. Waiting: until the rank's own last pass; that it then waits for "
+    "others counts in its update. Sent: per step, to the next stage (activations) and the one before (their "
+    "gradients, and that of a tied embedding)."
 )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from harness.compare.comparison import Comparison
-from harness.compare.pipeline import pipeline_use
+from harness.compare.pipeline import idle_share, pipeline_use
 from harness.report.document import Table
 from harness.report.sections.pipeline import pipeline_section
+from harness.theory.bubble import bubble_share
 from tests.pipelines import OTHER, SAME, SHARED, make_pipeline
 from tests.records import make_record
 
@@ -17,6 +19,20 @@ def test_bubble_is_predicted_from_the_schedule_and_measured_from_waiting() -> No
     assert use is not None
     assert use.expected_bubble == pytest.approx(1 / 5)
     assert use.measured_bubble == pytest.approx((1 / 4 + 2 / 4) / 2)
+
+
+@pytest.mark.parametrize("micro_batches", [2, 4, 8])
+def test_a_rank_waits_until_the_last_one_has_ended(micro_batches: int) -> None:
+    """GPipe on 2 ranks by a clock of equal ticks: the second begins a tick later and ends a tick sooner."""
+    computing = np.array([[2.0 * micro_batches], [2.0 * micro_batches]])
+    until_last = computing + np.array([[2.0], [1.0]])
+    share = idle_share(computing, until_last, [0, 0])
+    assert share == pytest.approx(bubble_share(ranks=2, micro_batches=micro_batches))
+
+
+def test_pipelines_do_not_wait_for_each_other_in_their_passes() -> None:
+    computing, until_last = np.full((4, 3), 2.0), np.array([[4.0], [3.0], [2.0], [2.0]]) * np.ones(3)
+    assert idle_share(computing, until_last, [0, 0, 1, 1]) == pytest.approx((1 / 2 + 1 / 2 + 0 + 0) / 4)
 
 
 def test_messages_are_told_apart_by_what_they_carry() -> None:
