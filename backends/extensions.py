@@ -11,6 +11,8 @@ CPU_ADAM = "cpu_adam"
 ASYNC_IO = "async_io"
 PIN_MEMORY = "pin_memory"
 """`async_io` compiles and loads it first."""
+WEIGHT_BUFFERS = ("buffer_count", "buffer_size")
+"""Options of the buffers through which weights are read."""
 
 
 def runs_cpu_adam(options: BackendOptions) -> bool:
@@ -20,14 +22,31 @@ def runs_cpu_adam(options: BackendOptions) -> bool:
 
 def swaps_into_files(options: BackendOptions) -> bool:
     """Whether optimizer states lie in files between updates."""
-    return getattr(options, "offload", "none") == "nvme"
+    return getattr(options, "offload", "none") in ("nvme", "nvme-all")
+
+
+def swaps_weights(options: BackendOptions) -> bool:
+    """Whether weights lie in files while no module uses them."""
+    return getattr(options, "offload", "none") == "nvme-all"
 
 
 def unmet_files(options: BackendOptions, stage: int) -> list[str]:
-    """Why a stage cannot swap its optimizer states into files; empty: it can."""
-    if not swaps_into_files(options) or stage == 3:
+    """Why a stage cannot swap its states into files as asked; empty: it can."""
+    if not swaps_into_files(options):
         return []
-    return [f"DeepSpeed offloads to NVMe at stage 3 only, not {stage}; use offload=optimizer"]
+    if stage != 3:
+        return [f"DeepSpeed offloads to NVMe at stage 3 only, not {stage}; use offload=optimizer"]
+    if swaps_weights(options) and getattr(options, "hpz", None) is not None:
+        return ["hpz keeps its second copy where the weights lie, which cannot be a file; use offload=nvme"]
+    return []
+
+
+def unmet_buffers(options: BackendOptions) -> list[str]:
+    """Why buffers of weights would be ignored; empty: they are not, or none are asked for."""
+    given = [name for name in WEIGHT_BUFFERS if getattr(options, name, None) is not None]
+    if not given or swaps_weights(options):
+        return []
+    return [f"{' and '.join(given)}: without offload=nvme-all no buffer is there to have this size or number"]
 
 
 def extensions(options: BackendOptions) -> tuple[str, ...]:
@@ -40,4 +59,4 @@ def unmet_cpu_adam(options: BackendOptions) -> list[str]:
     """Why the options leave DeepSpeed's Adam nothing to do; empty: they do not."""
     if not runs_cpu_adam(options) or getattr(options, "offload", "none") != "none":
         return []
-    return ["adam=deepspeed updates states in host memory: it needs offload=optimizer, cpu or nvme"]
+    return ["adam=deepspeed updates states in host memory: it needs offload=optimizer, cpu, nvme or nvme-all"]

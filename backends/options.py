@@ -154,11 +154,11 @@ class Fsdp2HybridOptions(HybridOptions, Fsdp2Options):
 class ZeroOptions(BackendOptions):
     """DeepSpeed ZeRO. Sizes are in elements, as in DeepSpeed's own configuration."""
 
-    offload: Literal["none", "optimizer", "cpu", "nvme", "superoffload", "zenflow"] = Field(
+    offload: Literal["none", "optimizer", "cpu", "nvme", "nvme-all", "superoffload", "zenflow"] = Field(
         "none",
         description="optimizer: its states live in host memory; cpu: at stage 3 the weights too; "
-        "nvme: at stage 3 the optimizer's states in files; superoffload and zenflow are not run (harness "
-        "backends says why)",
+        "nvme: at stage 3 the optimizer's states in files; nvme-all: the weights too; superoffload and "
+        "zenflow are not run (harness backends says why)",
     )
     adam: Literal["deepspeed"] | None = Field(
         None,
@@ -230,7 +230,15 @@ class Zero3Options(ZeroOptions):
         None, description="elements of a rank that are updated at once, at least; default: 1e9"
     )
     nvme_path: str | None = Field(
-        None, description="folder for the files of offload=nvme; default: the one for temporary files"
+        None,
+        description="folder for the files of offload=nvme and nvme-all; default: the one for temporary files",
+    )
+    buffer_count: PositiveInt | None = Field(
+        None, description="buffers into which offload=nvme-all reads weights; default: 5"
+    )
+    buffer_size: PositiveInt | None = Field(
+        None,
+        description="elements of each; default: the largest of a rank's pieces of a weight in a file",
     )
     qwz: bool | None = Field(None, description="quantized weights of ZeRO++: not run")
     qgz: bool | None = Field(None, description="quantized gradients of ZeRO++: not run")

@@ -31,7 +31,8 @@ class PreparedZeroBackend(ZeroBackend):
     def _unmet_swapping(self) -> list[str]:
         if not swaps_into_files(self.zero_options):
             return []
-        return [f"offload=nvme runs under the native zero3, not through {self.library}"]
+        where = self.zero_options.offload
+        return [f"offload={where} runs under the native zero3, not through {self.library}"]
 
     @abstractmethod
     def _prepare(

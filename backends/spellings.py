@@ -30,7 +30,7 @@ OTHER_NAMES = {
     "trainer": ("trainer-ddp", "trainer-zero3"),
     "ulysses": ("ulysses-zero3",),
     "zero": ("zero1", "zero2", "zero3"),
-    "zeroinfinity": ("zero3:offload=cpu",),
+    "zeroinfinity": ("zero3:offload=nvme-all", "zero3:offload=nvme"),
     "zerooffload": ("zero2:offload=optimizer", "zero3:offload=optimizer"),
 }
 """By small letters and digits alone."""

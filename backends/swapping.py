@@ -16,10 +16,22 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from harness.backends.base import TensorKind
+from harness.backends.base import SetupContext, TensorKind
+from harness.backends.extension_builds import load_libaio
+from harness.backends.extensions import swaps_weights
+from harness.backends.options import SUB_GROUP_ELEMENTS, Zero3Options, ZeroOptions
 from harness.backends.piece import Piece, Progress
+from harness.backends.precision import compute_dtype
+from harness.backends.swapped_weights import (
+    in_file,
+    locked_bytes,
+    release_read_ahead,
+    swapper_of,
+    weight_buffers,
+)
 from harness.backends.unsupported import Unsupported
 from harness.backends.zero_engine import ZeroEngine
 from harness.backends.zero_kept import tensors_in
@@ -47,13 +59,51 @@ def swap_folder(place: str | None) -> Path:
         raise Unsupported(f"nvme_path={place} cannot be written: {error.strerror}") from error
 
 
-def require_lockable(sub_groups: SubGroups) -> None:
+def lay_files(config: dict[str, Any], options: ZeroOptions, model: nn.Module, context: SetupContext) -> None:
+    """Write to the configuration where this rank's states lie, and the buffers of its weights.
+
+    Raises Unsupported where they cannot.
+    """
+    assert isinstance(options, Zero3Options)
+    load_libaio()
+    zero = config["zero_optimization"]
+    if swaps_weights(options):
+        zero["offload_param"] |= weight_buffers(
+            model, options, zero, context.world.world_size, compute_dtype(context.precision).itemsize
+        )
+    folder = str(swap_folder(options.nvme_path))
+    for name in ("offload_optimizer", *(("offload_param",) if swaps_weights(options) else ())):
+        zero[name]["nvme_path"] = folder
+
+
+def require_swappable(
+    config: dict[str, Any], options: ZeroOptions, optimizer: torch.optim.Optimizer, context: SetupContext
+) -> None:
+    """Raise Unsupported, and leave no folder, where DeepSpeed could not swap these states."""
+    assert isinstance(options, Zero3Options)
+    ranks, size = context.world.world_size, options.sub_group_size or SUB_GROUP_ELEMENTS
+    sub_groups = sub_groups_of(optimizer.param_groups, ranks, size)
+    zero, width = config["zero_optimization"], compute_dtype(context.precision).itemsize
+    of_weights = (
+        locked_bytes(zero["offload_param"], sub_groups, ranks, width) if swaps_weights(options) else 0
+    )
+    try:
+        require_lockable(sub_groups, of_weights)
+        require_aligned(sub_groups)
+    except Unsupported:
+        shutil.rmtree(zero["offload_optimizer"]["nvme_path"])
+        raise
+
+
+def require_lockable(sub_groups: SubGroups, further_bytes: int = 0) -> None:
     """Raise Unsupported if the swapper's buffers exceed what this process may lock in memory.
+
+    `further_bytes`: buffers of weights.
 
     `ds_page_aligned_alloc` (csrc/pin_memory) returns a null pointer then, and the rank would crash.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    needed = BUFFERS * MASTER_BYTES * max(map(sum, sub_groups), default=0)
+    needed = BUFFERS * MASTER_BYTES * max(map(sum, sub_groups), default=0) + further_bytes
     if os.geteuid() == 0 or soft == resource.RLIM_INFINITY or needed <= soft:
         return
     raise Unsupported(
@@ -98,10 +148,20 @@ def sub_groups_of(groups: Sequence[dict[str, Any]], ranks: int, size: int) -> Su
 
 
 class SwappingEngine(ZeroEngine):
-    """Stage 3 with optimizer states in files."""
+    """Stage 3 with optimizer states, and perhaps weights, in files."""
+
+    def step(self, lr: float) -> float:
+        release_read_ahead(self.engine.module.parameters())
+        return super().step(lr)
 
     def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
-        yield from super().state_tensors()
+        parameters = list(self.engine.module.parameters())
+        away = {id(parameter.ds_tensor) for parameter in parameters if in_file(parameter)}
+        yield from (found for found in super().state_tensors() if id(found[1]) not in away)
+        if (weights := swapper_of(parameters)) is not None:
+            for tensor in (weights.buffers, weights.partitioned_swap_buffer):
+                if tensor is not None:
+                    yield "communication", tensor
         swapper = self.engine.optimizer.optimizer_swapper
         for tensor in swapper.swap_buffer_manager.all_buffers:
             yield "communication", tensor

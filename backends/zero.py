@@ -23,12 +23,13 @@ from harness.backends.base import (
 )
 from harness.backends.blocks import block_classes, parameter_count
 from harness.backends.cpu_adam import cpu_adam
-from harness.backends.extension_builds import load_libaio, unmet_build
+from harness.backends.extension_builds import unmet_build
 from harness.backends.extensions import (
     ASYNC_IO,
     CPU_ADAM,
     runs_cpu_adam,
     swaps_into_files,
+    unmet_buffers,
     unmet_cpu_adam,
     unmet_files,
 )
@@ -37,15 +38,9 @@ from harness.backends.hybrid import unmet_second_copy
 from harness.backends.loading import fill_zero3, reserve_parameters, this_device
 from harness.backends.model_source import Loading, ModelSource, model_source
 from harness.backends.not_run import reasons_not_run
-from harness.backends.options import SUB_GROUP_ELEMENTS, Zero3Options, ZeroOptions, gathers_blocks
+from harness.backends.options import ZeroOptions, gathers_blocks
 from harness.backends.precision import cast_parameters, compute_dtype
-from harness.backends.swapping import (
-    SwappingEngine,
-    require_aligned,
-    require_lockable,
-    sub_groups_of,
-    swap_folder,
-)
+from harness.backends.swapping import SwappingEngine, lay_files, require_swappable
 from harness.backends.zero_config import zero_config
 from harness.backends.zero_engine import ZeroEngine
 from harness.backends.zero_hooks import hooked_without_gather
@@ -75,6 +70,7 @@ class ZeroBackend(Backend):
             *reasons_not_run(self.zero_options.model_dump()),
             *self._unmet_adam(),
             *self._unmet_swapping(),
+            *unmet_buffers(self.zero_options),
             *unmet_second_copy(world, self.zero_options),
         ]
 
@@ -87,7 +83,7 @@ class ZeroBackend(Backend):
         if not swaps_into_files(self.zero_options):
             return []
         if self._engine_class() is not ZeroEngine:
-            return ["offload=nvme runs under the native zero3"]
+            return [f"offload={self.zero_options.offload} runs under the native zero3"]
         return unmet_files(self.zero_options, self.stage) or unmet_build(ASYNC_IO)
 
     def _optimizer(
@@ -109,6 +105,8 @@ class ZeroBackend(Backend):
             refuse_batch_norm(model, "DeepSpeed")
         count = parameter_count(model)
         config = self._configuration(model, count, context)
+        if swaps_into_files(self.zero_options):
+            lay_files(config, self.zero_options, model, context)
         if loading != "full":
             self._partition(deepspeed, model, source, config, context)
         groups = self._parallel_groups(deepspeed, model, context)
@@ -118,7 +116,7 @@ class ZeroBackend(Backend):
         for group in optimizer.param_groups:
             group["lr"] = 0.0
         if swaps_into_files(self.zero_options):
-            self._prepare_files(config, optimizer, context.world)
+            require_swappable(config, self.zero_options, optimizer, context)
         with hooked_without_gather(model) if loading != "full" else nullcontext():
             engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, mpu=groups)
         if self.stage == 0:
@@ -127,17 +125,6 @@ class ZeroBackend(Backend):
             require_whole_blocks(engine.optimizer, context.optimizer, deepspeed.__version__)
         engine_class = SwappingEngine if swaps_into_files(self.zero_options) else self._engine_class()
         return engine_class(engine, context, config, self.stage, count, loading)
-
-    def _prepare_files(self, config: dict[str, Any], optimizer: torch.optim.Optimizer, world: World) -> None:
-        """Say where this rank's states lie. Raises Unsupported where they cannot."""
-        assert isinstance(self.zero_options, Zero3Options)
-        load_libaio()
-        size = self.zero_options.sub_group_size or SUB_GROUP_ELEMENTS
-        sub_groups = sub_groups_of(optimizer.param_groups, world.world_size, size)
-        require_lockable(sub_groups)
-        require_aligned(sub_groups)
-        folder = swap_folder(self.zero_options.nvme_path)
-        config["zero_optimization"]["offload_optimizer"]["nvme_path"] = str(folder)
 
     def _loading(self, asked: Loading) -> Loading:
         """How initial weights reach this rank."""

@@ -37,7 +37,7 @@ def why_memory_unknown(scenario: Scenario) -> str | None:
 
 def _without_course(scenario: Scenario) -> str | None:
     workload = scenario.workload()
-    if has_course(workload) and workload.offload != "nvme":
+    if has_course(workload) and not workload.swaps_into_files:
         return None
     return f"activations and speed under {scenario.label} are not predicted; model states and traffic are"
 

@@ -20,7 +20,7 @@ def host_link_bytes(workload: Workload, elements: float) -> float:
     dtype; offloaded weights are read for each pass besides."""
     width = workload.compute_bytes
     moved = 2 * elements * width
-    if workload.offload == "cpu":
+    if workload.offloads_weights:
         passes = 3 if workload.activation_checkpointing else 2
         moved += elements * width * passes * workload.accumulation_steps
     return moved

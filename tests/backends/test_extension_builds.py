@@ -72,7 +72,7 @@ def test_missing_tools_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_without_offload_there_is_nothing_for_it_to_update() -> None:
     (reason,) = registry.unmet_requirements(registry.create("zero2:adam=deepspeed"), TWO)
-    assert "needs offload=optimizer, cpu or nvme" in reason
+    assert "needs offload=optimizer, cpu, nvme or nvme-all" in reason
 
 
 def test_what_is_compiled_before_ranks_start_follows_from_the_options() -> None:
@@ -80,7 +80,7 @@ def test_what_is_compiled_before_ranks_start_follows_from_the_options() -> None:
         return registry.parse(label)[1].extensions()
 
     assert of("zero2:offload=optimizer,adam=deepspeed") == (CPU_ADAM,)
-    assert of("zero3:offload=nvme") == (ASYNC_IO,)
+    assert of("zero3:offload=nvme") == of("zero3:offload=nvme-all") == (ASYNC_IO,)
     assert of("zero3:offload=nvme,adam=deepspeed") == (CPU_ADAM, ASYNC_IO)
     assert of("zero2:adam=deepspeed") == of("zero3:offload=cpu") == of("fsdp") == ()
 

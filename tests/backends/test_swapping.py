@@ -32,9 +32,10 @@ def test_without_the_header_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch,
     assert "with nothing.h, not found here" in reason
 
 
+@pytest.mark.parametrize("where", ["nvme", "nvme-all"])
 @pytest.mark.parametrize("backend", ["zero2", "accelerate-zero3", "ulysses-zero3"])
-def test_others_refuse_it(backend: str) -> None:
-    (reason,) = reasons(f"{backend}:offload=nvme")
+def test_others_refuse_it(backend: str, where: str) -> None:
+    (reason,) = reasons(f"{backend}:offload={where}")
     assert "zero3" in reason or "stage 3 only" in reason
 
 
@@ -45,6 +46,8 @@ def test_buffers_that_may_not_be_locked_are_refused(monkeypatch: pytest.MonkeyPa
         swapping.require_lockable([[20], [300, 200]])
     monkeypatch.setattr(resource, "getrlimit", lambda _: (8000, 8000))
     swapping.require_lockable([[20], [300, 200]])
+    with pytest.raises(Unsupported, match="locks 8,001 bytes"):
+        swapping.require_lockable([[20], [300, 200]], 1)
 
 
 def test_a_sub_group_closes_at_its_size() -> None:

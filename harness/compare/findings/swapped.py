@@ -7,6 +7,7 @@ from harness.compare.rows import Row
 from harness.compare.runs import Runs
 from harness.compare.states import rank_states
 from harness.theory.zero3.swapping import BUFFER_TERM
+from harness.theory.zero3.weight_files import READ_TERM, UPDATED_TERM
 
 KINDS = (
     Kind(
@@ -21,6 +22,7 @@ KINDS = (
         "model too small for that gains nothing from NVMe: use offload=optimizer.",
     ),
 )
+BUFFER_TERMS = (BUFFER_TERM, READ_TERM, UPDATED_TERM)
 
 
 def find(runs: Runs) -> list[Finding]:
@@ -34,13 +36,19 @@ def _judged(row: Row) -> Finding | None:
         return None
     files = sum(states.file_bytes or 0 for states in held)
     expected = [states.expected for states in held if states.expected is not None]
-    buffers = sum(term.bytes for form in expected for term in form.terms if term.name == BUFFER_TERM)
+    buffers = sum(term.bytes for form in expected for term in form.terms if term.name in BUFFER_TERMS)
     if files > buffers:
         return None
+    what = "weights and optimizer states" if _swaps_weights(row) else "optimizer states"
     kept = f"{buffers:,} bytes of buffers stay in host memory for them"
     return Finding(
         id="swapping-frees-no-memory",
         about=row.cell,
-        text=f"{files:,} bytes of optimizer states lie in files, and {kept}",
+        text=f"{files:,} bytes of {what} lie in files, and {kept}",
         values={"file_bytes": files, "buffer_bytes": buffers},
     )
+
+
+def _swaps_weights(row: Row) -> bool:
+    effective = row.record.backend.effective
+    return effective is not None and "weights in files" in effective.offload

@@ -140,7 +140,7 @@ def _offloads(entry: Entry) -> list[str]:
     field = entry.options_class().model_fields.get("offload")
     offered = [str(value) for value in get_args(field.annotation)] if field else ["none"]
     # How fast a disk is that NVMe offload would use, no question says.
-    offered = [v for v in offered if v != "nvme" and not reasons_not_run({"offload": v})]
+    offered = [v for v in offered if not v.startswith("nvme") and not reasons_not_run({"offload": v})]
     strategy = entry.strategy
     # Below stage 3 DeepSpeed keeps weights on the device in either case.
     below_stage_3 = strategy is not None and strategy.zero_stage in (1, 2)

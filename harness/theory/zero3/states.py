@@ -18,6 +18,7 @@ from harness.theory.zero import (
 )
 from harness.theory.zero3.fetching import fetching
 from harness.theory.zero3.swapping import buffers, files, in_memory, piece_elements, sub_groups_of
+from harness.theory.zero3.weight_files import weight_buffers, weight_files, weights_in_memory
 
 SECOND_COPY = "second copy within a group of ranks (hpZ)"
 SECOND_COPY_PADDING = "padding of the second copy"
@@ -33,8 +34,8 @@ def model_states(workload: Workload) -> ModelStates:
     agree); `_setup_for_real_optimizer` keeps a gradient of every piece, in the dtype in which micro-steps add
     up, and one reduction bucket for good.
     With the optimizer offloaded, `initialize_optimizer_states` keeps a second gradient on the host.
-    Offloaded to NVMe, states of large sub-groups lie in files. Parameters up to the persistence threshold
-    stay gathered.
+    Offloaded to NVMe, states of large sub-groups lie in files, and with 'nvme-all' large pieces of weights
+    too. Parameters up to the persistence threshold stay gathered.
     """
     width, trained = workload.compute_bytes, workload.master_bytes
     accumulated = gradient_accumulation_bytes(workload)
@@ -42,11 +43,12 @@ def model_states(workload: Workload) -> ModelStates:
     pad = "padding of each parameter to N pieces"
     cut = _share(workload, workload.layout.trained, pad)
     kept = _share(workload, in_memory(workload), pad)
+    weights = _share(workload, weights_in_memory(workload, workload.layout.trained), pad)
     fp32 = workload.precision == "fp32"
     masters = f"{SECOND_FP32_COPY} of own pieces" if fp32 else "masters of own pieces"
     return states(
         [
-            *cut.terms("weights", "own pieces", width, host=workload.offload == "cpu"),
+            *weights.terms("weights", "own pieces", width, host=workload.offloads_weights),
             *_frozen(workload, pad),
             *_second_copy(workload),
             Term(kind="gathered", name="parameters below the persistence threshold",
@@ -63,9 +65,10 @@ def model_states(workload: Workload) -> ModelStates:
             Term(kind="communication", name=REDUCTION_BUCKET,
                  bytes=bucket_elements(workload) * DTYPE_BYTES[reduce_dtype(workload)], extra=True),
             *buffers(workload),
+            *weight_buffers(workload),
             *buffer_terms(workload),
         ],
-        files(workload),
+        [*files(workload), *weight_files(workload)],
     )  # fmt: skip
 
 
@@ -73,11 +76,11 @@ def _frozen(workload: Workload, padding_name: str) -> list[Term]:
     """Pieces of weights that are not trained: cut as the others are (`Init._zero_init_param`)."""
     found: list[Term] = []
     ranks = workload.world_size
-    for parameter in workload.layout.frozen_parameters:
+    for parameter in weights_in_memory(workload, workload.layout.frozen_parameters):
         own = _own(parameter.numel, ranks, workload.rank)
         share = Share(own=own, padding=-(-parameter.numel // ranks) - own, padding_name=padding_name)
         width = workload.held_bytes(parameter)
-        found += share.terms("weights", FROZEN, width, host=workload.offload == "cpu")
+        found += share.terms("weights", FROZEN, width, host=workload.offloads_weights)
     return merged(found)
 
 

@@ -47,7 +47,7 @@ def piece_elements(workload: Workload, parameters: Iterable[Tensor]) -> int:
 
 def swapped(workload: Workload) -> list[list[Tensor]]:
     """Sub-groups whose states lie in files (`is_swappable_tensor`)."""
-    if workload.offload != "nvme":
+    if not workload.swaps_into_files:
         return []
     return [
         group for group in sub_groups_of(workload) if _swappable(workload, piece_elements(workload, group))
@@ -80,7 +80,7 @@ def files(workload: Workload) -> list[Term]:
 def buffers(workload: Workload) -> list[Term]:
     """Page-locked buffers, each of the largest sub-group whether it is swapped or not (`SwapBufferManager`),
     and gradients that are not written, where they are copies in the dtype of the masters."""
-    if workload.offload != "nvme":
+    if not workload.swaps_into_files:
         return []
     width, alignment = workload.master_bytes, ALIGNMENT_BYTES // workload.master_bytes
     largest = max(piece_elements(workload, group) for group in sub_groups_of(workload))

@@ -72,7 +72,7 @@ def test_a_sequence_beyond_the_context_is_refused() -> None:
         ("zero0", ("training.precision=bf16",), "fp32 masters at stage 0"),
         ("zero0:offload=optimizer", (), "stage 0 has nothing to offload"),
         ("zero2:offload=optimizer", ("training.precision=bf16",), "only if it is its own"),
-        ("zero2:adam=deepspeed", (), "needs offload=optimizer, cpu or nvme"),
+        ("zero2:adam=deepspeed", (), "needs offload=optimizer, cpu, nvme or nvme-all"),
         ("zero2:offload=nvme", (), "at stage 3 only, not 2"),
         ("fsdp:offload=cpu", ("training.precision=fp16-mixed",), "gradient scaler"),
         ("accelerate-fsdp", ("runtime.device=cpu",), "ignores an FSDP plugin"),
