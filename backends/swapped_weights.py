@@ -108,6 +108,15 @@ def mapped(folder: Path, count: int, dtype: torch.dtype) -> Tensor:
     return tensor
 
 
+def read_piece(parameter: Any, copy: Tensor) -> Tensor:
+    """Copy this rank's piece of a partitioned parameter from its file to `copy`, which is returned."""
+    release_read_ahead([parameter])
+    parameter.nvme_swapper.swap_in([parameter], async_op=False)
+    copy.copy_(parameter.ds_tensor)
+    parameter.nvme_swapper.remove_partition_and_release_buffers([parameter])
+    return copy
+
+
 def write_piece(parameter: Any, values: Tensor) -> None:
     """Write this rank's piece of a partitioned parameter to its file."""
     release_read_ahead([parameter])

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.backends.base import SetupContext, TensorKind
+from harness.backends.checkpoints.file_pieces import CopiedStates
 from harness.backends.extension_builds import load_libaio
 from harness.backends.extensions import swaps_weights
 from harness.backends.options import SUB_GROUP_ELEMENTS, Zero3Options, ZeroOptions
@@ -150,7 +151,11 @@ def sub_groups_of(groups: Sequence[dict[str, Any]], ranks: int, size: int) -> Su
 class SwappingEngine(ZeroEngine):
     """Stage 3 with optimizer states, and perhaps weights, in files."""
 
+    _copied: CopiedStates | None = None
+    """Since `pieces` were asked for, until the next step."""
+
     def step(self, lr: float) -> float:
+        self._copied = None
         release_read_ahead(self.engine.module.parameters())
         return super().step(lr)
 
@@ -173,22 +178,25 @@ class SwappingEngine(ZeroEngine):
         return sum(path.stat().st_size for path in self._folder.rglob("*") if path.is_file())
 
     def weight_pieces(self) -> Iterator[Piece]:
-        self._refuse("its masters are in memory by sub-groups only")
+        raise Unsupported("masters are in memory by sub-groups only: weights are gathered")
 
     def weights_in_use(self) -> Iterator[tuple[Tensor, Tensor]]:
         return iter(())  # its masters are in memory by sub-groups only
 
     def pieces(self) -> Iterator[Piece]:
-        self._refuse("checkpoints are not written from its files")
-
-    def save(self, directory: Path) -> None:
-        self._refuse("checkpoints are not written from its files")
-
-    def load(self, directory: Path) -> None:
-        self._refuse("checkpoints are not read into its files")
+        self._copied = CopiedStates(self.engine, self._folder)
+        return self._copied.pieces()
 
     def continue_from(self, progress: Progress) -> None:
-        self._refuse("checkpoints are not read into its files")
+        assert self._copied is not None  # `pieces` were written to
+        self._copied.continue_from(progress)
+        self._copied = None
+
+    def save(self, directory: Path) -> None:
+        self._refuse("DeepSpeed's own checkpoints are not written from its files")
+
+    def load(self, directory: Path) -> None:
+        self._refuse("DeepSpeed's own checkpoints are not read into its files")
 
     def close(self) -> None:
         super().close()
@@ -200,4 +208,4 @@ class SwappingEngine(ZeroEngine):
         return Path(self.config["zero_optimization"]["offload_optimizer"]["nvme_path"])
 
     def _refuse(self, why: str) -> NoReturn:
-        raise Unsupported(f"NVMe offload: {why}; use offload=cpu or offload=optimizer")
+        raise Unsupported(f"NVMe offload: {why}; use measure.checkpoint=neutral")

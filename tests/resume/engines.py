@@ -123,6 +123,7 @@ def global_batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 SABOTAGE = {
+    "stale files": "harness.backends.checkpoints.file_pieces.CopiedStates._write_back",
     "stale weights": "harness.backends.checkpoints.zero_pieces._refresh_weights",
     "lost step count": "harness.backends.checkpoints.zero_pieces.set_update_count",
     "lost step count of torch": "harness.backends.torch_engine.set_update_count",
@@ -141,12 +142,14 @@ def sabotaged(fault: str | None) -> Iterator[None]:
         yield
 
 
-def save_and_train_on(label: str, world: World, job: Job, folder: Path) -> Trained:
-    """Save both formats after `SAVED_AT` steps; the rest of the training, not interrupted."""
+def save_and_train_on(label: str, world: World, job: Job, folder: Path, *, native: bool = True) -> Trained:
+    """Save both formats, or the neutral one alone, after `SAVED_AT` steps; the rest of the training, not
+    interrupted."""
     world = registry.placed(label, world)
     engine = make_engine(label, world, job)
     train(engine, world, job, 0, SAVED_AT)
-    engine.save(folder / "native")
+    if native:
+        engine.save(folder / "native")
     save_portable(engine, folder / "neutral", "neutral")
     rest = train(engine, world, job, SAVED_AT, STEPS)
     engine.close()

@@ -43,13 +43,17 @@ class Resumption:
     """What is left out while it is loaded."""
 
 
-def save_all(sides: Iterable[Side], job: Job, root: Path) -> dict[Side, Trained | Exception]:
+def save_all(
+    sides: Iterable[Side], job: Job, root: Path, *, native: bool = True
+) -> dict[Side, Trained | Exception]:
     """Each side's checkpoints, and the rest of its training."""
     found: dict[Side, Trained | Exception] = {}
     listed = list(sides)
     for size in sorted({side.world_size for side in listed}):
         some = [side for side in listed if side.world_size == size]
-        deeds = [partial(save_and_train_on, s.backend, job=job, folder=s.folder(root)) for s in some]
+        deeds = [
+            partial(save_and_train_on, s.backend, job=job, folder=s.folder(root), native=native) for s in some
+        ]
         found |= zip(some, on_ranks(size, deeds), strict=True)
     return found
 

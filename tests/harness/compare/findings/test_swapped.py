@@ -1,5 +1,7 @@
 """NVMe offload that frees no memory, and files that are not as long as their closed form."""
 
+from dataclasses import replace
+
 from harness.compare.comparison import Comparison
 from harness.compare.findings import memory, swapped
 from harness.compare.states import rank_states
@@ -21,6 +23,14 @@ def swapping(label: str, file_bytes: int | None) -> Record:
     return record.model_copy(update={"layout": LAYOUT})
 
 
+def with_weights(label: str, file_bytes: int) -> Record:
+    record = swapping(label, file_bytes)
+    effective = record.backend.effective
+    assert effective is not None
+    effective = replace(effective, offload=["optimizer in files", "weights in files"])
+    return record.model_copy(update={"backend": record.backend.model_copy(update={"effective": effective})})
+
+
 def expected(label: str) -> int:
     form = rank_states(swapping(label, 0))[0].expected
     assert form is not None
@@ -40,6 +50,15 @@ def test_no_files_and_buffers_as_large_as_files_are_named() -> None:
 def test_smaller_sub_groups_free_memory() -> None:
     assert expected(CUT) == expected(LARGE) == 8 * 1024 * 1024 // 2 * 4 * 4
     assert ids(CUT, expected(CUT)) == []
+
+
+def test_weights_in_files_count_with_their_buffers() -> None:
+    whole, cut = (label.replace("nvme", "nvme-all") for label in (LARGE, CUT))
+    (finding,) = swapped.find(Comparison([with_weights(whole, expected(whole))]))
+    states, weights, ranks = 8 * 1024 * 1024 // 2 * 4, 1024 * 1024 // 2 * 4, 2
+    assert f"{5 * states * ranks:,} bytes of weights and optimizer states lie in files" in finding.text
+    assert finding.values["buffer_bytes"] == (4 * states + 5 * weights + 2 * states) * ranks
+    assert swapped.find(Comparison([with_weights(cut, expected(cut))])) == []
 
 
 def test_runs_that_swap_nothing_are_left_alone() -> None:
