@@ -230,15 +230,13 @@ class Zero3Options(ZeroOptions):
         None, description="elements of a rank that are updated at once, at least; default: 1e9"
     )
     nvme_path: str | None = Field(
-        None,
-        description="folder for the files of offload=nvme and nvme-all; default: the one for temporary files",
+        None, description="folder for the files of NVMe offload; default: the one for temporary files"
     )
     buffer_count: PositiveInt | None = Field(
         None, description="buffers into which offload=nvme-all reads weights; default: 5"
     )
     buffer_size: PositiveInt | None = Field(
-        None,
-        description="elements of each; default: the largest of a rank's pieces of a weight in a file",
+        None, description="elements of each; default: the largest piece of a weight in a file of a rank"
     )
     qwz: bool | None = Field(None, description="quantized weights of ZeRO++: not run")
     qgz: bool | None = Field(None, description="quantized gradients of ZeRO++: not run")
