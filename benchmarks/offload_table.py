@@ -24,14 +24,15 @@ WAYS = (
     REFERENCE, "zero1:offload=optimizer", "zero2", "zero2:offload=optimizer",
     "zero2:adam=deepspeed,offload=optimizer", "zero3", "zero3:offload=optimizer", "zero3:offload=cpu",
     "zero3:adam=deepspeed,offload=cpu", "zero3:offload=nvme", "zero3:offload=nvme,sub_group_size=300000",
-    "fsdp", "fsdp:offload=cpu", "fsdp1:offload=cpu",
+    "zero3:offload=nvme-all", "zero3:offload=nvme-all,sub_group_size=300000", "fsdp",
+    "fsdp:offload=cpu", "fsdp1:offload=cpu",
 )  # fmt: skip
 RANKS = 2
 SETTINGS = (
     "training.steps=8", "training.micro_batch_size=1", "training.accumulation_steps=1",
     "training.precision=bf16-mixed", "measure.warmup_steps=2", "measure.probed_steps=1",
     "data.sequence_length=64", "data.limit=400", "runtime.threads_per_rank=1",
-    "model.config={hidden_size: 256, intermediate_size: 688, num_hidden_layers: 4, num_attention_heads: 4, "
+    "model.config={hidden_size: 768, intermediate_size: 2048, num_hidden_layers: 2, num_attention_heads: 4, "
     "num_key_value_heads: 4, vocab_size: 2048, max_position_embeddings: 64, tie_word_embeddings: false}",
 )  # fmt: skip
 

@@ -28,6 +28,16 @@ def test_what_lies_in_files_follows_from_the_size_of_sub_groups() -> None:
     assert buffers_on_host(cut) < buffers_on_host(whole) / 3
 
 
+def test_large_weights_lie_in_files_too() -> None:
+    states, both = (RAN[f"zero3:offload={where},sub_group_size=300000"] for where in ("nvme", "nvme-all"))
+    for optimizer, weights in zip(rank_states(states), rank_states(both), strict=True):
+        assert weights.measured["weights"] < optimizer.measured["weights"] / 3
+        assert weights.file_bytes is not None
+        assert optimizer.file_bytes is not None
+        moved = weights.file_bytes - optimizer.file_bytes
+        assert moved == optimizer.measured["weights"] - weights.measured["weights"]
+
+
 def test_either_adam_trains_the_same() -> None:
     for stage, where in (("zero2", "optimizer"), ("zero3", "cpu")):
         torchs, deepspeeds = RAN[f"{stage}:offload={where}"], RAN[f"{stage}:adam=deepspeed,offload={where}"]
