@@ -1,5 +1,6 @@
 from benchmarks.offload_table import NAME, buffers_on_host, largest_difference, page_with_table, records
 from benchmarks.packed_page import DOCS
+from harness.compare.comparison import Comparison
 from harness.compare.states import rank_states
 
 RAN = records()
@@ -38,10 +39,23 @@ def test_large_weights_lie_in_files_too() -> None:
         assert moved == optimizer.measured["weights"] - weights.measured["weights"]
 
 
-def test_either_adam_trains_the_same() -> None:
+def test_every_row_trains_within_the_references_band() -> None:
+    parities = {row.label: row.judgement.parity for row in Comparison(list(RAN.values())).rows}
+    ran = {label for label, record in RAN.items() if record.status == "ok"}
+    assert {parities[label] for label in ran} <= {"exact", "tight", "band"}
+
+
+def test_what_lies_in_files_trains_as_what_lies_in_host_memory_does() -> None:
+    on_host = RAN["zero3:offload=optimizer"]
+    files = [label for label in RAN if "offload=nvme" in label]
+    assert len(files) == 4
+    for label in ("zero3:offload=cpu", *files):
+        assert largest_difference(on_host, RAN[label]) == 0.0, label
+
+
+def test_deepspeeds_adam_is_another_optimizer() -> None:
     for stage, where in (("zero2", "optimizer"), ("zero3", "cpu")):
         torchs, deepspeeds = RAN[f"{stage}:offload={where}"], RAN[f"{stage}:adam=deepspeed,offload={where}"]
-        assert largest_difference(torchs, deepspeeds) < 1e-3
         assert torchs.backend.effective is not None
         assert deepspeeds.backend.effective is not None
         assert torchs.backend.effective.optimizer != deepspeeds.backend.effective.optimizer
