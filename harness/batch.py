@@ -48,9 +48,10 @@ def reference_layout(layout: BatchLayout, training: TrainingSection) -> BatchLay
 
 
 def layout_over(data_ranks: int, layout: BatchLayout, training: TrainingSection) -> BatchLayout:
-    """The same global batch over another number of data ranks, which divides that of `layout`.
+    """The same global batch over another number of data ranks.
 
     Same micro-batch if one was given, else same accumulation. A layout of that many is returned as it is.
+    Raises JobError where the global batch does not divide.
     """
     total = layout.global_batch_size
     if total == data_ranks * layout.micro_batch_size * layout.accumulation_steps:
@@ -59,9 +60,14 @@ def layout_over(data_ranks: int, layout: BatchLayout, training: TrainingSection)
         micro = training.micro_batch_size
     else:
         micro = total // data_ranks // layout.accumulation_steps
-    return BatchLayout(
-        global_batch_size=total, micro_batch_size=micro, accumulation_steps=total // data_ranks // micro
-    )
+    accumulation = total // data_ranks // micro if micro else 0
+    if total != data_ranks * micro * accumulation or not total:
+        raise JobError(
+            f"global_batch_size {total} does not divide over {data_ranks} ranks (or groups of ranks that "
+            f"share samples) in micro-batches of {training.micro_batch_size or 'one size'}; change "
+            "training.global_batch_size, training.micro_batch_size or how many ranks share samples"
+        )
+    return BatchLayout(global_batch_size=total, micro_batch_size=micro, accumulation_steps=accumulation)
 
 
 def another_split(layout: BatchLayout) -> BatchLayout | None:

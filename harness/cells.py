@@ -14,13 +14,8 @@ from typing import Any
 
 from harness.backends import registry
 from harness.backends.base import Preset
-from harness.batch import (
-    BatchLayout,
-    batch_layout,
-    reference_layout,
-    with_global_batch,
-)
-from harness.cell_layout import data_size, layout_of
+from harness.batch import BatchLayout, reference_layout, with_global_batch
+from harness.cell_layout import data_size, job_layout, layout_of
 from harness.errors import HarnessError
 from harness.local_paths import require_existing
 from harness.matrix_size import require_plannable
@@ -96,7 +91,7 @@ def plan(
     require_plannable(len(labels), world_sizes, repeats)
     cells: dict[str, Cell] = {}
     for world_size in world_sizes:
-        layout = batch_layout(experiment.training, world_size)
+        layout = job_layout(labels, world_size, experiment.training)
         one_process = reference_layout(layout, experiment.training)
         parts = tensor_sizes(labels, world_size)
         noise_runs = noise_labels(one_process, experiment, parts) if experiment.compare.noise_runs else []

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from harness.backends import registry
-from harness.batch import batch_layout
+from harness.cell_layout import job_layout
 from harness.cells import Cell, canonical_label, make_cell, make_request
 from harness.cli import completion
 from harness.cli.arguments import command_line, default_ranks, require_gpus
@@ -107,7 +107,7 @@ def run(
     require_gpus(device, world_size)
     if port is not None:
         require_port(port)
-    layout = batch_layout(experiment.training, world_size)
+    layout = job_layout([label], world_size, experiment.training)
     view.begin("checking the job, its data and this machine")
     cell = with_file(make_cell(experiment, label, world_size, layout, 0, device, resume=resume), part)
     store = open_store(runs)
@@ -152,7 +152,7 @@ def _run_as_rank(
         raise HarnessError(
             f"--nproc {nproc} would be ignored: the launcher started {world_size} ranks; leave it out"
         )
-    layout = batch_layout(experiment.training, world_size)
+    layout = job_layout([label], world_size, experiment.training)
     store.prepare()
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries would prefer a GPU that they see

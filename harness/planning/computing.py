@@ -89,7 +89,7 @@ def computing_time(work: Work, device: Device, constants: TimeConstants) -> Comp
     backward = max(backward, model.layers * model.traffic.backward_kernels * launch)
     backward += again + recomputed * (forward - products)
     head = _product(tokens, model.hidden, model.head_rows, rates, constants) if model.head_rows else 0.0
-    loss = tokens * model.head_rows * LOSS_BYTES / rates.bytes
+    loss = tokens * work.logit_rows * LOSS_BYTES / rates.bytes
     kept = _gradients_and_casts(work, rates)
     update_terms = [*device_terms(work, rates.bytes, constants), *host_terms(work, constants)]
     steps = work.passes
@@ -241,7 +241,7 @@ def computing_coefficients(work: Work, device: Device, constants: TimeConstants)
         backward=elementwise * model.traffic.backward,
         least_forward=model.layers * model.traffic.forward_kernels * launch,
         least_backward=model.layers * model.traffic.backward_kernels * launch,
-        loss=model.head_rows * LOSS_BYTES / rates.bytes,
+        loss=work.logit_rows * LOSS_BYTES / rates.bytes,
         kept=_gradients_and_casts(work, rates),
         update=sum(term.seconds for term in updates),
         recomputed=1 if work.scenario.job.training.activation_checkpointing else 0,

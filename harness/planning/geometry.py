@@ -49,7 +49,7 @@ class Decoder:
     heads: int
     """Of attention."""
     head_rows: int
-    """Vocabulary of the output projection."""
+    """Vocabulary of the output projection, or the part of it that a rank multiplies with."""
     matrices: tuple[Matrix, ...]
     """Of all blocks together."""
     last: tuple[Matrix, ...]

@@ -56,6 +56,15 @@ class Work:
         return decoder(self.part)
 
     @cached_property
+    def logit_rows(self) -> int:
+        """Logits of a token whose loss the rank computes; 0 on stages without the output projection.
+
+        All of the vocabulary, also where ranks divide that projection: they gather what it puts out
+        (`harness.theory.tensor.LOGITS`), and each computes the loss of all of it.
+        """
+        return decoder(self.scenario.model).head_rows if self.decoder.head_rows else 0
+
+    @cached_property
     def parameters(self) -> int:
         """Of that part."""
         return self.part.parameters

@@ -14,7 +14,9 @@ RING_PASSES = {
     "scatter": 1,
     "barrier": 0,
 }
-OPERATIONS = frozenset({*RING_PASSES, "permute", "send", "recv"})
+MESSAGES = ("permute", "send", "recv")
+"""From one rank to one other."""
+OPERATIONS = frozenset({*RING_PASSES, *MESSAGES})
 """Every collective and message that is counted."""
 
 
@@ -31,3 +33,14 @@ def ring_sent_bytes(op: str, payload_bytes: int, group_size: int) -> float:
         return float(payload_bytes) if op == "send" else 0.0
     # Whole numbers up to the division, which rounds once.
     return RING_PASSES[op] * (group_size - 1) * payload_bytes / group_size
+
+
+def ring_formula(op: str, payload_bytes: int, group_size: int) -> str:
+    """How `ring_sent_bytes` comes about, with its figures, in bytes."""
+    if op == "recv":
+        return "0 bytes: the other side sends them"
+    if op in MESSAGES:
+        return f"all {payload_bytes:,} bytes, to the next rank"
+    passes = RING_PASSES[op]
+    factor = f"{passes} x " if passes != 1 else ""
+    return f"{factor}({group_size} - 1) / {group_size} x {payload_bytes:,} bytes"

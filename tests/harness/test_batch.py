@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from harness.batch import BatchLayout, batch_layout, reference_layout, with_global_batch
+from harness.cell_layout import job_layout, layout_of
 from harness.cells import make_cell
 from harness.config import load_experiment
 from harness.errors import JobError
@@ -51,6 +52,24 @@ def test_batch_that_does_not_divide_is_refused(given: dict[str, int], world_size
         batch_layout(TrainingSection(**given), world_size)
     assert named in str(caught.value)
     assert all(str(value) in str(caught.value) for value in given.values())
+
+
+def test_fewer_samples_than_ranks_go_to_groups_that_share_them() -> None:
+    training = TrainingSection(global_batch_size=4)
+    labels = ["fsdp", "tp:tensor=4", "ulysses-zero3:sequence=2"]
+    found = job_layout(labels, 8, training)
+    assert found == layout(4, 1, 1)
+    assert layout_of("ulysses-zero3:sequence=2", 8, found, training) == layout(4, 1, 1)
+    assert layout_of("tp:tensor=4", 8, found, training) == layout(4, 2, 1)
+    with pytest.raises(JobError, match="global_batch_size 4 does not divide over 8 ranks"):
+        layout_of("fsdp", 8, found, training)
+    with pytest.raises(JobError, match="no whole micro_batch_size"):
+        job_layout(["fsdp"], 8, training)
+
+
+def test_a_micro_batch_of_a_pipeline_need_not_divide_the_samples_of_a_rank() -> None:
+    training = TrainingSection(global_batch_size=64, micro_batch_size=8)
+    assert job_layout(["pp:stages=8"], 64, training) == layout(64, 8, 1)
 
 
 def test_refusal_names_the_default_global_batch_when_it_takes_part() -> None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.hybrid import shard_size
-from harness.batch import batch_layout, layout_over, with_global_batch
+from harness.batch import BatchLayout, with_global_batch
+from harness.cell_layout import job_layout, layout_of
 from harness.cells import canonical_label
-from harness.errors import HarnessError
+from harness.errors import HarnessError, JobError
 from harness.planning.adapters import why_refused
 from harness.planning.constants import TimeConstants
 from harness.planning.device import Device, Fabric
@@ -71,14 +72,14 @@ def question(
     asked, experiment = experiment, _with_batch(experiment)
     by_default = () if experiment is asked else ("training.micro_batch_size=1, since no batch is given",)
     _check_sequence(model, experiment)
+    labels = dict.fromkeys(label for name in backends for label in _expand(name))
     for size in world_sizes:
         if size > ranks_per_node and size % ranks_per_node:
             raise HarnessError(
                 f"{size} ranks do not fill nodes of {ranks_per_node} GPUs; give a multiple of "
                 "--gpus-per-node, or change it"
             )
-        batch_layout(experiment.training, size)
-    labels = dict.fromkeys(label for name in backends for label in _expand(name))
+        job_layout(tuple(labels), size, experiment.training)
     return Question(
         model=model,
         experiment=experiment,
@@ -103,27 +104,27 @@ def candidates(asked: Question) -> Iterator[Candidate]:
 def _candidate(asked: Question, label: str, world_size: int) -> Candidate:
     entry, options = registry.parse(label)
     assert entry.strategy is not None
-    layout = layout_over(
-        registry.mesh_of(label, world_size).data_size,
-        batch_layout(asked.experiment.training, world_size),
-        asked.experiment.training,
-    )
     per_node = min(asked.ranks_per_node, world_size)
     world = World(
         rank=0, world_size=world_size, local_rank=0, ranks_per_node=per_node, device=asked.torch_device
     )
     requested = getattr(options, "shard_size", None)
-    precision = asked.experiment.training.held_precision
-    reason = why_unsupported(entry.strategy, options, precision, world) or why_refused(
-        asked.experiment.job(), entry.strategy
-    )
-    reason = reason or why_not_divided(options, asked.model, world_size, layout.micro_batch_size, precision)
-    reason = reason or why_pair_refused(label, world_size, asked.experiment.job())
-    if reason is not None:
+    training, job = asked.experiment.training, asked.experiment.job()
+    precision = training.held_precision
+    layout: BatchLayout | None = None
+    reason = why_unsupported(entry.strategy, options, precision, world) or why_refused(job, entry.strategy)
+    reason = reason or why_pair_refused(label, world_size, job)
+    try:
+        layout = layout_of(label, world_size, job_layout([label], world_size, training), training)
+    except JobError as misfit:
+        reason = reason or str(misfit)
+    if layout is not None and reason is None:
+        reason = why_not_divided(options, asked.model, world_size, layout.micro_batch_size, precision)
+    if layout is None or reason is not None:
         return Candidate(label=label, world_size=world_size, scenario=None, unsupported=reason)
     scenario = Scenario(
         model=asked.model,
-        job=with_global_batch(asked.experiment.job(), layout),
+        job=with_global_batch(job, layout),
         label=label,
         strategy=entry.strategy,
         options=options.model_dump(mode="json"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from harness.planning.scenario import Scenario
 from harness.planning.work import Work
 from harness.theory import fsdp, zero
-from harness.theory.ring import RING_PASSES
+from harness.theory.ring import ring_formula
 from harness.theory.terms import Collective
 from harness.theory.transports import EMULATED, transport_sent_bytes
 from harness.theory.workload import Role, Workload
@@ -54,8 +54,6 @@ def _line(
     size = workload.group_size(collective.role)
     sent = transport_sent_bytes(transport, collective.op, collective.payload_bytes, size)
     runs = EMULATED.get(transport, {}).get(collective.op, collective.op)
-    passes = RING_PASSES.get(runs, 1)
-    factor = f"{passes} x " if passes != 1 else ""
     return TrafficLine(
         term=collective.term,
         phase=collective.phase,
@@ -67,7 +65,7 @@ def _line(
         payload_bytes=collective.payload_bytes,
         sent_bytes=sent,
         between_bytes=sent * share,
-        formula=f"{factor}({size} - 1) / {size} x {collective.payload_bytes:,} bytes",
+        formula=ring_formula(runs, collective.payload_bytes, size),
         source=source,
     )
 

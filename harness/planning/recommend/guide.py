@@ -7,14 +7,21 @@ numbers of GPUs, what they stand for is computed: bytes that do not fit, communi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from harness.compare.wording import percent
 from harness.planning.recommend.predict import Configuration, Predictors, smallest_need
 from harness.planning.recommend.question import Question
-from harness.planning.recommend.remedies import Remedy, memory_remedies, power_of_two
+from harness.planning.recommend.remedies import (
+    Remedy,
+    Tool,
+    memory_remedies,
+    power_of_two,
+    predicted_remedies,
+    tool_of,
+)
 from harness.report.formats import gigabytes, number
 
 GUIDE_GPUS = 512
@@ -22,7 +29,10 @@ GUIDE_GPUS = 512
 EXPOSED_SHARE = 0.2
 """Of a step: above it communication decides the speed."""
 
-Case = Literal["too few samples", "does not fit", "only offload fits", "communication-bound"]
+CLOSE_SHARE = 0.05
+"""Of the better rate: nearer than that only a measurement ranks."""
+
+Case = Literal["too few samples", "does not fit", "only offload fits", "communication-bound", "slower"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +49,23 @@ def advise(
     fitting: Sequence[Configuration],
     too_large: Sequence[Configuration],
     predictors: Predictors,
+    shared: Sequence[Configuration] = (),
 ) -> Advice | None:
     """What else to use; None: data parallelism is the right tool.
 
-    `fitting` is ranked, the best first; `too_large` has what needs least first.
+    `fitting` is ranked, the best first; `too_large` has what needs least first. `shared`: configurations
+    whose ranks share samples, those that fit first and by speed.
     """
     if question.samples_per_rank == 0:
-        return _too_few_samples(question)
+        return _too_few_samples(question, shared)
     on_device = [c for c in fitting if c.variant.offload == "none"]
     if on_device:
-        return _communication_bound(question, on_device[0])
+        faster = [c for c in shared if c.fits and _gain(c, on_device[0]) > CLOSE_SHARE]
+        if faster:
+            return _outrun(on_device[0], faster)
+        return _communication_bound(question, on_device[0], tried={tool_of(c) for c in shared})
     smallest = smallest_need(c for c in too_large if c.variant.offload == "none")
-    remedies = tuple(memory_remedies(question, smallest, predictors))
+    remedies = tuple(memory_remedies(question, smallest, predictors, shared))
     figures = _needs(smallest)
     if fitting:
         figures = f"without offload nothing fits: {figures}"
@@ -76,20 +91,30 @@ def guide_line(question: Question, configurations: Sequence[Configuration]) -> s
     )
 
 
-def _too_few_samples(question: Question) -> Advice:
+def _gain(shared: Configuration, plain: Configuration) -> float:
+    """By what share of its own rate a configuration is faster than a data-parallel one."""
+    rate = shared.tokens_per_second_per_gpu
+    return 1 - plain.tokens_per_second_per_gpu / rate if rate and plain.speed else 0.0
+
+
+def _outrun(plain: Configuration, faster: Sequence[Configuration]) -> Advice:
+    """Data parallelism fits, but ranks that share samples are faster."""
+    return Advice(
+        case="slower",
+        figures=f"{plain.label}, the fastest of its kind that fits, is {percent(_gain(faster[0], plain))} "
+        f"slower than {faster[0].label}",
+        remedies=tuple(predicted_remedies(faster)),
+    )
+
+
+def _too_few_samples(question: Question, shared: Sequence[Configuration]) -> Advice:
     samples = question.samples_asked
-    degree = power_of_two(question.gpus / samples)
     return Advice(
         case="too few samples",
         figures=f"{question.tokens_asked:,} tokens per step are {samples:,} samples of "
         f"{question.sequence_length:,} tokens, fewer than {question.gpus:,} GPUs",
         remedies=(
-            Remedy(
-                tool="context",
-                degree=degree,
-                reason=f"{degree} GPUs share each sample: cp:sequence={degree} (or by tensor parallelism "
-                "within a node)",
-            ),
+            *predicted_remedies(shared),
             Remedy(tool="fewer GPUs", degree=samples, reason="data parallelism can use no more"),
             Remedy(
                 tool="larger batch",
@@ -111,7 +136,7 @@ def _needs(smallest: Configuration) -> str:
     )
 
 
-def _communication_bound(question: Question, best: Configuration) -> Advice | None:
+def _communication_bound(question: Question, best: Configuration, tried: Collection[Tool]) -> Advice | None:
     """The best configuration on the device still waits for communication."""
     speed = best.speed
     if speed is None or question.gpus == 1:
@@ -125,7 +150,8 @@ def _communication_bound(question: Question, best: Configuration) -> Advice | No
         f"communication: it communicates {number(speed.communication_seconds)} s and computes "
         f"{number(speed.computing_seconds)} s"
     )
-    return Advice(case="communication-bound", figures=figures, remedies=tuple(_faster(question, best, ratio)))
+    remedies = tuple(r for r in _faster(question, best, ratio) if r.tool not in tried)
+    return Advice(case="communication-bound", figures=figures, remedies=remedies)
 
 
 def _faster(question: Question, best: Configuration, ratio: float) -> list[Remedy]:

@@ -124,20 +124,23 @@ def scenario_of(
 def samples_of(question: Question, variant: Variant) -> int:
     """Samples per step of each rank, or group of ranks, that has samples of its own."""
     mesh = registry.mesh_of(variant.label, question.gpus)
-    return question.samples_per_rank * question.gpus // mesh.data_size
+    return question.samples // mesh.data_size
 
 
 def micro_batch_sizes(question: Question, variant: Variant) -> list[int]:
-    """Micro-batches that a run of the harness takes: they divide the share of a rank, whatever it shares.
+    """Micro-batches that a run of the harness takes: they divide the samples of a rank or of a group.
 
-    Raises HarnessError where none makes whole micro-batches of a pipeline.
+    Raises HarnessError where the samples do not divide over those, or make no whole micro-batches of a
+    pipeline.
     """
+    data_ranks = registry.mesh_of(variant.label, question.gpus).data_size
+    if question.samples % data_ranks:
+        raise HarnessError(f"{question.samples:,} samples do not divide over its {data_ranks:,} data ranks")
+    samples = samples_of(question, variant)
     parts = parts_of(registry.parse(variant.label)[1], question.gpus)
-    sizes = [size for size in divisors(question.samples_per_rank) if size % parts == 0]
+    sizes = [size for size in divisors(samples) if size % parts == 0]
     if not sizes:
-        raise HarnessError(
-            f"its micro-batches do not divide the {question.samples_per_rank} samples of a rank"
-        )
+        raise HarnessError(f"its micro-batches do not divide the {samples} samples of a pipeline")
     return sizes
 
 

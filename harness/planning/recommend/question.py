@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.errors import HarnessError
 from harness.planning.adapters import require_all_trained
@@ -12,6 +12,9 @@ from harness.planning.device import Device, Fabric
 from harness.planning.model import PlannedModel
 from harness.spec import Experiment, Job
 
+MOST_SHARING = 16
+"""GPUs that share samples: stages of the longest pipeline that is tried."""
+POWERS = (2, 4, 8, 16)
 _COUNT = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\d+)?)\s*([kKmM]?)")
 
 
@@ -48,8 +51,22 @@ class Question:
         return self.samples_asked // self.gpus
 
     @property
+    def samples(self) -> int:
+        """Samples of a step: a multiple of the GPUs, or of groups of GPUs that share them if fewer.
+
+        Groups within a node if there are enough samples for those, else of up to MOST_SHARING; 0: too few.
+        """
+        if self.samples_per_rank:
+            return self.samples_per_rank * self.gpus
+        for most in (self.gpus_per_node, MOST_SHARING):
+            groups = [self.gpus // n for n in POWERS if n <= most and self.gpus % n == 0]
+            if found := max((self.samples_asked // n * n for n in groups), default=0):
+                return found
+        return 0
+
+    @property
     def tokens_per_step(self) -> int:
-        return self.samples_per_rank * self.gpus * self.sequence_length
+        return self.samples * self.sequence_length
 
     @property
     def nodes(self) -> int:
@@ -95,16 +112,9 @@ def ask(
             f"--tokens-per-step {tokens} is less than one sample of {sequence} tokens; raise it, or lower "
             "data.sequence_length"
         )
-    samples = tokens // sequence // gpus * gpus
-    if samples and samples * sequence != tokens:
-        remarks.append(
-            f"{samples * sequence:,} tokens per step instead of {tokens:,}: {samples:,} samples of "
-            f"{sequence:,}, a multiple of {gpus} GPUs"
-        )
-    training = job.training.model_copy(update={"global_batch_size": max(samples, gpus)})
-    return Question(
+    asked = Question(
         model=model,
-        job=job.model_copy(update={"training": training}),
+        job=job,
         preset=experiment.runtime.preset,
         gpus=gpus,
         gpus_per_node=per_node,
@@ -114,8 +124,15 @@ def ask(
         checkpointing=(job.training.activation_checkpointing,)
         if "activation_checkpointing" in chosen
         else (False, True),
-        remarks=tuple(remarks),
     )
+    if asked.samples and asked.tokens_per_step != tokens:
+        whose = f"{gpus} GPUs" if asked.samples_per_rank else "groups of GPUs that share each"
+        remarks.append(
+            f"{asked.tokens_per_step:,} tokens per step instead of {tokens:,}: {asked.samples:,} samples of "
+            f"{sequence:,}, a multiple of {whose}"
+        )
+    training = job.training.model_copy(update={"global_batch_size": asked.samples or gpus})
+    return replace(asked, job=job.model_copy(update={"training": training}), remarks=tuple(remarks))
 
 
 def _require_open(experiment: Experiment) -> None:

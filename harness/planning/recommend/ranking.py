@@ -71,7 +71,7 @@ class Ranking:
 def rank(question: Question, predictors: Predictors) -> Ranking:
     """Predict every variant with and without checkpointing and rank the best configuration of each."""
     backends, left_out = distinct_backends()
-    tried = _tried(question, backends if question.samples_per_rank else [], left_out, predictors)
+    tried = _tried(question, backends if question.samples else [], left_out, predictors)
     left_out |= NOT_TRIED
     found: list[Configuration] = []
     with_room: list[Configuration] = []

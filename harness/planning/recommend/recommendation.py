@@ -10,7 +10,7 @@ from harness.backends import registry
 from harness.compare.wording import listed, percent
 from harness.errors import HarnessError
 from harness.planning.recommend.commands import Commands, Typed, commands
-from harness.planning.recommend.guide import Advice, advise, guide_line
+from harness.planning.recommend.guide import CLOSE_SHARE, Advice, advise, guide_line
 from harness.planning.recommend.predict import Configuration, Predictors
 from harness.planning.recommend.question import Question
 from harness.planning.recommend.ranking import Ranking, rank
@@ -18,8 +18,6 @@ from harness.planning.speed import gpu_hours_per_billion_tokens, kilowatt_hours_
 from harness.planning.verdict import TIGHT_SHARE
 
 TOP = 3
-CLOSE_SHARE = 0.05
-"""Of the best rate: configurations nearer than that are not ranked before they are measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +78,7 @@ def recommend(question: Question, typed: Typed, predictors: Predictors | None = 
     """Rank what fits, and say what to measure. Raises HarnessError where nothing can be predicted."""
     predictors = predictors or Predictors()
     ranking = rank(question, predictors)
-    if question.samples_per_rank and not (ranking.fitting or ranking.too_large):
+    if question.samples and not (ranking.fitting or ranking.too_large):
         reason = list(ranking.left_out.values())[-1].removeprefix("no prediction: ")
         raise HarnessError(
             f"no strategy can be recommended: {reason}; `harness estimate` gives its states and traffic"
@@ -95,6 +93,7 @@ def recommend(question: Question, typed: Typed, predictors: Predictors | None = 
             _data_parallel(question, ranking.fitting),
             _data_parallel(question, ranking.too_large),
             predictors,
+            _sharing(question, (*ranking.fitting, *ranking.too_large)),
         ),
         guide=guide_line(question, _data_parallel(question, ranking.fitting)),
         uncertain=tuple(_uncertain(ranking)),
@@ -105,6 +104,11 @@ def recommend(question: Question, typed: Typed, predictors: Predictors | None = 
 def _data_parallel(question: Question, found: Sequence[Configuration]) -> list[Configuration]:
     """Those whose ranks all have samples of their own."""
     return [c for c in found if not registry.mesh_of(c.label, question.gpus).shares_samples]
+
+
+def _sharing(question: Question, found: Sequence[Configuration]) -> list[Configuration]:
+    """Those whose ranks share samples."""
+    return [c for c in found if registry.mesh_of(c.label, question.gpus).shares_samples]
 
 
 def _best(ranking: Ranking) -> tuple[Configuration, ...]:

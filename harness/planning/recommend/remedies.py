@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
@@ -28,8 +28,50 @@ class Remedy:
     reason: str
 
 
-def memory_remedies(question: Question, smallest: Configuration, predictors: Predictors) -> Iterator[Remedy]:
-    """Ways to make the configuration fit that needs least; each is predicted where a prediction can tell."""
+def predicted_remedies(shared: Sequence[Configuration]) -> Iterator[Remedy]:
+    """The fastest configuration that fits of each way to share samples; `shared`: all such, fastest first."""
+    found: dict[Tool, Configuration] = {}
+    for configuration in shared:
+        if configuration.fits:
+            found.setdefault(tool_of(configuration), configuration)
+    for tool, configuration in found.items():
+        rate = (
+            f", {configuration.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
+            if configuration.speed
+            else ""
+        )
+        yield Remedy(
+            tool=tool,
+            degree=degree_of(configuration),
+            reason=f"{configuration.label} fits at micro-batch {configuration.micro_batch_size}: "
+            f"{gigabytes(configuration.needed_bytes)} GB{rate}",
+        )
+
+
+def tool_of(configuration: Configuration) -> Tool:
+    """How the ranks of a configuration that share samples do so."""
+    strategy = configuration.variant.strategy
+    if strategy.facts.cuts_layers:
+        return "pipeline"
+    return "tensor" if "tensor" in configuration.variant.options else "context"
+
+
+def degree_of(configuration: Configuration) -> int:
+    """Ranks that share samples."""
+    options = configuration.variant.options
+    return int(next(options[name] for name in ("tensor", "sequence", "stages") if options.get(name)))
+
+
+def memory_remedies(
+    question: Question,
+    smallest: Configuration,
+    predictors: Predictors,
+    shared: Sequence[Configuration] = (),
+) -> Iterator[Remedy]:
+    """Ways to make the configuration fit that needs least; each is predicted where a prediction can tell.
+
+    `shared`: configurations whose ranks share samples; what is predicted of them replaces lower bounds.
+    """
     if _fits_without_accumulation(question, smallest, predictors):
         tokens = question.gpus * question.sequence_length
         reason = f"{smallest.label} fits at {tokens:,} tokens: one sample a GPU, no gradients accumulate"
@@ -39,14 +81,18 @@ def memory_remedies(question: Question, smallest: Configuration, predictors: Pre
         yield Remedy(
             tool="more GPUs", degree=gpus, reason=f"{smallest.label} fits: each holds less of the states"
         )
+    tried = {tool_of(configuration) for configuration in shared}
+    yield from predicted_remedies(shared)
+    if any(configuration.fits for configuration in shared):
+        return
     context = _enough_context(question, smallest, predictors)
-    if context is not None:
+    if context is not None and ("context" not in tried or context > question.gpus_per_node):
         reason = (
             f"each GPU then holds activations of {question.sequence_length // context:,} tokens of a sample: "
             f"fsdp-cp:sequence={context} or ulysses-zero3:sequence={context}"
         )
         yield Remedy(tool="context", degree=context, reason=reason)
-    yield from _model_parallel(question, smallest)
+    yield from (r for r in _model_parallel(question, smallest) if r.tool not in tried)
 
 
 def power_of_two(value: float) -> int:

@@ -145,7 +145,11 @@ def _other_parallelism(answer: Recommendation) -> Iterator[str]:
     if answer.advice is None:
         yield "Data parallelism is the right tool here: the model fits, and little communication is exposed."
     else:
-        yield f"Data parallelism alone is the wrong tool: {answer.advice.case}"
+        yield (
+            "Data parallelism alone fits, but is slower"
+            if answer.advice.case == "slower"
+            else f"Data parallelism alone is the wrong tool: {answer.advice.case}"
+        )
         yield f"- {answer.advice.figures}"
         yield from (f"- {remedy_words(remedy)}: {remedy.reason}" for remedy in answer.advice.remedies)
     if answer.guide is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.batch import batch_layout
+from harness.cell_layout import job_layout
 from harness.cells import Cell, make_cell, make_request
 from harness.errors import HarnessError
 from harness.run_directory.simulation import SimulationRequest, Tensors
@@ -54,7 +54,7 @@ def plan_simulation(
     if training.global_batch_size is None and training.micro_batch_size is None:
         training = training.model_copy(update={"micro_batch_size": 1})
         experiment = experiment.model_copy(update={"training": training})
-    layout = batch_layout(training, world_size)
+    layout = job_layout([label], world_size, training)
     cell = make_cell(experiment, label, world_size, layout, 0, "cpu", nodes=world_size // per_node)
     run = make_request(cell, experiment, "cpu", [], ranks_per_node=per_node)
     return Simulated(cell=cell, request=SimulationRequest(run=run, rank=rank, tensors=tensors))

@@ -1,6 +1,8 @@
+import re
+
 import pytest
 
-from harness.theory.ring import ring_sent_bytes
+from harness.theory.ring import OPERATIONS, ring_formula, ring_sent_bytes
 
 
 @pytest.mark.parametrize(
@@ -28,3 +30,10 @@ def test_all_reduce_sends_what_reduce_scatter_and_all_gather_send() -> None:
 def test_collective_without_a_factor_is_not_guessed() -> None:
     with pytest.raises(KeyError):
         ring_sent_bytes("all_hands", 1, 2)
+
+
+@pytest.mark.parametrize("op", sorted(OPERATIONS))
+def test_the_formula_evaluates_to_the_bytes(op: str) -> None:
+    terms = re.findall(r"[\d,]+|\bx\b|[/()-]", ring_formula(op, 8000, 8))
+    expression = "".join(terms).replace(",", "").replace("x", "*")
+    assert eval(expression) == pytest.approx(ring_sent_bytes(op, 8000, 8))

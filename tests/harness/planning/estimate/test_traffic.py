@@ -67,3 +67,14 @@ def test_zero3_without_a_closed_form_gathers_and_reduces_in_every_micro_step() -
     assert sent(4, "library-defaults") == pytest.approx(4 * sent(1, "library-defaults"))
     # Like for like it has a closed form, which the contract tests hold against runs.
     assert sent(4, "like-for-like") == pytest.approx(4 * sent(1, "like-for-like"), rel=1e-3)
+
+
+def test_what_stages_and_rings_pass_on_is_sent_whole() -> None:
+    given = ("training.micro_batch_size=4", "data.sequence_length=64")
+    for backend, op in (("pp:stages=2,micro_batches=4", "send"), ("fsdp-cp:sequence=2", "permute")):
+        row = states(*given, model="llama-3.2-1b", backends=backend)
+        lines = [line for line in row.traffic if line.op == op]
+        assert lines
+        for line in lines:
+            assert line.sent_bytes == line.payload_bytes
+            assert line.formula.startswith(f"all {line.payload_bytes:,} bytes")

@@ -7,8 +7,7 @@ import pytest
 
 from harness.backends import registry
 from harness.backends.pipeline_options import parts_of
-from harness.batch import batch_layout
-from harness.cell_layout import layout_of
+from harness.cell_layout import job_layout, layout_of
 from harness.cli.arguments import split_backends
 from harness.config import load_experiment
 from harness.planning.recommend.commands import Typed, commands
@@ -114,5 +113,5 @@ def test_printed_commands_name_every_divided_variant_as_the_registry_spells_it(
         assert options.mesh(gpus).world_size == gpus
         assert parts_of(options, gpus) <= size
         job = load_experiment(None, [w for before, w in pairwise(words) if before == "--set"])
-        layout = layout_of(labels[0], gpus, batch_layout(job.training, gpus), job.training)
+        layout = layout_of(labels[0], gpus, job_layout(labels[:1], gpus, job.training), job.training)
         assert layout.micro_batch_size == size

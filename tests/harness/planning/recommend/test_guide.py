@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 from harness.planning.memory import MemoryPrediction, Moment
@@ -78,8 +79,36 @@ def test_fewer_samples_than_gpus_divide_each_sample() -> None:
     found = advice(question(gpus=16, tokens=500))
     assert found is not None
     assert found.case == "too few samples"
-    assert remedies(found) == {"context": 4, "fewer GPUs": 5, "larger batch": None}
+    assert remedies(found) == {"fewer GPUs": 5, "larger batch": None}
     assert found.figures.startswith("500 tokens per step are 5 samples of 100 tokens, fewer than 16 GPUs")
+
+
+def test_remedies_that_divide_samples_are_those_that_are_predicted_to_fit() -> None:
+    asked = question(gpus=16, tokens=800)
+    found = rank(asked, predictors())
+    shared = (*found.fitting, *found.too_large)
+    assert {c.backend for c in shared} >= {"cp", "fsdp-cp", "ulysses-zero3"}
+    helped = advise(asked, (), (), predictors(), shared)
+    assert helped is not None
+    assert helped.case == "too few samples"
+    best = next(c for c in found.fitting if c.variant.strategy.sequence)
+    (context,) = (r for r in helped.remedies if r.tool == "context")
+    assert context.degree == best.variant.options["sequence"]
+    assert context.reason.startswith(f"{best.label} fits at micro-batch {best.micro_batch_size}")
+    none = advise(asked, (), (), predictors(), found.too_large)
+    assert remedies(none) == {"fewer GPUs": 8, "larger batch": None}
+
+
+def test_data_parallelism_that_ranks_which_share_samples_outrun_is_named_slower() -> None:
+    asked = question()
+    found = rank(asked, predictors())
+    plain, (shared, *_) = found.fitting[0], [c for c in found.fitting if c.variant.strategy.sequence]
+    assert plain.speed is not None
+    fast = replace(shared, speed=replace(plain.speed, tokens_per_second_per_gpu=1e6))
+    helped = advise(asked, [plain], (), predictors(), [fast])
+    assert helped is not None
+    assert (helped.case, remedies(helped)) == ("slower", {"context": fast.variant.options["sequence"]})
+    assert advise(asked, [plain], (), predictors(), [replace(fast, speed=plain.speed)]) is None
 
 
 def test_exposed_communication_needs_more_tokens_or_fewer_data_parallel_ranks() -> None:

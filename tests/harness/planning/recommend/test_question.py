@@ -54,8 +54,13 @@ def test_tokens_are_rounded_down_to_whole_samples_of_every_rank() -> None:
     assert found.remarks[-1].startswith("3,200 tokens per step instead of 3,999")
 
 
-def test_fewer_samples_than_gpus_leave_none_a_rank() -> None:
-    assert question(tokens=700).samples_per_rank == 0
+def test_fewer_samples_than_gpus_leave_none_a_rank_but_some_a_group() -> None:
+    found = question(gpus=16, tokens=700)
+    assert (found.samples_per_rank, found.samples, found.tokens_per_step) == (0, 6, 600)
+    assert found.job.training.global_batch_size == 6
+    # 16 stages, the most ranks that share samples, leave 4 pipelines of 64 GPUs.
+    assert question(gpus=64, tokens=300).samples == 0
+    assert question(gpus=64, tokens=500).samples == 4
 
 
 @pytest.mark.parametrize(

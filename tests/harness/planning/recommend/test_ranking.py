@@ -1,3 +1,4 @@
+from harness.backends import registry
 from harness.errors import HarnessError
 from harness.planning.memory import MemoryPrediction, Moment
 from harness.planning.recommend.predict import Predictors
@@ -76,8 +77,17 @@ def test_a_variant_that_cannot_be_predicted_costs_no_other() -> None:
     assert "fsdp" in {c.backend for c in found.fitting}
 
 
-def test_without_a_sample_for_each_rank_nothing_is_ranked() -> None:
-    found = rank(question(tokens=700), predictors())
+def test_with_fewer_samples_than_gpus_only_ranks_that_share_them_are_ranked() -> None:
+    found = rank(question(tokens=400), predictors())
+    assert {c.backend for c in found.fitting} >= {"fsdp-cp", "ulysses-zero3"}
+    for configuration in (*found.fitting, *found.too_large):
+        groups = registry.mesh_of(configuration.label, 8).data_size
+        assert groups * configuration.micro_batch_size * configuration.accumulation_steps == 4
+    assert found.left_out["fsdp"] == "4 samples do not divide over its 8 data ranks"
+
+
+def test_without_a_sample_for_each_group_of_ranks_nothing_is_ranked() -> None:
+    found = rank(question(gpus=64, tokens=300), predictors())
     assert (found.fitting, found.too_large) == ((), ())
 
 

@@ -31,16 +31,16 @@ def test_what_is_close_or_tight_is_uncertain() -> None:
 
 
 def test_nothing_that_fits_is_said_with_what_would_help() -> None:
-    answer = recommend(question(tokens=800), Typed(), predictors(per_token=4_000_000))
+    answer = recommend(question(tokens=800), Typed(), predictors(per_token=8_000_000))
     lines = list(recommendation_lines(answer))
     assert "no configuration fits" in lines
     assert "Data parallelism alone is the wrong tool: does not fit" in lines
-    assert any(line.startswith("- context parallelism over 8: ") for line in lines)
+    assert any(line.startswith("- context parallelism over 16: ") for line in lines)
     assert not any(line.startswith("Measure") for line in lines)
 
 
 def test_without_samples_for_all_gpus_nothing_is_ranked() -> None:
-    lines = list(recommendation_lines(recommend(question(tokens=700), Typed(), predictors())))
+    lines = list(recommendation_lines(recommend(question(gpus=64, tokens=300), Typed(), predictors())))
     assert "no configuration can be ranked" in lines
     assert "Data parallelism alone is the wrong tool: too few samples" in lines
 
