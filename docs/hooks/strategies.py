@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from docs.hooks import sweep_tables, sweeps
 from docs.hooks.tables import table
 from harness.config import load_experiment
 from harness.planning.estimate import EstimateRow, estimate, question
@@ -39,6 +40,7 @@ DIVIDED_SAMPLES = 8
 """Of a micro-step, so that pipelines have micro-batches."""
 FABRICS = ("NDR400", "HDR100", "Ethernet-25", "Ethernet-10")
 """From fast to slow."""
+ENDS = (FABRICS[0], FABRICS[-1])
 STEPS = (1, 4, 16)
 """Micro-steps for each optimizer step."""
 SPEED_MODEL = "llama-3.2-3b"
@@ -126,14 +128,6 @@ class Divided:
         assert speed
         return speed.tokens_per_second_per_gpu
 
-    def best_plain(self, fabric: str) -> float:
-        """The fastest plain strategy that fits."""
-        return max(self.speed(label, fabric) for label in PLAIN if self.fits(label))
-
-    def pays(self, label: str, margin: float = 1.05) -> list[str]:
-        """Fabrics on which it is faster than every plain strategy that fits, by more than the margin."""
-        return [f for f in FABRICS if self.speed(label, f) > margin * self.best_plain(f)]
-
 
 @cache
 def divided() -> Divided:
@@ -141,7 +135,7 @@ def divided() -> Divided:
     hardware = load_hardware()
     found: dict[tuple[str, str], EstimateRow] = {}
     settings = [s for s in SETTINGS if not s.startswith("training.micro_batch_size")]
-    for fabric in FABRICS:
+    for fabric in ENDS:
         given = question(
             load_model(DIVIDED_MODEL),
             load_experiment(None, (*settings, f"training.micro_batch_size={DIVIDED_SAMPLES}")),
@@ -193,7 +187,8 @@ def strategies_page() -> str:
         divided_table=_divided_table(divided()),
         divided_model=DIVIDED_MODEL,
         divided_samples=DIVIDED_SAMPLES,
-        plain=PLAIN,
+        sweeps=sweeps,
+        tables=sweep_tables,
         limit=load_hardware().device(GPU).memory_bytes / 1e9,
         settings=SETTINGS,
         speed_model=SPEED_MODEL,
@@ -233,22 +228,20 @@ def _sent_table(given: Figures) -> str:
 
 
 def _divided_table(given: Divided) -> str:
-    head = ["strategy", "ranks divide", "pays from", "GB", "bubble", "GB in node", "GB between", *FABRICS]
+    head = ["strategy", "ranks divide", "GB", "bubble", "GB in node", "GB between", *ENDS]
     rows = []
     for label in (*PLAIN, *DIVIDED):
         row = given.row(label)
         sent, between = row.sent_bytes or 0.0, row.between_bytes or 0.0
         memory = f"{given.gigabytes(label):,.0f}"
-        pays = given.pays(label)
         rows.append([
             f"`{label}`", DIVIDED.get(label, ""),
-            "" if label in PLAIN else pays[0] if pays and given.fits(label) else "none of these",
             f"**{memory}**" if given.fits(label) else memory,
             "" if row.bubble is None else f"{row.bubble:.0%}",
             f"{(sent - between) / 1e9:,.1f}", f"{between / 1e9:,.1f}",
-            *(f"{given.speed(label, fabric):,.0f}" for fabric in FABRICS),
+            *(f"{given.speed(label, fabric):,.0f}" for fabric in ENDS),
         ])  # fmt: skip
-    return table(head, rows, words=3)
+    return table(head, rows, words=2)
 
 
 def _share(share: float) -> str:

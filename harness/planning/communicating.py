@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from harness.errors import HarnessError
 from harness.planning.constants import TimeConstants
@@ -62,7 +63,7 @@ def transfers(work: Work, device: Device, constants: TimeConstants) -> list[Tran
 def _transfer(collective: Collective, work: Work, device: Device, constants: TimeConstants) -> Transfer:
     workload, scenario = work.workload, work.scenario
     group = workload.group_ranks(collective.role, workload.rank)
-    ranks = _pair(group) if collective.op in ("send", "recv") else group
+    ranks = _pair(group, scenario.ranks_per_node) if collective.op in ("send", "recv") else group
     path = path_of(ranks, scenario, device, constants)
     calls = _calls(collective, workload)
     sent = transport_sent_bytes(scenario.transport, collective.op, collective.payload_bytes, path.ranks)
@@ -81,9 +82,11 @@ def _transfer(collective: Collective, work: Work, device: Device, constants: Tim
     )  # fmt: skip
 
 
-def _pair(group: Sequence[int]) -> list[int]:
-    """Neighbours in a pipeline: a message takes the way of two ranks only."""
-    return list(group[:2])
+def _pair(group: Sequence[int], ranks_per_node: int) -> list[int]:
+    """Neighbours in a pipeline, on two nodes if any are: stages wait for the slowest message."""
+    pairs = [list(pair) for pair in pairwise(group)]
+    crossing = (pair for pair in pairs if len({rank // ranks_per_node for rank in pair}) > 1)
+    return next(crossing, pairs[0] if pairs else list(group))
 
 
 def path_of(ranks: Sequence[int], scenario: Scenario, device: Device, constants: TimeConstants) -> Path:

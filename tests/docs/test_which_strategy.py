@@ -2,11 +2,12 @@
 
 import pytest
 
+from docs.hooks import sweeps
 from docs.hooks.strategies import FABRICS, LABELS, MODELS, OWNERS, SPEED_MODEL, figures, strategies_page
 from tests.docs.markdown import ROOT
 
 PAGE = ROOT / "docs" / "which-strategy.md"
-pytestmark = pytest.mark.long(seconds=15)
+pytestmark = pytest.mark.long(seconds=75)
 
 
 def test_the_page_is_up_to_date(update_golden: bool) -> None:
@@ -36,3 +37,29 @@ def test_what_the_page_says_in_words_holds() -> None:
         assert given.gigabytes(model, 64, "fsdp") == pytest.approx(
             given.gigabytes(model, 64, "fsdp1"), rel=0.1, abs=1.0
         )
+
+
+def test_divided_strategies_pay_where_the_page_says_and_not_before() -> None:
+    lengths, batches = sweeps.by_length(), sweeps.by_batch()
+    for backend in lengths.divided:
+        assert lengths.pays(backend)
+        assert set(lengths.pays(backend)).isdisjoint(lengths.plain_fits())
+    assert sweeps.in_loss(lengths.least[lengths.pays("ulysses-zero3")[0]]) > 0
+    for backend in ("fsdp-tp", "fsdp-cp", "ulysses-zero3"):
+        assert batches.pays(backend) == [n for n in sweeps.BATCHES if n < sweeps.GPUS]
+    staged = sweeps.pipelines()
+    for fabric in FABRICS:
+        ratios = [staged.ratio(fabric, parts) for parts in sweeps.PARTS]
+        assert ratios == sorted(ratios)
+    for few in batches.pays("fsdp-tp"):
+        assert batches.ratio("fsdp-tp", few) < batches.ratio("ulysses-zero3", few)
+    for label in ("fsdp:reshard=8", "zero3:hpz=8"):
+        pays = sweeps.copies_pay(label)
+        assert pays == list(FABRICS[FABRICS.index(pays[0]) :])
+    assert not sweeps.copies_pay("fsdp-hybrid")
+
+
+def test_the_bubble_falls_under_a_tenth_where_the_page_says() -> None:
+    enough = sweeps.enough_parts(0.1)
+    ranks = sweeps.STAGES
+    assert (ranks - 1) / (enough + ranks - 1) < 0.1 <= (ranks - 1) / (enough - 1 + ranks - 1)

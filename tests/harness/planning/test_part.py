@@ -64,6 +64,17 @@ def test_the_bubble_is_a_share_of_the_passes() -> None:
     assert bubble / (bubble + passes) == pytest.approx(bubble_share(ranks=4, micro_batches=8), rel=1e-6)
 
 
+def test_a_pipeline_waits_for_its_messages_between_nodes_although_its_first_stages_share_one() -> None:
+    given = scenario("pp", 64, micro_batch_size=16, options={"stages": 16, "micro_batches": 16})
+    given = replace(given, label="pp:micro_batches=16,stages=16")
+    assert [rank // 8 for rank in given.mesh.group("pipeline", 0)][:3] == [0, 0, 1]
+    assert given.fabric is not None
+    slow = replace(given, fabric=replace(given.fabric, bandwidth_per_gpu=1e9))
+    sent = [t for t in predicted(slow).communication if t.name.startswith("activations sent")]
+    assert all("between nodes" in term.name for term in sent)
+    assert predicted(slow).step_seconds > predicted(given).step_seconds
+
+
 def test_tokens_of_ranks_that_share_samples_count_once() -> None:
     speed = predicted(scenario("tp", 4))
     assert speed.tokens_per_second_per_gpu * speed.step_seconds == pytest.approx(2 * 4096 / 4)

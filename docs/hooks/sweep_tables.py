@@ -1,0 +1,160 @@
+"""Tables and thresholds of the sweeps, in the words of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from docs.hooks import sweeps
+from docs.hooks.sweeps import COPIES, FABRICS, PARTS, STAGES, Sweep, fits, gigabytes, rate, total
+from docs.hooks.tables import table
+from harness.planning.estimate import EstimateRow
+from harness.planning.hardware import load_hardware
+from harness.theory.bubble import bubble_share
+
+
+def length_table() -> str:
+    """What fits and how fast it is, by the length of a sample."""
+    found = sweeps.by_length()
+    lines = []
+    for n, plain in found.plain.items():
+        divided = [cell for by_length in found.divided.values() for cell in _cells(by_length[n])]
+        lines.append([f"{n:,}", *_cells(plain, found.least[n]), *divided])
+    head = ["tokens", "data parallel", "GB", "tokens/s"]
+    for backend in found.divided:
+        head += [f"`{backend}`", "GB", "tokens/s"]
+    return table(head, lines, words=2)
+
+
+def _cells(row: EstimateRow | None, least: EstimateRow | None = None) -> list[str]:
+    if row is not None:
+        return [_how(row), f"{gigabytes(row):,.0f}", f"{rate(row):,.0f}"]
+    return ["nothing fits", f"{gigabytes(least):,.0f}" if least else "", ""]
+
+
+def _how(row: EstimateRow) -> str:
+    """The label; of ranks that share samples, how many do."""
+    _, _, options = row.label.partition(":")
+    shares = any(options.startswith(name) for name in ("tensor=", "sequence="))
+    return f"`{options}`" if shares else f"`{row.label}`"
+
+
+def _by(found: Sweep, head: str, cell: Callable[[EstimateRow], str]) -> str:
+    """One cell for each strategy; bold: it pays."""
+    lines = []
+    for value, plain in found.plain.items():
+        cells = [_or_nothing(plain, cell)]
+        for backend, rows in found.divided.items():
+            text = _or_nothing(rows[value], cell)
+            cells.append(f"**{text}**" if value in found.pays(backend) else text)
+        lines.append([str(value), *cells])
+    return table([head, "data parallel", *(f"`{b}`" for b in found.divided)], lines, words=0)
+
+
+def _or_nothing(row: EstimateRow | None, cell: Callable[[EstimateRow], str]) -> str:
+    return "nothing fits" if row is None else cell(row)
+
+
+def batch_table() -> str:
+    """Thousands of tokens/s of all GPUs, by samples in a step."""
+
+    def cell(row: EstimateRow) -> str:
+        used = f" on {row.world_size}" if row.world_size < sweeps.GPUS else ""
+        return f"{total(row) / 1e3:,.0f} ({_how(row)}{used})"
+
+    return _by(sweeps.by_batch(), "samples", cell)
+
+
+def gpus_table() -> str:
+    """GB and tokens/s for each GPU of the large model, by GPUs."""
+    return _by(
+        sweeps.by_gpus(), "GPUs", lambda row: f"{rate(row):,.0f} ({_how(row)}, {gigabytes(row):,.0f} GB)"
+    )
+
+
+def pipeline_table() -> str:
+    """Tokens/s for each GPU by network and micro-batches; bold: it pays."""
+    found = sweeps.pipelines()
+    lines = [["data parallel", "", "", *(f"{rate(found.plain[fabric]):,.0f}" for fabric in FABRICS)]]
+    for parts in PARTS:
+        shares = [bubble_share(ranks=STAGES, micro_batches=parts, stages_per_rank=n) for n in (1, 2)]
+        cells = []
+        for fabric in FABRICS:
+            text = f"{rate(found.staged[fabric, parts]):,.0f}"
+            cells.append(f"**{text}**" if parts in found.pays(fabric) else text)
+        lines.append([f"`pp`, {parts}", *(f"{share:.0%}" for share in shares), *cells])
+    return table(["micro-batches", "bubble", "interleaved", *FABRICS], lines, words=1)
+
+
+def copies_table() -> str:
+    """GB and tokens/s for each GPU by network; bold: it pays."""
+    found = sweeps.copies()
+    lines = []
+    for label, other in COPIES.items():
+        pays = sweeps.copies_pay(label) if other else []
+        row = found[FABRICS[0], label]
+        speeds = [f"{rate(found[fabric, label]):,.0f}" for fabric in FABRICS]
+        cells = [
+            f"**{text}**" if fabric in pays else text for fabric, text in zip(FABRICS, speeds, strict=True)
+        ]
+        lines.append(
+            [f"`{label}`", f"{gigabytes(row):,.0f}", *(cells if fits(row) else ["does not fit"] * len(cells))]
+        )
+    return table(["strategy", "GB", *FABRICS], lines, words=1)
+
+
+def from_length(backend: str) -> str:
+    """'from 65,536 tokens a sample'."""
+    found = sweeps.by_length()
+    pays = found.pays(backend)
+    tokens = list(found.plain)
+    return (
+        f"from {pays[0]:,} tokens a sample" if pays else f"never from {tokens[0]:,} to {tokens[-1]:,} tokens"
+    )
+
+
+def to_batch(backend: str) -> str:
+    """'with 32 samples in a step or fewer'."""
+    found = sweeps.by_batch()
+    pays, tried = found.pays(backend), list(found.plain)
+    if not pays:
+        return f"never with {tried[0]} to {tried[-1]} samples in a step"
+    return f"with {pays[-1]} samples in a step or fewer"
+
+
+def from_parts() -> str:
+    """'on Ethernet-10 from 128 micro-batches'."""
+    found = sweeps.pipelines()
+    by_fabric = {fabric: pays for fabric in FABRICS if (pays := found.pays(fabric))}
+    if not by_fabric:
+        return f"never on {FABRICS[0]} to {FABRICS[-1]} with {PARTS[0]} to {PARTS[-1]} micro-batches"
+    return ", ".join(f"on {fabric} from {pays[0]} micro-batches" for fabric, pays in by_fabric.items())
+
+
+def most_by_pipelines() -> float:
+    """The largest ratio of a pipeline's speed to that of the best data-parallel strategy."""
+    found = sweeps.pipelines()
+    return max(found.ratio(fabric, parts) for fabric in FABRICS for parts in PARTS)
+
+
+def from_fabric(label: str) -> str:
+    """'from Ethernet-25 downwards'."""
+    pays = sweeps.copies_pay(label)
+    if not pays:
+        return f"never on {FABRICS[0]} to {FABRICS[-1]}"
+    gigabits = load_hardware().fabric(pays[0]).bandwidth_per_gpu * 8 / 1e9
+    return f"on {pays[0]} ({gigabits:.0f} Gbit/s for each GPU) and slower"
+
+
+def on_gpus(backend: str) -> str:
+    """'on 16 GPUs'."""
+    found = sweeps.by_gpus()
+    pays, tried = found.pays(backend), list(found.plain)
+    listed = " and ".join(map(str, pays))
+    return f"on {listed} GPUs" if pays else f"on no number from {tried[0]} to {tried[-1]}"
+
+
+def longest_without_loss() -> int:
+    """The longest sample of which the rest would fit if the loss took nothing, data-parallel; 0: none."""
+    limit = load_hardware().device(sweeps.GPU).memory_bytes / 1e9
+    least = sweeps.by_length().least
+    return max((n for n, row in least.items() if gigabytes(row) - sweeps.in_loss(row) <= limit), default=0)
