@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from docs.hooks import sweeps
-from docs.hooks.sweeps import COPIES, FABRICS, PARTS, STAGES, Sweep, fits, gigabytes, rate, total
+from docs.hooks.sweeps import COPIES, FABRICS, PIPELINED, STAGES, Sweep, fits, gigabytes, rate, total
 from docs.hooks.tables import table
 from harness.planning.estimate import EstimateRow
 from harness.planning.hardware import load_hardware
@@ -72,17 +72,20 @@ def gpus_table() -> str:
 
 
 def pipeline_table() -> str:
-    """Tokens/s for each GPU by network and micro-batches; bold: it pays."""
+    """Tokens/s for each GPU, data-parallel and in stages, by samples in a step and network; bold: it pays."""
     found = sweeps.pipelines()
-    lines = [["data parallel", "", "", *(f"{rate(found.plain[fabric]):,.0f}" for fabric in FABRICS)]]
-    for parts in PARTS:
+    lines = []
+    for samples in PIPELINED:
+        parts = sweeps.parts_of(samples)
         shares = [bubble_share(ranks=STAGES, micro_batches=parts, stages_per_rank=n) for n in (1, 2)]
         cells = []
         for fabric in FABRICS:
-            text = f"{rate(found.staged[fabric, parts]):,.0f}"
-            cells.append(f"**{text}**" if parts in found.pays(fabric) else text)
-        lines.append([f"`pp`, {parts}", *(f"{share:.0%}" for share in shares), *cells])
-    return table(["micro-batches", "bubble", "interleaved", *FABRICS], lines, words=1)
+            staged = f"{rate(found.staged[fabric, samples]):,.0f}"
+            staged = f"**{staged}**" if samples in found.pays(fabric) else staged
+            cells.append(f"{rate(found.plain[fabric, samples]):,.0f}; {staged}")
+        lines.append([f"{samples:,}", str(parts), *(f"{share:.0%}" for share in shares), *cells])
+    head = ["samples", "micro-batches", "bubble", "interleaved", *FABRICS]
+    return table(head, lines, words=0)
 
 
 def copies_table() -> str:
@@ -121,19 +124,15 @@ def to_batch(backend: str) -> str:
     return f"with {pays[-1]} samples in a step or fewer"
 
 
-def from_parts() -> str:
-    """'on Ethernet-10 from 128 micro-batches'."""
+def to_samples() -> str:
+    """'on Ethernet-10 with 128 samples in a step or fewer'."""
     found = sweeps.pipelines()
     by_fabric = {fabric: pays for fabric in FABRICS if (pays := found.pays(fabric))}
     if not by_fabric:
-        return f"never on {FABRICS[0]} to {FABRICS[-1]} with {PARTS[0]} to {PARTS[-1]} micro-batches"
-    return ", ".join(f"on {fabric} from {pays[0]} micro-batches" for fabric, pays in by_fabric.items())
-
-
-def most_by_pipelines() -> float:
-    """The largest ratio of a pipeline's speed to that of the best data-parallel strategy."""
-    found = sweeps.pipelines()
-    return max(found.ratio(fabric, parts) for fabric in FABRICS for parts in PARTS)
+        return (
+            f"never on {FABRICS[0]} to {FABRICS[-1]} with {PIPELINED[0]} to {PIPELINED[-1]} samples in a step"
+        )
+    return ", ".join(f"on {f} with {pays[-1]} samples in a step or fewer" for f, pays in by_fabric.items())
 
 
 def from_fabric(label: str) -> str:

@@ -38,7 +38,9 @@ BATCHES = (8, 16, 32, 64, 128)
 """Samples in a step, around the number of GPUs."""
 LARGE_GPUS = (8, 16, 32, 64)
 SMALL, MEDIUM, LARGE = "llama-3.1-8b", "qwen2.5-32b", "llama-3.1-70b"
-STAGES, PARTS, PIPELINED_SAMPLES = 16, (16, 32, 64, 128, 256), 1024
+STAGES = 16
+PIPELINED = (64, 128, 256, 1024)
+"""Samples in a step; each pipeline of STAGES ranks has a part of them, one in a micro-batch."""
 COPIES = {
     "fsdp": None, "fsdp:reshard=8": "fsdp", "zero3": None, "zero3:hpz=8": "zero3", "fsdp-hybrid": "fsdp",
     "fsdp-hybrid:shard_size=32": "fsdp",
@@ -178,33 +180,49 @@ def by_gpus() -> Sweep:
 
 @dataclass(frozen=True, kw_only=True)
 class Pipelines:
-    """MEDIUM in STAGES stages and data-parallel, by network."""
+    """MEDIUM in STAGES stages and data-parallel, by network and samples in a step."""
 
-    plain: dict[str, EstimateRow | None]
+    plain: dict[tuple[str, int], EstimateRow | None]
     staged: dict[tuple[str, int], EstimateRow | None]
-    """By network and micro-batches of a step."""
 
-    def ratio(self, fabric: str, parts: int) -> float:
-        plain = rate(self.plain[fabric])
-        return rate(self.staged[fabric, parts]) / plain if plain else float("inf")
+    def ratio(self, fabric: str, samples: int) -> float:
+        plain = rate(self.plain[fabric, samples])
+        return rate(self.staged[fabric, samples]) / plain if plain else float("inf")
 
     def pays(self, fabric: str) -> list[int]:
-        """Micro-batches with which it is faster by more than the margin."""
-        return [parts for parts in PARTS if self.ratio(fabric, parts) > MARGIN]
+        """Samples in a step with which it is faster by more than the margin."""
+        return [samples for samples in PIPELINED if self.ratio(fabric, samples) > MARGIN]
+
+
+def parts_of(samples: int) -> int:
+    """Micro-batches of a pipeline, of one sample each."""
+    return samples * STAGES // GPUS
 
 
 @cache
 def pipelines() -> Pipelines:
-    """Every pipeline of the page; a micro-batch has one sample."""
-    plain: dict[str, EstimateRow | None] = {}
+    """Every pipeline of the page, and what it is compared with."""
+    plain: dict[tuple[str, int], EstimateRow | None] = {}
     staged: dict[tuple[str, int], EstimateRow | None] = {}
-    for fabric in FABRICS:
-        plain[fabric] = best(list(tried(MEDIUM, RIVALS, samples=PIPELINED_SAMPLES, fabric=fabric)))
-        for parts in PARTS:
-            label = f"pp:micro_batches={parts},stages={STAGES}"
-            found = rows(MEDIUM, (label,), samples=PIPELINED_SAMPLES, micro=parts, fabric=fabric)
-            staged[fabric, parts] = best(found)
+    for samples in PIPELINED:
+        parts = parts_of(samples)
+        label = f"pp:micro_batches={parts},stages={STAGES}"
+        # Memory is the same on every network.
+        labels = {m: tuple(_fitting(MEDIUM, samples, m)) for m in MICRO_BATCHES}
+        for fabric in FABRICS:
+            found = [
+                row for micro, fitting in labels.items() if fitting
+                for row in rows(MEDIUM, fitting, samples=samples, micro=micro, fabric=fabric)
+            ]  # fmt: skip
+            plain[fabric, samples] = best(found)
+            staged[fabric, samples] = best(
+                rows(MEDIUM, (label,), samples=samples, micro=parts, fabric=fabric)
+            )
     return Pipelines(plain=plain, staged=staged)
+
+
+def _fitting(name: str, samples: int, micro: int) -> Iterator[str]:
+    return (row.label for row in rows(name, RIVALS, samples=samples, micro=micro) if fits(row))
 
 
 def enough_parts(share: float, *, stages_per_rank: int = 1) -> int:

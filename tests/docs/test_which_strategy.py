@@ -48,9 +48,12 @@ def test_divided_strategies_pay_where_the_page_says_and_not_before() -> None:
     for backend in ("fsdp-tp", "fsdp-cp", "ulysses-zero3"):
         assert batches.pays(backend) == [n for n in sweeps.BATCHES if n < sweeps.GPUS]
     staged = sweeps.pipelines()
-    for fabric in FABRICS:
-        ratios = [staged.ratio(fabric, parts) for parts in sweeps.PARTS]
+    for samples in sweeps.PIPELINED:
+        ratios = [staged.ratio(fabric, samples) for fabric in FABRICS]
         assert ratios == sorted(ratios)
+    for fabric in FABRICS:
+        pays = staged.pays(fabric)
+        assert pays == list(sweeps.PIPELINED[: len(pays)])
     for few in batches.pays("fsdp-tp"):
         assert batches.ratio("fsdp-tp", few) < batches.ratio("ulysses-zero3", few)
     for label in ("fsdp:reshard=8", "zero3:hpz=8"):
