@@ -127,10 +127,18 @@ class Mesh:
 
     def group(self, role: str, rank: int) -> list[int]:
         """Ranks of the group of this role that `rank` is in, in order."""
-        place = self.coordinates(rank)
-        along = {name for name, _ in self.sizes} if role == WORLD else set(role.split("+"))
+        place, along = self.coordinates(rank), self._along(role)
         ranges = [range(size) if name in along else [place[name]] for name, size in self.sizes]
         return [self._rank(each) for each in product(*ranges)]
+
+    def groups(self, role: str) -> list[list[int]]:
+        """All groups of this role, each in order."""
+        along = self._along(role)
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.world_size):
+            apart = tuple(at for name, at in self.coordinates(rank).items() if name not in along)
+            found.setdefault(apart, []).append(rank)
+        return list(found.values())
 
     def canonical(self, role: str) -> str:
         """The name of a role where several name the same ranks."""
@@ -142,6 +150,9 @@ class Mesh:
 
     def __str__(self) -> str:
         return " x ".join(f"{name} {size}" for name, size in self.sizes)
+
+    def _along(self, role: str) -> set[str]:
+        return {name for name, _ in self.sizes} if role == WORLD else set(role.split("+"))
 
     def _rank(self, place: Sequence[int]) -> int:
         rank = 0

@@ -4,7 +4,8 @@ sequence: a profile that tracing found and that needs no torch to be read."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 MONOMIALS = ("1", "b", "s", "b s", "s²", "b s²")
@@ -86,6 +87,17 @@ class Segment:
     held: Size
     """Held as the backward pass of the next segment ends, beyond what is as this one's does."""
 
+    def fullest(self, micro_batch: int, sequence: int) -> Segment:
+        """Without the moments that hold no more than another between the same two gradients."""
+
+        def kept(points: tuple[Point, ...]) -> tuple[Point, ...]:
+            runs = groupby(points, key=lambda point: point.ready)
+            return tuple(
+                max(run, key=lambda point: point.live.bytes(micro_batch, sequence)) for _, run in runs
+            )
+
+        return replace(self, forward=kept(self.forward), backward=kept(self.backward))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationProfile:
@@ -98,6 +110,11 @@ class ActivationProfile:
     loss: Segment
     kept: Size
     """Left when the backward pass is over, as the loss is."""
+
+    def fullest(self, micro_batch: int, sequence: int) -> ActivationProfile:
+        """Without the moments of a segment that cannot be its fullest, whatever lies below them."""
+        segments = {name: getattr(self, name).fullest(micro_batch, sequence) for name in SEGMENTS}
+        return replace(self, **segments)
 
     def saved_bytes(self, layers: int, micro_batch: int, sequence: int) -> int:
         """All that is held between forward and backward pass."""

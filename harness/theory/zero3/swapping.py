@@ -30,11 +30,13 @@ def sub_groups_of(workload: Workload) -> list[list[Tensor]]:
     found: list[list[Tensor]] = []
     for group in workload.layout.groups():
         members: list[Tensor] = []
+        elements = 0
         for parameter in group:
             members.append(parameter)
-            if piece_elements(workload, members) >= limit:
+            elements += piece_elements(workload, [parameter])
+            if elements >= limit:
                 found.append(members)
-                members = []
+                members, elements = [], 0
         if members:
             found.append(members)
     return found
