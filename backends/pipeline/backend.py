@@ -24,7 +24,7 @@ from harness.backends.blocks import parameter_count
 from harness.backends.gradients import COUNTED_ELSEWHERE
 from harness.backends.loading import this_device
 from harness.backends.model_source import ModelSource, model_source
-from harness.backends.pipeline.cut import Cut, not_whole, why_not_cut
+from harness.backends.pipeline.cut import Cut, not_whole, why_not_cut, why_not_scheduled
 from harness.backends.pipeline.engine import Pipeline, PipelineEngine
 from harness.backends.pipeline.stage_module import (
     computes_loss,
@@ -78,6 +78,9 @@ class PipelineBackend(Backend):
         if (reason := why_not_cut(blocks=len(blocks), ranks=ranks, stages=cut.stages)) is not None:
             raise Unsupported(reason)
         micro_batches = options.micro_batches or ranks
+        unscheduled = why_not_scheduled(options.schedule, micro_batches=micro_batches, ranks=ranks)
+        if unscheduled is not None:
+            raise Unsupported(unscheduled)
         if context.micro_batch_size % micro_batches:
             raise Unsupported(not_whole(context.micro_batch_size, micro_batches))
         place = world.mesh.coordinates(world.rank).get("pipeline", 0)

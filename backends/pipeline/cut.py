@@ -63,6 +63,26 @@ def why_not_cut(*, blocks: int, ranks: int, stages: int) -> str | None:
     return None
 
 
+def why_not_scheduled(schedule: str, *, micro_batches: int, ranks: int) -> str | None:
+    """Why torch's schedule does not take so many micro-batches over so many ranks; None: it does.
+
+    As torch 2.13, distributed/pipelining/schedules.py: 1F1B fills all stages before the first backward pass,
+    interleaved stages pass in rounds of as many micro-batches each.
+    """
+    if schedule == "1f1b" and micro_batches < ranks:
+        return (
+            f"1F1B over {ranks} stages needs at least {ranks} micro-batches, not "
+            f"micro_batches={micro_batches}; choose more, or schedule=gpipe"
+        )
+    rounds = max(1, micro_batches // ranks)
+    if schedule == "interleaved" and micro_batches % rounds:
+        return (
+            f"interleaved stages over {ranks} ranks take micro-batches in {rounds} equal rounds, which "
+            f"micro_batches={micro_batches} does not divide into; choose a multiple of {ranks}"
+        )
+    return None
+
+
 def not_whole(samples: int, micro_batches: int) -> str:
     """What is wrong with a micro-step whose samples the micro-batches do not divide."""
     return (

@@ -18,7 +18,7 @@ from harness.cli.matrix_progress import duration
 from harness.cli.output import echo
 from harness.cli.view import View
 from harness.nested import differences
-from harness.planning.estimate.support import why_unsupported
+from harness.planning.estimate.support import why_not_micro_batched, why_unsupported
 from harness.planning.wall_time import ASSUMED, assumed_time
 from harness.provenance import package_versions
 from harness.record import Record
@@ -116,8 +116,10 @@ def _unsupported(cell: Cell, device: str) -> str | None:
         rank=0, world_size=cell.world_size, local_rank=0, ranks_per_node=cell.world_size // cell.nodes,
         device="cuda" if device == "cuda" else "cpu",
     )  # fmt: skip
-    return why_unsupported(entry.strategy, options, cell.job.training.held_precision, world) or why_refused(
-        cell.backend, cell.world_size, cell.job
+    return (
+        why_unsupported(entry.strategy, options, cell.job.training.held_precision, world)
+        or why_refused(cell.backend, cell.world_size, cell.job)
+        or why_not_micro_batched(options, cell.world_size, cell.layout.micro_batch_size)
     )
 
 

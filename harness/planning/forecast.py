@@ -9,6 +9,7 @@ from typing import Any
 from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
+from harness.backends.unsupported import Unsupported
 from harness.cells import Cell
 from harness.compare.cell import Cell as NamedCell
 from harness.compare.cell import name_cells
@@ -207,6 +208,10 @@ def _is_unmet(run: Candidate) -> bool:
         rank=0, world_size=run.world_size, local_rank=0, ranks_per_node=run.ranks_per_node,
         device=run.torch_device,
     )  # fmt: skip
+    try:
+        options.mesh(run.world_size)
+    except Unsupported:
+        return True
     if unmet_second_copy(world, options):
         return True
     of_replicas = entry.strategy.facts.has_replicas

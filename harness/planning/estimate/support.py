@@ -7,7 +7,7 @@ from harness.backends.base import BackendOptions, Precision, World
 from harness.backends.extensions import runs_cpu_adam, unmet_cpu_adam, unmet_files
 from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
 from harness.backends.not_run import reasons_not_run
-from harness.backends.pipeline.cut import PIPELINED_MODELS, not_whole, why_not_cut
+from harness.backends.pipeline.cut import PIPELINED_MODELS, not_whole, why_not_cut, why_not_scheduled
 from harness.backends.pipeline_options import PipelineOptions
 from harness.backends.strategy import StrategyKind
 from harness.backends.unsupported import Unsupported
@@ -73,6 +73,18 @@ def why_not_divided(
     return tensor_plan.why_not_cut(shapes, model.config, ranks)
 
 
+def why_not_micro_batched(options: BackendOptions, world_size: int, samples: int) -> str | None:
+    """Why a micro-step of so many samples cannot pass a pipeline; None: it can, or there is no pipeline.
+
+    The world is one that the options fit.
+    """
+    if not isinstance(options, PipelineOptions):
+        return None
+    parts, ranks = options.parts(world_size), options.mesh(world_size).size("pipeline")
+    reason = why_not_scheduled(options.schedule, micro_batches=parts, ranks=ranks)
+    return reason or (not_whole(samples, parts) if samples % parts else None)
+
+
 def why_not_staged(
     options: PipelineOptions, model: PlannedModel, world_size: int, samples: int, precision: Precision
 ) -> str | None:
@@ -83,6 +95,6 @@ def why_not_staged(
     if kind not in PIPELINED_MODELS:
         return f"stages are cut for models of type {', '.join(PIPELINED_MODELS)}, not {kind}"
     ranks = options.mesh(world_size).size("pipeline")
-    if samples % (parts := options.parts(world_size)):
-        return not_whole(samples, parts)
+    if (reason := why_not_micro_batched(options, world_size, samples)) is not None:
+        return reason
     return why_not_cut(blocks=len(model.layout.blocks), ranks=ranks, stages=options.stages_on(ranks))

@@ -1,9 +1,12 @@
 """Where a pipeline cuts a model."""
 
+from unittest.mock import MagicMock
+
 import pytest
+from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from harness.backends.mesh import Mesh
-from harness.backends.pipeline.cut import Cut, why_not_cut
+from harness.backends.pipeline.cut import Cut, why_not_cut, why_not_scheduled
 from harness.backends.pipeline_options import PipelineOptions
 from harness.backends.unsupported import Unsupported
 
@@ -51,3 +54,24 @@ def test_ranks_beside_the_pipeline_are_data_parallel() -> None:
         PipelineOptions(stages=3).mesh(4)
     with pytest.raises(Unsupported, match="at least 2 ranks"):
         PipelineOptions().mesh(1)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "gpipe"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_torch_does_not_schedule_is_known_before(schedule: str, ranks: int) -> None:
+    stages = [
+        MagicMock(group_size=ranks, group_rank=0, num_stages=2 * ranks, stage_index=i) for i in (0, ranks)
+    ]
+    single = MagicMock(num_stages=ranks, group_rank=0)
+    refused = set()
+    for count in range(1, 12):
+        try:
+            if schedule == "interleaved":
+                ScheduleInterleaved1F1B(stages, count)
+            else:
+                (Schedule1F1B if schedule == "1f1b" else ScheduleGPipe)(single, count)
+        except ValueError:
+            refused.add(count)
+    known = {n for n in range(1, 12) if why_not_scheduled(schedule, micro_batches=n, ranks=ranks) is not None}
+    assert known == refused
+    assert bool(refused) == (schedule != "gpipe")

@@ -34,6 +34,24 @@ def test_what_cannot_run_is_not_counted(tmp_path: Path) -> None:
     assert "2 of 3 cells would run" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("label", "reason"),
+    [
+        ("pp:micro_batches=3", "8 samples per micro-step are not whole micro-batches"),
+        ("pp:micro_batches=1", "1F1B over 2 stages needs at least 2 micro-batches"),
+        ("pp:micro_batches=5,schedule=interleaved", "choose a multiple of 2"),
+        ("pp:stages=3", "pipeline 3 does not fit 2 ranks"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_scheduled_is_not_counted(label: str, reason: str, tmp_path: Path) -> None:
+    words = ["--backends", label, "--nproc", "2", *SET_WORDS, "--set", "training.global_batch_size=8"]
+    done = harness("compare", "--dry-run", "--wide", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert reason in done.stdout
+    assert "no prediction" not in done.stderr
+    assert "1 of 2 cells would run" in done.stderr
+
+
 def recorded(cell: Cell, /, **changes: object) -> Record:
     """A record of a cell as a run of it leaves it."""
     record = make_record(
