@@ -102,11 +102,13 @@ def test_two_comparisons_at_once_run_no_cell_twice(tmp_path: Path) -> None:
 def abandoned(tmp_path: Path) -> Path:
     """A folder of runs whose comparison was killed in its last cell."""
     process = start(tmp_path, "endless")
-    deadline = time.monotonic() + 30
-    events = []
-    while time.monotonic() < deadline and not any(path.read_text().count('"step"') >= 4 for path in events):
+    deadline = time.monotonic() + 60
+    done: list[int] = []
+    while len(done) < 2 or min(done) < 4:  # steps of both ranks: one of both alone is no step of the run
+        assert time.monotonic() < deadline
         time.sleep(0.05)
-        events = list((tmp_path / "runs").glob("*-ddp-*/rank-00001.jsonl"))
+        events = (tmp_path / "runs").glob("*-ddp-*/rank-0000?.jsonl")
+        done = [path.read_text().count('"step"') for path in events]
     ranks = _children(process.pid)
     os.kill(process.pid, signal.SIGKILL)
     for rank in ranks:  # the fake ranks do not follow their launcher

@@ -152,7 +152,7 @@ def test_ranks_that_do_nothing_in_one_phase_are_found_and_those_that_work_are_no
 
     def working(rank: Rank) -> None:
         rank.position.enter("setup")
-        end = time.monotonic() + 5
+        end = time.monotonic() + 9
         while time.monotonic() < end:
             pass
         rank.done()
@@ -160,7 +160,7 @@ def test_ranks_that_do_nothing_in_one_phase_are_found_and_those_that_work_are_no
     busy, idle = tmp_path / "busy", tmp_path / "idle"
     for folder in (busy, idle):
         folder.mkdir()
-    assert run(busy, working, working, idle_timeout_seconds=2).status == "ok"
+    assert run(busy, working, working, idle_timeout_seconds=4).status == "ok"
     record = run(idle, waiting, waiting, idle_timeout_seconds=2)
     assert (record.status, error_of(record).phase) == ("timeout", None)
     assert "no rank moved, computed, read or wrote" in error_of(record).message
