@@ -26,14 +26,19 @@ from harness.record import Record
 from harness.record.run_id import run_folder
 from harness.record_files import RECORD_NAME
 from harness.run_directory.assemble import assemble
-from harness.run_directory.external_ends import external_outcome, is_gone, wait_for_ends
-from harness.run_directory.outcome import Outcome
+from harness.run_directory.external_ends import (
+    exits_before_stuck,
+    external_outcome,
+    has_gone,
+    is_gone,
+    wait_for_ends,
+)
 from harness.run_directory.owner import Owner
 from harness.run_directory.rank_state import read_state
 from harness.run_directory.remains import remove_remains
 from harness.run_directory.request import RankExit, RunRequest, rank_exit, rank_file, rank_owner
 from harness.run_directory.side_files import read_part
-from harness.run_directory.stuck import STUCK_NAME, StuckNote
+from harness.run_directory.stuck import STUCK_NAME, StuckNote, read_note
 from harness.run_directory.tail import Tail
 from harness.store import write_record
 
@@ -125,20 +130,20 @@ class Supervisor:
             return None
         if self.rank != 0 and not (rank_file(directory, 0).exists() and is_gone(directory, 0)):
             return None
-        stuck = (directory / STUCK_NAME).exists()
-        if not stuck:
+        note = read_note(directory)
+        if note is None:
             wait_for_ends(directory, self.world_size)
         with claimed(directory, "record", lambda: None):
             if (directory / RECORD_NAME).exists():
                 return None
             outcome = (
-                Outcome(exit_codes={}, stopped="stuck")
-                if stuck
-                else external_outcome(directory, self.world_size)
+                external_outcome(directory, self.world_size)
+                if note is None
+                else exits_before_stuck(directory, note)
             )
             request = RunRequest.read(directory)
             record = assemble(directory, request, outcome)
-            if stuck:
+            if note is not None:
                 remove_remains(directory, request)
             write_record(directory, record)
         return record
@@ -190,14 +195,19 @@ class Supervisor:
         with suppress(OSError):
             write_atomically(directory / ASK_NAME, note.reason)
         self._asked = True
+        gone = [r for r in range(self.world_size) if has_gone(directory, r)]
         self._ask_own(directory)
         deadline = time.monotonic() + ANSWER_SECONDS
-        while time.monotonic() < deadline and not all(map(self._has_answered, range(self.world_size))):
+        while time.monotonic() < deadline and not all(
+            r in gone or self._has_answered(r) for r in range(self.world_size)
+        ):
             time.sleep(POLL_SECONDS)
         stopped = [r for r in range(self.world_size) if _stopped_file(directory, r).exists()]
         unseen = [r for r in range(self.world_size) if not self._sees(r)]
         with suppress(OSError):
-            note.model_copy(update={"stopped_ranks": stopped, "unseen_ranks": unseen}).write(directory)
+            note.model_copy(
+                update={"stopped_ranks": stopped, "gone_ranks": gone, "unseen_ranks": unseen}
+            ).write(directory)
         os.kill(self.child, signal.SIGKILL)
 
     def _has_answered(self, rank: int) -> bool:

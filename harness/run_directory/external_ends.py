@@ -7,9 +7,10 @@ from pathlib import Path
 
 from harness.run_directory.outcome import Outcome
 from harness.run_directory.owner import Owner
-from harness.run_directory.rank_events import RankEvents, has_said_its_end, read_events
+from harness.run_directory.rank_events import RankEvents, has_ended_well, has_said_its_end, read_events
 from harness.run_directory.request import RankExit, rank_exit, rank_owner
 from harness.run_directory.side_files import read_part
+from harness.run_directory.stuck import StuckNote
 
 PATIENCE_SECONDS = 2.0
 """Monitors note an end at once; a file system shows the note a little later."""
@@ -49,6 +50,22 @@ def is_gone(run_directory: Path, rank: int) -> bool:
     """Whether the monitor of a rank is known to have ended."""
     owner = read_part(rank_owner(run_directory, rank), Owner)
     return owner is not None and owner.is_gone
+
+
+def has_gone(run_directory: Path, rank: int) -> bool:
+    """Whether a rank, or its monitor with it, is known to have ended before the rank was done."""
+    return _is_known(run_directory, rank) and not has_ended_well(run_directory, rank)
+
+
+def exits_before_stuck(run_directory: Path, note: StuckNote) -> Outcome:
+    """Of a run whose ranks had to be ended: the exits of those that had ended by themselves before."""
+    noted = {rank: read_part(rank_exit(run_directory, rank), RankExit) for rank in note.gone_ranks}
+    known = {rank: end for rank, end in noted.items() if end is not None}
+    return Outcome(
+        exit_codes={rank: end.exit_code for rank, end in known.items()},
+        ended_at={rank: end.at for rank, end in known.items()},
+        stopped="stuck",
+    )
 
 
 def _is_known(run_directory: Path, rank: int) -> bool:

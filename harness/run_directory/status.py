@@ -99,7 +99,10 @@ def _silent_out_of_memory(run_directory: Path, events: Events, cause: Cause | No
 
 def _was_stuck(run_directory: Path, cause: Cause) -> bool:
     """Whether the rank was ended because all of them were stuck: what it said then is no cause."""
-    return read_note(run_directory) is not None and (cause.failure is None or cause.order[0] > 0)
+    note = read_note(run_directory)
+    if note is None:
+        return False
+    return cause.order[0] > 0 or (cause.failure is None and cause.rank not in note.gone_ranks)
 
 
 def _error(run_directory: Path, cause: Cause) -> ErrorPart:

@@ -32,6 +32,7 @@ class StuckNote(Part):
     stopped_ranks: list[int] = []
     """Whose processes were stopped (SIGSTOP): they can say nothing."""
     gone_ranks: list[int] = []
+    """Whose processes had ended unfinished before the others were asked: a network may tell no peer of it."""
     unseen_ranks: list[int] = []
     """Whose nodes have a runs folder of their own: where they were is not known."""
 
@@ -62,7 +63,7 @@ def stuck_error(run_directory: Path, world_size: int, note: StuckNote) -> ErrorP
     """What a record says of ranks that had to be ended."""
     states = {rank: read_state(run_directory, rank) for rank in range(world_size)}
     seen = {rank: state for rank, state in states.items() if rank not in note.unseen_ranks}
-    late = late_ranks(seen, note.stopped_ranks)
+    late = late_ranks(seen, note.stopped_ranks, note.gone_ranks)
     rank = late.ranks[0] if late is not None else None
     at_fault = states[rank].position if rank is not None else None
     order = sorted(states, key=lambda r: (late is None or r not in late.ranks, r))
@@ -76,13 +77,17 @@ def stuck_error(run_directory: Path, world_size: int, note: StuckNote) -> ErrorP
     )
 
 
-def late_ranks(states: Mapping[int, RankState], stopped: Sequence[int]) -> Late | None:
+def late_ranks(
+    states: Mapping[int, RankState], stopped: Sequence[int], gone: Sequence[int] = ()
+) -> Late | None:
     """The ranks that did not arrive where the others wait; None: that cannot be told.
 
-    In this order: processes that are stopped, ranks in no collective while others wait in one, ranks outside
-    of torch.distributed while others wait in it, ranks that have begun fewer collectives, and ranks in an
-    earlier step or phase.
+    In this order: processes that have ended, processes that are stopped, ranks in no collective while others
+    wait in one, ranks outside of torch.distributed while others wait in it, ranks that have begun fewer
+    collectives, and ranks in an earlier step or phase.
     """
+    if gone:
+        return Late(ranks=tuple(gone), why="gone without having finished")
     if stopped:
         return Late(ranks=tuple(stopped), why="stopped by SIGSTOP")
     waiting = [rank for rank, state in states.items() if state.collective is not None]

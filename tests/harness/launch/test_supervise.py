@@ -44,6 +44,13 @@ def launch(
     return list(processes)
 
 
+def end_by_themselves(processes: list[multiprocessing.process.BaseProcess]) -> None:
+    """As on nodes whose launcher or network does not tell the others that a rank is gone."""
+    for process in processes:
+        process.join(20)
+        assert process.exitcode is not None
+
+
 def end(processes: list[multiprocessing.process.BaseProcess]) -> list[int | None]:
     """As torchrun: when one process has failed, terminate the others."""
     deadline = time.monotonic() + 20
@@ -122,6 +129,22 @@ def test_rank_that_stands_still_is_found_and_all_say_where_they_are(tmp_path: Pa
     assert (record.status, error.kind, error.rank, error.phase) == ("timeout", "Stuck", 1, "forward")
     assert "sleep_in_forward" in error.ranks[1].stack
     assert "wait_forever" in error.ranks[0].stack
+
+
+def test_rank_that_was_killed_is_the_cause_though_its_peer_never_hears_of_it(tmp_path: Path) -> None:
+    end_by_themselves(launch(tmp_path, [wait_for_peers, killed]))
+    record, error = record_of(tmp_path)
+    assert (record.status, error.kind) == ("failed", "Exit")
+    assert (error.rank, error.exit_code, error.step, error.phase) == (1, -9, 2, "forward")
+    assert "SIGKILL" in error.message
+
+
+def test_rank_that_vanished_with_its_monitor_is_named_when_its_peer_stands_still(tmp_path: Path) -> None:
+    end_by_themselves(launch(tmp_path, [wait_for_peers, killed_with_its_monitor]))
+    record, error = record_of(tmp_path)
+    assert (record.status, error.kind, error.rank) == ("timeout", "Stuck", 1)
+    assert "rank 1 is gone without having finished (step 2, forward)" in error.message
+    assert error.ranks[1].note == "the process had ended"
 
 
 def test_rank_whose_node_has_a_folder_of_its_own_is_neither_late_nor_blamed(tmp_path: Path) -> None:
