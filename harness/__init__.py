@@ -3,7 +3,10 @@
 `import harness` loads nothing heavy: each name is imported on first use.
 """
 
-from __future__ import annotations
+from harness.import_path import is_program_of_ours, leave_current_folder
+
+if is_program_of_ours():  # before anything else is imported, `__future__` included
+    leave_current_folder()
 
 from importlib import import_module
 from types import ModuleType
@@ -32,7 +35,7 @@ _HOMES = {
 class _ComparePackage(ModuleType):
     """The package `harness.compare`, which Python puts in the place of a function of that name."""
 
-    def __call__(self, *arguments: Any, **settings: Any) -> Results:
+    def __call__(self, *arguments: Any, **settings: Any) -> "Results":
         from harness.api.runs import compare
 
         return compare(*arguments, **settings)

@@ -16,6 +16,7 @@ from threading import Thread
 from typing import IO, Any
 
 from harness.errors import HarnessError
+from harness.import_path import module_command, safe_environment
 
 INTERRUPTED = 130
 PATIENCE_SECONDS = 60.0
@@ -29,8 +30,9 @@ def answer(words: Sequence[str], *, quiet: bool) -> Any:
     `quiet`: keep the progress back. Raises HarnessError with the command's one line, and KeyboardInterrupt.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "harness", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        [*module_command("harness"), *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace",
+        env=safe_environment(),
     )  # fmt: skip
     said: list[str] = []
     with process, _passed_on(process.stderr, said, shows=not quiet), _interrupts_passed_on(process):

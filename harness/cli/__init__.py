@@ -7,6 +7,7 @@ import signal
 import click
 
 from harness.cli.lazy_group import LazyGroup
+from harness.import_path import leave_current_folder
 
 COMMANDS = {
     "backends": "List the backends with their options and library versions.",
@@ -37,6 +38,7 @@ COMMANDS = {
 
 def main() -> None:
     """Entry point of the `harness` command."""
+    leave_current_folder()
     # A terminated launcher must stop its ranks and write their record, as for Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)

@@ -15,6 +15,7 @@ import psutil
 
 from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, FabricResult, read_fabric
+from harness.import_path import module_command, safe_environment
 from harness.launch.ending import die_with
 from harness.scratch import scratch_folder
 
@@ -24,10 +25,10 @@ def start_ranks(nproc: int, arguments: Sequence[str]) -> FabricResult:
     with scratch_folder("fabric") as scratch:
         answer = Path(scratch) / FABRIC_NAME
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}", "-m",
+            *module_command("torch.distributed.run"), "--standalone", f"--nproc-per-node={nproc}", "-m",
             "harness", "fabric", *arguments, "--output", str(answer), "--silent",
         ]  # fmt: skip
-        variables = dict(os.environ)
+        variables = safe_environment()
         variables.setdefault("OMP_NUM_THREADS", "1")
         if sys.platform == "linux":
             variables.setdefault("GLOO_SOCKET_IFNAME", "lo")

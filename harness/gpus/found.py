@@ -19,6 +19,7 @@ from harness.gpus.builds import wheel_for
 from harness.gpus.signs import Sign, signs_of_gpus
 from harness.gpus.visible import SELECTORS, fault_of_selection, hiding
 from harness.gpus.wheel import Wheel, installed_wheel
+from harness.import_path import safe_environment
 
 QUESTION = Path(__file__).with_name("ask_torch.py")
 PATIENCE_SECONDS = 300.0
@@ -201,8 +202,9 @@ def _ask() -> dict[str, Any]:
     command = [sys.executable, "-P", str(QUESTION)]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False, errors="replace"
-        )
+            command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False, errors="replace",
+            env=safe_environment(),
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return {"error": f"torch did not say within {PATIENCE_SECONDS:.0f} s what GPUs there are"}
     try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 from harness.errors import HarnessError
+from harness.import_path import module_command, safe_environment
 from harness.run_directory.checkpoint import DESCRIPTION
 from harness.run_directory.request import checkpoint_folder
 
@@ -23,8 +23,15 @@ def export_adapter(run: Path, output: Path, *, merged: bool) -> int:
             f"'{run}' has no checkpoint; run with measure.checkpoint=neutral and measure.keep_checkpoint=true"
         )
     request = {"checkpoint": str(folder), "output": str(output), "merged": merged}
-    command = [sys.executable, "-m", "harness.worker.adapter_export"]
-    done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=False)
+    command = module_command("harness.worker.adapter_export")
+    done = subprocess.run(
+        command,
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=safe_environment(),
+    )
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:]
         raise HarnessError("".join(last) or "exporting the adapters failed without a word")

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.errors import HarnessError
+from harness.import_path import given_environment
 from harness.launch.bootstrap.sitecustomize import PACKAGES, RUN_DIRECTORY
 from harness.record import Record
 from harness.record.run_id import as_name
@@ -59,8 +60,9 @@ def observe_command(
 
 def observed_environment(directory: Path) -> dict[str, str]:
     """The environment of this process, in which every Python process observes itself."""
-    paths = [str(BOOTSTRAP), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return os.environ | {
+    environment = given_environment()
+    paths = [str(BOOTSTRAP), *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    return environment | {
         "PYTHONPATH": os.pathsep.join(paths),
         RUN_DIRECTORY: str(directory),
         PACKAGES: str(ROOT),

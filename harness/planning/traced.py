@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -16,6 +15,7 @@ from typing import Any
 
 from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
+from harness.import_path import module_command, safe_environment
 from harness.theory.activations import ActivationProfile, from_json
 
 TRACER = "harness.worker.activation_trace"
@@ -73,8 +73,8 @@ def _file(request: str) -> Path:
 
 
 def _trace(request: str) -> str:
-    command = [sys.executable, "-m", TRACER]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    command = module_command(TRACER)
+    environment = safe_environment() | {"CUDA_VISIBLE_DEVICES": ""}
     try:
         ran = subprocess.run(
             command, input=request, capture_output=True, text=True, timeout=TRACING_SECONDS, env=environment

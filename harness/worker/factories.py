@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from harness.errors import HarnessError, JobError
+from harness.import_path import put_before_packages, put_last
 from harness.provenance import package_root
 from harness.spec.factory import split_factory
 
@@ -30,9 +30,19 @@ def call_factory(setting: str, spelling: str, arguments: Mapping[str, Any]) -> A
 
     `spelling`: 'module:function', or 'path/file.py:function'.
     """
+    place, _ = split_factory(spelling)
+    root = _root(place)
+    put_before_packages(root)
+    try:
+        return _called(setting, spelling, arguments, root)
+    finally:
+        put_last(root)  # an optional library that another one looks for is none of the job's
+
+
+def _called(setting: str, spelling: str, arguments: Mapping[str, Any], root: str) -> Any:
     place, name = split_factory(spelling)
     shown = f"{setting} '{spelling}'"
-    function = getattr(_imported(place, shown), name, None)
+    function = getattr(_imported(place, shown, root), name, None)
     if function is None:
         raise JobError(f"{shown}: the module has no '{name}'; give the name of a function in it")
     if not callable(function):
@@ -55,20 +65,23 @@ def call_factory(setting: str, spelling: str, arguments: Mapping[str, Any]) -> A
         raise JobError(f"{shown} raised {described_error(error)}") from error
 
 
-def _imported(place: str, shown: str) -> ModuleType:
+def _root(place: str) -> str:
+    """The folder in which a factory's module and those beside it are looked for."""
     if not place.endswith(".py"):
-        if "" not in sys.path:
-            sys.path.insert(0, "")
-        return _import(place, shown, place)
+        return str(Path.cwd())
     file = Path(place).resolve()
     package = package_root(file)
-    root = package.parent if package else file.parent
+    return str(package.parent if package else file.parent)
+
+
+def _imported(place: str, shown: str, root: str) -> ModuleType:
+    if not place.endswith(".py"):
+        return _import(place, shown, place)
+    file = Path(place).resolve()
     parts = file.relative_to(root).with_suffix("").parts
     name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
     if not file.is_file():
         raise JobError(f"{shown}: there is no file {file}; give module:function of a file that is there")
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
     module = _import(name, shown, str(file))
     found = getattr(module, "__file__", None)
     if found is None or Path(found).resolve() != file:

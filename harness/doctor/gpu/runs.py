@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from harness.errors import HarnessError
 from harness.fabric.ranks import start_ranks
 from harness.fabric.result import FabricResult
 from harness.gpus.found import Gpus
+from harness.import_path import module_command, safe_environment
 from harness.launch.cell import run_cell
 from harness.launch.local import LocalLauncher
 from harness.provenance import package_versions
@@ -146,8 +146,8 @@ class _Gathering:
         runs = str(self.folder / ON_CPU)
         with (self.folder / CPU_LOG).open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "harness", "run", "--backend", SINGLE, *words, "--runs", runs],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                [*module_command("harness"), "run", "--backend", SINGLE, *words, "--runs", runs],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=safe_environment(),
             )  # fmt: skip
 
     def _take_from_cpu(self, process: subprocess.Popen[bytes]) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.errors import HarnessError
+from harness.import_path import module_command, safe_environment
 from harness.run_directory.simulation import SimulatedRank, SimulationRequest, read_result, write_requests
 from harness.scratch import scratch_folder
 
@@ -29,7 +29,8 @@ def run_simulations(requests: Sequence[SimulationRequest]) -> Iterator[Simulated
         log = directory / "simulation.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", SIMULATOR, str(directory)],
+                [*module_command(SIMULATOR), str(directory)],
+                env=safe_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

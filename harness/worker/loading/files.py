@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from harness.atomic_write import write_atomically
 from harness.backends.precision import COMPUTE_DTYPES
 from harness.errors import HarnessError, JobError
 from harness.file_lock import locked
+from harness.import_path import module_command, safe_environment
 from harness.spec import AdapterSection, Job
 from harness.worker.dataset import DataFacts
 from harness.worker.loading.checkpoint_files import checkpoint_tensors
@@ -110,8 +110,15 @@ def _provide_own(job: Job, shapes: Mapping[str, Sequence[int]], path: Path) -> N
 def _build_in_another_process(job: Job, path: Path, facts: DataFacts) -> None:
     """Have a process that is no rank build the whole model and write it."""
     request = {"job": job.model_dump(mode="json"), "path": str(path), "facts": asdict(facts)}
-    command = [sys.executable, "-m", "harness.worker.loading"]
-    done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=False)
+    command = module_command("harness.worker.loading")
+    done = subprocess.run(
+        command,
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        check=False,
+        env=safe_environment(),
+    )
     if done.returncode:
         last = "".join(done.stderr.strip().splitlines()[-1:])
         kind, _, message = last.partition(": ")
