@@ -11,9 +11,10 @@ from harness.run_directory.request import Resume, checkpoint_folder
 from harness.spec import DEFAULT_STEPS, Job
 
 
-def find_checkpoint(given: str, runs: Path) -> Resume:
+def find_checkpoint(given: str, runs: Path, *, trusted: bool = False) -> Resume:
     """The kept checkpoint of a run, by its id or folder, or a folder of a checkpoint.
 
+    `trusted`: it may execute code, whoever saved it.
     Raises HarnessError where there is none that training could go on from.
     """
     candidates = [Path(given), checkpoint_folder(Path(given)), checkpoint_folder(runs / given)]
@@ -23,11 +24,25 @@ def find_checkpoint(given: str, runs: Path) -> Resume:
             f"--resume-from {given}: no checkpoint in {', '.join(map(repr, map(str, candidates)))}. Keep one "
             "with measure.checkpoint=neutral and measure.keep_checkpoint=true"
         )
+    try:
+        return _continued(given, folder, trusted)
+    except OSError as error:
+        raise HarnessError(
+            f"--resume-from {given}: {error.filename} cannot be read: {error.strerror}"
+        ) from error
+
+
+def _continued(given: str, folder: Path, trusted: bool) -> Resume:
     saved = SavedCheckpoint.read(folder)
     if saved.format == "consolidated":
         raise HarnessError(
             f"--resume-from {given}: a consolidated checkpoint has no optimizer states, so training cannot "
             f"go on as if never stopped. Save a neutral one, or begin a new job with model.name={folder}"
+        )
+    if saved.format == "native" and not trusted and (why := saved.why_foreign(folder)) is not None:
+        raise HarnessError(
+            f"--resume-from {given}: loading a native checkpoint executes code in it, and {why}; give "
+            "a neutral one (measure.checkpoint=neutral), or --trust-checkpoint if you trust who saved it"
         )
     return Resume(folder=folder.resolve(), saved=saved)
 

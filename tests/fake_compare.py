@@ -6,10 +6,12 @@ KIND says how the ranks of ddp behave: 'sound', or one of those below.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -37,7 +39,30 @@ def endless(rank: Rank) -> None:
     time.sleep(60)
 
 
-KINDS = {"sound": sound, "slow": slow, "endless": endless}
+def removed(rank: Rank) -> None:
+    rank.train(4)
+    shutil.rmtree(rank.log.parent, ignore_errors=True)
+    time.sleep(60)
+
+
+def all_removed(rank: Rank) -> None:
+    rank.train(4)
+    shutil.rmtree(rank.log.parents[1], ignore_errors=True)
+    time.sleep(60)
+
+
+def replaced(rank: Rank) -> None:
+    rank.train(4)
+    with suppress(OSError):
+        rank.log.parent.rename(rank.log.parents[2] / "elsewhere")
+        rank.log.parent.write_text("")
+    time.sleep(60)
+
+
+KINDS = {
+    "sound": sound, "slow": slow, "endless": endless, "removed": removed, "all_removed": all_removed,
+    "replaced": replaced,
+}  # fmt: skip
 
 
 class Launcher(FakeLauncher):
@@ -59,6 +84,8 @@ class Launcher(FakeLauncher):
                 signal.setitimer(signal.ITIMER_REAL, 0.3)
             else:
                 self.behaviours = defaultdict(lambda: KINDS[self.kind])
+        else:
+            self.behaviours = defaultdict(lambda: sound)
         return super().run(run_directory, request, **settings)
 
 

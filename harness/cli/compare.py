@@ -22,6 +22,7 @@ from harness.cli.options import (
     PATH,
     backends_option,
     config_option,
+    found_checkpoint,
     json_option,
     measuring,
     notice,
@@ -30,6 +31,7 @@ from harness.cli.options import (
     runs_option,
     set_option,
     trace_option,
+    trust_option,
     warn_skipped,
     with_new_options,
     with_trace,
@@ -45,7 +47,6 @@ from harness.given_cells import plan_with_files
 from harness.launch.external import started_as_rank
 from harness.launch.requeued import made_in_job, requeued_job
 from harness.record import Record
-from harness.resume import find_checkpoint
 from harness.spec import CompareSection
 from harness.store import Store, keep_runs
 
@@ -84,6 +85,7 @@ RECORDS_SUFFIX = ".runs"
     "--dry-run", is_flag=True, help="List the cells, which have a record and how long the others take."
 )
 @resume_option
+@trust_option
 @json_option
 @measuring
 @view_options
@@ -104,6 +106,7 @@ def compare(
     trace: bool,
     dry_run: bool,
     resume_from: str | None,
+    trust_checkpoint: bool,
     as_json: bool,
     view: View,
     given: GivenFiles,
@@ -115,7 +118,7 @@ def compare(
     device = resolve_device(experiment.runtime.device)
     asked = split_backends(backends) if backends is not None else experiment.compare.backends
     sizes = numbers(nproc, "--nproc", "ranks") if nproc is not None else experiment.compare.world_sizes
-    resume = find_checkpoint(resume_from, runs) if resume_from is not None else None
+    resume = found_checkpoint(resume_from, runs, trusted=trust_checkpoint)
     _require_equal_batches(batch, resume is not None, given)
     experiment, rows = given.rows(experiment, view)
     count = repeats or experiment.compare.repeats

@@ -13,6 +13,9 @@ import click
 
 from harness.cli import completion
 from harness.cli.output import echo
+from harness.errors import HarnessError
+from harness.resume import find_checkpoint
+from harness.run_directory.request import Resume
 from harness.safe_text import described, encodable
 
 EXIT_ERROR = 1
@@ -123,9 +126,22 @@ port_option = click.option(
 resume_option = click.option(
     "--resume-from", metavar="RUN", help="Continue the kept checkpoint of a run: its id, or a folder."
 )
+trust_option = click.option(
+    "--trust-checkpoint", is_flag=True,
+    help="Load a native checkpoint that you did not save: it can execute any code.",
+)  # fmt: skip
 trace_option = click.option(
     "--trace", is_flag=True, help="Keep each rank's profiler trace (measure.trace=true)."
 )
+
+
+def found_checkpoint(given: str | None, runs: Path, *, trusted: bool) -> Resume | None:
+    """The checkpoint that --resume-from names; raises HarnessError."""
+    if given is None:
+        if trusted:
+            raise HarnessError("--trust-checkpoint does nothing without --resume-from; give both")
+        return None
+    return find_checkpoint(given, runs, trusted=trusted)
 
 
 def with_trace(assignments: tuple[str, ...], trace: bool) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from harness.cli.device import resolve_device
 from harness.cli.given import GivenFiles, given_options
 from harness.cli.options import (
     config_option,
+    found_checkpoint,
     json_option,
     measuring,
     notice,
@@ -27,6 +28,7 @@ from harness.cli.options import (
     runs_option,
     set_option,
     trace_option,
+    trust_option,
     with_new_options,
     with_trace,
 )
@@ -49,7 +51,6 @@ from harness.launch.launcher_settings import launcher_settings
 from harness.launch.local import LocalLauncher, require_port
 from harness.launch.supervise import supervise
 from harness.record import GivenPart, Record
-from harness.resume import find_checkpoint
 from harness.run_directory.request import Resume, RunRequest
 from harness.spec import Experiment
 from harness.store import Store
@@ -69,6 +70,7 @@ from harness.store import Store
 @force_option
 @trace_option
 @resume_option
+@trust_option
 @json_option
 @measuring
 @view_options
@@ -84,6 +86,7 @@ def run(
     force: bool,
     trace: bool,
     resume_from: str | None,
+    trust_checkpoint: bool,
     as_json: bool,
     view: View,
     given: GivenFiles,
@@ -99,7 +102,7 @@ def run(
     part = row.part if row is not None else None
     device = resolve_device(experiment.runtime.device)
     store = Store(runs)
-    resume = find_checkpoint(resume_from, runs) if resume_from is not None else None
+    resume = found_checkpoint(resume_from, runs, trusted=trust_checkpoint)
     if started_as_rank():
         return _run_as_rank(experiment, label, device, store, nproc, force, as_json, view, resume, part)
     _require_one_machine(nodes)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from harness.backends import registry
 from harness.cells import Cell, make_request
 from harness.errors import HarnessError
 from harness.launch.launcher_settings import launcher_settings
-from harness.launch.local import EventHandler, LocalLauncher
+from harness.launch.local import EventHandler, LocalLauncher, require_folder
 from harness.launch.owner import forget_owner, keep_outcome, note_owner
 from harness.provenance import load_average
 from harness.record import PredictionPart, Record
@@ -20,6 +22,9 @@ from harness.run_directory.request import RunRequest
 from harness.spec import Experiment
 from harness.spec.pairs import why_refused
 from harness.store import Store, keep_record
+
+FOLDER_LOST = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
+"""What writing into the folder of a run says that was removed, replaced or closed: others can be written."""
 
 
 def run_cell(
@@ -51,6 +56,7 @@ def run_cell(
             for extension in registry.parse(cell.backend)[1].extensions():
                 launcher.build(extension)
             outcome = launcher.run(directory, request, on_event=on_event, port=port)
+            require_folder(directory)
             record = assemble(directory, request, outcome)
     except Exception as error:  # whatever it is, this cell failed, and the others go on
         record = record_of_fault(directory, request, error)
@@ -59,13 +65,29 @@ def run_cell(
     found = record.environment.model_copy(update={"load_average": load})
     record = record.model_copy(update={"environment": found})
     try:
-        record = keep_record(directory, record)
+        try:
+            record = keep_record(directory, record)
+        except OSError as error:
+            if error.errno not in FOLDER_LOST:
+                raise
+            directory, request = _replacement(store, directory, request)
+            record = keep_record(directory, record.model_copy(update={"run_id": request.run_id}))
     except OSError as error:
         if outcome is not None:
             keep_outcome(directory, outcome)
         raise HarnessError(f"record of run '{directory}' cannot be written: {error.strerror}") from error
     forget_owner(directory)
     return record
+
+
+def _replacement(store: Store, lost: Path, request: RunRequest) -> tuple[Path, RunRequest]:
+    """A folder for the record of a run whose own cannot be written: of its name where nothing has taken it.
+
+    Raises HarnessError.
+    """
+    if os.path.lexists(lost):
+        request = request.model_copy(update={"run_id": f"{request.run_id[:-6]}{secrets.token_hex(3)}"})
+    return _new_folder(store, request), request
 
 
 def _new_folder(store: Store, request: RunRequest) -> Path:

@@ -146,6 +146,9 @@ class LocalLauncher:
             for number in STOPPING:
                 signal.signal(number, signal.SIG_IGN)
             stopped = "interrupted"
+        except Exception:  # the folder is gone, or cannot be read any more
+            end_all(list(processes.values()), started)
+            raise
         running.note_ends()
         codes = {rank: processes[rank].exitcode for rank in running.in_order_of_their_end()}
         end_all(list(processes.values()), started)
@@ -195,6 +198,7 @@ class _Running:
         """Once one has failed."""
         while alive := [p for p in self.processes.values() if p.exitcode is None]:
             wait([p.sentinel for p in alive], timeout=POLL_SECONDS)
+            require_folder(self.run_directory)
             self.pass_events_on()
             if self.note_ends() and deadline is None:
                 deadline = time.monotonic() + GRACE_SECONDS
@@ -225,6 +229,18 @@ class _Running:
     def in_order_of_their_end(self) -> list[int]:
         """Those that have ended, the first first, then the others."""
         return sorted(self.processes, key=lambda rank: (self.ended_at.get(rank, math.inf), rank))
+
+
+class FolderLost(HarnessError):
+    """A run's folder went away while its ranks trained."""
+
+
+def require_folder(run_directory: Path) -> None:
+    """Raises FolderLost where a run's folder, and with it what was measured, is gone."""
+    if not run_directory.is_dir():
+        raise FolderLost(
+            f"{run_directory} was removed, moved or replaced while its ranks ran; run the cell again"
+        )
 
 
 def _living(processes: Mapping[int, Any]) -> dict[int, int]:

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +23,7 @@ from harness.record.checkpoint import ResumedPart, SavedFormat
 from harness.spec import Job
 
 DESCRIPTION = "checkpoint.json"
+KEY_BYTES = 32
 
 
 class SavedCheckpoint(BaseModel):
@@ -43,6 +51,28 @@ class SavedCheckpoint(BaseModel):
     moments_checksum: str | None = None
     """Of Adam's moments; None: digests were not asked for, or the format has none, or the backend does
     not list its pieces."""
+
+    files: dict[str, str] = {}
+    """SHA-256 of each file by its path, of formats that execute code when they are loaded."""
+    seal: str | None = None
+    """Of these digests with the key of the user who saved them; None: there is none."""
+
+    def sealed(self, folder: Path) -> SavedCheckpoint:
+        """With the digests of the files that were just saved; without a key, unsealed."""
+        files = _digests(folder)
+        key = _user_key(make=True)
+        return self.model_copy(update={"files": files, "seal": _seal(files, key) if key else None})
+
+    def why_foreign(self, folder: Path) -> str | None:
+        """Why the files may not be those that this user saved; None: they are."""
+        key = _user_key(make=False)
+        if self.seal is None:
+            return "nothing tells who saved it"
+        if key is None or not hmac.compare_digest(_seal(self.files, key), self.seal):
+            return "another user, or another home folder, saved it"
+        found = _digests(folder)
+        changed = sorted(name for name in {*found, *self.files} if found.get(name) != self.files.get(name))
+        return f"{changed[0]} is not as it was saved" if changed else None
 
     def write(self, folder: Path) -> None:
         write_atomically(folder / DESCRIPTION, self.model_dump_json(indent=1))
@@ -75,3 +105,35 @@ class SavedCheckpoint(BaseModel):
             updates=self.updates,
             weights_digest=self.weights_digest,
         )
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of a checkpoint but its description, by its path in the folder."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path != folder / DESCRIPTION:
+            with path.open("rb") as file:
+                found[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def _seal(files: Mapping[str, str], key: bytes) -> str:
+    return hmac.new(key, json.dumps(dict(files), sort_keys=True).encode(), "sha256").hexdigest()
+
+
+def _user_key(*, make: bool) -> bytes | None:
+    """A secret of this user, by which files of others are told from own ones; None: it cannot be kept."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    path = state / "sharding-harness" / "key"
+    with suppress(OSError):
+        if make and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(own := f"{path}.{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(KEY_BYTES))
+            with suppress(FileExistsError):  # another process was first
+                os.link(own, path)
+            os.unlink(own)
+        key = path.read_bytes()
+        return key if len(key) == KEY_BYTES else None
+    return None

@@ -72,13 +72,16 @@ class CheckpointProbe:
         moments = checksum_of_moments(engine) if digests and form != "consolidated" else None
         if self.world.rank == 0:
             progress = progress_of(engine)
-            SavedCheckpoint(
+            saved = SavedCheckpoint(
                 format=form, native_format=engine.native_format(), run_id=request.run_id,
                 backend=request.backend, world_size=self.world.world_size, job_id=request.job_id,
                 job=request.job, step=steps_taken, updates=progress.updates if progress else None,
                 loss_scale=progress.loss_scale if progress else None,
                 weights_digest=weights.digest if weights else None, moments_checksum=moments,
-            ).write(self.folder)  # fmt: skip
+            )  # fmt: skip
+            if request.measure.keep_checkpoint and form == "native":
+                saved = saved.sealed(self.folder)
+            saved.write(self.folder)
             if form != "native":
                 self.write_model_config(self.folder)
 

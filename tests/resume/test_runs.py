@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import pickle
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,8 +17,9 @@ from harness.compare.comparison import Comparison
 from harness.compare.job_equivalence import job_differences
 from harness.record import Record
 from harness.record.model import DIGEST_KIND
+from harness.resume import find_checkpoint
 from harness.store import Store
-from tests.harness.cli.command_line import harness, refused
+from tests.harness.cli.command_line import harness, harness_process, refused
 from tests.resume.engines import BACKENDS
 
 pytestmark = pytest.mark.long(seconds=45)
@@ -200,7 +205,8 @@ def test_native_checkpoints_have_a_checksum_of_moments(damaged, words, native: P
         place = next(p for index, p in places.items() if damaged in index.fqn and "down_proj" in index.fqn)
         flip_a_bit(kept / place.relative_path, place.offset + place.length // 2)
     command = ["run", "--backend", "ddp", "--nproc", "1", *settings(), "--resume-from", str(kept)]
-    done = harness(*command, cwd=tmp_path)
+    trust = [] if damaged is None else ["--trust-checkpoint"]
+    done = harness(*command, *trust, cwd=tmp_path)
     assert done.returncode == int(damaged is not None)
     assert words in done.stderr
 
@@ -215,3 +221,38 @@ def test_a_job_in_epochs_that_has_no_step_left_is_refused(tmp_path: Path) -> Non
     done = harness("run", *again, cwd=tmp_path)
     assert done.returncode != 0
     assert "saved after 1 of 1 steps: none is left" in done.stderr
+
+
+def test_a_native_checkpoint_that_is_not_as_it_was_saved_needs_trust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Code:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    native = settings("measure.checkpoint=native", "measure.keep_checkpoint=true")
+    begin = ("run", "--backend", "ddp", "--nproc", "1")
+    done = harness_process(*begin, *native, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (record,) = Store(tmp_path / "runs").records()[0]
+    assert find_checkpoint(record.run_id, tmp_path / "runs").saved.files
+    assert (tmp_path / "state/sharding-harness/key").stat().st_mode & 0o777 == 0o600
+    resumed = [*begin, *settings(), "--resume-from", record.run_id]
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of-another"))
+    assert "executes code in it, and another user, or another home folder, saved it" in refused(
+        tmp_path, *resumed
+    )
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    checkpoint = tmp_path / "runs" / record.run_id / "checkpoint"
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(Code()))
+    said = refused(tmp_path, *resumed)
+    assert "executes code in it, and .metadata is not as it was saved; give a neutral one" in said
+    description = json.loads((checkpoint / "checkpoint.json").read_text())
+    digest = hashlib.sha256((checkpoint / ".metadata").read_bytes()).hexdigest()
+    for forged in ({"seal": None}, {"files": description["files"] | {".metadata": digest}}):
+        (checkpoint / "checkpoint.json").write_text(json.dumps(description | forged))
+        assert "give a neutral one" in refused(tmp_path, *resumed)
+    assert not (tmp_path / "executed").exists()
+    trusted = harness_process(*resumed, "--trust-checkpoint", cwd=tmp_path)
+    assert (trusted.returncode, (tmp_path / "executed").exists()) == (1, True)

@@ -57,6 +57,20 @@ def test_cell_that_cannot_be_started_is_a_record_and_the_others_run(tmp_path: Pa
     assert "\x1b" not in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("kind", ["removed", "all_removed", "replaced"])
+def test_a_lost_folder_fails_its_cell_alone(tmp_path: Path, kind: str) -> None:
+    done = compare(tmp_path, kind, "--repeats", "2")
+    assert done.returncode == 0, done.stderr
+    found = records(tmp_path / "runs")
+    lost = [record for record in found if record.backend.name == "ddp"]
+    for record in lost:
+        assert record.error is not None
+        assert "was removed, moved or replaced while its ranks ran" in record.error.message
+        assert (record.status, record.error.kind) == ("failed", "FolderLost")
+    others = [record.status for record in found if record not in lost]
+    assert (len(lost), others) == ((1, []) if kind == "all_removed" else (2, ["ok"] * 3))
+
+
 def test_full_disk_names_the_run_and_keeps_older_records(tmp_path: Path) -> None:
     compare(tmp_path, "sound")
     before = {path: path.read_bytes() for path in (tmp_path / "runs").glob("*/record.json")}
