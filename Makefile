@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 WORKERS ?= 3
 SIDE_BY_SIDE := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-.PHONY: compare fuzz resume-trial disk-trial test labs test-exhaustive test-docs test-browser test-cluster test-gpu-stub traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
+.PHONY: compare fuzz resume-trial disk-trial test labs test-exhaustive test-journeys test-docs test-browser test-cluster test-gpu-stub traps gallery gallery-gpu-stub faults lint docs bench publish reports clean
 
 compare: $(READY)
 	$(BIN)/harness compare --config configs/default.yaml --runs runs --report runs/report.md
@@ -20,6 +20,10 @@ test: $(READY)
 # The same checks over more ranks, precisions, pairs of strategies and published records.
 test-exhaustive: $(READY)
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m exhaustive
+
+# The journeys that `make test` leaves out: a minute of processor time each.
+test-journeys: $(READY)
+	$(BIN)/pytest -m exhaustive tests/journeys
 
 # Hostile input by every way in: 20,000 inputs from a seed that is printed. Several minutes.
 FUZZED ?= 20000

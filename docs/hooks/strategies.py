@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from docs.hooks import sweep_tables, sweeps
 from docs.hooks.tables import table
 from harness.config import load_experiment
+from harness.planning.defaults import PRESET
 from harness.planning.estimate import EstimateRow, estimate, question
 from harness.planning.hardware import load_hardware
 from harness.planning.models import load_model
@@ -50,7 +51,7 @@ SETTINGS = (
     "training.activation_checkpointing=true",
     "training.micro_batch_size=1",
     "data.sequence_length=4096",
-    "runtime.preset=library-defaults",
+    f"runtime.preset={PRESET}",
 )
 
 

@@ -9,6 +9,7 @@ from functools import cache
 from harness.backends import registry
 from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.planning.defaults import PRESET
 from harness.planning.estimate import EstimateRow, estimate, question
 from harness.planning.hardware import load_hardware
 from harness.planning.model import PlannedModel
@@ -22,7 +23,7 @@ MARGIN = 1.05
 """Of the speed of the best data-parallel strategy: what pays is faster by more than 5 %."""
 COMMON = (
     "training.precision=bf16-mixed", "training.activation_checkpointing=true",
-    "runtime.preset=library-defaults",
+    f"runtime.preset={PRESET}",
 )  # fmt: skip
 RIVALS = (
     "ddp", "zero1", "zero3", "zero3:hpz=8", "fsdp", "fsdp:reshard=8", "fsdp-grad-op", "fsdp-hybrid",

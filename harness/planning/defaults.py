@@ -1,11 +1,14 @@
-"""Precision and sequence of ordinary training, for questions about GPUs that name none."""
+"""Precision, sequence and preset of ordinary training, for questions about GPUs that name none."""
 
 from __future__ import annotations
 
+from harness.backends.base import Preset
 from harness.planning.device import Device
 from harness.planning.model import PlannedModel
 from harness.spec import Experiment
 
+PRESET: Preset = "library-defaults"
+"""What people run who set nothing of a library."""
 LONGEST_DEFAULT_SEQUENCE = 4096
 """Of a question that names none: the model's context, but no more than this."""
 
@@ -13,8 +16,8 @@ LONGEST_DEFAULT_SEQUENCE = 4096
 def with_training_defaults(
     model: PlannedModel, experiment: Experiment, device: Device | None
 ) -> tuple[Experiment, tuple[str, ...]]:
-    """The experiment with the precision and sequence of ordinary training where it names none, and a remark
-    on each; unchanged without a device."""
+    """The experiment with the precision, sequence and preset of ordinary training where it names none, and a
+    remark on each; unchanged without a device."""
     if device is None:
         return experiment, ()
     remarks = []
@@ -30,4 +33,9 @@ def with_training_defaults(
         )
         data = data.model_copy(update={"sequence_length": length})
         remarks.append(f"data.sequence_length={length}, since none is given")
-    return experiment.model_copy(update={"training": training, "data": data}), tuple(remarks)
+    runtime = experiment.runtime
+    if "preset" not in runtime.model_fields_set:
+        runtime = runtime.model_copy(update={"preset": PRESET})
+        remarks.append(f"runtime.preset={PRESET}, since none is given")
+    update = {"training": training, "data": data, "runtime": runtime}
+    return experiment.model_copy(update=update), tuple(remarks)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.backends import registry
-from harness.backends.base import World
-from harness.backends.hybrid import shard_size
 from harness.batch import BatchLayout
 from harness.cells import Cell
 from harness.planning.device import Device
@@ -88,28 +85,15 @@ def _scenario(
     preset: str,
     device: Device | None,
 ) -> Scenario | None:
-    entry, options = registry.parse(label)
-    if entry.strategy is None:
-        return None
-    shards = None
-    if entry.strategy.facts.has_replicas:
-        world = World(
-            rank=0, world_size=world_size, local_rank=0, ranks_per_node=ranks_per_node, device=torch_device
-        )
-        shards = shard_size(world, getattr(options, "shard_size", None))
-    return Scenario(
-        model=model,
-        job=job,
-        label=label,
-        strategy=entry.strategy,
-        options=options.model_dump(mode="json"),
+    return Scenario.of(
+        label,
+        model,
+        job,
         world_size=world_size,
         ranks_per_node=ranks_per_node,
-        shard_size=shards,
         preset=preset,  # type: ignore[arg-type]
         micro_batch_size=layout.micro_batch_size,
         accumulation_steps=layout.accumulation_steps,
         torch_device=torch_device,
-        transport="nccl" if torch_device == "cuda" else "gloo",
         device=device,
     )

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from harness.backends import registry
-from harness.backends.base import Preset
+from harness.backends.base import Preset, World
+from harness.backends.hybrid import shard_size as shard_group
 from harness.backends.mesh import Mesh
 from harness.backends.strategy import StrategyKind
 from harness.planning.adapters import with_adapters
@@ -50,6 +51,59 @@ class Scenario:
     fabric: Fabric | None = None
     constants: TimeConstants | None = None
     """Of the time model, by a calibration; None: published ones."""
+
+    @classmethod
+    def of(
+        cls,
+        label: str,
+        model: PlannedModel,
+        job: Job,
+        *,
+        world_size: int,
+        ranks_per_node: int,
+        preset: Preset,
+        micro_batch_size: int,
+        accumulation_steps: int,
+        torch_device: str = "cuda",
+        device: Device | None = None,
+        fabric: Fabric | None = None,
+        constants: TimeConstants | None = None,
+    ) -> Scenario | None:
+        """The scenario of a job under a backend; None: a third party's, which no closed form knows.
+
+        `preset`: of the job; an option of the label goes before it. `job`: with its global batch.
+        """
+        entry, options = registry.parse(label)
+        if entry.strategy is None:
+            return None
+        shards = None
+        if entry.strategy.facts.has_replicas:
+            world = World(
+                rank=0,
+                world_size=world_size,
+                local_rank=0,
+                ranks_per_node=ranks_per_node,
+                device=torch_device,
+            )
+            shards = shard_group(world, getattr(options, "shard_size", None))
+        return cls(
+            model=model,
+            job=job,
+            label=label,
+            strategy=entry.strategy,
+            options=options.model_dump(mode="json"),
+            world_size=world_size,
+            ranks_per_node=ranks_per_node,
+            shard_size=shards,
+            preset=options.preset or preset,
+            micro_batch_size=micro_batch_size,
+            accumulation_steps=accumulation_steps,
+            torch_device=torch_device,
+            transport="nccl" if torch_device == "cuda" else "gloo",
+            device=device,
+            fabric=fabric,
+            constants=constants,
+        )
 
     @property
     def nodes(self) -> int:

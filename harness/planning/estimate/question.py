@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from harness.backends import registry
 from harness.backends.base import World
-from harness.backends.hybrid import shard_size
 from harness.batch import BatchLayout, with_global_batch
 from harness.cell_layout import job_layout, layout_of
 from harness.cells import canonical_label
@@ -108,7 +107,6 @@ def _candidate(asked: Question, label: str, world_size: int) -> Candidate:
     world = World(
         rank=0, world_size=world_size, local_rank=0, ranks_per_node=per_node, device=asked.torch_device
     )
-    requested = getattr(options, "shard_size", None)
     training, job = asked.experiment.training, asked.experiment.job()
     precision = training.held_precision
     layout: BatchLayout | None = None
@@ -122,20 +120,16 @@ def _candidate(asked: Question, label: str, world_size: int) -> Candidate:
         reason = why_not_divided(options, asked.model, world_size, layout.micro_batch_size, precision)
     if layout is None or reason is not None:
         return Candidate(label=label, world_size=world_size, scenario=None, unsupported=reason)
-    scenario = Scenario(
-        model=asked.model,
-        job=with_global_batch(job, layout),
-        label=label,
-        strategy=entry.strategy,
-        options=options.model_dump(mode="json"),
+    scenario = Scenario.of(
+        label,
+        asked.model,
+        with_global_batch(job, layout),
         world_size=world_size,
         ranks_per_node=per_node,
-        shard_size=shard_size(world, requested) if entry.strategy.facts.has_replicas else None,
-        preset=options.preset or asked.experiment.runtime.preset,
+        preset=asked.experiment.runtime.preset,
         micro_batch_size=layout.micro_batch_size,
         accumulation_steps=layout.accumulation_steps,
         torch_device=asked.torch_device,
-        transport="nccl" if asked.torch_device == "cuda" else "gloo",
         device=asked.device,
         fabric=asked.fabric,
         constants=asked.constants,

@@ -77,6 +77,7 @@ def _config(typed: Typed) -> list[str]:
 def _settings(question: Question, configuration: Configuration, typed: Typed) -> list[str]:
     training = question.job.training
     decided = {
+        "runtime.preset": question.preset,
         "data.sequence_length": question.sequence_length,
         "training.precision": training.precision,
         "training.global_batch_size": training.global_batch_size,

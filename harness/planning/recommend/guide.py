@@ -14,6 +14,7 @@ from typing import Literal
 from harness.compare.wording import percent
 from harness.planning.recommend.predict import Configuration, Predictors, smallest_need
 from harness.planning.recommend.question import Question
+from harness.planning.recommend.ranking import CLOSE_SHARE
 from harness.planning.recommend.remedies import (
     Remedy,
     Tool,
@@ -29,10 +30,9 @@ GUIDE_GPUS = 512
 EXPOSED_SHARE = 0.2
 """Of a step: above it communication decides the speed."""
 
-CLOSE_SHARE = 0.05
-"""Of the better rate: nearer than that only a measurement ranks."""
-
-Case = Literal["too few samples", "does not fit", "only offload fits", "communication-bound", "slower"]
+Case = Literal[
+    "too few samples", "does not fit", "barely fits", "only offload fits", "communication-bound", "slower",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,9 @@ def advise(
     if question.samples_per_rank == 0:
         return _too_few_samples(question, shared)
     on_device = [c for c in fitting if c.variant.offload == "none"]
+    with_room = [c for c in shared if c.fits and not c.verdict.barely_fits]
+    if on_device and on_device[0].verdict.barely_fits and with_room:
+        return _barely(on_device[0], with_room)
     if on_device:
         faster = [c for c in shared if c.fits and _gain(c, on_device[0]) > CLOSE_SHARE]
         if faster:
@@ -107,6 +110,16 @@ def _outrun(plain: Configuration, faster: Sequence[Configuration]) -> Advice:
     )
 
 
+def _barely(plain: Configuration, roomier: Sequence[Configuration]) -> Advice:
+    """Data parallelism leaves next to nothing of the device, ranks that share samples more."""
+    return Advice(
+        case="barely fits",
+        figures=f"{plain.label}, the fastest of its kind that fits, leaves "
+        f"{percent(plain.margin_bytes / plain.memory_bytes)} of the device free",
+        remedies=tuple(predicted_remedies(roomier)),
+    )
+
+
 def _too_few_samples(question: Question, shared: Sequence[Configuration]) -> Advice:
     samples = question.samples_asked
     return Advice(
@@ -146,8 +159,8 @@ def _communication_bound(question: Question, best: Configuration, tried: Collect
         return None
     ratio = speed.communication_seconds / speed.computing_seconds
     figures = (
-        f"{best.label} is the fastest that fits, and {percent(exposed)} of its step is exposed "
-        f"communication: it communicates {number(speed.communication_seconds)} s and computes "
+        f"{percent(exposed)} of the step of {best.label} is exposed communication: it communicates "
+        f"{number(speed.communication_seconds)} s and computes "
         f"{number(speed.computing_seconds)} s"
     )
     remedies = tuple(r for r in _faster(question, best, ratio) if r.tool not in tried)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.backends import registry
 from harness.backends.pipeline_options import parts_of
@@ -52,6 +52,8 @@ class Configuration:
     """None: it does not fit, or its communication has no closed form."""
     unknown: str | None = None
     """Why there is no speed although it fits."""
+    traffic: str | None = None
+    """Why its speed rests on the papers' count of bytes, not on the library's; None: it does not."""
 
     @property
     def label(self) -> str:
@@ -104,21 +106,20 @@ def scenario_of(
 ) -> Scenario:
     """The scenario of one configuration."""
     training = question.job.training.model_copy(update={"activation_checkpointing": checkpointing})
-    return Scenario(
-        model=question.model,
-        job=question.job.model_copy(update={"training": training}),
-        label=variant.label,
-        strategy=variant.strategy,
-        options=variant.options,
+    scenario = Scenario.of(
+        variant.label,
+        question.model,
+        question.job.model_copy(update={"training": training}),
         world_size=question.gpus,
         ranks_per_node=question.gpus_per_node,
-        shard_size=variant.shard_size,
-        preset=question.preset,  # type: ignore[arg-type]
+        preset=question.preset,
         micro_batch_size=micro_batch_size,
         accumulation_steps=max(1, samples_of(question, variant) // micro_batch_size),
         device=question.device,
         fabric=question.fabric,
     )
+    assert scenario is not None  # variants are built-in
+    return scenario
 
 
 def samples_of(question: Question, variant: Variant) -> int:
@@ -225,7 +226,10 @@ def _with_speed(question: Question, configuration: Configuration, predictors: Pr
         configuration.micro_batch_size,
         checkpointing=configuration.checkpointing,
     )
-    unknown = collectives(scenario.workload()).unknown
-    speed = predictors.speed(scenario) if unknown is None else None
-    values = {name: getattr(configuration, name) for name in Configuration.__dataclass_fields__}
-    return Configuration(**(values | {"speed": speed, "unknown": unknown}))
+    unknown = speed = None
+    try:
+        speed = predictors.speed(scenario)
+    except HarnessError as error:
+        unknown = str(error)
+    traffic = collectives(scenario.workload()).unknown if speed else None
+    return replace(configuration, speed=speed, unknown=unknown, traffic=traffic)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from harness.backends.base import Preset
 from harness.errors import HarnessError
 from harness.planning.adapters import require_all_trained
 from harness.planning.defaults import with_training_defaults
@@ -25,7 +26,8 @@ class Question:
     model: PlannedModel
     job: Job
     """Its global batch is resolved; 0 samples a rank are possible, and then said."""
-    preset: str
+    preset: Preset
+    """Of the libraries' settings: what plans, and what the printed commands run."""
     gpus: int
     gpus_per_node: int
     device: Device

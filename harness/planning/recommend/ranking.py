@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from harness.backends import registry
 from harness.backends.entry import Entry
+from harness.backends.hybrid import SECOND_COPY
 from harness.compare.wording import percent
 from harness.errors import HarnessError
 from harness.planning.estimate.support import why_not_divided
@@ -22,6 +23,13 @@ from harness.planning.recommend.question import Question
 from harness.planning.recommend.variants import NOT_TRIED, Variant, distinct_backends, variants
 from harness.report.formats import gigabytes
 
+CLOSE_SHARE = 0.05
+"""Of the better rate: nearer than that only a measurement ranks."""
+SIMPLEST = (
+    "ddp", "zero0", "zero1", "zero2", "fsdp-grad-op", "fsdp", "fsdp1-no-shard", "fsdp1-grad-op", "fsdp1",
+    "zero3",
+)  # fmt: skip
+"""Strategies by their moving parts, the fewest first; then come hybrids, then ranks that share samples."""
 SMALL_SHARE = 0.02
 """Of a step: a smaller part explains nothing."""
 
@@ -36,19 +44,28 @@ class Loser:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """Every variant's best configuration, the fastest first, then those that do not fit."""
+    """Every variant's best configuration: the one to take, then by speed those that fit, then the others."""
 
     fitting: tuple[Configuration, ...]
-    """Those that barely fit come last."""
+    """First, of those close to the fastest, the one with the fewest moving parts; last what barely fits."""
     too_large: tuple[Configuration, ...]
     """With the smallest micro-batch, and checkpointing if it may be chosen; nearest to fitting first."""
     left_out: dict[str, str]
     """Backends that were not looked at, and why."""
     with_room: Configuration | None = None
-    """The fastest that is not tight, whichever micro-batch and checkpointing that takes."""
+    """The one to take of those that are not tight, whichever micro-batch and checkpointing that takes."""
+
+    @property
+    def fastest(self) -> Configuration | None:
+        """The fastest that does not barely fit, if that is not the one to take."""
+        faster = [c for c in self.fitting[1:] if c.verdict.barely_fits == self.fitting[0].verdict.barely_fits]
+        first = max(faster, key=lambda c: c.tokens_per_second_per_gpu, default=None)
+        if first is None or first.tokens_per_second_per_gpu <= self.fitting[0].tokens_per_second_per_gpu:
+            return None
+        return first
 
     def best_by_backend(self) -> tuple[Configuration, ...]:
-        """The fastest configuration of each backend that fits, the fastest first."""
+        """The best configuration of each backend that fits, the one to take first."""
         found: dict[str, Configuration] = {}
         for configuration in self.fitting:
             found.setdefault(configuration.backend, configuration)
@@ -83,17 +100,52 @@ def rank(question: Question, predictors: Predictors) -> Ranking:
         except Exception as error:  # one that cannot be predicted must not cost the others
             reason = str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"
             left_out[variant.label] = f"no prediction: {reason}"
-    fitting = sorted(
-        (c for c in found if c.fits),
-        key=lambda c: (c.verdict.barely_fits, -c.tokens_per_second_per_gpu, -c.margin_bytes),
-    )
+    fitting = sorted((c for c in found if c.fits), key=_by_speed)
+    leader = simplest_close(fitting)
     too_large = sorted((c for c in found if not c.fits), key=lambda c: c.needed_bytes)
     return Ranking(
-        fitting=tuple(fitting),
+        fitting=tuple(c for c in (leader, *(c for c in fitting if c is not leader)) if c),
         too_large=tuple(too_large),
         left_out=left_out,
-        with_room=max(with_room, key=lambda c: c.tokens_per_second_per_gpu, default=None),
+        with_room=simplest_close(sorted(with_room, key=_by_speed)),
     )
+
+
+def _by_speed(configuration: Configuration) -> tuple[bool, float, int]:
+    return (
+        configuration.verdict.barely_fits,
+        -configuration.tokens_per_second_per_gpu,
+        -configuration.margin_bytes,
+    )
+
+
+def simplest_close(ranked: Sequence[Configuration]) -> Configuration | None:
+    """Of those that predictions cannot tell from the fastest, the one with the fewest moving parts.
+
+    `ranked`: the fastest first; of equal ones the first. None: there are none.
+    """
+    if not ranked:
+        return None
+    least = ranked[0].tokens_per_second_per_gpu * (1 - CLOSE_SHARE)
+    barely = ranked[0].verdict.barely_fits
+    close = [c for c in ranked if c.verdict.barely_fits == barely and c.tokens_per_second_per_gpu >= least]
+    return min(close, key=moving_parts)
+
+
+def moving_parts(configuration: Configuration) -> tuple[bool, int]:
+    """Grows with what has to be set up and can go wrong: offload, ways to shard, groups of ranks."""
+    options, strategy = configuration.variant.options, configuration.variant.strategy
+    offloads = configuration.variant.offload != "none"
+    places = len(SIMPLEST)
+    if strategy.facts.cuts_layers:
+        return offloads, places + 3
+    if options.get("sequence"):
+        return offloads, places + 2
+    if options.get("tensor"):
+        return offloads, places + 1
+    if configuration.backend not in SIMPLEST or any(options.get(name) for name in SECOND_COPY):
+        return offloads, places
+    return offloads, SIMPLEST.index(configuration.backend)
 
 
 def _tried(
@@ -161,6 +213,8 @@ def why_slower(configuration: Configuration, best: Configuration) -> str:
         free = 1 - configuration.needed_bytes / configuration.memory_bytes
         return f"barely fits: {percent(free)} of the device is free"
     slower = 1 - configuration.tokens_per_second_per_gpu / best.tokens_per_second_per_gpu
+    if slower <= 0:
+        return f"faster by {percent(-slower)}, within what predictions can tell, with more moving parts"
     step = configuration.speed.step_seconds
     exposed = (configuration.speed.exposed_seconds - best.speed.exposed_seconds) / step
     computing = (configuration.speed.computing_seconds - best.speed.computing_seconds) / step

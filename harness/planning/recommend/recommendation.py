@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 from harness.backends import registry
+from harness.backends.base import Preset
 from harness.compare.wording import listed, percent
 from harness.errors import HarnessError
 from harness.planning.recommend.commands import Commands, Typed, commands
-from harness.planning.recommend.guide import CLOSE_SHARE, Advice, advise, guide_line
+from harness.planning.recommend.guide import Advice, advise, guide_line
 from harness.planning.recommend.predict import Configuration, Predictors
 from harness.planning.recommend.question import Question
-from harness.planning.recommend.ranking import Ranking, rank
+from harness.planning.recommend.ranking import CLOSE_SHARE, Ranking, rank
 from harness.planning.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
 from harness.planning.verdict import TIGHT_SHARE
 
@@ -27,11 +28,14 @@ class Recommendation:
     question: Question
     ranking: Ranking
     best: tuple[Configuration, ...]
-    """The fastest configuration of each of the fastest backends."""
+    """The best configuration of each of the best backends."""
     advice: Advice | None
     guide: str | None
     uncertain: tuple[str, ...]
     commands: Commands
+    other_preset: Preset
+    other_best: Configuration | None
+    """What would be recommended if that preset planned."""
 
     def as_json(self) -> dict[str, Any]:
         question, ranking = self.question, self.ranking
@@ -45,6 +49,11 @@ class Recommendation:
             "tokens_per_step": question.tokens_per_step,
             "sequence_length": question.sequence_length,
             "precision": question.job.training.precision,
+            "preset": question.preset,
+            "other_preset": {
+                "preset": self.other_preset,
+                "best": _as_json(question, self.other_best) if self.other_best else None,
+            },
             "remarks": list(question.remarks),
             "with_room": _as_json(question, ranking.with_room) if ranking.with_room else None,
             "best": [_as_json(question, c) for c in self.best],
@@ -84,6 +93,7 @@ def recommend(question: Question, typed: Typed, predictors: Predictors | None = 
             f"no strategy can be recommended: {reason}; `harness estimate` gives its states and traffic"
         )
     best = _best(ranking)
+    (other,) = (preset for preset in get_args(Preset) if preset != question.preset)
     return Recommendation(
         question=question,
         ranking=ranking,
@@ -98,6 +108,8 @@ def recommend(question: Question, typed: Typed, predictors: Predictors | None = 
         guide=guide_line(question, _data_parallel(question, ranking.fitting)),
         uncertain=tuple(_uncertain(ranking)),
         commands=commands(question, best, typed),
+        other_preset=other,
+        other_best=next(iter(_best(rank(replace(question, preset=other), predictors))), None),
     )
 
 
@@ -122,7 +134,8 @@ def _uncertain(ranking: Ranking) -> list[str]:
     lines = []
     fitting = ranking.best_by_backend()
     if len(fitting) > 1 and fitting[0].speed is not None:
-        least = fitting[0].tokens_per_second_per_gpu * (1 - CLOSE_SHARE)
+        fastest = ranking.fastest or fitting[0]
+        least = fastest.tokens_per_second_per_gpu * (1 - CLOSE_SHARE)
         close = [c.label for c in fitting[1:] if c.tokens_per_second_per_gpu >= least]
         if close:
             lines.append(
@@ -135,8 +148,18 @@ def _uncertain(ranking: Ranking) -> list[str]:
             f"memory: {listed(tight)} {'leaves' if len(tight) == 1 else 'leave'} less than "
             f"{percent(1 - TIGHT_SHARE)} of the device free; `harness fit` finds out"
         )
-    unknown = {c.label: c.unknown for c in ranking.fitting if c.unknown is not None}
-    lines += [f"speed of {label}: {reason}" for label, reason in unknown.items()]
+    for said, reasons in (
+        ("no speed of {}: {}", {c.label: c.unknown for c in ranking.fitting}),
+        (
+            "speed of {}: from the bytes of the ZeRO paper, since {}",
+            {c.label: c.traffic for c in ranking.fitting},
+        ),
+    ):
+        by_reason: dict[str, list[str]] = {}
+        for label, reason in reasons.items():
+            if reason is not None:
+                by_reason.setdefault(reason, []).append(label)
+        lines += [said.format(listed(labels), reason) for reason, labels in by_reason.items()]
     remarks = {remark for c in fitting if c.speed is not None for remark in c.speed.remarks}
     lines += [f"speed rests on {remark}" for remark in sorted(remarks) if remark.startswith("constants")]
     return lines

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from harness.compare.wording import listed
 from harness.planning.recommend.predict import Configuration
 from harness.planning.recommend.question import Question
+from harness.planning.recommend.ranking import CLOSE_SHARE
 from harness.planning.recommend.recommendation import Recommendation
 from harness.planning.recommend.remedies import Remedy
 from harness.planning.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
@@ -14,6 +15,10 @@ from harness.planning.verdict import TIGHT_SHARE
 from harness.report.formats import NOT_AVAILABLE, gigabytes, number, percent
 from harness.report.narrow import fitted
 
+PLANNED_WITH = {
+    "library-defaults": "each library's own defaults (runtime.preset=library-defaults)",
+    "like-for-like": "libraries set alike (runtime.preset=like-for-like)",
+}
 HEADERS = (
     "", "backend", "batch", "accum.", "ckpt", "GB", "free GB", "fit", "host GB", "tokens/s", "MFU", "step s",
     "exposed", "GPU h", "kWh",
@@ -62,6 +67,8 @@ def _what_to_use(answer: Recommendation) -> Iterator[str]:
     """The answer in a sentence; a second one where it is tight."""
     if not answer.best:
         yield "no configuration fits" if answer.ranking.too_large else "no configuration can be ranked"
+        if answer.other_best:
+            yield f"With runtime.preset={answer.other_preset} fits {_in_words(answer.other_best)}"
         return
     best, with_room = answer.best[0], answer.ranking.with_room
     yield f"Use {_in_words(best)}"
@@ -72,6 +79,16 @@ def _what_to_use(answer: Recommendation) -> Iterator[str]:
             if with_room is None
             else f"Tight: less than {share} is free. Safe alternative: {_in_words(with_room)}"
         )
+    if fastest := answer.ranking.fastest:
+        more = percent(fastest.tokens_per_second_per_gpu / best.tokens_per_second_per_gpu - 1)
+        yield (
+            f"Fewest moving parts within {percent(CLOSE_SHARE)} of the fastest: {fastest.label} is predicted "
+            f"{more} faster, which only a measurement can tell"
+        )
+    if answer.other_best is None:
+        yield f"With runtime.preset={answer.other_preset} nothing fits"
+    elif answer.other_best.label != best.label:
+        yield f"With runtime.preset={answer.other_preset} instead: {_in_words(answer.other_best)}"
 
 
 def _in_words(configuration: Configuration) -> str:
@@ -89,7 +106,7 @@ def _in_words(configuration: Configuration) -> str:
 
 
 def table(question: Question, configurations: Sequence[Configuration], best: int) -> str:
-    """The fastest configuration of each backend; `best` of them are numbered."""
+    """The best configuration of each backend; `best` of them are numbered."""
     rows = [
         [str(place) if place <= best else "", *_row(question, configuration)]
         for place, configuration in enumerate(configurations, start=1)
@@ -130,7 +147,7 @@ def _title(question: Question) -> str:
         f"{question.device.name} ({question.gpus_per_node} a node{fabric}), "
         f"{question.job.training.precision}, {question.tokens_per_step or question.tokens_asked:,} tokens "
         "per step in samples of "
-        f"{question.sequence_length:,}"
+        f"{question.sequence_length:,}, {PLANNED_WITH[question.preset]}"
     )
 
 
@@ -145,11 +162,11 @@ def _other_parallelism(answer: Recommendation) -> Iterator[str]:
     if answer.advice is None:
         yield "Data parallelism is the right tool here: the model fits, and little communication is exposed."
     else:
-        yield (
-            "Data parallelism alone fits, but is slower"
-            if answer.advice.case == "slower"
-            else f"Data parallelism alone is the wrong tool: {answer.advice.case}"
-        )
+        fits = {
+            "slower": "Data parallelism alone fits, but is slower",
+            "barely fits": "Data parallelism alone barely fits",
+        }
+        yield fits.get(answer.advice.case, f"Data parallelism alone is the wrong tool: {answer.advice.case}")
         yield f"- {answer.advice.figures}"
         yield from (f"- {remedy_words(remedy)}: {remedy.reason}" for remedy in answer.advice.remedies)
     if answer.guide is not None:

@@ -28,6 +28,8 @@ class Walk:
         self._shape = (micro_batch, sequence)
         self._profile = profile
         self._ledger = course.ledger
+        self._sizes: dict[int, int] = {}
+        self._owned: dict[tuple[str, str], tuple[Tensor, ...]] = {}
         self._parameters = {tensor.name: tensor for tensor in course.workload.layout.parameters}
         self._here = _holding("inside the segment that computes", "its fullest moment")
         self._below = _holding("of the other segments", "what they hold at that moment")
@@ -45,7 +47,11 @@ class Walk:
             self._course.step()
 
     def _bytes(self, size: Size) -> int:
-        return size.bytes(*self._shape)
+        # Every block has the same sizes; the profile keeps them alive, so that their ids stay theirs.
+        found = self._sizes.get(id(size))
+        if found is None:
+            found = self._sizes[id(size)] = size.bytes(*self._shape)
+        return found
 
     def _look(self, below: int, here: Size) -> None:
         self._ledger.activations = {self._below: below, self._here: self._bytes(here)}
@@ -125,7 +131,10 @@ class Walk:
 
     def _own(self, unit: Unit | None, module: str) -> tuple[Tensor, ...]:
         """Parameters of a module itself."""
-        return self._modules.get(".".join(filter(None, (unit.name if unit else "", module))), ())
+        key = (unit.name if unit else "", module)
+        if key not in self._owned:
+            self._owned[key] = self._modules.get(".".join(filter(None, key)), ())
+        return self._owned[key]
 
     @property
     def _modules(self) -> Mapping[str, tuple[Tensor, ...]]:

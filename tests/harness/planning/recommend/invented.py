@@ -42,8 +42,9 @@ FABRIC = Fabric(name="net", bandwidth_per_gpu=1e10, latency_seconds=1e-6, source
 
 
 def question(*settings: str, gpus: int = 8, tokens: int = 32 * 100, **changes: Any) -> Question:
-    """By default 8 GPUs of one node, and 4 samples of 100 tokens for each."""
-    experiment = load_experiment(None, ["data.sequence_length=100", *settings])
+    """By default 8 GPUs of one node, and 4 samples of 100 tokens for each; libraries alike."""
+    given = ["data.sequence_length=100", "runtime.preset=like-for-like", *settings]
+    experiment = load_experiment(None, given)
     made = ask(MODEL, experiment, gpus=gpus, gpus_per_node=8, device=DEVICE, fabric=FABRIC, tokens=tokens)
     return replace(made, **changes)
 
@@ -86,6 +87,7 @@ def speed(communication: float = 0.1) -> Any:
         total = (scenario.strategy.stage + 1) * communication
         step = computing + total / 2
         tokens = scenario.micro_batch_size * scenario.accumulation_steps * scenario.job.data.sequence_length
+        tokens = tokens * scenario.mesh.data_size // scenario.world_size  # of a GPU, by ranks that share them
         return SpeedPrediction(
             computing=(TimeTerm(name="products", seconds=computing, formula="", source="a test"),),
             communication=(TimeTerm(name="gradients", seconds=total, formula="", source="a test"),),

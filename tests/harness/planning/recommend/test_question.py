@@ -28,20 +28,24 @@ def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
         read_count(text)
 
 
-def test_a_job_that_names_neither_precision_nor_sequence_gets_those_of_ordinary_training() -> None:
+def test_a_job_that_names_no_precision_sequence_or_preset_gets_those_of_ordinary_training() -> None:
     found = asked()
     assert found.job.training.precision == "bf16-mixed"
     assert found.sequence_length == 2048
-    assert found.remarks[:2] == (
+    assert found.preset == "library-defaults"
+    assert found.remarks[:3] == (
         "training.precision=bf16-mixed, since none is given",
         "data.sequence_length=2048, since none is given",
+        "runtime.preset=library-defaults, since none is given",
     )
     old = replace(DEVICE, peak_flops={"float32": 1.0, "float16": 2.0})
     assert asked(device=old).job.training.precision == "fp16-mixed"
 
 
 def test_what_the_job_names_stays() -> None:
-    found = asked("training.precision=fp32", "data.sequence_length=1000", tokens=8000)
+    alike = "runtime.preset=like-for-like"
+    found = asked("training.precision=fp32", "data.sequence_length=1000", alike, tokens=8000)
+    assert found.preset == "like-for-like"
     assert (found.job.training.precision, found.sequence_length, found.remarks) == ("fp32", 1000, ())
     assert found.checkpointing == (False, True)
     assert asked("training.activation_checkpointing=true").checkpointing == (True,)

@@ -1,8 +1,18 @@
+from dataclasses import replace
+
 from harness.backends import registry
 from harness.errors import HarnessError
 from harness.planning.memory import MemoryPrediction, Moment
 from harness.planning.recommend.predict import Predictors
-from harness.planning.recommend.ranking import Ranking, rank
+from harness.planning.recommend.ranking import (
+    CLOSE_SHARE,
+    Ranking,
+    moving_parts,
+    rank,
+    simplest_close,
+    why_slower,
+)
+from harness.planning.recommend.variants import distinct_backends, variants
 from harness.planning.scenario import Scenario
 from harness.theory.families import model_states
 
@@ -104,3 +114,59 @@ def test_states_of_the_zero_paper_decide_what_fits() -> None:
     }
     assert {c.backend for c in found.too_large} == {"ddp", "cp"}
     assert 2e6 <= needed["zero3"] < needed["zero2"] < needed["zero1"] < 7e6 < 16e6 <= needed["ddp"]
+
+
+def test_of_what_predictions_cannot_tell_apart_the_fewest_moving_parts_lead() -> None:
+    # 1 % of communication for each stage: zero1 is slower than hybrids of stage 2 would be, yet simpler.
+    found = ranking(communication=0.01)
+    rates = {c.label: c.tokens_per_second_per_gpu for c in found.fitting}
+    close = [c for c in found.fitting if rates[c.label] >= (1 - CLOSE_SHARE) * max(rates.values())]
+    assert len(close) > 3
+    assert found.fitting[0].label == "zero1"
+    assert moving_parts(found.fitting[0]) == min(moving_parts(c) for c in close)
+    others = [c.tokens_per_second_per_gpu for c in found.fitting[1:]]
+    assert others == sorted(others, reverse=True)
+
+
+def test_what_is_simpler_but_clearly_slower_does_not_lead() -> None:
+    found = ranking(communication=0.0)
+    simple, rival = (next(c for c in found.fitting if c.backend == name) for name in ("zero1", "fsdp"))
+    assert simple.speed is not None
+    for share, leads in ((0.96, simple), (0.94, rival)):
+        rate = rival.tokens_per_second_per_gpu * share
+        slower = replace(simple, speed=replace(simple.speed, tokens_per_second_per_gpu=rate))
+        leader = simplest_close([rival, slower])
+        assert leader is not None
+        assert leader.label == leads.label
+
+
+def test_every_strategy_that_is_tried_has_its_place() -> None:
+    like = ranking().fitting[0]
+    every = [v for entry in distinct_backends()[0] for v in variants(entry, 8, 8)]
+    found = {v.label: moving_parts(replace(like, variant=v)) for v in every}
+    order = [
+        "ddp",
+        "zero1",
+        "zero2",
+        "fsdp-grad-op",
+        "fsdp",
+        "zero3",
+        "fsdp-hybrid:shard_size=4",
+        "tp:tensor=2",
+    ]
+    order += ["fsdp-cp:sequence=2", "pp:micro_batches=2,stages=2", "zero1:offload=optimizer"]
+    assert [label for label in order if label not in found] == []
+    places = [found[label] for label in order]
+    assert places == sorted(places)
+    assert len(set(places)) == len(places)
+
+
+def test_a_faster_one_that_is_close_is_no_loser() -> None:
+    found = ranking(communication=0.01)
+    leader = found.fitting[0]
+    assert leader.speed is not None
+    rate = leader.tokens_per_second_per_gpu * 1.02
+    faster = replace(found.fitting[1], speed=replace(leader.speed, tokens_per_second_per_gpu=rate))
+    assert why_slower(faster, leader) == (
+        "faster by 2.0 %, within what predictions can tell, with more moving parts"
+    )

@@ -1,10 +1,15 @@
 import json
+from dataclasses import replace
 
+from harness.backends import registry
 from harness.planning.recommend.commands import Typed
+from harness.planning.recommend.predict import Predictors
 from harness.planning.recommend.recommendation import recommend
 from harness.planning.recommend.words import recommendation_lines
+from harness.planning.scenario import Scenario
+from harness.planning.speed import SpeedPrediction
 
-from .invented import predictors, question
+from .invented import memory, predictors, question, speed, trace_nothing
 
 
 def test_the_best_come_first_and_then_why_not_the_others() -> None:
@@ -12,7 +17,7 @@ def test_the_best_come_first_and_then_why_not_the_others() -> None:
     lines = "\n".join(recommendation_lines(answer)).splitlines()
     assert lines[0] == (
         "invented (0.001e9 parameters) on 8 x G-10 (8 a node), bf16-mixed, 3,200 tokens per step in "
-        "samples of 100"
+        "samples of 100, libraries set alike (runtime.preset=like-for-like)"
     )
     assert any(line.split()[:3] == ["1", "zero1", "4"] for line in lines)
     assert lines.index("Why not the others") < next(
@@ -84,3 +89,39 @@ def test_what_barely_fits_is_not_among_the_best() -> None:
     answer = recommend(question(), Typed(), predictors(per_token=19_800, communication=0.0))
     assert answer.best
     assert not any(c.verdict.barely_fits for c in answer.best)
+
+
+def test_the_first_line_names_the_preset_and_the_other_presets_winner_is_named_if_it_differs() -> None:
+    def fast_alike(scenario: Scenario) -> SpeedPrediction:
+        found = speed()(scenario)
+        alike = scenario.preset == "like-for-like" and scenario.label == "fsdp"
+        return replace(found, tokens_per_second_per_gpu=1000.0) if alike else found
+
+    given = Predictors(memory=memory(), speed=fast_alike, ahead=trace_nothing)
+    by_default = recommend(question("runtime.preset=library-defaults"), Typed(), given)
+    lines = list(recommendation_lines(by_default))
+    assert lines[0].endswith("each library's own defaults (runtime.preset=library-defaults)")
+    assert lines[1].startswith("Use zero1, ")
+    assert lines[2].startswith("With runtime.preset=like-for-like instead: fsdp, ")
+    assert by_default.as_json()["other_preset"]["best"]["backend"] == "fsdp"
+    assert all("--set runtime.preset=library-defaults" in line for line in by_default.commands.compare[:-1])
+    alike = list(recommendation_lines(recommend(question(), Typed(), given)))
+    assert alike[1].startswith("Use fsdp, ")
+    assert alike[2].startswith("With runtime.preset=library-defaults instead: zero1, ")
+
+
+def test_a_faster_one_with_more_moving_parts_is_named_beside_the_recommended_one() -> None:
+    answer = recommend(question(), Typed(), predictors(states=1, communication=0.01))
+    lines = list(recommendation_lines(answer))
+    assert lines[1].startswith("Use ddp, ")
+    fastest = answer.ranking.fastest
+    assert (fastest is None) == ("Fewest moving parts" not in lines[2])
+
+
+def test_no_sentence_calls_data_parallelism_right_where_the_recommended_one_divides_samples() -> None:
+    for per_token in (1_000, 19_000, 19_800, 20_500):
+        for communication in (0.0, 0.01, 0.5, 2.0):
+            given = predictors(per_token=per_token, communication=communication)
+            answer = recommend(question(), Typed(), given)
+            shared = registry.mesh_of(answer.best[0].label, 8).shares_samples
+            assert not (shared and answer.advice is None), (per_token, communication)
