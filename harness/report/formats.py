@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import unicodedata
 
 NOT_AVAILABLE = "n/a"
@@ -69,9 +70,13 @@ def shortened(text: str, most: int) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Free text made harmless in markdown, also in a table cell."""
-    flat = one_line(text)
-    for character in "\\`*_[]<>|#~$&":
+    """Free text made harmless in markdown, also in a table cell.
+
+    Python-Markdown escapes neither < nor & with a backslash, so these are entities; a brace would begin
+    attributes of an element (its `attr_list`) or an expression of a site's templates.
+    """
+    flat = html.escape(one_line(text).replace("\\", "\\\\"), quote=False)
+    for character in "`*_[]|#~${":
         flat = flat.replace(character, f"\\{character}")
     return flat
 

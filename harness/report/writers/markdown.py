@@ -22,6 +22,10 @@ from harness.report.document import (
 )
 from harness.report.formats import markdown_text, one_line
 
+_EMPTY_LINE = re.compile(r"(?<=\n)[^\S\n]*(?=\n)")
+_NO_EMPTY_LINE = "&#32;"
+_PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
+_IN_HTML = re.compile(r"[*~\[`{]")
 _BEGINS_A_BLOCK = re.compile(r"^(\d*)([-+=.)])(?=\s|$|-|=)")
 
 
@@ -60,12 +64,18 @@ def _parts(document: Document, names: _Names, *, anchors: bool = False) -> list[
 
 
 def code_block(language: str, text: str) -> str:
-    """A fenced block whose fence is longer than any run of backticks in the text."""
-    text = "\n".join(one_line(line, keep_spaces=True) for line in text.split("\n"))
+    """A fenced block whose fence is longer than any run of backticks in the text.
+
+    A reader without fences would take what follows an empty line, and tags, for markup: such text is escaped.
+    """
+    text = "\n".join(one_line(line, keep_spaces=True) for line in text.split("\n")).rstrip()
+    if "<" in text or _EMPTY_LINE.search(text):
+        escaped = _PUNCTUATION.sub(lambda found: f"&#{ord(found[0])};", text)
+        return f"<pre><code>{_EMPTY_LINE.sub(_NO_EMPTY_LINE, escaped)}</code></pre>"
     fence = "```"
     while fence in text:
         fence += "`"
-    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+    return f"{fence}{language}\n{text}\n{fence}"
 
 
 def _block(block: Block, names: _Names) -> str:
@@ -87,7 +97,8 @@ def _block(block: Block, names: _Names) -> str:
             return code_block(block.language, block.text)
         case Folded():
             inside = "\n\n".join(_block(part, names) for part in block.blocks)
-            title = html.escape(one_line(block.title))
+            # A backslash escapes nothing within HTML.
+            title = _IN_HTML.sub(lambda found: f"&#{ord(found[0])};", html.escape(one_line(block.title)))
             return f"<details><summary>{title}</summary>\n\n{inside}\n\n</details>"
 
 

@@ -50,6 +50,8 @@ NAMES = [
     "line\u2028separator\u2029paragraph\x0bfeed\x0c\x85next",
     "&amp;lt;img src=x onerror=alert(1)&gt; <!--x--> <details>",
     "\\input{secret} \\\\ & # % ^^5c ~ \\write18{x}",
+    'x="<img src=x onerror=alert(2) >"\n\n<script>alert(3)</script>\n\n[a](javascript:alert(4))',
+    "{: onclick=alert(5) } {onclick=alert(6)} {{ 7 * 7 }} \\<b onclick=alert(8)>",
     "- [ ] todo\n\n    indented\n\n***\n\n| a | b |\n| - | - |\n| 1 | 2 |",
 ]
 

@@ -119,7 +119,8 @@ def test_markdown_rows_keep_their_columns_and_html_stays_text(name: str, kind: s
     harmless = parser.parse(report("plain", "md", kind))
 
     def shape(of: list) -> list[str]:  # type: ignore[type-arg]
-        return [token.type for token in of if token.type not in ("inline", "text")]
+        kinds = ("fence" if token.content.startswith("<pre>") else token.type for token in of)
+        return [kind for kind in kinds if kind not in ("inline", "text")]
 
     assert shape(tokens) == shape(harmless)
     inline = [child for token in tokens for child in token.children or [] if token.type == "inline"]
@@ -129,6 +130,47 @@ def test_markdown_rows_keep_their_columns_and_html_stays_text(name: str, kind: s
         assert sum(c.type == kind for c in inline) == sum(c.type == kind for c in plain), kind
     cells = "".join(child.content for child in inline if child.type == "text")
     assert visible(name).replace(" ", "") in cells.replace(" ", "")
+
+
+class Parts(html.parser.HTMLParser):
+    """Tags with the names of their attributes, and where links lead."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.parts: set[tuple[str, ...]] = set()
+        self.links: list[str | None] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.parts.add((tag, *(key for key, _ in attributes)))
+        self.links += [value for key, value in attributes if key in ("href", "src")]
+
+
+LIVE = [name for name in NAMES if "alert(" in name or "-->" in name or "todo" in name]
+"""Of the names, those that one of these readers once took for markup."""
+OF_CODE = {("pre",), ("code",), ("p",), ("br",)}
+"""Code without a language, as follows where a name in it needs that."""
+
+
+@pytest.mark.parametrize("extensions", [[], ["extra", "toc", "admonition"]])
+@pytest.mark.parametrize("name", LIVE)
+def test_markdown_stays_text_under_python_markdown(name: str, extensions: list[str]) -> None:
+    import markdown
+
+    found, harmless = (
+        Parts(markdown.markdown(report(of, "md"), extensions=extensions)) for of in (name, "plain")
+    )
+    assert found.parts - harmless.parts <= OF_CODE
+    assert found.links == harmless.links
+
+
+def test_markdown_stays_text_where_no_html_is_allowed(name: str) -> None:
+    from markdown_it import MarkdownIt
+
+    parser = MarkdownIt("js-default")
+    found, harmless = (Parts(parser.render(report(of, "md"))) for of in (name, "plain"))
+    assert found.parts - harmless.parts <= OF_CODE
+    assert found.links == harmless.links
 
 
 def test_csv_reads_back_as_written(name: str) -> None:
