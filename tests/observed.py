@@ -6,7 +6,9 @@ import atexit
 import os
 import runpy
 import sys
+import time
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from harness.launch.bootstrap.sitecustomize import AfterImport
 from harness.launch.local import free_port
 from harness.record import Record
 from harness.run_directory.observed import ObserveRequest, assemble_observed
+from harness.run_directory.observed_processes import note_end
 from harness.spec import MeasureSection
 from tests.forkserver import context
 
@@ -61,21 +64,32 @@ def run_script(
         process: Any = context().Process(target=_enter, args=arguments_of_rank)  # type: ignore[attr-defined]
         process.start()
         processes.append(process)
-    for process in processes:
-        process.join(SECONDS)
-        if process.is_alive():
-            process.kill()
-            process.join()
+    _wait(directory, processes)
     codes = [process.exitcode for process in processes]
     record = assemble_observed(directory, request, max(codes, key=abs)) if observe else None
     printed = [(folder / f"log-{rank}").read_text(errors="replace") for rank in range(ranks)]
     return ScriptRun(record=record, codes=codes, printed=printed)
 
 
+def _wait(directory: Path, processes: list[Any]) -> None:
+    """Note the ends in the order in which they come, as a launcher does."""
+    deadline = time.monotonic() + SECONDS
+    running = list(processes)
+    while running and wait([p.sentinel for p in running], max(0.0, deadline - time.monotonic())):
+        for process in [p for p in running if not p.is_alive()]:
+            process.join()
+            note_end(directory, process.pid, process.exitcode)
+            running.remove(process)
+    for process in running:
+        process.kill()
+        process.join()
+
+
 def _enter(
     folder: str, script: str, arguments: tuple[str, ...], variables: dict[str, str], observe: bool
 ) -> None:
     """One rank: the process ends as the script ends it."""
+    atexit.unregister(os._exit)  # the server leaves so, with 0 (harness/worker/preload.py)
     log = os.open(f"{folder}/log-{variables['RANK']}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -13,6 +13,7 @@ from harness.cli.view import View, view_options
 from harness.errors import HarnessError
 from harness.launch.observed import observe_command
 from harness.record import Record
+from harness.safe_text import redacted
 from harness.spec import MeasureSection
 from harness.store import Store
 
@@ -40,7 +41,7 @@ def observe(
     """Run a training script as it is, measure it from inside, and record it.
 
     OBSERVED is its command after `--`: torchrun, accelerate launch, deepspeed or python with their arguments.
-    The exit code is the command's.
+    The exit code is the command's; 1 where it ended with 0 and nothing of it trained.
     """
     store = Store(runs)
     store.prepare()
@@ -51,16 +52,22 @@ def observe(
         cooldown_steps=cooldown,
         weight_digests=False,
     )
-    record, code = observe_command(
-        observed, store, measure, command=command_line(), keeps_output_free=as_json
-    )
-    if record is None:
-        raise HarnessError(
-            f"no process of '{observed[0]}' trained (exit code {code}): nothing called backward() and "
-            "stepped a torch optimizer, or Python ran with -E, -I or -S, or lacks the packages of the harness"
+    done = observe_command(observed, store, measure, command=command_line(), keeps_output_free=as_json)
+    if done.record is not None:
+        try:
+            _present(done.record, store, as_json, view)
+        except HarnessError as error:  # the exit code is the command's
+            echo(f"harness: {error}", err=True)
+    elif done.problem:
+        echo(f"harness: the run has no record: {done.problem}", err=True)
+    else:
+        echo(
+            f"harness: no process of '{redacted(observed[0])}' trained (exit code {done.exit_code}): nothing "
+            "called backward() and stepped a torch optimizer, or Python ran with -E, -I or -S, or lacks the "
+            "packages of the harness",
+            err=True,
         )
-    _present(record, store, as_json, view)
-    return code if code >= 0 else 128 - code
+    return done.exit_code if done.record is not None else done.exit_code or 1
 
 
 def _present(record: Record, store: Store, as_json: bool, view: View) -> None:
@@ -72,5 +79,6 @@ def _present(record: Record, store: Store, as_json: bool, view: View) -> None:
 
         echo(terminal_table(Comparison([record]), wide=view.wide))
     if record.error is not None:
-        echo(f"harness: run {record.status}: {record.error.message}", err=True)
+        whose = "" if record.error.rank is None else f"rank {record.error.rank}: "
+        echo(f"harness: run {record.status}: {whose}{record.error.message}", err=True)
     view.say(f"record: {store.record_path(record)}")

@@ -7,21 +7,54 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.errors import HarnessError
 from harness.import_path import given_environment
-from harness.launch.bootstrap.sitecustomize import PACKAGES, RUN_DIRECTORY
+from harness.launch.bootstrap.sitecustomize import PACKAGES, PROCESSES, RUN_DIRECTORY
 from harness.record import Record
 from harness.record.run_id import as_name
 from harness.run_directory.observed import ObserveRequest, assemble_observed
+from harness.run_directory.observed_processes import note_end, processes_folder, wait_for_processes
+from harness.safe_text import described, redacted
 from harness.spec import MeasureSection
 from harness.store import Store, keep_record
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 ROOT = Path(__file__).resolve().parents[2]
+
+
+INTERRUPT_SECONDS = 5.0
+"""So long after a SIGINT that came from no terminal the command may end, before it is passed on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """How an observed command ended."""
+
+    record: Record | None
+    """None: no process of it trained, or there is a problem."""
+    exit_code: int
+    """For the shell: the command's own, 128 + the number of the signal that ended it."""
+    problem: str = ""
+    """Why there is no record of a command that trained."""
+
+
+@dataclass(kw_only=True)
+class _Told:
+    """The signal that asked this process to end."""
+
+    number: int | None = None
+    at: float | None = None
+
+    def note(self, number: int) -> None:
+        if self.number is None:
+            self.number, self.at = number, time.time()
 
 
 def observe_command(
@@ -31,15 +64,15 @@ def observe_command(
     *,
     command: Sequence[str],
     keeps_output_free: bool,
-) -> tuple[Record | None, int]:
-    """Run `observed` to its end; return its record, None if no process of it trained, and its exit code.
+) -> Observed:
+    """Run `observed` to its end and record it.
 
     Standard streams, the working directory and the environment are the command's own; Ctrl-C reaches it from
     the terminal. `keeps_output_free`: its standard output goes to standard error. Raises HarnessError if it
     cannot be started.
     """
     now = datetime.now(UTC)
-    name = as_name(Path(observed[0]).name)
+    name = as_name(redacted(Path(observed[0]).name))
     request = ObserveRequest(
         run_id=f"{now.strftime('%Y%m%d-%H%M%S')}-observed-{name}-{secrets.token_hex(3)}",
         created_at=now.isoformat(timespec="milliseconds"),
@@ -49,13 +82,19 @@ def observe_command(
     )
     directory = store.run_directory(request.run_id).resolve()
     request.write(directory)
-    code = _run(observed, directory, sys.stderr.fileno() if keeps_output_free else None)
-    record = assemble_observed(directory, request, code)
-    if record is None:
-        store.discard(request.run_id)
-    else:
-        record = keep_record(directory, record)
-    return record, code
+    told = _Told()
+    code = _run(observed, directory, sys.stderr.fileno() if keeps_output_free else None, told)
+    exit_code = _for_the_shell(code, told.number)
+    try:
+        wait_for_processes(directory)
+        record = assemble_observed(directory, request, code, told.at)
+        if record is None:
+            store.discard(request.run_id)
+        else:
+            record = keep_record(directory, record)
+    except (OSError, ValueError, HarnessError) as error:  # the command has ended: its exit code counts
+        return Observed(record=None, exit_code=exit_code, problem=described(error))
+    return Observed(record=record, exit_code=exit_code)
 
 
 def observed_environment(directory: Path) -> dict[str, str]:
@@ -66,19 +105,73 @@ def observed_environment(directory: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(paths),
         RUN_DIRECTORY: str(directory),
         PACKAGES: str(ROOT),
+        PROCESSES: str(processes_folder(directory)),
     }
 
 
-def _run(observed: Sequence[str], directory: Path, output: int | None) -> int:
+def _run(observed: Sequence[str], directory: Path, output: int | None, told: _Told) -> int:
+    """Run the command; return its exit code, negative where a signal ended it."""
     try:
         process = subprocess.Popen(observed, env=observed_environment(directory), stdout=output)
     except OSError as error:
         directory.joinpath("observe.json").unlink()
         directory.rmdir()
-        raise HarnessError(f"'{observed[0]}' cannot be started: {error.strerror}") from error
+        raise HarnessError(f"'{redacted(observed[0])}' cannot be started: {error.strerror}") from error
+    with _passing_on(process, told):
+        code = _wait(process, told)
+    with suppress(OSError):
+        note_end(directory, process.pid, code)
+    return code
+
+
+def _wait(process: subprocess.Popen[bytes], told: _Told) -> int:
     while True:
         try:
             return process.wait()
         except KeyboardInterrupt:
-            # Ctrl-C has reached the command too; what asked this process alone to end is passed on.
-            process.send_signal(signal.SIGTERM)
+            told.note(signal.SIGINT)
+            if _is_in_foreground():
+                continue  # Ctrl-C reaches every process of the terminal's foreground, the command too
+        with suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+            return process.wait(INTERRUPT_SECONDS)
+        process.send_signal(signal.SIGINT)
+
+
+@contextmanager
+def _passing_on(process: subprocess.Popen[bytes], told: _Told) -> Iterator[None]:
+    """Pass on to the command what asks this process alone to end."""
+
+    def pass_on(number: int, _: object) -> None:
+        told.note(number)
+        process.send_signal(number)
+
+    kept = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def _is_in_foreground() -> bool:
+    """Whether this process has a terminal whose keys send it signals."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+def _for_the_shell(code: int, told: int | None) -> int:
+    """The command's own exit code; after a signal that it did not answer otherwise 128 + its number.
+
+    Launchers end with 1, or by another signal, where their ranks were told to end.
+    """
+    if told is not None and (code < 0 or code == 1):
+        return 128 + told
+    return code if code >= 0 else 128 - code

@@ -25,18 +25,22 @@ def _as_recorded(kind: type[Settings]) -> WrapValidator:
 
 
 def _unchecked(kind: type[BaseModel], value: Any) -> BaseModel:
-    """The settings as they stand, with defaults for those that are missing; an unknown one is refused."""
+    """The settings as they stand, with defaults for those that are missing; an unknown one is refused.
+
+    None, whatever the type, is what was not seen of an observed script.
+    """
     if not isinstance(value, dict):
         raise PydanticCustomError("settings", "these are no settings")
     unknown = sorted(value.keys() - kind.model_fields.keys())
     if unknown:
         raise PydanticCustomError("settings", "setting '{name}' is unknown", {"name": unknown[0]})
     for name, item in value.items():
-        if not isinstance(item, _types(kind.model_fields[name].annotation)):
+        if item is not None and not isinstance(item, _types(kind.model_fields[name].annotation)):
             raise PydanticCustomError("settings", "setting '{name}' has another type", {"name": name})
     sections: dict[str, Any] = {
         name: _unchecked(annotation, item)
-        if isinstance(annotation := kind.model_fields[name].annotation, type)
+        if item is not None
+        and isinstance(annotation := kind.model_fields[name].annotation, type)
         and issubclass(annotation, BaseModel)
         else item
         for name, item in value.items()

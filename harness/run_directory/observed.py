@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,12 +20,15 @@ from harness.record import BackendPart, ErrorPart, Record, Status, StepPart, Win
 from harness.record.run_id import RunId
 from harness.record.settings import seen_job
 from harness.run_directory.assemble import rank_part
+from harness.run_directory.blame import cause_of
 from harness.run_directory.events import ObservationEvent, SetupEvent
 from harness.run_directory.nodes import run_environment
-from harness.run_directory.outcome import Outcome
+from harness.run_directory.observed_processes import RankEnd, rank_ends
+from harness.run_directory.outcome import Outcome, signal_name
 from harness.run_directory.rank_events import RankEvents, read_events
-from harness.run_directory.status import status_of
+from harness.run_directory.status import interrupted_error, status_of
 from harness.run_directory.sums import steps_of
+from harness.safe_text import redacted
 from harness.spec import Job, MeasureSection
 
 REQUEST_NAME = "observe.json"
@@ -49,7 +52,8 @@ class ObserveRequest(BaseModel):
     measure: MeasureSection
 
     def write(self, run_directory: Path) -> None:
-        write_atomically(run_directory / REQUEST_NAME, self.model_dump_json(indent=1))
+        """Write it without secrets: its readers measure, none of them starts the command."""
+        write_atomically(run_directory / REQUEST_NAME, redacted(self.model_dump_json(indent=1)))
 
     @classmethod
     def read(cls, run_directory: Path) -> ObserveRequest:
@@ -61,10 +65,13 @@ def observed_ranks(run_directory: Path) -> int:
     return len(list(run_directory.glob("rank-*.jsonl")))
 
 
-def assemble_observed(run_directory: Path, request: ObserveRequest, exit_code: int) -> Record | None:
+def assemble_observed(
+    run_directory: Path, request: ObserveRequest, exit_code: int, told_at: float | None = None
+) -> Record | None:
     """Build the record of a command that ended with `exit_code`; None: no process of it trained.
 
     exit_code: negative where a signal ended it.
+    told_at: when `harness observe` was told to end, seconds since the epoch; None: it was not.
     """
     seen = _observation(run_directory)
     if seen is None:
@@ -74,7 +81,7 @@ def assemble_observed(run_directory: Path, request: ObserveRequest, exit_code: i
     job = seen_job(seen.seen)
     steps = steps_of(events)
     windows: list[str] = [step.window for step in steps]
-    status, error = _status(run_directory, events, steps, seen, exit_code)
+    status, error = _status(run_directory, events, steps, seen, exit_code, told_at)
     return Record(
         run_id=request.run_id,
         created_at=request.created_at,
@@ -116,18 +123,92 @@ def _status(
     steps: list[StepPart],
     seen: ObservationEvent,
     exit_code: int,
+    told_at: float | None,
 ) -> tuple[Status, ErrorPart | None]:
     """How the command ended. A loss that is not known is no loss that is not finite."""
     if LOSS in seen.observation.unknown:
         steps = [replace(step, loss=0.0) for step in steps]
-    ended = all(of_rank.done for of_rank in events.values())
-    if ended and exit_code != 0:
-        message = f"the command ended with exit code {exit_code} after {len(steps)} steps"
+    ends = {rank: end for rank, end in rank_ends(run_directory).items() if rank in events}
+    events = {rank: _as_it_ended(of_rank, ends.get(rank), told_at) for rank, of_rank in events.items()}
+    has_ended_well = all(of_rank.done for of_rank in events.values())
+    outcome = _outcome(events, ends, exit_code, told_at)
+    if told_at is not None and not (has_ended_well and exit_code == 0):
+        if (cause := cause_of(events, outcome)) is None or cause.order[0] > 0:
+            return "failed", interrupted_error(run_directory, len(events), len(steps))
+    elif has_ended_well and exit_code != 0:
+        message = f"the command {_ended(exit_code)} after {len(steps)} steps"
         return "failed", ErrorPart(kind="Exit", message=message, exit_code=exit_code)
-    codes: dict[int, int | None] = {
-        rank: exit_code for rank, of_rank in events.items() if not of_rank.has_ended
-    }
-    return status_of(run_directory, events, steps, Outcome(exit_codes=codes))
+    elif (error := _left_alone(events, ends, outcome, len(steps), exit_code)) is not None:
+        return "failed", error
+    status, error = status_of(run_directory, events, steps, outcome)
+    if error is not None and error.rank is not None and error.step is None:
+        error = error.model_copy(update={"step": len(events[error.rank].steps)})
+    return status, error
+
+
+def _as_it_ended(of_rank: RankEvents, end: RankEnd | None, told_at: float | None) -> RankEvents:
+    """The exit code of its process counts more than what a rank said: it says 'done' before it is known.
+
+    What was raised after the command had been told to end follows from that.
+    """
+    failures = [
+        failure
+        for failure in of_rank.failures
+        if told_at is None or (failure.at < told_at and failure.error_kind != KeyboardInterrupt.__name__)
+    ]
+    if end is None or end.exit_code is None:
+        return replace(of_rank, failures=failures)
+    if end.exit_code == 0:
+        return replace(of_rank, failures=[], done=True)
+    return replace(of_rank, failures=failures, done=False)
+
+
+def _outcome(
+    events: Mapping[int, RankEvents], ends: Mapping[int, RankEnd], exit_code: int, told_at: float | None
+) -> Outcome:
+    codes: dict[int, int | None] = {rank: end.exit_code for rank, end in ends.items()}
+    if len(events) == 1 and codes.get(0) is None:
+        codes[0] = exit_code
+    at = {rank: end.at for rank, end in ends.items() if end.at is not None}
+    if told_at is not None:
+        codes = {rank: code if at.get(rank, told_at) < told_at else None for rank, code in codes.items()}
+    return Outcome(exit_codes=codes, ended_at=at, stopped=None if told_at is None else "interrupted")
+
+
+def _left_alone(
+    events: Mapping[int, RankEvents],
+    ends: Mapping[int, RankEnd],
+    outcome: Outcome,
+    steps: int,
+    exit_code: int,
+) -> ErrorPart | None:
+    """Ranks that outlive their launcher, or whose peers have left them; None: there are none."""
+    running = [
+        rank for rank in events if not events[rank].has_ended and rank in ends and ends[rank].is_running
+    ]
+    if running:
+        verb = "runs" if len(running) == 1 else "run"
+        message = f"the command {_ended(exit_code)} after {steps} steps, but {_ranks(running)} still {verb}"
+        return ErrorPart(kind="LauncherLost", message=message, exit_code=exit_code)
+    cause = cause_of(events, outcome)
+    left = [rank for rank, of_rank in events.items() if of_rank.done]
+    if cause is None or cause.failure is None or cause.order[0] == 0 or not left:
+        return None
+    first = min(left, key=lambda rank: (len(events[rank].steps), rank))
+    message = (
+        f"the rank ended with exit code 0 after {len(events[first].steps)} steps, but rank {cause.rank} went "
+        f"on: {cause.failure.error_kind}: {cause.failure.message}"
+    )
+    return ErrorPart(kind="Exit", message=message, rank=first, exit_code=0, step=len(events[first].steps))
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    numbers = ", ".join(map(str, ranks))
+    return f"rank {numbers}" if len(ranks) == 1 else f"ranks {numbers}"
+
+
+def _ended(code: int) -> str:
+    return f"ended with exit code {code}" if code >= 0 else f"was killed by {signal_name(code)}"
 
 
 def _job_id(job: Job, setup: SetupEvent | None) -> str:

@@ -42,11 +42,7 @@ def status_of(
     if cause is not None and not _was_stuck(run_directory, cause):
         return (cause.failure.status if cause.failure else "failed"), _error(run_directory, cause)
     if outcome.stopped == "interrupted":
-        return "failed", ErrorPart(
-            kind="Interrupted",
-            message=f"interrupted by the user after {len(steps)} steps",
-            ranks=rank_states(run_directory, len(events)),
-        )
+        return "failed", interrupted_error(run_directory, len(events), len(steps))
     note = read_note(run_directory)
     if note is not None or outcome.stopped == "timeout":
         note = note or StuckNote(kind="Timeout", reason="the time for the run passed")
@@ -55,6 +51,15 @@ def status_of(
         return "timeout", error.model_copy(update={"log_tail": _log_tail(run_directory, error.rank or 0)})
     cause = Cause(rank=0, exit_code=outcome.exit_codes.get(0), order=(0, 0))
     return "failed", _error(run_directory, cause)
+
+
+def interrupted_error(run_directory: Path, world_size: int, steps: int) -> ErrorPart:
+    """What a record says of a run that was told to end."""
+    return ErrorPart(
+        kind="Interrupted",
+        message=f"interrupted by the user after {steps} steps",
+        ranks=rank_states(run_directory, world_size),
+    )
 
 
 def _was_refused(events: Events, cause: Cause | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from pydantic_core import PydanticSerializationError
 
 from harness.errors import HarnessError
 from harness.run_directory.events import Event
-from harness.safe_text import described
+from harness.safe_text import described, redacted
 
 
 class EventWriter:
@@ -21,13 +22,35 @@ class EventWriter:
 
     def write(self, event: Event) -> None:
         """Append one event."""
-        try:
-            line = event.model_dump_json() + "\n"
-        except PydanticSerializationError as error:
-            what = f"what a rank reports ('{event.kind}') has no form in JSON"
-            raise HarnessError(f"{what}: {described(error)}") from error
+        line = _line(event)
         with self._lock:
             self._file.write(line)
 
     def close(self) -> None:
         self._file.close()
+
+
+class GuestEventWriter:
+    """Appends events in a process of a script, which may close any descriptor and use its number again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, event: Event) -> None:
+        """Append one event, without secrets: those of a script's configuration are not known before."""
+        line = _line(event)
+        data = (line if event.kind == "step" else redacted(line)).encode()
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            while data:
+                data = data[os.write(file, data) :]
+        finally:
+            os.close(file)
+
+
+def _line(event: Event) -> str:
+    try:
+        return event.model_dump_json() + "\n"
+    except PydanticSerializationError as error:
+        what = f"what a rank reports ('{event.kind}') has no form in JSON"
+        raise HarnessError(f"{what}: {described(error)}") from error

@@ -6,8 +6,10 @@ they are imported. Imports nothing but the standard library: most of these proce
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
@@ -19,6 +21,8 @@ RUN_DIRECTORY = "HARNESS_OBSERVE"
 """Variable with the folder of the run; without it nothing is observed."""
 PACKAGES = "HARNESS_OBSERVE_PACKAGES"
 """Variable with the folder from which `harness` is imported where the environment does not have it."""
+PROCESSES = "HARNESS_OBSERVE_PROCESSES"
+"""Variable with the folder in which each process that has imported torch has a file, named by its number."""
 
 FRAMEWORKS = (
     "accelerate.accelerator",
@@ -112,7 +116,45 @@ def observe() -> None:
     finder.on_import("torch", start)
 
 
+def note_ends(folder: Path) -> None:
+    """Have the ends noted of processes that this one started and waits for: only a parent learns exit codes.
+
+    torchrun, accelerate launch, deepspeed and multiprocessing all wait with `os.waitpid`.
+    """
+    wait = os.waitpid
+
+    def waitpid(process: int, options: int, /) -> tuple[int, int]:
+        found, status = wait(process, options)
+        if found:
+            _note_end(folder / str(found), status)
+        return found, status
+
+    os.waitpid = waitpid
+    if "subprocess" in sys.modules:  # which keeps the function that it found
+        popen: Any = sys.modules["subprocess"].Popen
+        handle = popen._handle_exitstatus
+
+        def handle_status(self: Any, status: int, *rest: Any, **named: Any) -> None:
+            _note_end(folder / str(self.pid), status)
+            handle(self, status, *rest, **named)
+
+        popen._handle_exitstatus = handle_status
+
+
+def _note_end(path: Path, status: int) -> None:
+    """As `run_directory.observed_processes.note_end`; the script goes on whatever happens."""
+    try:
+        if (os.WIFEXITED(status) or os.WIFSIGNALED(status)) and path.exists():
+            end = {"exit_code": os.waitstatus_to_exitcode(status), "at": time.time()}
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(end) + "\n")
+    except OSError as error:
+        sys.stderr.write(f"harness observe: the end of process {path.name} is not noted: {error!r}\n")
+
+
 if __name__ == "sitecustomize":
     if RUN_DIRECTORY in os.environ:
         observe()
+    if PROCESSES in os.environ:
+        note_ends(Path(os.environ[PROCESSES]))
     load_next()

@@ -19,6 +19,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from harness.safe_text import described
+
 NO_BACKWARD = -1
 """What torch says of the backward pass that this thread is in if it is in none."""
 
@@ -36,6 +38,7 @@ class Listener(Protocol):
     def stepped(self, optimizer: torch.optim.Optimizer) -> None: ...
     def clipped(self, norm: Any, largest: float | None) -> None: ...
     def gradients_zeroed(self) -> None: ...
+    def note(self, text: str) -> None: ...
 
 
 class Guarded:
@@ -53,9 +56,16 @@ class Guarded:
                 getattr(self._listener, name)(*arguments)
             except Exception as error:
                 self.has_failed = True
-                sys.stderr.write(f"harness observe: observation ends in {name}: {error!r}\n")
+                sys.stderr.write(f"harness observe: observation ends in {name}: {described(error)}\n")
+                self._note_failure(name, error)
 
         return tell
+
+    def _note_failure(self, name: str, error: Exception) -> None:
+        try:
+            self._listener.note(f"observation ended in {name}: {type(error).__name__}: {described(error)}")
+        except Exception as second:
+            sys.stderr.write(f"harness observe: the record does not say so: {described(second)}\n")
 
 
 def hook_torch(listener: Listener) -> None:

@@ -65,6 +65,7 @@ class Session:
         self._has_stepped = False
         self._since = 0.0
         self._causal: dict[int, bool] = {}
+        self._is_finished = False
 
     def find_roots(self, listener: Listener) -> None:
         """Look for the modules that the script calls; `listener` passes on what they do."""
@@ -186,10 +187,16 @@ class Session:
             self._finish()
 
     def finish(self, failure: BaseException | None = None) -> None:
-        """The process ends; `failure` is the exception that ends it."""
-        if not self.is_foreign:
+        """The process ends; `failure` is the exception that ends it. The first call counts."""
+        if not self.is_foreign and not self._is_finished:
+            self._is_finished = True
             self._finish()
             self.writing.end(failure, self._step, self.probing)
+
+    def note(self, text: str) -> None:
+        """Something happened that a reader of the figures must know."""
+        if not self.is_foreign and not self._is_finished:
+            self.writing.note(text)
 
     def _open(self) -> Step:
         """The step that is under way; begins one where the last has ended."""

@@ -28,12 +28,13 @@ from harness.run_directory.events import (
     SetupEvent,
 )
 from harness.run_directory.observed import LOSS
+from harness.run_directory.observed_processes import note_start, rank_ends
 from harness.run_directory.out_of_memory import is_out_of_memory
 from harness.run_directory.request import rank_file
 from harness.safe_text import described, encodable
 from harness.worker.accelerator import describe_accelerator
 from harness.worker.environment import device_name
-from harness.worker.events import EventWriter
+from harness.worker.events import GuestEventWriter
 from harness.worker.observer import DIGESTED_STEPS
 from harness.worker.observing.facts import (
     elements,
@@ -72,7 +73,7 @@ class Writing:
         self._command = command
         self._seen = seen
         self._started = perf_counter()
-        self._events: EventWriter | None = None
+        self._events: GuestEventWriter | None = None
         self._world: World | None = None
         self._described: Described | None = None
         self._optimizers = Optimizers()
@@ -105,10 +106,16 @@ class Writing:
         if self._world is None:
             self._world = world_here(roots)
             path = rank_file(self._directory, self._world.rank)
-            if path.exists():
+            attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+            if attempt and path.exists() and _is_gone(self._directory, self._world.rank):
+                path.rename(path.with_name(f"{path.name}.attempt-{attempt - 1}"))
+                self._notes.append(f"torchrun restarted the ranks; restart {attempt} is recorded")
+            is_first = not path.exists()
+            if not is_first:
                 path = path.with_name(f"{path.name}.process-{os.getpid()}")
                 self._notes.append("several processes train as one rank; the first one is recorded")
-            self._events = EventWriter(path)
+            note_start(self._directory, self._world.rank, trains=is_first)
+            self._events = GuestEventWriter(path)
 
     def looks_closely(self, step: int) -> bool:
         """Whether gradients and samples of this step are looked at."""
@@ -151,7 +158,12 @@ class Writing:
             observed = observed_part(self._described.live, self._optimizers)
             self._events.write(FinalEvent(weights=None, observed=observed, probe_loss=None))
         self._events.write(DoneEvent() if failure is None else _failure(failure, under_way))
-        self._events.close()
+
+    def note(self, text: str) -> None:
+        """Have the record say what a reader must know of the figures."""
+        self._notes.append(text)
+        if self._events is not None:
+            self._write_observation(self._seen.accumulation)
 
     def _describe(self, step: Step) -> Described:
         live = recognise(
@@ -237,6 +249,12 @@ def _others(roots: Sequence[nn.Module], described: nn.Module) -> bool:
     known = {id(parameter) for parameter in described.parameters()}
     trained = [p for root in roots for p in root.parameters() if p.requires_grad]
     return any(id(parameter) not in known for parameter in trained)
+
+
+def _is_gone(run_directory: Path, rank: int) -> bool:
+    """Whether the process that trained as this rank has ended."""
+    end = rank_ends(run_directory).get(rank)
+    return end is not None and end.start.trains and not end.is_running
 
 
 def _failure(error: BaseException, under_way: Step | None) -> FailureEvent:

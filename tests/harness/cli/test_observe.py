@@ -1,0 +1,145 @@
+"""`harness observe` around scripts that end in odd ways: exit codes, blame, and no secret in any file."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.record import Record
+from tests.harness.cli.command_line import HARNESS, environment, harness_process, records
+
+pytestmark = pytest.mark.long(seconds=45)
+WINDOWS = ("--warmup", "1", "--probed", "1", "--cooldown", "1")
+TRAIN = """
+import os, signal, sys, time
+import torch
+
+{before}
+if "RANK" in os.environ:
+    torch.distributed.init_process_group("gloo")
+model = torch.nn.Linear(16, 1)
+if "RANK" in os.environ:
+    model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(8):
+    if step == 6:
+        {at_6}
+    model(torch.randn(4, 16)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+{after}
+"""
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+SECRETS = ("pla1nted-TOKEN", "pla1nted-KEY", "pla1nted-ADDRESS", "pla1nted-RAISED", "pla1nted-CONFIG")
+
+
+def script(folder: Path, *, before: str = "", at_6: str = "pass", after: str = "") -> Path:
+    path = folder / "train.py"
+    path.write_text(TRAIN.format(before=before, at_6=at_6, after=after))
+    return path
+
+
+def observed(folder: Path, *command: str | Path) -> tuple[subprocess.CompletedProcess[str], Record]:
+    done = harness_process("observe", *WINDOWS, "--", *command, cwd=folder, OMP_NUM_THREADS="1")
+    (record,) = records(folder / "runs")
+    return done, record
+
+
+def files_with(folder: Path, text: str) -> list[str]:
+    """Files and folders that hold a text or are named so."""
+    found = [path for path in folder.rglob("*") if text in path.name]
+    return [path.name for path in [*found, *folder.rglob("*")] if path.is_file() and text in path.read_text()]
+
+
+def test_under_torchrun_the_failing_rank_has_its_own_exit_code(tmp_path: Path) -> None:
+    train = script(tmp_path, at_6="if os.environ['RANK'] == '1': os._exit(3)")
+    done, record = observed(tmp_path, *TORCHRUN, train)
+    assert done.returncode == 1  # torchrun's own
+    assert record.error is not None
+    assert (record.error.rank, record.error.exit_code, record.error.step) == (1, 3, 6)
+    assert "harness: run failed: rank 1: the rank ended with exit code 3" in done.stderr
+    assert len(record.steps) == 6
+
+
+def test_no_file_of_a_run_has_a_secret_and_the_exit_code_is_the_scripts(tmp_path: Path) -> None:
+    train = script(
+        tmp_path,
+        before="sys.excepthook = lambda *_: os._exit(9)",
+        at_6="raise RuntimeError('401 for Authorization: Bearer ' + 'pla1nted-' + 'RAISED')",
+    )
+    done, record = observed(
+        tmp_path, sys.executable, train, "--hub-token", "pla1nted-TOKEN", "--api-key=pla1nted-KEY",
+        "http://me:pla1nted-ADDRESS@host/data", "-p", "pla1nted-CONFIG",
+    )  # fmt: skip
+    assert done.returncode == 9
+    assert record.error is not None
+    assert (record.error.kind, record.error.exit_code) == ("RuntimeError", 9)
+    assert record.observation is not None
+    assert record.observation.command[1:] == [
+        str(train), "--hub-token", "***", "--api-key=***", "http://***@host/data", "-p", "***",
+    ]  # fmt: skip
+    assert {path.name for path in (tmp_path / "runs" / record.run_id).glob("*.json*")} == {
+        "observe.json", "rank-00000.jsonl", "record.json",
+    }  # fmt: skip
+    for secret in SECRETS:
+        assert files_with(tmp_path / "runs", secret) == []
+
+
+def test_a_script_that_closes_its_descriptors_succeeds_and_keeps_its_files(tmp_path: Path) -> None:
+    train = script(
+        tmp_path,
+        at_6="os.closerange(3, 1000); own = [open(f'own-{n}', 'w') for n in range(9)]",
+        after="sys.stdout.flush(); os._exit(0)",
+    )
+    done, record = observed(tmp_path, sys.executable, train)
+    assert (done.returncode, record.status, record.error) == (0, "ok", None)
+    assert done.stderr.count("harness observe:") == 0
+    assert len(record.steps) == 8
+    assert [path.stat().st_size for path in tmp_path.glob("own-*")] == [0] * 9
+    assert record.observed is not None  # which a rank says last
+
+
+@pytest.mark.parametrize("whole_group", [True, False])
+def test_an_interrupted_script_gives_130_and_keeps_its_steps(tmp_path: Path, whole_group: bool) -> None:
+    train = script(tmp_path, at_6="print('waits', flush=True); time.sleep(600)")
+    words = [*HARNESS, "observe", *WINDOWS, "--", sys.executable, str(train)]
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    (record,) = records(tmp_path / "runs")
+    assert record.error is not None
+    assert (record.error.kind, len(record.steps)) == ("Interrupted", 6)
+    assert "harness: run failed: interrupted by the user after 6 steps" in said
+
+
+def test_ranks_that_outlive_a_killed_launcher_are_named(tmp_path: Path) -> None:
+    train = script(
+        tmp_path,
+        at_6="(os.kill(os.getppid(), signal.SIGKILL) if os.environ['RANK'] == '0' else None); time.sleep(9)",
+    )
+    done, record = observed(tmp_path, *TORCHRUN, train)
+    assert done.returncode == 137
+    assert record.error is not None
+    assert record.error.kind == "LauncherLost"
+    assert record.error.message == (
+        "the command was killed by SIGKILL after 6 steps, but ranks 0, 1 still run"
+    )
+
+
+def test_a_command_that_trains_nothing_keeps_its_exit_code(tmp_path: Path) -> None:
+    for code, shown in ((7, 7), (0, 1)):
+        done = harness_process(
+            "observe", "--", sys.executable, "-c", f"raise SystemExit({code})", cwd=tmp_path
+        )
+        assert done.returncode == shown
+        assert done.stderr.startswith("harness: no process of ")
+    assert list((tmp_path / "runs").iterdir()) == []
