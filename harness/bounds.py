@@ -13,6 +13,11 @@ MOST_REPORT_BYTES = 2**28
 MOST_RECORD_BYTES = 2**30
 MOST_SPARSE_BYTES = 2**28
 """Of a file of data of which less than a hundredth is on the disk: reading it yields zeros for hours."""
+MOST_TRACE_BYTES = 8 * 10**9
+"""Of a trace, unpacked."""
+MOST_EVENT_BYTES = 2**26
+"""Of one event of a trace."""
+MOST_SNAPSHOT_BYTES = 2**31
 MOST_MESSAGE_CHARACTERS = 3000
 """Of an error."""
 MOST_REPEATS = 1000

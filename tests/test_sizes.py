@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST_FILE = 300
+LONGEST_FILE = 800
 LONGEST_FUNCTION = 50
 SOURCES = [*sorted((ROOT / "backends").glob("*.py")), *sorted((ROOT / "harness").rglob("*.py"))]
 
 
-def test_no_source_file_is_longer_than_300_lines() -> None:
+def test_no_source_file_is_longer_than_800_lines() -> None:
     lines = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8").count("\n") for path in SOURCES}
     assert {path: count for path, count in lines.items() if count > LONGEST_FILE} == {}
 

@@ -22,7 +22,8 @@ class WaitPart(Part):
 class OverlapPart(Part):
     """How one traced step of one rank divides, from the profiler.
 
-    Computing, exposed communication and idling add up to the step.
+    Computing, exposed communication and idling add up to the step; on a device copies that run alone are the
+    rest of it.
     """
 
     step: int
@@ -35,8 +36,11 @@ class OverlapPart(Part):
     """Communicating, whether or not computation runs beside it."""
     exposed_seconds: float
     """Communicating while nothing computes."""
+    copy_seconds: float | None = None
+    """Copies and memsets of a device, whatever runs beside them; None: of the CPU, or an older record, where
+    they count as computing."""
     idle_seconds: float
-    """Neither."""
+    """None of these."""
     waits: list[WaitPart] = []
     """The ten longest, longest first."""
 

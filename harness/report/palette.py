@@ -50,6 +50,14 @@ PHASES = {
 }
 EXPOSED = "exposed communication"
 ACTIVITIES = {"computing": "#14607A", EXPOSED: "#E58A2E", "idle": FAINT}
+COPIES_ALONE = "copies alone"
+DEVICE_ACTIVITIES = {
+    "computing": ACTIVITIES["computing"],
+    EXPOSED: ACTIVITIES[EXPOSED],
+    COPIES_ALONE: "#8C6BB1",
+    "idle": FAINT,
+}
+"""Of a device, whose copies are neither."""
 VERDICTS = {"agrees": GREY, "not judged": "#ABABAB"}
 """Of loss curves that are drawn as one band."""
 CURVES = ("#0A74B8", "#CC8400", "#00966C", "#B8569A", "#4FA6D8", "#C4511A", "#8A6D00")

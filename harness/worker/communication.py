@@ -21,31 +21,8 @@ from harness.backends.mesh import Mesh
 from harness.backends.pipeline.tags import PHASES
 from harness.backends.precision import dtype_name
 from harness.theory.workload import ELSEWHERE
+from harness.traces.operators import OPERATORS
 
-# Operator -> (collective, index of the argument that holds the complete tensor; this rank's piece of it for
-# gather and scatter).
-OPERATORS: dict[str, tuple[str, int]] = {
-    "allreduce_": ("all_reduce", 0),
-    "allreduce_coalesced_": ("all_reduce", 0),
-    "_allgather_base_": ("all_gather", 0),
-    "allgather_": ("all_gather", 0),
-    "allgather_coalesced_": ("all_gather", 0),
-    "allgather_into_tensor_coalesced_": ("all_gather", 0),
-    "_reduce_scatter_base_": ("reduce_scatter", 1),
-    "reduce_scatter_": ("reduce_scatter", 1),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
-    "broadcast_": ("broadcast", 0),
-    "reduce_": ("reduce", 0),
-    "gather_": ("gather", 1),
-    "scatter_": ("scatter", 0),
-    "alltoall_": ("all_to_all", 1),
-    "alltoall_base_": ("all_to_all", 1),
-    "send": ("send", 0),
-    "recv_": ("recv", 0),
-    "recv_any_source_": ("recv", 0),
-    "barrier": ("barrier", 0),
-    "monitored_barrier_": ("barrier", 0),
-}
 MESSAGES = ("send", "recv")
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 

@@ -2,7 +2,8 @@
 
 CPU: an operator computes while it is the innermost one on its thread; a collective communicates while
 gloo works on it (its `gloo:*` events, on gloo's own threads, waiting for the peers included).
-CUDA: kernels and copies on any stream compute, kernels of NCCL communicate.
+CUDA: kernels on any stream compute, those of NCCL and of symmetric memory communicate, copies are neither.
+What an event is and how a step divides is decided in `harness.traces`, as for traces of other programs.
 """
 
 from __future__ import annotations
@@ -14,18 +15,24 @@ from typing import Any
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from harness.worker.overlap import Communication, Interval, Operator, computing_stretches, divide
+from harness.traces.kinds import (
+    COPIES,
+    DEVICE_ACTIVITIES,
+    PHASE,
+    STEP,
+    is_communication,
+    is_computing,
+    is_transport,
+    operator_computes,
+)
+from harness.traces.overlap import Communication, Interval, Operator, Work, computing_stretches, divide
 
-STEP, PHASE = "harness::step ", "harness::phase "
-# Their own time is waiting, or Python that may wait; what computes inside of them is seen by itself.
 DISCARDED_STEPS = {"cuda": 1}
 """First steps under the profiler that are left out, by device: they hold the start of CUPTI."""
-DEVICE_ACTIVITIES = ("kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset")
 NOTHING_SEEN = (
     "the profiler saw no kernel on the GPU: CUPTI is missing, another profiler uses it, or the driver allows "
     "it to administrators only (NVreg_RestrictProfilingToAdminUsers)"
 )
-NOT_COMPUTING = ("c10d::", "_c10d_functional::", "autograd::", "torch::", "torch.", "FSDP::")
 
 
 class Tracer:
@@ -60,7 +67,10 @@ class Tracer:
         if self._device == "cuda":
             activities.append(ProfilerActivity.CUDA)
         config = _ExperimentalConfig(profile_all_threads=True) if self.every_thread else None
-        self._profile = profile(activities=activities, experimental_config=config)
+        # Without shapes a trace does not tell the bytes of collectives; asking for them costs time.
+        self._profile = profile(
+            activities=activities, experimental_config=config, record_shapes=self._trace_file is not None
+        )
         self._profile.start()
         self.seconds += time.perf_counter() - begin
 
@@ -115,61 +125,54 @@ def divide_steps(events: Any, device: str) -> list[dict[str, Any]]:
     marks = [(name, (e.start_ns(), e.end_ns())) for name, e in named if name.startswith((STEP, PHASE))]
     steps = [(int(n.removeprefix(STEP)), at) for n, at in marks if n.startswith(STEP)]
     phases = [(n.removeprefix(PHASE), at) for n, at in marks if n.startswith(PHASE)]
-    if device == "cuda":
-        computing, communications = _device_work(events, phases)
-    else:
-        computing, communications = _host_work(named, phases)
-    return [divide(step, at, computing, communications) for step, at in sorted(steps)]
+    work = _device_work(events, named, phases) if device == "cuda" else _host_work(named, phases)
+    return [divide(step, at, work) for step, at in sorted(steps)]
 
 
 Phases = list[tuple[str, Interval]]
-Work = tuple[list[Interval], list[Communication]]
 
 
 def _host_work(named: list[tuple[str, Any]], phases: Phases) -> Work:
-    collectives = [(name, e) for name, e in named if name.startswith("gloo:")]
-    transport = {e.start_thread_id() for _, e in collectives}
     operators = [
-        Operator(thread=thread, start=e.start_ns(), end=e.end_ns(), computes=_computes(name))
+        Operator(e.start_thread_id(), e.start_ns(), e.end_ns(), operator_computes(name), is_transport(name))
         for name, e in named
-        if (thread := e.start_thread_id()) not in transport and not e.is_async()
+        if is_transport(name) or not e.is_async()
     ]
     communications = [
         Communication(name=name, phase=_phase_at(e.start_ns(), phases), start=e.start_ns(), end=e.end_ns())
-        for name, e in collectives
+        for name, e in named
+        if is_transport(name)
     ]
-    return computing_stretches(operators), communications
+    return Work(computing_stretches(operators), communications)
 
 
-def _device_work(events: Any, phases: Phases) -> Work:
+def _device_work(events: Any, named: list[tuple[str, Any]], phases: Phases) -> Work:
     # A kernel belongs to the phase in which the host launched it.
     launched = {
         e.correlation_id(): e.start_ns()
-        for e in events
-        if _on_host(e) and e.activity_type() in ("cuda_runtime", "cuda_driver")
+        for _, e in named
+        if e.activity_type() in ("cuda_runtime", "cuda_driver")
     }
     computing: list[Interval] = []
+    copies: list[Interval] = []
     communications: list[Communication] = []
     for e in events:
-        if e.activity_type() not in DEVICE_ACTIVITIES:
+        kind = e.activity_type()
+        if kind not in DEVICE_ACTIVITIES:
             continue
-        if e.name().startswith("nccl"):
-            phase = _phase_at(launched.get(e.correlation_id(), e.start_ns()), phases)
-            communications.append(
-                Communication(name=e.name(), phase=phase, start=e.start_ns(), end=e.end_ns())
-            )
-        else:
-            computing.append((e.start_ns(), e.end_ns()))
-    return computing, communications
+        name, span = e.name(), (e.start_ns(), e.end_ns())
+        if is_communication(kind, name):
+            phase = _phase_at(launched.get(e.correlation_id(), span[0]), phases)
+            communications.append(Communication(name=name, phase=phase, start=span[0], end=span[1]))
+        if is_computing(kind, name):
+            computing.append(span)
+        if kind in COPIES:
+            copies.append(span)
+    return Work(computing, communications, copies)
 
 
 def _on_host(event: Any) -> bool:
     return bool(event.device_type().name == "CPU")
-
-
-def _computes(name: str) -> bool:
-    """Whether a host operator of this name computes: 'aten::mm' and other 'library::operator' do."""
-    return "::" in name and not name.startswith((*NOT_COMPUTING, STEP, PHASE))
 
 
 def _phase_at(time_ns: int, phases: Phases) -> str:

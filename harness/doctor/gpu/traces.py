@@ -11,11 +11,10 @@ from harness.doctor.gpu.check import Check, Finding, held
 from harness.doctor.gpu.evidence import SHARDED, Evidence, Kernels
 from harness.record import Record
 from harness.theory.terms import STEP_PHASES
+from harness.traces.kinds import KERNELS, STEP, is_communication
 
 NO_CUPTI = "it has no CUPTI"
 ADDS_UP = 0.01
-STEP = "harness::step "
-"""How the loop names its steps in a trace (`worker/tracer.py`)."""
 
 
 def steps_divide(evidence: Evidence) -> Finding:
@@ -32,7 +31,10 @@ def steps_divide(evidence: Evidence) -> Finding:
                     f"communication {part.communication_seconds:.6f} s"
                 )
             total = part.compute_seconds + part.exposed_seconds + part.idle_seconds
-            if abs(total - part.seconds) > ADDS_UP * part.seconds:
+            # Copies that run alone are the rest of the step.
+            rest = part.seconds - total
+            most = (part.copy_seconds or 0.0) + ADDS_UP * part.seconds
+            if not -ADDS_UP * part.seconds <= rest <= most:
                 return (
                     "failed",
                     f"rank {rank.rank}: parts are {total:.6f} s of a step of {part.seconds:.6f} s",
@@ -88,7 +90,7 @@ def count_kernels(trace: dict[str, Any]) -> dict[int, int]:
     begins = [
         event["ts"]
         for event in events
-        if event.get("cat") == "kernel" and str(event.get("name", "")).startswith("nccl")
+        if event.get("cat") in KERNELS and is_communication(event["cat"], str(event.get("name", "")))
     ]
     return {step: sum(begin <= at < end for at in begins) for step, (begin, end) in steps.items()}
 

@@ -13,7 +13,7 @@ from harness.record import RankPart
 from harness.report.document import Picture
 from harness.report.drawing import only_drawn
 from harness.report.formats import number, percent
-from harness.report.palette import ACTIVITIES, EXPOSED, FAINT, PHASES
+from harness.report.palette import ACTIVITIES, COPIES_ALONE, DEVICE_ACTIVITIES, EXPOSED, FAINT, PHASES
 from harness.report.pictures.bars import bar_chart, stack, text_after
 from harness.report.pictures.cells import (
     Row,
@@ -50,7 +50,9 @@ def overlap_picture(comparison: Comparison) -> Picture | None:
         "Time of the traced step of median duration, of all ranks and runs. Exposed: communication during "
         "which nothing computes. Tracing makes a step longer."
     )
-    return _picture("overlap", text, comparison, lambda rank: rank.overlap, _overlap, ACTIVITIES, EXPOSED)
+    parts = [p for group in comparison.groups for rank in group.record.ranks for p in rank.overlap]
+    colours = DEVICE_ACTIVITIES if any(part.copy_seconds for part in parts) else ACTIVITIES
+    return _picture("overlap", text, comparison, lambda rank: rank.overlap, _overlap, colours, EXPOSED)
 
 
 def _picture(
@@ -119,4 +121,7 @@ def _overlap(group: Repeats) -> Parts:
         return {}
     middle = speed.median_step(parts)
     times = (middle.compute_seconds, middle.exposed_seconds, middle.idle_seconds)
-    return {name: seconds * 1e3 for name, seconds in zip(ACTIVITIES, times, strict=True)}
+    found = {name: seconds * 1e3 for name, seconds in zip(ACTIVITIES, times, strict=True)}
+    if middle.copy_seconds:
+        found[COPIES_ALONE] = max(0.0, (middle.seconds - sum(times)) * 1e3)
+    return found

@@ -25,8 +25,10 @@ TEXTS = {
     "all-reduce, and names it so. Idle is the rest: Python, and the bookkeeping of libraries. FSDP overlaps "
     "on streams of a device; the CPU has none, so gathering there overlaps with nothing.",
     "cuda": "From torch's profiler in the traced steps, which it slows down. A rank computes while a "
-    "kernel or a copy runs on any stream, except kernels of NCCL: while one of those runs it communicates, "
-    "waiting for the other ranks included. Idle is the rest: the device waits for the host.",
+    "kernel runs on any stream, except kernels of NCCL: while one of those runs it communicates, "
+    "waiting for the other ranks included. Copies are neither; in records that do not list them they "
+    "count as "
+    "computing. Idle is the rest: the device waits for the host.",
 }
 SUM_TEXT = (
     "The sentences cover all traced steps of a cell together. Each line of the tables is one traced step, "
@@ -43,6 +45,7 @@ OVERLAP_COLUMNS = (
     Column("compute_seconds", "compute ms", milliseconds),
     Column("communication_seconds", "communication ms", milliseconds),
     Column("exposed_seconds", "exposed ms", milliseconds),
+    Column("copy_seconds", "copies ms", milliseconds, optional=True),
     Column("idle_seconds", "idle ms", milliseconds),
     Column("hidden_share", "hidden", percent),
 )
@@ -140,6 +143,7 @@ def _times(parts: Sequence[OverlapPart], *, alone: bool) -> list[Any]:
         middle.compute_seconds,
         middle.communication_seconds,
         middle.exposed_seconds,
+        middle.copy_seconds,
         middle.idle_seconds,
         None if alone else hidden_share([middle]),
     ]

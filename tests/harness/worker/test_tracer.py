@@ -98,7 +98,7 @@ def test_a_hook_within_autograd_that_waits_does_not_compute() -> None:
     assert [(wait["name"], wait["phase"]) for wait in row["waits"]] == [("gloo:all_reduce", "backward")]
 
 
-def test_on_cuda_kernels_of_nccl_communicate_and_all_others_compute() -> None:
+def test_on_cuda_kernels_of_nccl_communicate_other_kernels_compute_and_copies_do_neither() -> None:
     events = [
         *STEP,
         Event("aten::mm", 0, 90),  # the host, which only launches
@@ -108,7 +108,25 @@ def test_on_cuda_kernels_of_nccl_communicate_and_all_others_compute() -> None:
         kernel("ncclDevKernel_AllGather_RING_LL", 45, 80),
     ]
     (row,) = divide_steps(events, "cuda")
-    assert nanoseconds(row) == {"compute": 45, "communication": 35, "exposed": 25, "idle": 30}
+    assert nanoseconds(row) == {"compute": 40, "communication": 35, "exposed": 30, "idle": 30}
+    assert row["copy_seconds"] * 1e9 == pytest.approx(5)
+
+
+def test_kernels_of_symmetric_memory_and_copies_between_devices_communicate() -> None:
+    events = [
+        *STEP,
+        kernel("void c10d::symmetric_memory::(anonymous)::multimem_all_reduce_kernel<float, 16>(...)", 0, 20),
+        Event("Memcpy PtoP (Device -> Device)", 30, 40, kind="gpu_memcpy", device="CUDA"),
+        kernel("gemm", 35, 50),
+    ]
+    (row,) = divide_steps(events, "cuda")
+    assert nanoseconds(row) == {"compute": 15, "communication": 30, "exposed": 25, "idle": 60}
+
+
+def test_a_rank_computes_beside_messages_that_its_own_thread_sends() -> None:
+    messages = [Event("c10d::send", 29, 61), Event("gloo:send", 30, 60)]
+    (row,) = divide_steps([*STEP, Event("aten::mm", 0, 30), *messages, Event("aten::mm", 70, 90)], "cpu")
+    assert nanoseconds(row) == {"compute": 50, "communication": 30, "exposed": 30, "idle": 20}
 
 
 def test_a_kernel_belongs_to_the_phase_that_launched_it() -> None:

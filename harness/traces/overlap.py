@@ -1,6 +1,6 @@
-"""Divides a traced step into computing, communicating and neither. Pure arithmetic on intervals, no torch.
+"""Divides a stretch of a trace into computing, communicating, copying and neither: arithmetic on intervals.
 
-Times are integers in nanoseconds. The four figures are those of `record.OverlapPart`.
+Times are integers in nanoseconds. The figures are those of `record.OverlapPart`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,25 @@ class Operator(NamedTuple):
     start: int
     end: int
     computes: bool
+    transports: bool = False
+    """Whether it is a transport's work on a collective: nothing inside of it computes."""
 
 
-def divide(
-    step: int, window: Interval, computing: Iterable[Interval], communications: Sequence[Communication]
-) -> dict[str, Any]:
+class Work(NamedTuple):
+    """What one rank did."""
+
+    computing: Sequence[Interval]
+    communications: Sequence[Communication]
+    copies: Sequence[Interval] | None = None
+    """Copies and memsets of a device; None: the host worked."""
+
+
+def divide(step: int, window: Interval, work: Work) -> dict[str, Any]:
     """One row in the form of `record.OverlapPart`; what lies outside of `window` is cut off."""
     start, end = window
-    busy = union(_clip(computing, window))
-    talking = union(_clip(((c.start, c.end) for c in communications), window))
+    busy = union(_clip(work.computing, window))
+    talking = union(_clip(((c.start, c.end) for c in work.communications), window))
+    copying = union(_clip(work.copies or (), window))
     exposed = subtract(talking, busy)
     longest = sorted(exposed, key=lambda stretch: stretch[0] - stretch[1])[:LONGEST_WAITS]
     return {
@@ -47,8 +57,9 @@ def divide(
         "compute_seconds": length(busy) / 1e9,
         "communication_seconds": length(talking) / 1e9,
         "exposed_seconds": length(exposed) / 1e9,
-        "idle_seconds": (end - start - length(union([*busy, *talking]))) / 1e9,
-        "waits": [_wait(stretch, communications) for stretch in longest],
+        "copy_seconds": None if work.copies is None else length(copying) / 1e9,
+        "idle_seconds": (end - start - length(union([*busy, *talking, *copying]))) / 1e9,
+        "waits": [_wait(stretch, work.communications) for stretch in longest],
     }
 
 
@@ -105,23 +116,24 @@ def computing_stretches(operators: Iterable[Operator]) -> list[Interval]:
 def _innermost(operators: Sequence[Operator]) -> list[Interval]:
     stretches: list[Interval] = []
     open_ones: list[Operator] = []
-    reached = 0
+    reached = transporting = 0
 
     def advance(until: int) -> None:
-        nonlocal reached
+        nonlocal reached, transporting
         while open_ones and reached < until:
             innermost = open_ones[-1]
             stop = min(innermost.end, until)
-            if innermost.computes and stop > reached:
+            if innermost.computes and stop > reached and not transporting:
                 stretches.append((reached, stop))
             reached = max(reached, stop)
             if innermost.end <= reached:
-                open_ones.pop()
+                transporting -= open_ones.pop().transports
 
     for operator in operators:
         advance(operator.start)
         reached = max(reached, operator.start)
         open_ones.append(operator)
+        transporting += operator.transports
     if open_ones:
         advance(max(operator.end for operator in open_ones))
     return stretches
@@ -135,4 +147,5 @@ def _wait(stretch: Interval, communications: Sequence[Communication]) -> dict[st
 
 
 def _clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
-    return [(max(start, window[0]), min(end, window[1])) for start, end in intervals]
+    first, last = window
+    return [(max(a, first), min(b, last)) for a, b in intervals if a < last and b > first]

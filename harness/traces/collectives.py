@@ -1,0 +1,435 @@
+"""The collectives of a trace: what was called, how much it moved in which group, and how long it ran.
+
+Facts come from `record_param_comms`, the `nccl:*` launch, the arguments that NCCL's kernels carry and the
+shapes of the operator. A kernel's name is none of them: NCCL 2.17 runs all-to-all under the name of SendRecv.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from harness.theory.ring import RING_PASSES
+from harness.traces.operators import INPUT_AT, OPERATORS, collective_of, dtype_of, element_bytes
+from harness.traces.overlap import length, union
+from harness.traces.timeline import Device, DeviceCommunication, HostEvent, Process
+
+RECORD = "record_param_comms"
+_RANKS = re.compile(r"\[\s*\d+(?:\s*,\s*\d+)*\s*\]")
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group, as far as the trace tells."""
+
+    name: str | None = None
+    size: int | None = None
+    ranks: tuple[int, ...] | None = None
+
+
+@dataclass
+class Call:
+    """One collective of one rank; what the trace does not tell is None."""
+
+    operation: str | None
+    dtype: str | None = None
+    elements: int | None = None
+    """Of the complete tensor: what is gathered, or is to be scattered."""
+    group: Group = field(default_factory=Group)
+    thread: str = ""
+    start: int = 0
+    """When the host called it; of a kernel without a call, when it began."""
+    end: int = 0
+    own_elements: int | None = None
+    """Of this rank's input, where shapes tell."""
+    externals: set[int] = field(default_factory=set)
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    """Begin and end of its kernels, or of the transport's work."""
+    step: int | None = None
+    """The annotated step in which the host called it."""
+    kernel: str | None = None
+    """Name of a kernel whose collective is unknown."""
+
+    @property
+    def payload_bytes(self) -> int | None:
+        """Bytes of the complete tensor."""
+        if self.operation == "barrier":
+            return 0
+        width = element_bytes(self.dtype) if self.dtype else None
+        return None if self.elements is None or width is None else self.elements * width
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it ran, waiting for other ranks included."""
+        return length(union(self.runs)) / 1e9 if self.runs else None
+
+    @property
+    def bus_bytes_per_second(self) -> float | None:
+        """As nccl-tests defines it; None without payload, duration or size of the group."""
+        payload, seconds, size = self.payload_bytes, self.seconds, self.group.size
+        if not payload or not seconds or not size or self.operation is None:
+            return None
+        if self.operation in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+            return payload / seconds * RING_PASSES[self.operation] * (size - 1) / size
+        return payload / seconds
+
+
+class GroupsOfJob:
+    """The process groups that the file lists, which name those of calls without arguments."""
+
+    def __init__(self, distributed: dict[str, Any]) -> None:
+        self._groups: list[Group] = []
+        configured = distributed.get("pg_config")
+        for entry in configured if isinstance(configured, list) else []:
+            if isinstance(entry, dict):
+                ranks = entry.get("ranks")
+                whole = isinstance(ranks, list) and bool(ranks) and all(isinstance(r, int) for r in ranks)
+                self._groups.append(
+                    Group(
+                        str(entry.get("pg_name")), _size(entry.get("pg_size")),
+                        tuple(ranks) if whole and isinstance(ranks, list) else None,
+                    )
+                )  # fmt: skip
+        listed = distributed.get("pg_count")
+        self._complete = not isinstance(listed, int) or listed == len(self._groups)
+
+    def only(self, size: int | None) -> Group:
+        """The group of a size if there is one only, by its ranks; otherwise what is known of it."""
+        fitting = [g for g in self._groups if size is None or g.size == size]
+        if not self._complete or not fitting or any(g.ranks is None for g in fitting):
+            return Group(size=size)
+        if len({(g.ranks, g.size) for g in fitting}) > 1:
+            return Group(size=size)
+        return fitting[0] if len(fitting) == 1 else Group(None, fitting[0].size, fitting[0].ranks)
+
+
+def calls_of(process: Process, device: Device | None, groups: GroupsOfJob) -> list[Call]:
+    """Every collective of a rank in the order of its calls, with what ran for it."""
+    calls = [call for tree in _trees(process.calls) for call in _calls(tree, groups)]
+    calls.sort(key=lambda call: call.start)
+    if device is not None and device.communications:
+        calls += _match_kernels(calls, process, device, groups)
+        calls.sort(key=lambda call: call.runs[0][0] if call.runs else call.start)
+    elif process.transports:
+        _match_transports(calls, process.transports)
+    return calls
+
+
+@dataclass
+class _Node:
+    event: HostEvent
+    inner: list[_Node] = field(default_factory=list)
+
+
+def _trees(events: Iterable[HostEvent]) -> Iterator[_Node]:
+    """Events of each thread within those that hold them."""
+    threads: dict[str, list[HostEvent]] = {}
+    for event in events:
+        threads.setdefault(event.thread, []).append(event)
+    for of_thread in threads.values():
+        roots: list[_Node] = []
+        open_ones: list[_Node] = []
+        for event in sorted(of_thread, key=lambda e: (e.start, -e.end)):
+            while open_ones and event.start >= open_ones[-1].event.end:
+                open_ones.pop()
+            node = _Node(event)
+            (open_ones[-1].inner if open_ones else roots).append(node)
+            open_ones.append(node)
+        yield from roots
+
+
+def _calls(node: _Node, groups: GroupsOfJob) -> list[Call]:
+    """The collectives of an event and of what it holds, each once."""
+    event = node.event
+    inner = [call for held in node.inner for call in _calls(held, groups)]
+    if event.name == RECORD:
+        named = event.arguments.get("Collective name")
+        operation = collective_of(str(named)) if named is not None else None
+        is_one = operation is not None and len(inner) < 2
+        found = [_recorded(event, operation or "", inner, groups)] if is_one else inner
+    elif len(inner) > 1:
+        found = inner
+    else:
+        operation = collective_of(event.name)
+        if operation is None or event.name.endswith("wait_tensor"):
+            found = inner
+        else:
+            own = _shaped(event, operation, groups)
+            found = [_joined(inner[0], own) if inner else own]
+    for call in found:
+        call.start, call.end = event.start, max(event.end, call.end)
+        if event.external is not None and len(found) == 1:
+            call.externals.add(event.external)
+    return found
+
+
+def _recorded(event: HostEvent, operation: str, inner: list[Call], groups: GroupsOfJob) -> Call:
+    own = of_arguments(event.arguments, operation, groups)
+    own.thread, own.start, own.end = event.thread, event.start, event.end
+    return _joined(own, inner[0]) if inner else own
+
+
+def of_arguments(arguments: dict[str, Any], operation: str, groups: GroupsOfJob) -> Call:
+    """The call that arguments of NCCL describe: those of `record_param_comms`, or of a kernel."""
+    size = _size(arguments.get("Group size"))
+    given, taken = _count(arguments.get("In msg nelems")), _count(arguments.get("Out msg nelems"))
+    elements = taken if operation in ("all_gather", "recv", "scatter") else given
+    if elements in (None, 0):
+        elements = given or taken if (given or taken) is not None else elements
+    if operation in ("gather", "scatter"):
+        elements = None if elements is None or size is None else elements * size
+    dtype = arguments.get("dtype")
+    name = arguments.get("Process Group Name")
+    group = groups.only(size)
+    if name is not None or size is not None:
+        group = Group(
+            None if name is None else str(name), size or group.size, _ranks(arguments, size) or group.ranks
+        )
+    return Call(
+        operation, dtype_of(str(dtype)) if dtype is not None else None, elements, group, own_elements=given
+    )
+
+
+def _shaped(event: HostEvent, operation: str, groups: GroupsOfJob) -> Call:
+    """The call that the shapes of an operator or launch describe."""
+    dims, types = event.arguments.get("Input Dims"), event.arguments.get("Input type")
+    shapes = _Shapes(dims, types)
+    scope, _, bare = event.name.rpartition(":")
+    call = Call(operation, thread=event.thread, start=event.start, end=event.end)
+    if scope.startswith("c10d") and bare in OPERATORS:
+        at = OPERATORS[bare][1]
+        call.elements, call.dtype = shapes.elements(at), shapes.dtype(at)
+        own_at = INPUT_AT.get(bare, at)
+        call.own_elements = shapes.elements(own_at)
+        call.dtype = call.dtype or shapes.dtype(own_at)
+        size = None
+        if (operation in ("all_gather", "reduce_scatter") and own_at != at) or operation == "reduce_scatter":
+            piece = shapes.elements(own_at if operation == "all_gather" else 0)
+            size = _quotient(call.elements, piece)
+        call.group = groups.only(size)
+        if operation in ("gather", "scatter"):
+            call.elements = _times(call.elements, call.group.size)
+        elif operation == "all_gather" and call.elements is None:
+            call.elements = _times(call.own_elements, call.group.size)
+        return call
+    # A launch or a transport tells this rank's input.
+    call.group = groups.only(None)
+    call.own_elements, call.dtype = shapes.all_elements(), shapes.dtype(0)
+    pieces = operation in ("all_gather", "gather", "scatter")
+    call.elements = _times(call.own_elements, call.group.size) if pieces else call.own_elements
+    return call
+
+
+def _joined(first: Call, second: Call) -> Call:
+    """One call of what two events say of it; the first is believed."""
+    first.operation = first.operation or second.operation
+    first.dtype = first.dtype or second.dtype
+    first.own_elements = second.own_elements if first.own_elements is None else first.own_elements
+    known = first.group
+    group = Group(
+        known.name or second.group.name, known.size or second.group.size, known.ranks or second.group.ranks
+    )
+    if first.elements is None:
+        first.elements = second.elements
+        if first.elements is None and first.operation in ("all_gather", "gather", "scatter"):
+            first.elements = _times(first.own_elements, group.size)
+    first.group = group
+    first.thread = first.thread or second.thread
+    first.end = max(first.end, second.end)
+    first.externals |= second.externals
+    return first
+
+
+class _Shapes:
+    """Shapes and types of an operator's arguments."""
+
+    def __init__(self, dims: Any, types: Any) -> None:
+        self._dims = dims if isinstance(dims, list) else []
+        self._types = types if isinstance(types, list) else []
+
+    def elements(self, at: int) -> int | None:
+        """Elements of an argument, a tensor or a list of them; None: not recorded."""
+        if at >= len(self._dims):
+            return None
+        dims, kind = self._dims[at], self._types[at] if at < len(self._types) else ""
+        if not isinstance(dims, list):
+            return None
+        if not dims:
+            return 1 if dtype_of(str(kind)) else None
+        if all(isinstance(d, int) for d in dims):
+            return prod(dims)
+        if all(isinstance(d, list) and all(isinstance(n, int) for n in d) for d in dims):
+            return sum(prod(d) for d in dims)
+        return None
+
+    def all_elements(self) -> int | None:
+        """Elements of all arguments together: a launch or a transport lists tensors one by one."""
+        known = [n for at in range(len(self._dims)) if (n := self.elements(at)) is not None]
+        return sum(known) if known else None
+
+    def dtype(self, at: int) -> str | None:
+        """Dtype of an argument; of a list of tensors it is not recorded."""
+        return dtype_of(str(self._types[at])) if at < len(self._types) else None
+
+
+def _match_kernels(calls: list[Call], process: Process, device: Device, groups: GroupsOfJob) -> list[Call]:
+    """Give each kernel to the call that launched it; returns calls that only kernels tell of."""
+    of_launch = _Launches(process, {c.correlation for c in device.communications})
+    threads = _ByThread(calls)
+    externals = {external: call for call in calls for external in call.externals}
+    marks = _Marks(device.marks)
+    left: list[DeviceCommunication] = []
+    for event in device.communications:
+        launch = of_launch.of(event.correlation)
+        call = threads.at(*launch) if launch is not None else None
+        if call is None and event.external is not None and event.external != event.correlation:
+            call = externals.get(event.external)
+        if call is None:
+            left.append(event)
+        else:
+            call.runs.append((event.start, event.end))
+            _joined(call, _of_kernel(event, call.operation, groups))
+    return _without_launch(left, calls, marks, groups)
+
+
+def _without_launch(
+    left: list[DeviceCommunication], calls: list[Call], marks: _Marks, groups: GroupsOfJob
+) -> list[Call]:
+    """Calls of kernels whose launch is not in the trace; a call that ran nothing yet takes its kernel."""
+    idle: dict[tuple[str | None, int | None], list[Call]] = {}
+    for call in reversed(calls):
+        if not call.runs:
+            idle.setdefault((call.operation, call.elements), []).append(call)
+    found = []
+    for event in sorted(left, key=lambda e: e.start):
+        named = event.arguments.get("Collective name")
+        operation = collective_of(str(named)) if named is not None else marks.at(event)
+        call = _of_kernel(event, operation, groups)
+        waiting = idle.get((call.operation, call.elements)) if operation is not None else None
+        if waiting and waiting[-1].start <= event.start:
+            waiting.pop().runs.append((event.start, event.end))
+            continue
+        call.thread, call.start, call.end = event.stream, event.start, event.end
+        call.runs, call.kernel = [(event.start, event.end)], event.name if operation is None else None
+        found.append(call)
+    return found
+
+
+def _of_kernel(event: DeviceCommunication, operation: str | None, groups: GroupsOfJob) -> Call:
+    if operation is None or "Collective name" not in event.arguments:
+        return Call(operation)
+    return of_arguments(event.arguments, operation, groups)
+
+
+class _Launches:
+    """Where the host launched each kernel, by its correlation."""
+
+    def __init__(self, process: Process, wanted: set[int | None]) -> None:
+        threads = list(process.names)
+        self._at = {
+            correlation: (threads[thread], start)
+            for correlation, start, thread in zip(
+                process.correlations, process.launched, process.launchers, strict=True
+            )
+            if correlation in wanted
+        }
+
+    def of(self, correlation: int | None) -> tuple[str, int] | None:
+        return None if correlation is None else self._at.get(correlation)
+
+
+class _ByThread:
+    """Finds the call during which a thread was at a time."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls: dict[str, list[Call]] = {}
+        for call in calls:
+            self._calls.setdefault(call.thread, []).append(call)
+        self._starts = {thread: [call.start for call in of] for thread, of in self._calls.items()}
+
+    def at(self, thread: str, time: int) -> Call | None:
+        calls = self._calls.get(thread)
+        if not calls:
+            return None
+        index = bisect_right(self._starts[thread], time) - 1
+        return calls[index] if index >= 0 and calls[index].end >= time else None
+
+
+class _Marks:
+    """The annotation of a collective over a kernel on its stream."""
+
+    def __init__(self, marks: Sequence[HostEvent]) -> None:
+        self._streams: dict[str, list[HostEvent]] = {}
+        for mark in sorted(marks, key=lambda mark: mark.start):
+            self._streams.setdefault(mark.thread, []).append(mark)
+        self._starts = {stream: [m.start for m in of] for stream, of in self._streams.items()}
+
+    def at(self, event: DeviceCommunication) -> str | None:
+        index = bisect_right(self._starts.get(event.stream, []), event.start) - 1
+        if index < 0 or self._streams[event.stream][index].end < event.end:
+            return None
+        return collective_of(self._streams[event.stream][index].name)
+
+
+def _match_transports(calls: Sequence[Call], transports: Sequence[HostEvent]) -> None:
+    """Give each work of a transport to its call: the earliest of the kind and size that waits for one.
+
+    gloo implements reduce-scatter as all-reduce, and names it so.
+    """
+    waiting = list(calls)
+    for event in sorted(transports, key=lambda e: e.start):
+        operation = collective_of(event.name)
+        shapes = _Shapes(event.arguments.get("Input Dims"), event.arguments.get("Input type"))
+        elements = shapes.all_elements()
+        for index, call in enumerate(waiting):
+            if call.start > event.start:
+                break
+            alike = call.operation == operation or (
+                operation == "all_reduce" and call.operation == "reduce_scatter"
+            )
+            sizes = {elements, call.own_elements, call.elements}
+            if alike and (None in sizes or elements in (call.own_elements, call.elements)):
+                call.runs.append((event.start, event.end))
+                call.dtype = call.dtype or shapes.dtype(0)
+                if call.elements is None and call.operation not in ("gather", "scatter", "all_gather"):
+                    call.elements = elements
+                elif call.elements is None:
+                    call.elements = _times(elements, call.group.size)
+                del waiting[index]
+                break
+
+
+def _ranks(arguments: dict[str, Any], size: int | None) -> tuple[int, ...] | None:
+    """Ranks of a group; torch cuts long lists, but tells first rank and stride."""
+    text = str(arguments.get("Process Group Ranks", ""))
+    if _RANKS.fullmatch(text.strip()):
+        return tuple(int(rank) for rank in text.strip()[1:-1].split(","))
+    first, stride = _count(arguments.get("Global rank start")), _count(arguments.get("Global rank stride"))
+    if size and first is not None and stride:
+        return tuple(range(first, first + size * stride, stride))
+    return None
+
+
+def _count(value: Any) -> int | None:
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, int):
+        return value if value >= 0 else None
+    text = str(value)
+    return int(text) if text.isdecimal() and len(text) < 19 else None
+
+
+def _size(value: Any) -> int | None:
+    return _count(value) or None
+
+
+def _times(elements: int | None, size: int | None) -> int | None:
+    return None if elements is None or size is None else elements * size
+
+
+def _quotient(whole: int | None, piece: int | None) -> int | None:
+    return whole // piece if whole and piece and whole % piece == 0 else None
