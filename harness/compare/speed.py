@@ -109,8 +109,9 @@ def compute_dtype(record: Record) -> str | None:
     if effective is None:
         return None
     dtype = effective.autocast_dtype or effective.parameter_dtype
-    tf32 = record.world.device == "cuda" and record.job.training.tf32
-    return "tf32" if dtype == "float32" and tf32 else dtype
+    seen = record.observed.tf32 if record.observed else None
+    tf32 = record.job.training.tf32 if seen is None else seen
+    return "tf32" if dtype == "float32" and tf32 and record.world.device == "cuda" else dtype
 
 
 def sheet_peak(record: Record) -> Peak | None:

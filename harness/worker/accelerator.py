@@ -30,7 +30,7 @@ def describe_accelerator(device: str) -> AcceleratorPart | None:
         nccl=_nccl_version(),
         cudnn=_cudnn_version(torch.backends.cudnn.version()),
         float32_matmul=_float32_matmul(),
-        cudnn_tf32=bool(torch.backends.cudnn.allow_tf32),
+        cudnn_tf32="tf32" in (fp32_precision("cudnn.conv"), fp32_precision("cudnn.rnn")),
     )
 
 
@@ -39,7 +39,32 @@ def uses_tf32() -> bool:
 
     Source: cuBLAS documentation, NVIDIA_TF32_OVERRIDE=0 goes before what a program chose.
     """
-    return bool(torch.backends.cuda.matmul.allow_tf32) and os.environ.get(TF32_OVERRIDE) != "0"
+    return fp32_precision("cuda.matmul") == "tf32" and os.environ.get(TF32_OVERRIDE) != "0"
+
+
+def fp32_precision(operator: str) -> str:
+    """'ieee', 'tf32' or 'bf16': what torch computes fp32 tensors of this operator in.
+
+    operator: 'cuda.matmul', 'cudnn.conv', 'cudnn.rnn' or 'mkldnn.matmul'. The kernels ask `fp32_precision`
+    (torch 2.9 and newer), whichever interface a program set; `allow_tf32` and
+    `get_float32_matmul_precision` raise, or tell an old value, once a program has used the newer one.
+    """
+    library, _, function = operator.partition(".")
+    try:
+        precision = getattr(getattr(getattr(torch.backends, library), function), "fp32_precision")
+    except AttributeError:  # torch 2.8 and older
+        return _fp32_precision_before_2_9(library)
+    return "ieee" if precision == "none" else str(precision)
+
+
+def _fp32_precision_before_2_9(library: str) -> str:
+    match library:
+        case "cuda":
+            return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+        case "cudnn":
+            return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+        case _:
+            return {"high": "tf32", "medium": "bf16"}.get(torch.get_float32_matmul_precision(), "ieee")
 
 
 def driver_release(nvidia: Path = NVIDIA_DRIVER, amd: Path = AMD_DRIVER) -> str | None:
@@ -70,7 +95,8 @@ def _cudnn_version(number: int | None) -> str | None:
     return f"{number // major}.{number % major // 100}.{number % 100}"
 
 
-def _float32_matmul() -> str | None:
-    with suppress(RuntimeError):  # a program that used both of torch's interfaces
-        return torch.get_float32_matmul_precision()
-    return None
+def _float32_matmul() -> str:
+    """As `torch.get_float32_matmul_precision` names it, also where a program used both interfaces."""
+    if fp32_precision("cuda.matmul") != "tf32":
+        return "highest"
+    return "medium" if fp32_precision("mkldnn.matmul") == "bf16" else "high"

@@ -7,6 +7,7 @@ import time
 import torch
 
 from harness.backends.precision import dtype_name
+from harness.worker.accelerator import uses_tf32
 
 SIZES = {"cpu": (256, 512, 1024), "cuda": (4096, 8192)}
 """Square products; the best of all sizes counts, since the largest need not be the fastest."""
@@ -29,7 +30,7 @@ def measured_peaks(device: str, dtype: torch.dtype) -> dict[str, float]:
     if device == "cuda":  # else the matrices' memory would count as reserved by the training
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    tf32 = device == "cuda" and dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    tf32 = device == "cuda" and dtype is torch.float32 and uses_tf32()
     return {"tf32" if tf32 else dtype_name(dtype): peak}
 
 

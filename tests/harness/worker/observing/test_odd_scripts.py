@@ -48,6 +48,17 @@ for step in range(9):
     optimizer.step()
     optimizer.zero_grad()
 """
+BOTH_INTERFACES_OF_TF32 = """
+torch.backends.cuda.matmul.allow_tf32 = False
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+torch.backends.fp32_precision = "ieee"
+model = DistributedDataParallel(nn.Linear(64, 64))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for step in range(6):
+    model(torch.randn(4, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 WEIGHTS = 4 * (64 * 64 + 64)
 """Bytes of one linear layer."""
 
@@ -96,3 +107,12 @@ def test_an_interrupted_script_leaves_the_steps_that_it_made(tmp_path: Path) -> 
     assert record.status == "failed"
     assert len(record.steps) == 6
     assert record.error.rank == 1
+
+
+def test_a_script_that_sets_tf32_by_both_interfaces_leaves_its_record(tmp_path: Path) -> None:
+    seen = run(tmp_path, BOTH_INTERFACES_OF_TF32)
+    assert seen.codes == [0, 0], seen.printed
+    assert seen.record is not None
+    assert seen.record.observed is not None
+    assert seen.record.observed.tf32 is True
+    assert len(seen.record.steps) == 6
