@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.record import Record
-from harness.record.workload import of_record
+from harness.record.workload import known_strategy, of_record
 from harness.theory import families
 from harness.theory.terms import STEP_PHASES, ModelStates, Underived, Volume
 from harness.theory.workload import ORDINARY_STEP, Workload
@@ -16,6 +16,17 @@ LOADING = Underived(
 
 ADAM_CLASSES = ("torch.optim.adam.Adam", "torch.optim.adamw.AdamW")
 """Optimizers whose states the closed forms know."""
+
+
+def unjudged_amounts(record: Record) -> tuple[str, ...]:
+    """'bytes' and 'memory' of a run that succeeded under a strategy without a closed form; else nothing.
+
+    A third party's backend that claims no strategy and brings no form, or a script whose strategy is unknown.
+    """
+    strategy = known_strategy(record)
+    known = strategy is not None and strategy.family in families.FAMILIES
+    unjudged = record.status == "ok" and not known and record.backend.own_forms is None
+    return ("bytes", "memory") if unjudged else ()
 
 
 def expected_states(record: Record, rank: int) -> ModelStates | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.backends.registry import BUILT_IN, REFERENCE
 from harness.compare.cell import Cell
+from harness.compare.expected import unjudged_amounts
 from harness.compare.job_equivalence import job_differences
 from harness.compare.metrics import METRICS
 from harness.compare.noise import Noise, is_repetition, is_variant, measure_noise
@@ -89,6 +90,7 @@ class Row:
             **{metric.key: metric.read(self.run, self.judgement) for metric in METRICS},
             "parity": self.judgement.parity,
             "parity_reason": self.judgement.reason,
+            "not_judged": list(unjudged_amounts(record)),
         }
 
 

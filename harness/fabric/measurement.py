@@ -133,7 +133,7 @@ class FabricTest:
         part = shard.clone() if op in COPIES else shard
         match op:
             case "all_reduce":
-                # NCCL reduces fp32 within NVLink switches as a sum only (NVLS takes no other operation of floats).
+                # Of fp32, NCCL reduces sums alone within NVLink switches (NVLS).
                 return lambda: _ignore(dist.all_reduce(tensor)), 1
             case "all_gather":
                 return lambda: _ignore(dist.all_gather_into_tensor(tensor, part)), 1

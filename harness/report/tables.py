@@ -7,8 +7,9 @@ from typing import Any
 from tabulate import tabulate
 
 from harness.compare.comparison import Comparison
+from harness.compare.expected import unjudged_amounts
 from harness.compare.measures import counts_samples
-from harness.compare.metrics import RATES, SPEED, STEP, Metric, metrics_in
+from harness.compare.metrics import RATES, SENT, SPEED, STEP, Metric, metrics_in
 from harness.compare.ranking import Ranking
 from harness.compare.repeats import Repeats
 from harness.compare.rows import Row, reason
@@ -29,6 +30,8 @@ LABELS = (Column("backend", "backend", align="left"), Column("world_size", "rank
 RESULTS = metrics_in("results", "data")
 SPEEDS = {"of_fastest", *(metric.key for metric in RESULTS if metric.unit in (*RATES, "seconds"))}
 """Columns of the results that are figures of speed."""
+AMOUNTS = ("peak_bytes", SENT)
+"""Columns of the results that closed forms judge."""
 SPREAD_COLUMNS = (
     *LABELS,
     Column("runs", "runs"),
@@ -58,6 +61,8 @@ NOT_COMPARABLE_COLUMNS = (
 )
 WITHIN_NOISE = "≈"
 NOT_JUDGED = "?"
+WITHOUT_FORM = "†"
+WITHOUT_FORM_MEANS = "bytes and memory not judged: the backend claims no closed form"
 MARKS = {"beyond noise": "", "within noise": WITHIN_NOISE, "not judged": NOT_JUDGED}
 
 
@@ -178,11 +183,23 @@ def _columns() -> list[Column]:
 
 def _line(group: Repeats, order: Ranking | None) -> list[Any]:
     line = [*group.cell, group.status]
+    is_unjudged = bool(unjudged_amounts(group.record))
     for metric in RESULTS:
-        line.append(_with_spread(group, metric) if _has_spread(metric) else group.figures[metric.key])
+        value = _with_spread(group, metric) if _has_spread(metric) else group.figures[metric.key]
+        line.append(_marked(metric, value) if is_unjudged and metric.key in AMOUNTS else value)
         if metric.key == SPEED:
             line.append(_of_highest(group, order))
     return [*line, group.parity]
+
+
+def _marked(metric: Metric, value: Any) -> Any:
+    """The same figure, marked as one that no closed form judges."""
+    if value is None:
+        return None
+    if isinstance(value, Shown):  # before the spread, which a narrow table leaves out
+        figure, gap, spread = value.text.partition(" ")
+        return Shown(value.value, f"{figure}{WITHOUT_FORM}{gap}{spread}")
+    return Shown(value, f"{figure_text(metric, value)}{WITHOUT_FORM}")
 
 
 def _has_spread(metric: Metric) -> bool:

@@ -16,6 +16,8 @@ from harness.report.tables import (
     NOT_COMPARABLE,
     NOT_JUDGED,
     WITHIN_NOISE,
+    WITHOUT_FORM,
+    WITHOUT_FORM_MEANS,
     main_table,
     not_comparable_table,
     results_table,
@@ -68,6 +70,8 @@ def _found(table: Table, rows: list[list[str]]) -> Iterator[str]:
         for mark, meaning in MARKS.items():
             if any(text.endswith(mark) for text in texts):
                 yield f"{mark}: {meaning}"
+    if any(text.partition(" ")[0].endswith(WITHOUT_FORM) for row in rows for text in row):
+        yield f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS}"
     if "parity" in keys:
         parities = {row[keys.index("parity")] for row in rows}
         yield from (f"{level}: {meaning}" for level, meaning in LEVELS.items() if level in parities)

@@ -51,7 +51,7 @@ def fp32_precision(operator: str) -> str:
     """
     library, _, function = operator.partition(".")
     try:
-        precision = getattr(getattr(getattr(torch.backends, library), function), "fp32_precision")
+        precision = getattr(getattr(torch.backends, library), function).fp32_precision
     except AttributeError:  # torch 2.8 and older
         return _fp32_precision_before_2_9(library)
     return "ieee" if precision == "none" else str(precision)

@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from harness.run_directory.request import rank_state
 
 STATE_SIGNAL = signal.SIGUSR2
 """Asks a rank for its stacks and collectives."""
+RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+"""torch's flight recorder of gloo, and that of NCCL in builds for CUDA: neither has what the other saw."""
 
 
 def dump_stacks_when_asked(run_directory: Path, rank: int, *, chain: bool = False) -> None:
@@ -86,8 +89,8 @@ class SignalThread:
 
 
 def write_collectives(run_directory: Path, rank: int) -> None:
-    """Append what torch's flight recorder knows: the oldest collective that has not ended, and counts."""
-    line = COLLECTIVES_PREFIX + json.dumps(summarise(_flight_record())) + "\n"
+    """Append what torch's flight recorders know: the oldest collective that has not ended, and counts."""
+    line = COLLECTIVES_PREFIX + json.dumps(summarise(_flight_records())) + "\n"
     try:
         with rank_state(run_directory, rank).open("ab", buffering=0) as file:
             file.write(line.encode())
@@ -95,32 +98,54 @@ def write_collectives(run_directory: Path, rank: int) -> None:
         return
 
 
-def summarise(record: dict[str, Any]) -> dict[str, Any]:
-    """The pending collective in words and the collectives begun per group, of a flight record."""
-    entries = record.get("entries") or []
-    pending = next((entry for entry in entries if not entry.get("retired")), None)
-    status = record.get("pg_status") or {}
-    return {
-        "pending": _words(pending) if pending is not None else None,
-        "enqueued": {group: int(of.get("last_enqueued_collective", 0)) for group, of in status.items()},
-    }
+def summarise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The pending collective in words and the collectives begun per group, of one record per transport."""
+    pending = [entry for record in records for entry in _pending(record.get("entries") or [])]
+    enqueued: Counter[str] = Counter()
+    for record in records:
+        for group, status in (record.get("pg_status") or {}).items():
+            enqueued[group] += max(0, int(status.get("last_enqueued_collective", 0)))
+    oldest = min(pending, key=lambda entry: int(entry.get("time_created_ns", 0)), default=None)
+    return {"pending": None if oldest is None else _words(oldest), "enqueued": dict(enqueued)}
+
+
+def _pending(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Entries that have not ended, oldest first.
+
+    ProcessGroupNCCL notes the operations of a coalesced batch without work that could end them; the batch
+    itself ends (torch 2.13, ProcessGroupNCCL.cpp, endCoalescing). Operations of a group end in order, so that
+    what one that has ended follows has ended too.
+    """
+    waiting: dict[tuple[str, bool], list[dict[str, Any]]] = {}
+    for entry in entries:
+        of_queue = waiting.setdefault((str(entry.get("process_group")), bool(entry.get("is_p2p"))), [])
+        if entry.get("retired"):
+            of_queue.clear()
+        else:
+            of_queue.append(entry)
+    return [entry for of_queue in waiting.values() for entry in of_queue]
 
 
 def _words(entry: dict[str, Any]) -> str:
     name = str(entry.get("profiling_name", "a collective")).replace(":", " ")
+    number = entry.get("p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id")
     sizes = entry.get("input_sizes") or []
     shapes = ", ".join("x".join(map(str, size)) or "scalar" for size in sizes[:4])
     dtypes = ", ".join(dict.fromkeys(map(str, entry.get("input_dtypes") or [])))
     group = ", ".join(map(str, entry.get("process_group") or []))
-    return f"{name} number {entry.get('collective_seq_id')} of group {group} ({shapes} {dtypes})"
+    return f"{name} number {number} of group {group} ({shapes} {dtypes})"
 
 
-def _flight_record() -> dict[str, Any]:
-    """torch's record of the latest collectives; empty before torch is loaded, or where it has none."""
+def _flight_records() -> list[dict[str, Any]]:
+    """torch's records of the latest collectives, gloo's and NCCL's; none before torch is loaded."""
     if "torch.distributed" not in sys.modules:
-        return {}
-    try:
-        document = json.loads(sys.modules["torch"]._C._distributed_c10d._dump_fr_trace_json())
-    except (AttributeError, RuntimeError, ValueError, TypeError):
-        return {}
-    return document if isinstance(document, dict) else {}
+        return []
+    records = []
+    for name in RECORDERS:
+        try:
+            document = json.loads(getattr(sys.modules["torch"]._C._distributed_c10d, name)())
+        except (AttributeError, RuntimeError, ValueError, TypeError):  # a build without it
+            continue
+        if isinstance(document, dict):
+            records.append(document)
+    return records

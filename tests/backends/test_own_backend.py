@@ -9,12 +9,22 @@ import pytest
 from harness.backends import registry
 from harness.backends.registry import Entry
 from harness.cells import plan
+from harness.compare.comparison import Comparison
 from harness.config import load_experiment
 from harness.doctor.check import ABOUT_TIME
 from harness.provenance import module_fingerprint
-from tests.harness.cli.command_line import SMALL, harness_process, records
+from harness.report.tables import WITHOUT_FORM, WITHOUT_FORM_MEANS
+from harness.report.terminal import terminal_table
+from tests.harness.cli.command_line import SMALL, harness, harness_process, records
 from tests.plugins import register
 
+UNCLAIMED = """
+from all_reduce_backend import AllReduceBackend
+
+
+class Unclaimed(AllReduceBackend):
+    claims = None
+"""
 EXAMPLE = Path(__file__).parents[2] / "docs" / "own-backend"
 
 
@@ -23,9 +33,12 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> dict:
     folder = tmp_path_factory.mktemp("own-backend")
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     register(folder, project["entry-points"]["harness.backends"], project["name"], project["version"])
+    (folder / "unclaimed.py").write_text(UNCLAIMED)
+    register(folder, {"unclaimed": "unclaimed:Unclaimed"}, "unclaimed")
     settings = ("training.steps=8", "training.gradient_clipping=0.5")
     done = harness_process(
-        "compare", "--json", *SMALL, "--backends", "ddp,all-reduce,all-reduce:order=backward", "--nproc", "2",
+        "compare", "--json", *SMALL, "--backends", "ddp,all-reduce,all-reduce:order=backward,unclaimed",
+        "--nproc", "2",
         *(part for setting in settings for part in ("--set", setting)),
         cwd=folder, PYTHONPATH=f"{folder}:{EXAMPLE}",
     )  # fmt: skip
@@ -53,6 +66,27 @@ def test_its_gradients_take_what_those_of_ddp_take(compared: dict) -> None:
 def test_nothing_is_found_against_it(compared: dict) -> None:
     about = [f for f in compared["findings"] if any("all-reduce" in name for name in f["backends"])]
     assert [f for f in about if f["id"] not in ABOUT_TIME] == []
+
+
+def test_rows_without_a_closed_form_say_that_bytes_and_memory_are_not_judged(
+    compared: dict, tmp_path: Path
+) -> None:
+    unjudged = {row["backend"]: row["not_judged"] for row in compared["rows"]}
+    judged: list[str] = []
+    assert unjudged == {
+        "single": judged, "ddp": judged, "all-reduce": judged, "all-reduce:order=backward": judged,
+        "unclaimed": ["bytes", "memory"],
+    }  # fmt: skip
+    shown = terminal_table(Comparison(records(compared["runs"])))
+    marked = [line.split()[0] for line in shown.splitlines() if line.count(WITHOUT_FORM) == 2]
+    assert marked == ["unclaimed"]
+    assert f"{WITHOUT_FORM}: bytes and memory not judged" in shown
+    done = harness("report", compared["runs"], "-o", tmp_path / "report.md", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = (tmp_path / "report.md").read_text()
+    assert f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS} (unclaimed)." in report
+    assert "no closed form for unclaimed" in report
+    assert "all other states equal the closed form to the byte" in report
 
 
 def test_a_change_of_its_code_makes_another_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 from harness.compare.comparison import Comparison
+from harness.compare.expected import unjudged_amounts
 from harness.compare.occasions import PAUSE_SECONDS
 from harness.compare.order_words import occasions_words, runs_needed_words
 from harness.compare.statistics import LEVEL
-from harness.compare.wording import counted
+from harness.compare.wording import counted, listed
 from harness.report.document import Block, Folded, Paragraph, Section
 from harness.report.formats import percent
 from harness.report.pictures.throughput import throughput_picture
 from harness.report.pictures.trade_off import trade_off_picture
-from harness.report.tables import NOT_JUDGED, WITHIN_NOISE, results_table, spread_table
+from harness.report.tables import (
+    NOT_JUDGED,
+    WITHIN_NOISE,
+    WITHOUT_FORM,
+    WITHOUT_FORM_MEANS,
+    results_table,
+    spread_table,
+)
 
 
 def results_without_speeds(comparison: Comparison) -> Section:
     """One line per job, backend and world size, of figures that no load of the machine changes."""
-    return Section("results", "Results", [results_table(comparison, speeds=False)])
+    blocks = [results_table(comparison, speeds=False), *_without_form(comparison)]
+    return Section("results", "Results", blocks)
+
+
+def _without_form(comparison: Comparison) -> list[Block]:
+    """What the mark of cells means whose bytes and memory no closed form judges; nothing if none has it."""
+    labels = dict.fromkeys(group.label for group in comparison.groups if unjudged_amounts(group.record))
+    if not labels:
+        return []
+    return [Paragraph(f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS} ({listed(list(labels))}).")]
 
 
 def results_section(comparison: Comparison) -> Section:
     """One line per job, backend and world size; the spread is folded."""
-    blocks: list[Block] = [results_table(comparison)]
+    blocks: list[Block] = [results_table(comparison), *_without_form(comparison)]
     spread = spread_table(comparison)
     if spread is not None:
         runs = max(len(group.rows) for group in comparison.groups)

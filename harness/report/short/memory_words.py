@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from harness.compare.expected import unjudged_amounts
 from harness.compare.wording import ranks
 from harness.report.formats import megabytes, percent
 from harness.report.short.stage import Stage, peak
@@ -46,4 +47,7 @@ def _states(stage: Stage) -> list[str]:
         text = f"model states are {megabytes(value)} MB"
     if off:
         return [text, f"states differ from the closed form in {names(off)}"]
-    return [text, *(["all states equal the closed form to the byte"] if groups else [])]
+    without = [group.label for group in stage.groups if unjudged_amounts(group.record)]
+    equal = f"all {'other ' if without else ''}states equal the closed form to the byte"
+    unknown = [f"no closed form for {names(without)}"] if without else []
+    return [text, *([equal] if groups else []), *unknown]

@@ -38,7 +38,7 @@ _SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%",
     "_": r"\_", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}",
     ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}", "`": r"\textasciigrave{}",
-    "'": r"\textquotesingle{}", "≈": r"$\approx$", "-": r"-\kern0pt{}",
+    "'": r"\textquotesingle{}", "≈": r"$\approx$", "†": r"\dag{}", "-": r"-\kern0pt{}",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ ROW_KEYS = {
     "transport_sent_bytes_per_step", "max_loss_difference", "max_grad_norm_difference",
     "final_weights_difference", "update_difference", "first_divergent_step", "host_peak_bytes",
     "predicted_peak_bytes", "parity",
-    "parity_reason",
+    "parity_reason", "not_judged",
 }  # fmt: skip
 
 

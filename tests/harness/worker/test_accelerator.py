@@ -41,7 +41,8 @@ for statements in json.load(sys.stdin):
     if os.fork() == 0:
         exec(statements)
         software = describe_accelerator("cuda")
-        print(json.dumps([statements, [uses_tf32(), software.float32_matmul, software.cudnn_tf32]]), flush=True)
+        found = [uses_tf32(), software.float32_matmul, software.cudnn_tf32]
+        print(json.dumps([statements, found]), flush=True)
         os._exit(0)
     assert os.wait()[1] == 0
 """
