@@ -84,7 +84,12 @@ def test_rows_without_a_closed_form_say_that_bytes_and_memory_are_not_judged(
     done = harness("report", compared["runs"], "-o", tmp_path / "report.md", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     report = (tmp_path / "report.md").read_text()
-    assert f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS} (unclaimed)." in report
+    assert f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS}." in report
+    assert [line.split("|")[1].strip() for line in report.splitlines() if line.count(WITHOUT_FORM) > 1] == [
+        "unclaimed"
+    ]
+    details = (tmp_path / "report.details.md").read_text()
+    assert f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS} (unclaimed)." in details
     assert "no closed form for unclaimed" in report
     assert "all other states equal the closed form to the byte" in report
 

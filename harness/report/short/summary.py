@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.compare.comparison import Comparison
+from harness.compare.expected import unjudged_amounts
 from harness.compare.metrics import SENT, SPEED, STEP
 from harness.compare.repeats import Repeats, job_marks
 from harness.compare.wording import ranks
@@ -16,7 +17,7 @@ from harness.report.formats import NOT_AVAILABLE, percent
 from harness.report.sections.levels import dash
 from harness.report.short.stage import bytes_frontier, peak, stage
 from harness.report.short.words import unwrapped
-from harness.report.tables import LABELS
+from harness.report.tables import LABELS, WITHOUT_FORM, WITHOUT_FORM_MEANS
 from harness.spec import Question
 
 MOST_ROWS = 16
@@ -60,6 +61,8 @@ STATES_RATIO = _of_base("model_state_bytes", "states", _median("model_state_byte
 SENT_RATIO = _of_base(SENT, "sent", _median(SENT))
 PEAK, STATES, BYTES = _figure("peak_bytes", peak), _figure("model_state_bytes"), _figure(SENT)
 FIRST_BEYOND = replace(_figure("first_divergent_step"), show=dash)
+AMOUNTS = (PEAK, STATES, BYTES)
+"""What closed forms judge."""
 FIGURES: dict[Question, tuple[_Figure, ...]] = {
     "all": (SPEED_RATIO, PEAK_RATIO, SENT_RATIO, PEAK, STATES, BYTES),
     "speed": (SPEED_RATIO, SENT_RATIO, _figure(SPEED), _figure("step_seconds"), BYTES, PEAK),
@@ -127,8 +130,7 @@ def _repeats(group: Repeats, native: Repeats | None) -> bool:
     """Whether a cell is another one, wrapped, and shows the same figures but for time."""
     if native is None or native is group or group.parity != native.parity:
         return False
-    counts = (PEAK, STATES, BYTES)
-    return all(f.show(f.read(group)) == f.show(f.read(native)) for f in counts)
+    return all(f.show(f.read(group)) == f.show(f.read(native)) for f in AMOUNTS)
 
 
 def _table(key: str, comparison: Comparison, groups: Sequence[Repeats], wanted: Sequence[_Figure]) -> Table:
@@ -151,7 +153,8 @@ def _value(comparison: Comparison, group: Repeats, figure: _Figure, base: Repeat
     is_other_work = group.parity == "diverged" and figure.key in (SPEED, STEP)
     value = figure.read(group) if group.succeeded and not is_other_work else None
     if not figure.is_ratio:
-        return value
+        has_no_form = value is not None and figure in AMOUNTS and unjudged_amounts(group.record)
+        return Shown(value, f"{figure.show(value)}{WITHOUT_FORM}") if has_no_form else value
     divisor = figure.read(base) if base is not None else None
     if value is None or not divisor:
         return None
@@ -188,6 +191,7 @@ def _note(tables: Sequence[Table], left: int) -> str:
         f"{NOT_AVAILABLE}: not measured or not comparable.": NOT_AVAILABLE in texts,
         f"{TIED}: no difference to {BASE} beyond noise.": any(text.endswith(f" {TIED}") for text in texts),
         f"{UNTESTED}: too few runs to test.": any(text.endswith(f" {UNTESTED}") for text in texts),
+        f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS}.": any(text.endswith(WITHOUT_FORM) for text in texts),
         f"{left} more rows.": left > 0,
     }
     return " ".join(note for note, applies in notes.items() if applies)
