@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from harness.backends import registry
 from harness.backends.explain import choices
-from harness.brought.accelerate_keys import FSDP, IGNORED_WITH_FILE, KEYS, SECTIONS
-from harness.brought.deepspeed import read_deepspeed, zero_offload
+from harness.brought.accelerate_keys import (
+    DEEPSPEED,
+    DYNAMO,
+    FSDP,
+    IGNORED_WITH_FILE,
+    KEYS,
+    PARALLEL,
+    SECTIONS,
+    precision,
+)
+from harness.brought.deepspeed import label_of, read_deepspeed, require_registered, zero_offload
 from harness.brought.files import read_json
+from harness.brought.library_defaults import library_defaults
 from harness.brought.reading import Brought, Refusals, claims_of
-from harness.brought.rules import Chooses, Claim, boolean, integer
+from harness.brought.rules import AUTO, Chooses, Claim, ToJob, ToOption, boolean, integer
 
 STRATEGIES = {
     "FULL_SHARD": "fsdp1",
@@ -26,14 +38,30 @@ RESHARDS = {True: "fsdp", False: "fsdp-grad-op"}
 """FSDP2's `reshard_after_forward`."""
 TYPES = ("MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED")
 STOPS = "Accelerate stops where it stands next to deepspeed_config_file; give it in that file"
-DEFAULT_STAGE = 2
-"""Of `DeepSpeedPlugin.zero_stage`."""
+PREFIXES = {
+    "fsdp_config": ("fsdp_", FSDP), "deepspeed_config": ("deepspeed_", DEEPSPEED),
+    "parallelism_config": ("parallelism_config_", {f"parallelism_config_{key}" for key in PARALLEL}),
+    "dynamo_config": ("dynamo_", DYNAMO),
+}  # fmt: skip
+"""Sections with the prefix that their keys may lack, and their keys."""
+COMPILE_KEYS = (
+    "dynamo_backend",
+    "dynamo_config.dynamo_backend",
+    "dynamo_config.dynamo_use_regional_compilation",
+)
+FAMILIES = {
+    "dp_replicate_size": ("{backend}-hybrid", "shard_size"), "tp_size": ("{backend}-tp", "tensor"),
+    "cp_size": ("{backend}-cp", "sequence"), "sp_size": ("ulysses-{backend}", "sequence"),
+}  # fmt: skip
+"""Names of backends that have groups of ranks, and the option of their size."""
+ROTATIONS = {"allgather": "all-gather", "alltoall": "all-to-all"}
+"""`cp_comm_strategy` and the option `rotation`."""
 
 
 def read_accelerate(document: Mapping[str, Any], folder: Path, refusals: Refusals) -> Brought | None:
     """None where something was refused. `folder`: where a `deepspeed_config_file` counts from."""
     document = dict(document)
-    sections = {name: _section(document, name, refusals) for name in ("fsdp_config", "deepspeed_config")}
+    sections = {name: _section(document, name, refusals) for name in PREFIXES}
     document |= {name: section for name, section in sections.items() if name in document}
     kind = str(document.get("distributed_type", "")).upper()
     if kind not in TYPES:
@@ -41,18 +69,27 @@ def read_accelerate(document: Mapping[str, Any], folder: Path, refusals: Refusal
         if kind == "NO":
             reason += " One process is the reference of every comparison, 'single'"
         refusals.add("distributed_type", document.get("distributed_type"), reason)
-    claims = claims_of(document, KEYS, SECTIONS, refusals)
+    settings: dict[str, Any] = {}
+    compiled = dict.fromkeys(COMPILE_KEYS, _compiled(document, sections["dynamo_config"], refusals))
+    claims = claims_of(document, KEYS, SECTIONS, refusals, compiled)
     if kind == "FSDP":
         backend, options, more = _fsdp(sections["fsdp_config"], refusals)
     elif kind == "DEEPSPEED":
-        backend, options, more = _deepspeed(sections["deepspeed_config"], document, folder, refusals)
+        backend, options, more, settings = _deepspeed(
+            sections["deepspeed_config"], document, folder, refusals
+        )
     else:
         backend, options, more = "ddp", {}, []
+    backend, options = _parallel(backend, options, sections["parallelism_config"], refusals)
+    require_registered(backend, options, refusals)
     if refusals.found:
         return None
-    used = backend + (f":offload={options['offload']}" if "offload" in options else "")
+    if "mixed_precision" not in document and "deepspeed_config_file" not in sections["deepspeed_config"]:
+        rule, default = KEYS["mixed_precision"], precision(library_defaults("accelerate")["mixed_precision"])
+        more.append(Claim(key="mixed_precision", given=None, rule=rule, value=default, is_absent=True))
+    used = label_of(backend, options)
     claims = [replace(claim, used=used) if isinstance(claim.rule, Chooses) else claim for claim in claims]
-    return Brought(backend=backend, options=options, claims=claims + more)
+    return Brought(backend=backend, options=options, claims=claims + more, settings=settings)
 
 
 def _section(document: Mapping[str, Any], name: str, refusals: Refusals) -> dict[str, Any]:
@@ -61,9 +98,60 @@ def _section(document: Mapping[str, Any], name: str, refusals: Refusals) -> dict
     if not isinstance(given, dict):
         refusals.add(name, given, "it must be a section")
         return {}
-    if name != "fsdp_config":
-        return given
-    return {f"fsdp_{key}" if f"fsdp_{key}" in FSDP else key: value for key, value in given.items()}
+    prefix, known = PREFIXES[name]
+    return {f"{prefix}{key}" if f"{prefix}{key}" in known else key: value for key, value in given.items()}
+
+
+def _compiled(document: Mapping[str, Any], section: Mapping[str, Any], refusals: Refusals) -> str:
+    """`model.compile` of the job."""
+    backend = str(section.get("dynamo_backend", document.get("dynamo_backend")) or "no").lower()
+    if backend == "no":
+        return "none"
+    if backend != "inductor":
+        refusals.add("dynamo_backend", backend, "unsupported: model.compile has torch's inductor alone")
+    try:
+        regional = boolean(section.get("dynamo_use_regional_compilation", False))
+    except ValueError as error:
+        refusals.add("dynamo_config.dynamo_use_regional_compilation", section, str(error))
+        regional = False
+    return "block" if regional else "model"
+
+
+def _parallel(
+    backend: str, options: dict[str, Any], section: Mapping[str, Any], refusals: Refusals
+) -> tuple[str, dict[str, Any]]:
+    """The backend with the groups of ranks that `parallelism_config` asks for."""
+    asked = {}
+    for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"):
+        key = f"parallelism_config_{name}"
+        try:
+            asked[name] = integer(section[key]) if section.get(key) is not None else 1
+        except ValueError as error:
+            refusals.add(f"parallelism_config.{key}", section[key], str(error))
+            asked[name] = 1
+    others = {name: size for name, size in asked.items() if size > 1 and name != "dp_shard_size"}
+    if not others:
+        return backend, options
+    (name, size), *more = others.items()
+    family, option = FAMILIES[name]
+    wanted = family.format(backend=backend)
+    given = {f"parallelism_config_{name}": size for name, size in others.items()}
+    if more or wanted not in registry.entries():
+        near = sorted({found for known, _ in FAMILIES.values() for found in registry.entries()
+                       if fnmatch(found, known.format(backend="*"))})  # fmt: skip
+        refusals.add(
+            "parallelism_config", given,
+            f"unsupported: no backend of this version has them with {backend}; it has {', '.join(near)}",
+        )  # fmt: skip
+        return backend, options
+    found = {**options, option: asked["dp_shard_size"] if name == "dp_replicate_size" else size}
+    strategy = section.get("parallelism_config_cp_comm_strategy")
+    if name == "cp_size" and strategy is not None:
+        if strategy not in ROTATIONS:
+            refusals.add("parallelism_config.parallelism_config_cp_comm_strategy", strategy,
+                         f"give {choices(str(strategy), ROTATIONS)}")  # fmt: skip
+        found["rotation"] = ROTATIONS.get(strategy, "all-gather")
+    return wanted, found
 
 
 def _fsdp(section: Mapping[str, Any], refusals: Refusals) -> tuple[str, dict[str, Any], list[Claim]]:
@@ -81,11 +169,21 @@ def _fsdp(section: Mapping[str, Any], refusals: Refusals) -> tuple[str, dict[str
     except ValueError as error:
         refusals.add(f"{where}fsdp_offload_params", offload, str(error))
         options = {}
-    rule = FSDP["fsdp_auto_wrap_policy"]
-    missing = [] if "fsdp_auto_wrap_policy" in section else [
-        Claim(key=f"{where}fsdp_auto_wrap_policy", given=None, rule=rule)
-    ]  # fmt: skip
-    return backend, options, missing
+    return backend, options, _absent(section, library_defaults("accelerate")[f"fsdp{max(version, 1)}"])
+
+
+def _absent(section: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[Claim]:
+    """Accelerate's defaults of absent keys: the plugin's fields have their names without the prefix."""
+    found = []
+    for key in ("auto_wrap_policy", "backward_prefetch", "forward_prefetch", "limit_all_gathers",
+                "activation_checkpointing"):  # fmt: skip
+        rule = FSDP[f"fsdp_{key}"]
+        if f"fsdp_{key}" not in section and isinstance(rule, ToOption | ToJob) and rule.convert:
+            value = defaults[key]
+            converted = False if value is None and rule.convert is boolean else rule.convert(value)
+            found.append(Claim(key=f"fsdp_config.fsdp_{key}", given=None, rule=rule, value=converted,
+                               is_absent=True))  # fmt: skip
+    return found
 
 
 def _fsdp1(section: Mapping[str, Any], refusals: Refusals) -> str:
@@ -117,12 +215,13 @@ def _fsdp2(section: Mapping[str, Any], refusals: Refusals) -> str:
 
 def _deepspeed(
     section: Mapping[str, Any], document: Mapping[str, Any], folder: Path, refusals: Refusals
-) -> tuple[str, dict[str, Any], list[Claim]]:
+) -> tuple[str, dict[str, Any], list[Claim], dict[str, Any]]:
     where = "deepspeed_config."
     named = section.get("deepspeed_config_file")
     if named not in (None, "none"):
         return _from_file(named, section, document, folder, refusals)
-    given = section.get("zero_stage", DEFAULT_STAGE)
+    defaults = library_defaults("accelerate")["deepspeed"]
+    given = section.get("zero_stage", defaults["zero_stage"])
     try:
         stage = integer(given)
     except ValueError:
@@ -131,20 +230,24 @@ def _deepspeed(
         refusals.add(f"{where}zero_stage", given, "give 0, 1, 2 or 3")
         stage = 0
     device = {
-        name: str(section.get(f"{name}_device") or "none").lower()
+        name: str(section.get(f"{name}_device") or defaults[f"{name}_device"]).lower()
         for name in ("offload_optimizer", "offload_param")
     }
-    return f"zero{stage}", zero_offload(stage, device, refusals, where), []
+    absent = {key: defaults[key] for key in ("gradient_accumulation_steps", "gradient_clipping")
+              if key not in section}  # fmt: skip
+    claims = [Claim(key=where + key, given=None, rule=DEEPSPEED[key], value=value, is_absent=True)
+              for key, value in absent.items() if value != AUTO]  # fmt: skip
+    return f"zero{stage}", zero_offload(stage, device, refusals, where), claims, {}
 
 
 def _from_file(
     named: Any, section: Mapping[str, Any], document: Mapping[str, Any], folder: Path, refusals: Refusals
-) -> tuple[str, dict[str, Any], list[Claim]]:
+) -> tuple[str, dict[str, Any], list[Claim], dict[str, Any]]:
     """The row of a DeepSpeed JSON that an Accelerate file names, with the JSON's keys after its name."""
     where = "deepspeed_config."
     if not isinstance(named, str):
         refusals.add(f"{where}deepspeed_config_file", named, "give the path of a JSON file")
-        return "zero2", {}, []
+        return "zero2", {}, [], {}
     for key in IGNORED_WITH_FILE:
         if key in section:
             refusals.add(f"{where}{key}", section[key], STOPS)
@@ -153,8 +256,8 @@ def _from_file(
     file = read_json(_found(named, folder), "DeepSpeed configuration")
     inner = read_deepspeed(file.document, refusals, prefix=f"{Path(named).name}: ")
     if inner is None:
-        return "zero2", {}, []
-    return inner.backend, inner.options, inner.claims
+        return "zero2", {}, [], {}
+    return inner.backend, inner.options, inner.claims, inner.settings
 
 
 def _found(named: str, folder: Path) -> Path:

@@ -6,20 +6,54 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from harness.brought.deepspeed_keys import KEYS, PRECISION_KEYS, PURE_BF16_KEYS, SECTIONS
+from harness.backends import registry
+from harness.backends.explain import choices
+from harness.backends.extensions import unmet_files
+from harness.backends.options import ZeroOptions
+from harness.brought.deepspeed_keys import (
+    KEYS,
+    PRECISION_KEYS,
+    PURE_BF16_KEYS,
+    SECTIONS,
+    adamw,
+    clipping,
+    power_of_two,
+)
+from harness.brought.library_defaults import deepspeed_values, library_defaults, with_defaults
 from harness.brought.reading import Brought, Refusals, claims_of
-from harness.brought.rules import AUTO, Chooses, Claim, ToJob, boolean, integer
-from harness.nested import value_at
+from harness.brought.rules import AUTO, Chooses, Claim, Rule, ToJob, boolean, integer, number
+from harness.nested import leaves, value_at
 
 ZERO = "zero_optimization"
+COMPILE_KEYS = ("compile.enabled", "compile.disable")
+"""Either of them switches torch.compile; `disable` wins."""
+PARALLEL = {
+    ("autotp", "tensor"): "tensor_parallel.autotp_size",
+    ("ulysses", "sequence"): "sequence_parallel_size",
+}
+"""Families of backends with the option of their ranks, and the key that asks for them."""
+OFFLOAD_OF: dict[tuple[str, str], str | None] = {
+    ("none", "none"): None, ("cpu", "none"): "optimizer", ("cpu", "cpu"): "cpu", ("nvme", "none"): "nvme",
+    ("nvme", "nvme"): "nvme-all",
+}  # fmt: skip
+"""The option `offload` by the devices of optimizer states and weights."""
+LEFT_TO_THE_JOB = ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "total_num_steps")
+"""Arguments of schedulers that Accelerate and Trainer fill in where they are 'auto'."""
 
 
 def read_deepspeed(document: Mapping[str, Any], refusals: Refusals, prefix: str = "") -> Brought | None:
-    """None where something was refused. `prefix` is put before the keys in messages and claims."""
+    """None where something was refused. `prefix` is put before the keys in messages and claims.
+
+    Raises HarnessError where the installed DeepSpeed cannot be asked for its defaults.
+    """
     zero = document.get(ZERO, {})
+    if isinstance(zero, bool):  # the form of DeepSpeed's first versions, which it still reads
+        zero = {"stage": int(zero)}
     if not isinstance(zero, dict):
         refusals.add(prefix + ZERO, zero, "give a section with 'stage'")
         return None
+    stage = _stage(zero, refusals, prefix)
+    defaults = deepspeed_values(stage)
     try:
         precision = _precision(document)
     except ValueError as error:
@@ -27,35 +61,234 @@ def read_deepspeed(document: Mapping[str, Any], refusals: Refusals, prefix: str 
         precision = AUTO
     together = dict.fromkeys((*PRECISION_KEYS, *PURE_BF16_KEYS), precision)
     together |= {key: _own_value(document, key, precision) for key in PRECISION_KEYS}
-    claims = claims_of(document, KEYS, SECTIONS, refusals, together, prefix)
-    stage = _stage(zero, refusals, prefix)
+    together["optimizer.type"] = "AdamW"
+    together |= dict.fromkeys(COMPILE_KEYS, _compiled(document, refusals, prefix))
+    keys = with_defaults(KEYS, defaults)
+    claims = claims_of(document, keys, SECTIONS, refusals, together, prefix)
     device = {name: _device(zero, name, refusals, prefix) for name in ("offload_optimizer", "offload_param")}
     options = zero_offload(stage, device, refusals, f"{prefix}{ZERO}.")
+    backend, more = _parallel(stage, document, refusals, prefix)
+    options |= more
+    _require_adamw(document, refusals, prefix)
+    settings = _scheduled(document, refusals, prefix)
+    require_registered(backend, options, refusals, prefix)
     if refusals.found:
         return None
-    backend = f"zero{stage}"
-    used = f"{backend}:offload={options['offload']}" if options else backend
+    used = label_of(backend, options)
+    absent = _absent(document, keys, defaults, precision, options)
+    claims += [Claim(key=prefix + key, given=None, rule=keys.get(key) or SECTIONS["scheduler.params"],
+                     value=value, is_absent=True) for key, value in absent.items()]  # fmt: skip
     return Brought(
         backend=backend,
         options=options,
         claims=[replace(c, used=used) if isinstance(c.rule, Chooses) else c for c in _both_betas(claims)],
+        settings=settings,
     )
+
+
+def require_registered(
+    backend: str, options: Mapping[str, Any], refusals: Refusals, prefix: str = ""
+) -> None:
+    """Refuse what the registry of this version does not know, in its own words."""
+    if refusals.found:
+        return
+    try:
+        registry.canonical_label(label_of(backend, options))
+    except registry.UnknownBackend as error:
+        refusals.found.append(f"{prefix}unsupported: {error}")
+
+
+def label_of(backend: str, options: Mapping[str, Any]) -> str:
+    """'zero3:offload=cpu', as a person types it."""
+    text = ",".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+                    for key, value in options.items())  # fmt: skip
+    return f"{backend}:{text}" if text else backend
+
+
+def _parallel(
+    stage: int, document: Mapping[str, Any], refusals: Refusals, prefix: str
+) -> tuple[str, dict[str, Any]]:
+    """The backend of a stage, and the ranks that cut layers (AutoTP) or samples (Ulysses)."""
+    sizes = {}
+    for (family, option), key in PARALLEL.items():
+        given = value_at(dict(document), tuple(key.split(".")))
+        try:
+            size = 1 if given is None else integer(given)
+        except ValueError as error:
+            refusals.add(prefix + key, given, str(error))
+            size = 1
+        if size > 1:
+            sizes[family] = {option: size}
+    if not sizes:
+        return f"zero{stage}", {}
+    (family, options), *others = sizes.items()
+    backend = f"{family}-zero{stage}"
+    if others:
+        both = " and ".join(prefix + key for key in PARALLEL.values())
+        refusals.found.append(f"unsupported: no backend of this version combines {both}")
+    elif backend not in registry.entries():
+        stages = [name for name in registry.entries() if name.startswith(f"{family}-zero")]
+        given = value_at(dict(document), tuple(PARALLEL[family, next(iter(options))].split(".")))
+        refusals.add(
+            prefix + PARALLEL[family, next(iter(options))], given,
+            f"unsupported: at stage {stage}; this version has {', '.join(stages)}",
+        )  # fmt: skip
+    return backend, options
+
+
+def _compiled(document: Mapping[str, Any], refusals: Refusals, prefix: str) -> str:
+    """'model' or 'none' of `model.compile`."""
+    section = document.get("compile") or {}
+    if not isinstance(section, dict):
+        refusals.add(f"{prefix}compile", section, "give a section with 'enabled'")
+        return "none"
+    try:
+        if "disable" in section:
+            return "none" if boolean(section["disable"]) else "model"
+        return "model" if boolean(section.get("enabled", False)) else "none"
+    except ValueError as error:
+        refusals.add(f"{prefix}compile", section, str(error))
+        return "none"
+
+
+def _require_adamw(document: Mapping[str, Any], refusals: Refusals, prefix: str) -> None:
+    """Refuse an optimizer that is not AdamW. DeepSpeed's Adam is, unless adam_w_mode is false."""
+    section = document.get("optimizer")
+    if not isinstance(section, dict):
+        return
+    given, params = section.get("type"), section.get("params")
+    if given is None:
+        refusals.add(f"{prefix}optimizer", section, "give its 'type', without which DeepSpeed ignores it")
+        return
+    try:
+        adamw(given)
+        decoupled = params.get("adam_w_mode", True) if isinstance(params, dict) else True
+        if str(given).lower() == "adam" and not boolean(decoupled):
+            refusals.add(
+                f"{prefix}optimizer.params.adam_w_mode", decoupled,
+                "unsupported: it makes 'Adam' add weight decay to gradients, and every run has AdamW; set it "
+                "to true or take AdamW",
+            )  # fmt: skip
+    except ValueError as error:
+        refusals.add(f"{prefix}optimizer.type", given, str(error))
+
+
+def _scheduled(document: Mapping[str, Any], refusals: Refusals, prefix: str) -> dict[str, Any]:
+    """Settings of the job's schedule; empty: the file has no scheduler."""
+    section = document.get("scheduler")
+    if not section:
+        return {}
+    where = f"{prefix}scheduler"
+    if not isinstance(section, dict):
+        refusals.add(where, section, "give a section with 'type' and 'params'")
+        return {}
+    known = library_defaults("deepspeed")["schedulers"]
+    name, params = section.get("type"), section.get("params") or {}
+    if not isinstance(name, str) or name not in known:
+        refusals.add(f"{where}.type", name, f"give {choices(str(name), known)}")
+        return {}
+    if not isinstance(params, dict):
+        refusals.add(f"{where}.params", params, "give a section")
+        return {}
+    arguments = known[name]
+    allowed = [*arguments["required"], *arguments["defaults"]]
+    for key in params:
+        if key not in allowed:
+            refusals.unknown(f"{where}.params.{key}", [f"{where}.params.{one}" for one in allowed])
+    missing = [key for key in arguments["required"] if key not in params]
+    if missing:
+        refusals.add(f"{where}.params", params, f"{name} needs {', '.join(missing)}")
+    if _moves_momentum(params, arguments["defaults"]):
+        refusals.add(
+            f"{where}.params.cycle_momentum", params.get("cycle_momentum"),
+            f"unsupported: {name} then moves AdamW's betas in each step (its default); set it to false",
+        )  # fmt: skip
+    given = {key: _argument(key, value, f"{where}.params.", refusals) for key, value in params.items()}
+    given.pop("last_batch_iteration", None)
+    found: dict[str, Any] = {"schedule.kind": "deepspeed", "schedule.parameters": given}
+    peak, own = given.get("warmup_max_lr"), value_at(dict(document), ("optimizer", "params", "lr"))
+    if own is None and isinstance(peak, float) and peak > 0:
+        found["optimizer.learning_rate"] = peak
+    steps = given.get("total_num_steps")
+    return found | ({"training.steps": steps} if isinstance(steps, int) and steps > 0 else {})
+
+
+def _moves_momentum(params: Mapping[str, Any], defaults: Mapping[str, Any]) -> bool:
+    given = params.get("cycle_momentum", defaults.get("cycle_momentum", False))
+    try:
+        return boolean(given)
+    except ValueError:
+        return True
+
+
+def _argument(key: str, value: Any, where: str, refusals: Refusals) -> Any:
+    """A value as the scheduler takes it: steps are whole, rates numbers; 'auto' is left to the job."""
+    if value == AUTO:
+        if key not in LEFT_TO_THE_JOB:
+            refusals.add(where + key, value, f"only {', '.join(LEFT_TO_THE_JOB)} can be 'auto'")
+        return value
+    try:
+        if key.endswith(("_steps", "_size", "_count")) and value is not None:
+            return integer(value)
+        if isinstance(value, str) and key != "warmup_type":
+            return number(value)
+        return float(value) if key.endswith(("_lr", "_ratio")) and type(value) is int else value
+    except ValueError as error:
+        refusals.add(where + key, value, str(error))
+        return value
+
+
+def _absent(
+    document: Mapping[str, Any], keys: Mapping[str, Rule], defaults: Mapping[str, Any], precision: str,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """DeepSpeed's defaults of absent keys of the job, by key, in the terms of the job."""
+    found: dict[str, Any] = {}
+    if not any(value_at(dict(document), tuple(key.split("."))) is not None for key in PRECISION_KEYS):
+        found["bf16.enabled"] = precision
+    found["gradient_clipping"] = clipping(defaults["gradient_clipping"])
+    batch = [key for key in ("train_batch_size", "train_micro_batch_size_per_gpu") if key in document]
+    if len(batch) == 1 and document[batch[0]] != AUTO:
+        found["gradient_accumulation_steps"] = 1  # `_set_batch_related_parameters` of its configuration
+    if precision == "fp16-mixed":
+        found["fp16.initial_scale_power"] = power_of_two(defaults["fp16.initial_scale_power"])
+        found |= {f"fp16.{key}": defaults[f"fp16.{key}"] for key in ("loss_scale_window", "hysteresis")}
+    if isinstance(optimizer := document.get("optimizer"), dict):
+        params = optimizer.get("params") or {}
+        name = "torch" if params.get("torch_adam") else "cpu" if "offload" in options else "fused"
+        arguments = library_defaults("deepspeed")["optimizers"][name]["defaults"]
+        found |= {f"optimizer.params.{key}": arguments[key] for key in ("lr", "betas", "eps", "weight_decay")}
+    if isinstance(scheduler := document.get("scheduler"), dict):
+        arguments = library_defaults("deepspeed")["schedulers"][scheduler["type"]]["defaults"]
+        found |= {f"scheduler.params.{key}": value for key, value in arguments.items()
+                  if key not in ("last_batch_iteration", "last_epoch")}  # fmt: skip
+    given = {".".join(parts) for parts, _ in leaves(dict(document))}
+    return {key: value for key, value in found.items() if key not in given}
 
 
 def zero_offload(stage: int, device: Mapping[str, str], refusals: Refusals, prefix: str) -> dict[str, Any]:
     """The option `offload` from the devices of 'offload_optimizer' and 'offload_param'."""
     for name, where in device.items():
-        if where not in ("none", "cpu"):
-            refusals.add(f"{prefix}{name}", where, "only 'cpu' and 'none' are run")
-    optimizer, weights = (device[name] == "cpu" for name in ("offload_optimizer", "offload_param"))
-    if weights and not (optimizer and stage == 3):
-        reason = "weights are offloaded at stage 3 only" if stage != 3 else (
-            "a row offloads weights together with optimizer states; offload both, or the optimizer alone"
+        if where not in ("none", "cpu", "nvme"):
+            refusals.add(f"{prefix}{name}", where, "give 'none', 'cpu' or 'nvme'")
+            return {}
+    optimizer, weights = (device[name] for name in ("offload_optimizer", "offload_param"))
+    if (optimizer, weights) not in OFFLOAD_OF:
+        refusals.add(
+            f"{prefix}offload_param", weights,
+            "a row offloads weights together with optimizer states, to the same place; offload both, or the "
+            "optimizer alone",
         )  # fmt: skip
-        refusals.add(f"{prefix}offload_param", "cpu", reason)
-    if optimizer and stage == 0:
-        refusals.add(f"{prefix}offload_optimizer", "cpu", "stage 0 has nothing to offload")
-    return {"offload": "cpu" if weights else "optimizer"} if optimizer else {}
+        return {}
+    if weights != "none" and stage != 3:
+        refusals.add(f"{prefix}offload_param", weights, "weights are offloaded at stage 3 only")
+    if optimizer == "nvme" and stage != 3:
+        options = ZeroOptions(offload="nvme")
+        refusals.add(f"{prefix}offload_optimizer", optimizer, "; ".join(unmet_files(options, stage)))
+    if optimizer != "none" and stage == 0:
+        refusals.add(f"{prefix}offload_optimizer", optimizer, "stage 0 has nothing to offload")
+    chosen = OFFLOAD_OF[optimizer, weights]
+    return {"offload": chosen} if chosen else {}
 
 
 def _both_betas(claims: list[Claim]) -> list[Claim]:
@@ -65,7 +298,9 @@ def _both_betas(claims: list[Claim]) -> list[Claim]:
         found.append(claim)
         if claim.key.endswith("optimizer.params.betas") and claim.value != AUTO:
             rule = ToJob(setting="optimizer.beta2")
-            found.append(replace(claim, rule=rule, value=float(claim.given[1])))
+            second = float((claim.value if claim.is_absent else claim.given)[1])
+            found[-1] = replace(claim, value=float(claim.value[0])) if claim.is_absent else claim
+            found.append(replace(claim, rule=rule, value=second))
     return found
 
 

@@ -6,14 +6,14 @@ import math
 import sys
 from typing import Any
 
-from harness.backends.presets import COMMUNICATION_DTYPE, DATA_TYPES, ZERO3_DEFAULTS, ZERO3_PREFETCH_ELEMENTS
-from harness.backends.presets import ZERO_BUCKET_DEFAULT as BUCKET
+from harness.backends.presets import COMMUNICATION_DTYPE, DATA_TYPES
 from harness.brought.rules import (
     Chooses,
     Fixed,
     NotUsed,
     Off,
     OfPreset,
+    OfSchedule,
     Rule,
     ToJob,
     ToOption,
@@ -27,11 +27,9 @@ PRECISION_KEYS = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled")
 """Decide together; `deepspeed.precision` reads them."""
 PURE_BF16_KEYS = ("bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states")
 OFFLOAD = ("zero_optimization.offload_optimizer", "zero_optimization.offload_param")
-UP_TO_2, STAGE_3 = ("zero1", "zero2"), ("zero3",)
-SIZES_OF_STAGE_3 = ZERO3_DEFAULTS | {"stage3_prefetch_bucket_size": ZERO3_PREFETCH_ELEMENTS}
 SAVING = NotUsed(reason="concerns saving; the harness saves checkpoints in its own way")
 LOGGING = NotUsed(reason="prints or logs only")
-NVME = NotUsed(reason="concerns offload to NVMe, which is off")
+NVME = NotUsed(reason="a setting of offload to files that the harness leaves to DeepSpeed")
 MEASURES = "it measures, which would slow this row only; the harness counts from outside"
 CLIENT = "every strategy runs torch's AdamW with the job's constants"
 MISREAD = (
@@ -39,7 +37,12 @@ MISREAD = (
     "weights could not be checked"
 )
 MOST_POWER = sys.float_info.max_exp
+DEFAULT = "DeepSpeed's default, which no run changes"
 LOOP = "the loop sets the learning rate of every backend"
+
+
+COMPUTE_DTYPE = "the compute dtype"
+"""What DeepSpeed takes where these keys are absent."""
 
 
 def clipping(value: Any) -> float | None:
@@ -57,19 +60,22 @@ def power_of_two(value: Any) -> float:
 def adamw(value: Any) -> str:
     """What every run has. Raises ValueError for another optimizer."""
     if str(value).lower() not in ("adam", "adamw"):
-        raise ValueError("only AdamW is run (DeepSpeed's Adam is AdamW unless adam_w_mode is false)")
+        raise ValueError("unsupported: of DeepSpeed's optimizers only Adam and AdamW are run, as AdamW")
     return "AdamW"
 
 
-SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-"""DeepSpeed's schedulers and `schedule.kind`."""
+def folder(value: Any) -> str:
+    """Raises ValueError for what is no path."""
+    if not isinstance(value, str) or not value:
+        raise ValueError("give the path of a folder")
+    return value
 
 
-def schedule(value: Any) -> str:
-    """Raises ValueError for a shape that a job does not have."""
-    if not isinstance(value, str) or value not in SCHEDULES:
-        raise ValueError(f"a job's schedule can be {', '.join(SCHEDULES)}")
-    return SCHEDULES[value]
+def some_leaves(value: Any) -> str | None:
+    """Raises ValueError for what is no list of names."""
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ValueError("give a list of names")
+    return "blocks" if value else None
 
 
 def _first(value: Any) -> float:
@@ -81,6 +87,11 @@ def _pair(value: Any) -> tuple[float, float]:
         raise ValueError("give two numbers")
     return number(value[0]), number(value[1])
 
+
+LEAVES = ToOption(
+    option="leaf_module", default=None, convert=some_leaves,
+    reason="the harness finds the blocks itself and makes each of them a leaf",
+)  # fmt: skip
 
 JOB: dict[str, Rule] = {
     "train_batch_size": ToJob(setting="training.global_batch_size", convert=integer),
@@ -96,11 +107,7 @@ JOB: dict[str, Rule] = {
     "optimizer.params.betas": ToJob(setting="optimizer.beta1", convert=_first),
     "optimizer.params.eps": ToJob(setting="optimizer.epsilon", convert=number),
     "optimizer.params.weight_decay": ToJob(setting="optimizer.weight_decay", convert=number),
-    "scheduler.type": ToJob(setting="schedule.kind", convert=schedule, reason=LOOP),
-    "scheduler.params.warmup_max_lr": ToJob(setting="optimizer.learning_rate", convert=number),
-    "scheduler.params.warmup_num_steps": ToJob(setting="schedule.warmup_steps", convert=integer),
-    "scheduler.params.total_num_steps": ToJob(setting="training.steps", convert=integer),
-    "scheduler.params.cos_min_ratio": ToJob(setting="schedule.final_fraction", convert=number),
+    "scheduler.type": ToJob(setting="schedule.scheduler", reason=LOOP),
 }  # fmt: skip
 
 BESIDE_ZERO: dict[str, Rule] = {
@@ -110,30 +117,34 @@ BESIDE_ZERO: dict[str, Rule] = {
     "fp16.consecutive_hysteresis": Fixed(used=False, reason="hysteresis is 1"),
     "fp16.auto_cast": Fixed(used=False, reason="inputs are token ids"),
     "fp16.fp16_master_weights_and_grads": Fixed(used=False, reason="masters are fp32", refuses=True),
-    "bf16.immediate_grad_update": Fixed(used=True, reason="DeepSpeed's default"),
-    "bf16.check_overflow": Fixed(used=False, reason="DeepSpeed's default"),
-    "optimizer.type": Fixed(used="AdamW", reason=CLIENT, refuses=True),
+    "bf16.immediate_grad_update": Fixed(reason=DEFAULT),
+    "bf16.check_grad_overflow": Fixed(reason=DEFAULT),
+    "bf16.check_overflow": NotUsed(reason="of earlier versions of DeepSpeed"),
+    "optimizer.type": Fixed(used="AdamW", reason=CLIENT),
     "optimizer.params.torch_adam": Fixed(used=True, reason=CLIENT),
-    "optimizer.params.adam_w_mode": Fixed(used=True, reason=CLIENT, refuses=True),
+    "optimizer.params.adam_w_mode": Fixed(used=True, reason="DeepSpeed's AdamW ignores it"),
     "optimizer.params.bias_correction": Fixed(used=True, reason=CLIENT, refuses=True),
     "optimizer.params.amsgrad": Fixed(used=False, reason=CLIENT, refuses=True),
     "optimizer.params.fused": NotUsed(reason="optimizer.implementation of the job decides it"),
     "optimizer.legacy_fusion": Fixed(used=False, reason=CLIENT),
-    "scheduler.params.warmup_min_lr": Fixed(used=0, reason=LOOP),
-    "scheduler.params.warmup_min_ratio": Fixed(used=0, reason=LOOP),
-    "scheduler.params.warmup_type": Fixed(used="linear", reason=LOOP),
     "scheduler.params.last_batch_iteration": NotUsed(reason=LOOP),
     "zero_allow_untested_optimizer": NotUsed(reason="DeepSpeed accepts torch's AdamW anyway"),
     "zero_force_ds_cpu_optimizer": Fixed(used=False, reason=CLIENT),
-    "communication_data_type": OfPreset(setting=COMMUNICATION_DTYPE, default="the compute dtype"),
-    "data_types.grad_accum_dtype": OfPreset(setting=DATA_TYPES, default="the compute dtype"),
+    "communication_data_type": OfPreset(setting=COMMUNICATION_DTYPE, default=COMPUTE_DTYPE),
+    "data_types.grad_accum_dtype": OfPreset(setting=DATA_TYPES, default=COMPUTE_DTYPE),
     "prescale_gradients": Fixed(used=False, reason="gradients are averaged after they are summed"),
     "gradient_predivide_factor": Fixed(used=1.0, reason="prescale_gradients is off"),
     "gradient_allreduce_op": Fixed(used="mean", reason="gradients are averaged", refuses=True),
     "sparse_gradients": Fixed(used=False, reason="gradients are dense", refuses=True),
-    "disable_allgather": Fixed(used=False, reason="DeepSpeed's default"),
-    "sequence_parallel_size": Fixed(used=1, reason="only data-parallel strategies run", refuses=True),
-    "seq_parallel_communication_data_type": NotUsed(reason="no sequence parallelism"),
+    "disable_allgather": Fixed(reason=DEFAULT),
+    "sequence_parallel_size": Chooses(),
+    "seq_parallel_communication_data_type": Fixed(reason=DEFAULT),
+    "tensor_parallel.autotp_size": Chooses(),
+    "compile.enabled": ToJob(setting="model.compile"),
+    "compile.disable": ToJob(setting="model.compile"),
+    "compile.backend": Fixed(used="inductor", reason="model.compile has torch's own backend", refuses=True),
+    "compile.deepcompile": Off(feature="DeepCompile", option="deepcompile=true"),
+    "zero_optimization": Chooses(),
     "wall_clock_breakdown": Fixed(used=False, reason=MEASURES),
     "memory_breakdown": Fixed(used=False, reason=MEASURES),
     "comms_logger.enabled": Fixed(used=False, reason=MEASURES),
@@ -158,49 +169,46 @@ ZERO: dict[str, Rule] = {
     "offload_optimizer.pin_memory": Fixed(used=True, reason="host memory is pinned where there is a GPU"),
     "offload_param.pin_memory": Fixed(used=True, reason="host memory is pinned where there is a GPU"),
     "offload_optimizer.ratio": Fixed(used=1.0, reason="offload is complete", refuses=True),
-    "offload_optimizer.super_offload": Fixed(used=False, reason="not run", refuses=True),
+    "offload_optimizer.super_offload": Off(feature="SuperOffload", option="offload=superoffload"),
     "offload_optimizer.cpuadam_cores_perc": NotUsed(reason="super_offload is off"),
-    **each("offload_optimizer.nvme_path offload_optimizer.buffer_count offload_optimizer.buffer_size", NVME),
+    "offload_optimizer.nvme_path": ToOption(option="nvme_path", default=None, convert=folder),
+    "offload_param.nvme_path": ToOption(option="nvme_path", default=None, convert=folder),
+    "offload_param.buffer_count": ToOption(option="buffer_count", default=None, convert=integer),
+    "offload_param.buffer_size": ToOption(option="buffer_size", default=None, convert=integer),
+    **each("offload_optimizer.buffer_count offload_optimizer.buffer_size", NVME),
     **each("offload_optimizer.pipeline_read offload_optimizer.pipeline_write", NVME),
-    **each("offload_optimizer.fast_init offload_param.nvme_path offload_param.buffer_count", NVME),
-    **each("offload_param.buffer_size offload_param.max_in_cpu", NVME),
-    "overlap_comm": ToOption(
-        option="overlap_comm", default=False, own_defaults={"zero3": True}, convert=boolean),
+    "offload_optimizer.fast_init": NVME,
+    "offload_param.max_in_cpu": Fixed(used=0, reason="offload of weights to files is complete"),
+    "overlap_comm": ToOption(option="overlap_comm", convert=boolean),
     "round_robin_gradients": Fixed(used=False, reason=MISREAD),
-    "reduce_bucket_size": ToOption(option="reduce_bucket_size", default=BUCKET, convert=integer),
-    "allgather_bucket_size": ToOption(
-        option="allgather_bucket_size", default=BUCKET, convert=integer, only=UP_TO_2),
-    "use_multi_rank_bucket_allreduce": ToOption(
-        option="use_multi_rank_bucket_allreduce", default=True, convert=boolean, only=UP_TO_2),
-    **{name: ToOption(option=name, default=default, convert=integer, only=STAGE_3)
-       for name, default in SIZES_OF_STAGE_3.items()},
-    "memory_efficient_linear": ToOption(
-        option="memory_efficient_linear", default=True, convert=boolean, only=STAGE_3),
-    "contiguous_gradients": ToOption(option="contiguous_gradients", default=True, convert=boolean),
-    "reduce_scatter": Fixed(used=True, reason="DeepSpeed's default"),
-    "allgather_partitions": Fixed(used=True, reason="DeepSpeed's default"),
-    "sub_group_size": Fixed(used=10**9, reason="DeepSpeed's default; tiles of the optimizer step"),
-    "stage3_model_persistence_threshold": Fixed(used=2**63 - 1, reason="DeepSpeed's default"),
-    "stage3_module_granularity_threshold": Fixed(used=0, reason="DeepSpeed's default"),
-    "stage3_use_all_reduce_for_fetch_params": Fixed(used=False, reason="DeepSpeed's default"),
-    "stage3_allgather_sequential": Fixed(used=False, reason="DeepSpeed's default"),
+    "contiguous_gradients": ToOption(option="contiguous_gradients", convert=boolean),
+    "use_multi_rank_bucket_allreduce": ToOption(option="use_multi_rank_bucket_allreduce", convert=boolean),
+    "memory_efficient_linear": ToOption(option="memory_efficient_linear", convert=boolean),
+    **{name: ToOption(option=name, convert=integer) for name in (
+        "reduce_bucket_size", "allgather_bucket_size", "stage3_param_persistence_threshold",
+        "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_prefetch_bucket_size",
+        "sub_group_size")},
+    **each(
+        "reduce_scatter allgather_partitions stage3_model_persistence_threshold "
+        "stage3_module_granularity_threshold stage3_use_all_reduce_for_fetch_params "
+        "stage3_allgather_sequential parameter_alignment ignore_unused_parameters override_module_apply "
+        "save_muon_momentum_buffer_in_memory", Fixed(reason=DEFAULT)),
     "stage3_gather_16bit_weights_on_model_save": SAVING,
     "stage3_gather_fp16_weights_on_model_save": SAVING,
     "elastic_checkpoint": SAVING,
     "load_from_fp32_weights": SAVING,
     "pipeline_loading_checkpoint": SAVING,
-    "parameter_alignment": Fixed(used=False, reason="DeepSpeed's default"),
     "compute_grad_norm": Fixed(used=True, reason="the norm is compared"),
-    "ignore_unused_parameters": Fixed(used=True, reason="DeepSpeed's default"),
-    "override_module_apply": Fixed(used=True, reason="DeepSpeed's default"),
     "legacy_stage1": Fixed(used=False, reason="removed from DeepSpeed", refuses=True),
     "log_trace_cache_warnings": LOGGING,
     "enable_sanity_checks": LOGGING,
-    "zero_hpz_partition_size": ToOption(option="hpz", default=1, convert=integer, only=STAGE_3),
-    **{f"zero_quantized_{name}": Fixed(used=False, reason="ZeRO++'s quantization is not run", refuses=True)
-       for name in ("weights", "gradients", "nontrainable_weights")},
-    "mics_shard_size": Fixed(used=-1, reason="MiCS is not run", refuses=True),
-    "mics_hierarchical_params_gather": Fixed(used=False, reason="MiCS is not run", refuses=True),
+    "zero_hpz_partition_size": ToOption(option="hpz", convert=integer),
+    "zero_quantized_weights": Off(feature="quantized weights", option="qwz=true"),
+    "zero_quantized_nontrainable_weights": Off(feature="quantized weights", option="qwz=true"),
+    "zero_quantized_gradients": Off(feature="quantized gradients", option="qgz=true"),
+    "mics_shard_size": Off(feature="MiCS", option="mics=true"),
+    "mics_hierarchical_params_gather": Off(feature="MiCS", option="mics=true"),
+    **{f"leaf_module.{name}": LEAVES for name in ("classes", "names", "name_suffixes")},
 }  # fmt: skip
 
 SHORT_NAMES = (
@@ -219,15 +227,18 @@ SECTIONS: dict[str, Rule] = {
     "activation_checkpointing": NotUsed(
         reason="of models that call deepspeed.checkpointing; the job has training.activation_checkpointing"),
     **{name: Off(feature=feature) for name, feature in {
-        "amp": "NVIDIA Apex", "torch_autocast": "autocast inside DeepSpeed", "compile": "torch.compile",
+        "amp": "NVIDIA Apex", "torch_autocast": "autocast inside DeepSpeed",
         "elasticity": "elastic training", "hybrid_engine": "the hybrid engine",
         "sparse_attention": "sparse attention", "compression_training": "compression",
         "data_efficiency": "data efficiency", "curriculum_learning": "curriculum learning",
         "progressive_layer_drop": "progressive layer drop", "quantize_training": "quantised training",
         "weight_quantization": "quantised weights", "eigenvalue": "eigenvalues", "pipeline": "pipelining",
-        "tensor_parallel": "tensor parallelism", "expert_parallel": "expert parallelism",
-        "zero_optimization.zenflow": "ZenFlow", "zero_optimization.leaf_module": "leaf modules by name",
+        "expert_parallel": "expert parallelism",
     }.items()},
+    "zero_optimization.zenflow": Off(feature="ZenFlow", option="offload=zenflow"),
+    "compile": NotUsed(reason="of DeepCompile, which is off"),
+    "tensor_parallel": Off(feature="further settings of AutoTP"),
+    "scheduler.params": OfSchedule(),
 }  # fmt: skip
 """Sections whose keys share one rule, unless a key has its own."""
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from harness.backends.values import InvalidYaml, parse_value, require_bounded
 from harness.errors import HarnessError
 from harness.plain_files import read_settings
+
+BYTE_ORDER_MARK = "\ufeff"
+"""What some editors write first."""
+_STRING = r'("(?:[^"\\]|\\.)*")'
+_COMMENT = re.compile(_STRING + r"|//[^\n]*|#[^\n]*|/\*.*?\*/", re.DOTALL)
+_LAST_COMMA = re.compile(_STRING + r"|,(?=\s*[}\]])", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,15 +30,19 @@ class GivenFile:
     sha256: str
 
 
-def read_json(path: Path, what: str) -> GivenFile:
-    """A JSON object. Raises HarnessError: unreadable, too large, a key twice, NaN, too deep."""
-    text = read_settings(path, what)
+def read_json(path: Path, what: str, *, has_comments: bool = False) -> GivenFile:
+    """A JSON object. Raises HarnessError: unreadable, too large, a key twice, NaN, too deep.
+
+    has_comments: comments and a comma after the last value are left out, as DeepSpeed's own reader does.
+    """
+    text = read_settings(path, what).removeprefix(BYTE_ORDER_MARK)
     try:
-        document = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
+        document = _parsed(text, has_comments)
         require_bounded(document)
     except json.JSONDecodeError as error:
         raise HarnessError(
-            f"{what} {path} is not valid JSON, line {error.lineno}: {error.msg}; comments are not JSON"
+            f"{what} {path} is not valid JSON, line {error.lineno}: {error.msg}"
+            + ("" if has_comments else "; comments are not JSON")
         ) from error
     except RecursionError as error:
         raise HarnessError(f"{what} {path} is nested too deeply") from error
@@ -41,11 +53,23 @@ def read_json(path: Path, what: str) -> GivenFile:
 
 def read_yaml(path: Path, what: str) -> GivenFile:
     """A YAML mapping. Raises HarnessError."""
-    text = read_settings(path, what)
+    text = read_settings(path, what).removeprefix(BYTE_ORDER_MARK)
     try:
         return _mapping(path, text, parse_value(text), what)
     except InvalidYaml as error:
         raise HarnessError(f"{what} {path} {error}") from error
+
+
+def _parsed(text: str, has_comments: bool) -> Any:
+    """Raises ValueError."""
+    read = partial(json.loads, object_pairs_hook=_once, parse_constant=_no_constant)
+    try:
+        return read(text)
+    except json.JSONDecodeError:
+        if not has_comments:
+            raise
+    bare = _COMMENT.sub(lambda found: found[1] or "\n" * found[0].count("\n"), text)
+    return read(_LAST_COMMA.sub(lambda found: found[1] or "", bare))
 
 
 def _mapping(path: Path, text: str, document: Any, what: str) -> GivenFile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,17 +18,25 @@ CUT = ("training.global_batch_size", "training.micro_batch_size", "training.accu
 """The batch and its cut: of these three, two decide the third."""
 LENGTH = ("training.steps", "training.epochs")
 """Only one of them is given."""
+SCHEDULE = ("schedule.kind", "schedule.warmup_steps", "schedule.final_fraction", "schedule.scheduler",
+            "schedule.parameters")  # fmt: skip
+"""A file's scheduler replaces all of them."""
 Settings = Mapping[str, Any]
 """Values by dotted name."""
 
 
-def wishes(brought: Brought) -> dict[str, Any]:
-    """What a file says of the job; nothing of what it leaves to it."""
-    return {
+def wishes(brought: Brought, given: Collection[str] = ()) -> dict[str, Any]:
+    """What a file says of the job; nothing of what it leaves to it.
+
+    A key that it does not give has its library's default, but for settings that are `given` elsewhere.
+    """
+    found = {
         claim.rule.setting: claim.value
         for claim in brought.claims
         if isinstance(claim.rule, ToJob) and claim.value != AUTO
-    }
+        and not (claim.is_absent and claim.rule.setting in given)
+    }  # fmt: skip
+    return found | brought.settings
 
 
 def explicit(experiment: Experiment) -> set[str]:
@@ -45,11 +53,14 @@ def shared(files: Sequence[Brought], experiment: Experiment) -> dict[str, Any]:
     """What the job of all rows takes from files: where they agree and the configuration is silent."""
     given = explicit(experiment)
     taken: dict[str, Any] = {}
-    for setting in dict.fromkeys(name for file in files for name in wishes(file)):
-        values = [found[setting] for file in files if setting in (found := wishes(file))]
+    for setting in dict.fromkeys(name for file in files for name in wishes(file, given)):
+        values = [found[setting] for file in files if setting in (found := wishes(file, given))]
         if setting not in given and all(value == values[0] for value in values):
             taken[setting] = values[0]
-    for group in (CUT, LENGTH):
+    together = {name for file in files for name in wishes(file) if name.startswith("schedule.")}
+    if not together <= set(taken):  # the schedules of the files differ
+        taken = {name: value for name, value in taken.items() if name not in together}
+    for group in (CUT, LENGTH, SCHEDULE):
         if given & set(group):  # together with what was given they could contradict each other
             taken = {name: value for name, value in taken.items() if name not in group}
     return taken
@@ -63,6 +74,8 @@ def with_settings(experiment: Experiment, settings: Settings, what: str) -> Expe
     document = experiment.model_dump(exclude_unset=True)
     if set(settings) & set(LENGTH):
         _drop(document, LENGTH)
+    if "schedule.scheduler" in settings:  # warmup_steps stays for parameters that are left to the job
+        _drop(document, (name for name in SCHEDULE if name != "schedule.warmup_steps"))
     cut = set(settings) & set(CUT)
     for name in CUT[::-1] if cut else ():
         if len(_given(document, CUT) | cut) > 2 and name not in cut:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.backends.explain import choices
+from harness.backends.explain import choices, suggestion
 from harness.brought.rules import (
     AUTO,
     Chooses,
@@ -20,8 +20,13 @@ from harness.brought.rules import (
     alike,
 )
 from harness.nested import empty_sections, leaves, value_at
+from harness.safe_text import capped
 
-HARMLESS: tuple[Any, ...] = (None, False, "", "no", "none", "auto", {}, [])
+MOST_SHOWN = 200
+"""Bytes of a refused value."""
+MOST_LISTED = 20
+"""Keys of a section: more are not listed."""
+HARMLESS: tuple[Any, ...] = (None, False, -1, "", "no", "none", "auto", {}, [])
 """Values of a feature that is not asked for."""
 
 
@@ -34,6 +39,8 @@ class Brought:
     options: dict[str, Any] = field(default_factory=dict)
     """Options that choose the strategy, such as its offload."""
     claims: list[Claim]
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of the job, dotted, that several keys decide together."""
 
 
 class Refusals:
@@ -43,7 +50,7 @@ class Refusals:
         self.found: list[str] = []
 
     def add(self, key: str, given: Any, reason: str) -> None:
-        self.found.append(f"'{key}' was given {given!r}: {reason}")
+        self.found.append(f"'{key}' was given {capped(repr(given), MOST_SHOWN)}: {reason}")
 
     def unknown(self, key: str, known: Iterable[str]) -> None:
         """Name the first part of a dotted key that is unknown, and what may stand in its place."""
@@ -55,7 +62,15 @@ class Refusals:
         allowed = {n[depth] for n in names if len(n) > depth and n[:depth] == parts[:depth]}
         where = f" in {'.'.join(parts[:depth])}" if depth and allowed else ""
         listed = choices(parts[depth], sorted(allowed)) if allowed else "no keys below"
-        text = f"'{'.'.join(parts[: depth + 1])}' is unknown. Allowed{where}: {listed}"
+        text = f"'{'.'.join(parts[: depth + 1])}' is unknown. "
+        homes = [".".join(name[:-1]) for name in names if len(name) > 1 and name[-1] == parts[depth]]
+        if len(allowed) <= MOST_LISTED:
+            text += f"Allowed{where}: {listed}"
+        elif homes:
+            text += f"It belongs in '{homes[0]}'"
+        else:
+            close = suggestion(parts[depth], sorted(allowed))
+            text += close or f"None of the {len(allowed)} keys{where} is close; remove it"
         if text not in self.found:
             self.found.append(text)
 
@@ -69,7 +84,7 @@ def claims_of(
     `converted`: values of keys that are read together, in this project's terms. `prefix` is put before keys.
     """
     found = []
-    refused = _refused_sections(document, sections, refusals)
+    refused = _refused_sections(document, keys, sections, refusals)
     for parts in empty_sections(dict(document)):
         key = ".".join(parts)
         known = key in keys or any(name.startswith(f"{key}.") for name in [*keys, *sections])
@@ -99,6 +114,9 @@ def _claim(
     shown: str, key: str, given: Any, rule: Rule, refusals: Refusals, converted: Mapping[str, Any]
 ) -> Claim | None:
     if isinstance(rule, Off):
+        if not _is_off(given):
+            refusals.add(shown, given, rule.why)
+            return None
         return Claim(key=shown, given=given, rule=rule)
     if key in converted:
         return Claim(key=shown, given=given, rule=rule, value=converted[key])
@@ -123,14 +141,16 @@ def _value(given: Any, rule: Rule) -> Any:
 
 
 def _refused_sections(
-    document: Mapping[str, Any], sections: Mapping[str, Rule], refusals: Refusals
+    document: Mapping[str, Any], keys: Mapping[str, Rule], sections: Mapping[str, Rule], refusals: Refusals
 ) -> set[str]:
     """Sections of features that no row has and that are not switched off, each refused once."""
     found = set()
     for name, rule in sections.items():
         given = value_at(dict(document), tuple(name.split(".")))
+        if any(key.startswith(f"{name}.") for key in keys):
+            continue  # key by key
         if isinstance(rule, Off) and not _is_off(given):
-            refusals.add(name, given, f"{rule.feature} is no part of any row; remove it or switch it off")
+            refusals.add(name, given, rule.why)
             found.add(name)
     return found
 
@@ -139,7 +159,7 @@ def _is_off(given: Any) -> bool:
     """Whether a section asks for nothing: it is empty, or its switch is off."""
     if not isinstance(given, dict):
         return given in HARMLESS or alike(given, False)
-    switches = {"enabled": False, "disable": True, "autotp_size": 1, "dynamo_backend": "no"}
+    switches = {"enabled": False, "disable": True}
     switched = [(given[name], off) for name, off in switches.items() if name in given]
     if switched:
         return all(alike(value, off) or (off is not True and value in HARMLESS) for value, off in switched)

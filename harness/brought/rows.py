@@ -12,11 +12,25 @@ from harness.backends import registry
 from harness.backends.base import Preset
 from harness.backends.presets import Change, preset_changes
 from harness.brought.accelerate import read_accelerate
-from harness.brought.deepspeed import read_deepspeed
+from harness.brought.deepspeed import label_of, read_deepspeed
+from harness.brought.deepspeed_keys import COMPUTE_DTYPE
 from harness.brought.files import GivenFile, read_json, read_yaml
-from harness.brought.job_settings import CUT, shared, value_of, wishes, with_settings
+from harness.brought.job_settings import CUT, explicit, shared, value_of, wishes, with_settings
 from harness.brought.reading import Brought, Refusals
-from harness.brought.rules import AUTO, Chooses, Claim, Fixed, NotUsed, Off, OfPreset, ToJob, ToOption, alike
+from harness.brought.rules import (
+    AUTO,
+    Chooses,
+    Claim,
+    Fixed,
+    NotUsed,
+    Off,
+    OfPreset,
+    OfSchedule,
+    ToJob,
+    ToOption,
+    alike,
+)
+from harness.brought.trainers import trainer_of, what_to_give
 from harness.errors import HarnessError
 from harness.record import FileKind, GivenMode, GivenPart, GivenSettingPart
 from harness.spec import Experiment
@@ -25,10 +39,17 @@ LARGE_MODEL = 2**62
 """Parameters: no bucket of a preset is then cut to the model's size."""
 PREFETCH, LIVE = "stage3_prefetch_bucket_size", "stage3_max_live_parameters"
 AUTO_SIZES = "DeepSpeed's default; Accelerate would fill in a multiple of the model's hidden size"
+ABSENT = "absent from the file: the library's default"
+DTYPES = {"fp16": "fp16", "float16": "fp16", "half": "fp16", "bf16": "bf16", "bfloat16": "bf16",
+          "fp32": "fp32", "float32": "fp32", "float": "fp32"}  # fmt: skip
+"""DeepSpeed's names of dtypes, and one for each."""
+WRAP, WRAPPED = "auto_wrap", "TRANSFORMER_BASED_WRAP"
+"""FSDP1's option of its wrap policy, and what it is without."""
 AS_GIVEN = "-as-given"
 """After the name of a row that is run exactly as given."""
 
 
+YAML_SUFFIXES = (".yaml", ".yml")
 OWN_KEYS: dict[FileKind, str] = {"accelerate": "distributed_type", "deepspeed": "zero_optimization"}
 """A key by which a file is known."""
 NAMES: dict[FileKind, str] = {"accelerate": "Accelerate", "deepspeed": "DeepSpeed"}
@@ -63,8 +84,9 @@ def read_files(accelerate: Sequence[Path], deepspeed: Sequence[Path]) -> list[Re
     files += [("deepspeed", path) for path in deepspeed]
     for kind, path in files:
         what, refusals = f"{NAMES[kind]} configuration", Refusals()
-        is_json = kind == "deepspeed" or path.suffix == ".json"
-        file = read_json(path, what) if is_json else read_yaml(path, what)
+        is_json = path.suffix == ".json" or (kind == "deepspeed" and path.suffix not in YAML_SUFFIXES)
+        has_comments = kind == "deepspeed"
+        file = read_json(path, what, has_comments=has_comments) if is_json else read_yaml(path, what)
         _require_kind(kind, file)
         brought = (
             read_deepspeed(file.document, refusals)
@@ -81,13 +103,17 @@ def read_files(accelerate: Sequence[Path], deepspeed: Sequence[Path]) -> list[Re
 
 
 def _require_kind(kind: FileKind, file: GivenFile) -> None:
-    """Raise HarnessError for a file of the other kind, whose keys would all be unknown."""
+    """Raise HarnessError for a file of the other kind or of a trainer, whose keys would all be unknown."""
     for other, key in OWN_KEYS.items():
         if kind != other and key in file.document and OWN_KEYS[kind] not in file.document:
             raise HarnessError(
                 f"'{file.path}' has '{key}', so it is a configuration of {NAMES[other]}: give it with "
                 f"--from-{other}"
             )
+    if OWN_KEYS[kind] not in file.document and (trainers := trainer_of(file.document)):
+        error = HarnessError(f"'{file.path}' is {trainers}, and none of {NAMES[kind]}.")
+        error.add_note(what_to_give(file.document, trainers))
+        raise error
 
 
 def _row_name(path: Path, others: Sequence[str]) -> str:
@@ -106,8 +132,10 @@ def like_for_like(files: Sequence[ReadFile], experiment: Experiment) -> tuple[Ex
 
 def exactly_as_given(file: ReadFile, experiment: Experiment) -> GivenRow:
     """A row whose job and options are the file's, under the library's defaults."""
-    own = with_settings(experiment, wishes(file.brought), file.file.path.name)
-    return _row(file, own, "exactly-as-given", "library-defaults")
+    own = with_settings(experiment, wishes(file.brought, explicit(experiment)), file.file.path.name)
+    given = explicit(experiment)
+    preset = experiment.runtime.preset if "runtime.preset" in given else "library-defaults"
+    return _row(file, own, "exactly-as-given", preset)
 
 
 def _row(file: ReadFile, job: Experiment, mode: GivenMode, preset: Preset) -> GivenRow:
@@ -129,13 +157,6 @@ def _row(file: ReadFile, job: Experiment, mode: GivenMode, preset: Preset) -> Gi
         file=file.file.path.name, kind=file.kind, mode=mode, sha256=file.file.sha256, settings=parts
     )
     return GivenRow(label=label, experiment=job, part=part)
-
-
-def label_of(backend: str, options: Mapping[str, Any]) -> str:
-    """'zero3:offload=cpu', as a person types it."""
-    text = ",".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-                    for key, value in options.items())  # fmt: skip
-    return f"{backend}:{text}" if text else backend
 
 
 class _Settling:
@@ -164,6 +185,8 @@ class _Settling:
                 return _pinned(claim, None, claim.rule.reason)
             case Off():
                 return _taken(claim, "off")
+            case OfSchedule():
+                return self._of_schedule(claim)
             case Chooses():
                 return _taken(claim, claim.used, setting="backend")
 
@@ -174,19 +197,40 @@ class _Settling:
         if claim.value == AUTO:
             return _taken(claim, used, setting=rule.setting, reason="left to the job")
         if used == claim.value:
-            return _taken(claim, used, setting=rule.setting, reason=rule.reason)
+            return _taken(
+                claim, used, setting=rule.setting, reason=ABSENT if claim.is_absent else rule.reason
+            )
+        if claim.is_absent:
+            return _pinned(claim, used, f"{ABSENT}, {claim.value}; the job decides it",
+                           setting=rule.setting)  # fmt: skip
         if used is None:
             used = "as the rest of the batch leaves it" if rule.setting in CUT else "none"
         return _pinned(claim, used, "the job of all rows decides it", setting=rule.setting)
+
+    def _of_schedule(self, claim: Claim) -> GivenSettingPart:
+        schedule = self._job.schedule
+        name = claim.key.rpartition(".")[2]
+        if schedule.scheduler is None:
+            return _pinned(claim, schedule.kind, "the job of all rows decides it", setting="schedule.kind")
+        if claim.is_absent:
+            return _taken(claim, claim.value, setting="schedule.parameters", reason=ABSENT)
+        used = schedule.parameters.get(name)
+        reason = "left to the job" if used == AUTO else None
+        return _taken(claim, used, setting="schedule.parameters", reason=reason)
 
     def _in_force(self, setting: str) -> bool:
         of_fp16 = setting in ("training.initial_loss_scale", "training.loss_scale_growth_interval")
         return not of_fp16 or self._job.training.precision == "fp16-mixed"
 
     def _option(self, claim: Claim, rule: ToOption) -> GivenSettingPart:
-        if rule.only and self._backend not in rule.only:
+        if rule.option == WRAP and (claim.value is not None) and not self._wraps_nothing():
+            given = f"{ABSENT}, NO_WRAP; " if claim.is_absent else ""
+            return _pinned(claim, WRAPPED, f"{given}{rule.reason}")
+        if rule.option not in type(registry.parse(self._backend)[1]).model_fields:
+            if rule.option == WRAP:
+                return _taken(claim, WRAPPED, reason=rule.reason)
             return _pinned(claim, None, f"no setting of {self._backend}")
-        default = rule.own_defaults.get(self._backend, rule.default)
+        default = rule.default
         if (change := self._changes.get(rule.option)) is not None:
             in_buckets = f"{change.value}, or the model's parameters if there are fewer"
             used = in_buckets if rule.option.endswith("_bucket_size") else change.value
@@ -197,17 +241,32 @@ class _Settling:
             return _pinned(claim, default, AUTO_SIZES, setting=rule.option)
         if claim.value != default:
             self.options[rule.option] = claim.value
-        return _taken(claim, claim.value, setting=rule.option)
+        if rule.option == WRAP:
+            return _taken(
+                claim, "NO_WRAP" if claim.value else WRAPPED, setting=rule.option, reason=rule.reason
+            )
+        reason = ABSENT if claim.is_absent else rule.reason
+        return _taken(claim, claim.value, setting=rule.option, reason=reason)
+
+    def _wraps_nothing(self) -> bool:
+        """Whether the whole model may be one unit: another comparison than like for like."""
+        has_option = WRAP in type(registry.parse(self._backend)[1]).model_fields
+        return has_option and self._mode == "exactly-as-given"
 
     def _of_preset(self, claim: Claim, rule: OfPreset) -> GivenSettingPart:
         change = self._changes.get(rule.setting)
         used = _leaf(change.value) if change is not None else rule.default
-        if claim.value == AUTO or claim.value is None or alike(claim.value, used):
+        if used == COMPUTE_DTYPE:
+            used = self._job.training.held_precision.removesuffix("-mixed")
+        given = DTYPES.get(claim.value, claim.value) if isinstance(claim.value, str) else claim.value
+        if claim.value == AUTO or claim.value is None or alike(given, used):
             return _taken(claim, used)
         return _pinned(claim, used, change.reason if change else "the library's default")
 
     def _fixed(self, claim: Claim, rule: Fixed) -> GivenSettingPart:
-        if claim.value == AUTO or alike(claim.given, rule.used):
+        if claim.is_absent:
+            return _pinned(claim, rule.used, f"{ABSENT}, {claim.value}; {rule.reason}")
+        if claim.value == AUTO or alike(claim.value, rule.used):
             return _taken(claim, rule.used)
         return _pinned(claim, rule.used, rule.reason)
 

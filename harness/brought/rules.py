@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from harness.backends.not_run import reasons_not_run
 
 AUTO = "auto"
 """DeepSpeed's files: Accelerate or Trainer fills the value in."""
+LIBRARY: Any = object()
+"""In place of a default: the installed library's own (`library_defaults`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +31,11 @@ class ToOption:
     """An option of the backend."""
 
     option: str
-    default: Any
+    default: Any = LIBRARY
     """The library's, which needs no option."""
-    own_defaults: Mapping[str, Any] = field(default_factory=dict)
-    """By backend, where it is another one."""
     convert: Callable[[Any], Any]
-    only: tuple[str, ...] = ()
-    """Backends that have it; empty: all that a file can become."""
+    reason: str | None = None
+    """What to know although the value is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ class OfPreset:
 
     setting: str
     """As `backends.presets` names it."""
-    default: Any
+    default: Any = LIBRARY
     """The library's."""
     convert: Callable[[Any], Any] | None = None
 
@@ -51,7 +53,7 @@ class OfPreset:
 class Fixed:
     """Every run has one value; another one is pinned, or refused where it would be another strategy."""
 
-    used: Any
+    used: Any = LIBRARY
     reason: str
     refuses: bool = False
 
@@ -65,9 +67,28 @@ class NotUsed:
 
 @dataclass(frozen=True, kw_only=True)
 class Off:
-    """A feature that no run has; its section is accepted where it is empty or switched off."""
+    """A feature that no run has; its key or section is accepted where it is empty or switched off."""
 
     feature: str
+    option: str | None = None
+    """'qwz=true': the option under which `backends.not_run` says why."""
+
+    @property
+    def why(self) -> str:
+        """Why no run has it."""
+        name, _, value = (self.option or "").partition("=")
+        reasons = reasons_not_run({name: True if value == "true" else value}) if name else []
+        if reasons:
+            return f"unsupported: {'; '.join(reasons)}; leave it out or switch it off"
+        return (
+            f"unsupported: no backend, option or setting of this version has {self.feature}; leave it out or "
+            "switch it off"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfSchedule:
+    """An argument of DeepSpeed's scheduler, by which the job's learning rates are computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +96,7 @@ class Chooses:
     """Chooses the backend or its offload."""
 
 
-Rule: TypeAlias = ToJob | ToOption | OfPreset | Fixed | NotUsed | Off | Chooses
+Rule: TypeAlias = ToJob | ToOption | OfPreset | Fixed | NotUsed | Off | Chooses | OfSchedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +110,8 @@ class Claim:
     """`given` in the terms of this project; AUTO: left to the job."""
     used: Any = None
     """Of `Chooses`: what it chose."""
+    is_absent: bool = False
+    """Whether the file does not give it, and `value` is the library's default."""
 
 
 def boolean(value: Any) -> bool:

@@ -18,7 +18,7 @@ from harness.spec import Experiment
 if TYPE_CHECKING:
     from harness.brought.rows import GivenRow
 
-MODES = ("like-for-like", "exactly-as-given", "both")
+MODES = ("exactly-as-given", "like-for-like", "both")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,16 +78,25 @@ def given_options(command: Callable[..., int]) -> Callable[..., int]:
         help="Add a row with the settings of a DeepSpeed configuration; repeatable.",
     )  # fmt: skip
     @click.option(
-        "--from-mode", type=click.Choice(MODES), default=MODES[0], show_default=True,
-        help="Whether job and preset pin settings of a file, or the file wins.",
+        "--from-mode", type=click.Choice(MODES), default=None,
+        help="Whether a file wins over job and preset (the default), or they pin its settings.",
+    )  # fmt: skip
+    @click.option(
+        "--like-for-like", is_flag=True,
+        help="Rows of files train the job of the other rows under their preset: --from-mode like-for-like.",
     )  # fmt: skip
     @wraps(command)
     def with_files(
-        from_accelerate: tuple[Path, ...], from_deepspeed: tuple[Path, ...], from_mode: str, **arguments: Any
-    ) -> int:
-        if from_mode != MODES[0] and not from_accelerate and not from_deepspeed:
-            raise click.UsageError("--from-mode needs --from-accelerate or --from-deepspeed")
-        given = GivenFiles(accelerate=from_accelerate, deepspeed=from_deepspeed, mode=from_mode)
+        from_accelerate: tuple[Path, ...], from_deepspeed: tuple[Path, ...], from_mode: str | None,
+        like_for_like: bool, **arguments: Any,
+    ) -> int:  # fmt: skip
+        asked = "--like-for-like" if like_for_like else "--from-mode"
+        if (from_mode or like_for_like) and not from_accelerate and not from_deepspeed:
+            raise click.UsageError(f"{asked} needs --from-accelerate or --from-deepspeed")
+        if like_for_like and from_mode not in (None, "like-for-like"):
+            raise click.UsageError(f"--like-for-like and --from-mode {from_mode} exclude each other")
+        mode = "like-for-like" if like_for_like else from_mode or MODES[0]
+        given = GivenFiles(accelerate=from_accelerate, deepspeed=from_deepspeed, mode=mode)
         return command(given=given, **arguments)
 
     return with_files

@@ -71,6 +71,8 @@ def _guarded(command: Callable[..., int], interrupted: str) -> Callable[..., Non
             elif not isinstance(error, HarnessError):
                 text = f"unexpected {type(error).__name__}: {text} (run again with --debug for the traceback)"
             notice(f"harness: {' '.join(text.split())}")
+            for note in getattr(error, "__notes__", ()) if isinstance(error, HarnessError) else ():
+                notice(f"harness: {' '.join(note.split())}")
             code = EXIT_ERROR
         sys.exit(code)
 

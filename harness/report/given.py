@@ -23,7 +23,8 @@ COLUMNS = (
 def summary(label: str, part: GivenPart) -> str:
     """'ds.json (deepspeed, like-for-like) is row zero3: 9 keys taken, 3 pinned, 4 without a part...'."""
     pinned, idle = _pinned(part), _idle(part)
-    taken = len(part.settings) - len(pinned) - len(idle)
+    absent = [setting for setting in part.settings if setting.given is None and setting.handling == "taken"]
+    taken = len(part.settings) - len(pinned) - len(idle) - len(absent)
     return (
         f"{part.file} ({part.kind}, {part.mode}) is row {label}: {taken} keys taken, {len(pinned)} pinned, "
         f"{len(idle)} without a part in a run"
@@ -31,22 +32,32 @@ def summary(label: str, part: GivenPart) -> str:
 
 
 def given_lines(label: str, part: GivenPart) -> list[str]:
-    """Every key: a table of those that have a part in a run, then why keys were pinned."""
-    shown = [setting for setting in part.settings if not _is_idle(setting)]
-    rows = [[s.key, s.handling, text(s.given), text(s.used)] for s in shown]
+    """What differs from the file, key by key with the reason; then every key that has a part in a run."""
     lines = [summary(label, part)]
+    for reason, settings in _by_reason(_pinned(part)).items():
+        keys = ", ".join(f"{s.key} {text(s.used)} instead of {text(s.given)}" for s in settings)
+        lines += _wrapped(f"differs ({reason}): {keys}")
+    taken = [s for s in part.settings if s.handling == "taken"]
+    rows = [[s.key, text(s.given), text(s.used)] for s in taken]
     if rows:
-        lines.append(narrow(rows, ["key", "handling", "given", "used"], shrinks=["given", "used", "key"]))
-    by_reason: dict[str, list[str]] = {}
-    for setting in part.pinned:
-        given = f"={text(setting.given)}" if _is_idle(setting) else ""
-        by_reason.setdefault(setting.reason or "", []).append(f"{setting.key}{given}")
-    for reason, keys in by_reason.items():
-        lines += textwrap.wrap(
-            f"pinned ({reason}): {', '.join(keys)}", WIDTH, subsequent_indent="  ",
-            break_long_words=False, break_on_hyphens=False,
-        )  # fmt: skip
+        lines.append(narrow(rows, ["key", "given", "used"], shrinks=["given", "used", "key"]))
+    for reason, settings in _by_reason(_idle(part)).items():
+        keys = ", ".join(f"{s.key}={text(s.given)}" for s in settings)
+        lines += _wrapped(f"without a part ({reason}): {keys}")
     return lines
+
+
+def _by_reason(settings: Sequence[GivenSettingPart]) -> dict[str, list[GivenSettingPart]]:
+    found: dict[str, list[GivenSettingPart]] = {}
+    for setting in settings:
+        found.setdefault(setting.reason or "", []).append(setting)
+    return found
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(
+        line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )  # fmt: skip
 
 
 def given_table(part: GivenPart, number: int) -> Table:

@@ -92,13 +92,36 @@ class OptimizerSection(Section):
 class ScheduleSection(Section):
     """The learning rate over steps."""
 
-    kind: Literal["constant", "linear", "cosine"] = Field(
-        "cosine", description="shape after the warm-up, down to `final_fraction` at the last step"
+    kind: Literal["constant", "linear", "cosine", "deepspeed"] = Field(
+        "cosine",
+        description="shape after the warm-up, down to `final_fraction` at the last step; deepspeed: the "
+        "rates of `scheduler`, as the installed DeepSpeed computes them",
     )
     warmup_steps: NonNegativeInt = Field(2, description="steps of linear rise from 0 to the peak")
     final_fraction: float = Field(
         0.1, ge=0, le=1, description="last learning rate over the peak (linear, cosine)"
     )
+    scheduler: str | None = Field(
+        None,
+        # Documents of earlier jobs stay as they are.
+        exclude_if=lambda value: value is None,
+        description="of `kind: deepspeed`: a scheduler of DeepSpeed, such as WarmupLR, or of torch",
+    )
+    parameters: dict[str, Any] = Field(
+        {},
+        exclude_if=lambda value: not value,
+        description="of `kind: deepspeed`: its arguments. Absent ones have the library's defaults; auto: "
+        "warmup_min_lr is 0, warmup_max_lr the learning rate, warmup_num_steps `warmup_steps`, "
+        "total_num_steps the steps of the training",
+    )
+
+    @model_validator(mode="after")
+    def _scheduler_takes_effect(self) -> ScheduleSection:
+        if (self.scheduler is not None) != (self.kind == "deepspeed"):
+            raise ValueError("`scheduler` and `kind: deepspeed` need each other; give both or neither")
+        if self.parameters and self.scheduler is None:
+            raise ValueError("`parameters` are those of `scheduler`, which is not given; leave them out")
+        return self
 
 
 class TrainingSection(Section):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 
 import torch
 from torch import nn
 
 from harness.backends.base import OptimizerImplementation
 from harness.backends.optimizer_kinds import LOW_BIT
+from harness.errors import JobError
 from harness.spec import OptimizerSection, ScheduleSection
 from harness.worker.low_bit import build_low_bit
 from harness.worker.muon import build_muon
@@ -77,13 +80,49 @@ def build_adamw(
     )
 
 
+@lru_cache(maxsize=1)
+def scheduled_rates(
+    steps: int, peak: float, warmup_steps: int, scheduler: str, parameters: str
+) -> tuple[float, ...]:
+    """The rate of each step from DeepSpeed's own scheduler, or torch's. `parameters`: JSON.
+
+    Raises JobError for arguments that it does not take.
+    """
+    from deepspeed.runtime import lr_schedules
+
+    left_to_the_job = {"warmup_min_lr": 0.0, "warmup_max_lr": peak, "warmup_num_steps": warmup_steps,
+                       "total_num_steps": steps}  # fmt: skip
+    given = {name: left_to_the_job.get(name, value) if value == "auto" else value
+             for name, value in json.loads(parameters).items()}  # fmt: skip
+    is_deepspeed = hasattr(lr_schedules, scheduler)
+    made = getattr(lr_schedules if is_deepspeed else torch.optim.lr_scheduler, scheduler, None)
+    if made is None:
+        raise JobError(f"schedule.scheduler: neither DeepSpeed nor torch has '{scheduler}'")
+    update = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=peak)
+    update.step()  # torch warns of a scheduler that steps before its optimizer
+    rates = []
+    try:
+        steered = made(update, **given)
+        if is_deepspeed:  # its first step leads to iteration 0
+            steered.step()
+        for _ in range(steps):
+            rates.append(float(update.param_groups[0]["lr"]))
+            steered.step()
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise JobError(f"schedule.parameters: {scheduler} refuses {given}: {error}") from error
+    return tuple(rates)
+
+
 def learning_rate(step: int, steps: int, optimizer: OptimizerSection, schedule: ScheduleSection) -> float:
     """Learning rate of optimizer step `step` (from 0) of `steps`.
 
     Warm-up: peak x (step + 1) / warmup_steps. Then linear or half a cosine from the peak down to
-    peak x final_fraction at the last step.
+    peak x final_fraction at the last step. Of kind deepspeed: what the scheduler gives for iteration `step`.
     """
     peak = optimizer.learning_rate
+    if schedule.scheduler is not None:
+        return scheduled_rates(steps, peak, schedule.warmup_steps, schedule.scheduler,
+                               json.dumps(schedule.parameters))[step]  # fmt: skip
     if step < schedule.warmup_steps:
         return peak * (step + 1) / schedule.warmup_steps
     if schedule.kind == "constant":
