@@ -47,7 +47,9 @@ def _fsdp(label: str, job: Job) -> dict[str, Any]:
     native = entry.name.removeprefix("accelerate-")
     values: dict[str, Any] = {
         "fsdp_version": version,
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_auto_wrap_policy": "NO_WRAP"
+        if getattr(options, "auto_wrap", None)
+        else "TRANSFORMER_BASED_WRAP",
         "fsdp_offload_params": getattr(options, "offload", "none") == "cpu",
         "fsdp_activation_checkpointing": job.training.activation_checkpointing,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",

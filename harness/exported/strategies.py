@@ -76,7 +76,7 @@ def torch_values(label: str, job: Job, world_size: int, blocks: list[str], prese
         return {"arguments": {c.setting: c.value for c in ddp_changes(preset)}, "autocast": low}
     reduces_in_fp32 = bool(reduce_dtype_changes(job.training.held_precision, preset))
     values: dict[str, Any] = {
-        "blocks": blocks,
+        "blocks": blocks if getattr(options, "auto_wrap", None) is None else [],
         "param_dtype": low,
         "reduce_dtype": "float32" if reduces_in_fp32 else None,
         "offload": getattr(options, "offload", "none") == "cpu",

@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from harness.brought.deepspeed_keys import DEFAULT, KEYS
+from harness.brought.library_defaults import deepspeed_values, with_defaults
 from harness.brought.rows import GivenRow, exactly_as_given, like_for_like, read_files
+from harness.brought.rules import LIBRARY, Fixed, ToOption
 from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.nested import leaves
@@ -52,9 +55,9 @@ def test_every_key_is_accounted_for(name: str, tmp_path: Path) -> None:
     [
         ("fsdp1-full-shard", "fsdp1"),
         ("fsdp1-number", "fsdp1-grad-op:backward_prefetch=post"),
-        ("fsdp1-by-reshard", "fsdp1:forward_prefetch=True"),
-        ("fsdp1-offload", "fsdp1-grad-op:offload=cpu"),
-        ("fsdp1-hybrid", "fsdp1-hybrid-grad-op"),
+        ("fsdp1-by-reshard", "fsdp1:backward_prefetch=none,forward_prefetch=True"),
+        ("fsdp1-offload", "fsdp1-grad-op:backward_prefetch=none,offload=cpu"),
+        ("fsdp1-hybrid", "fsdp1-hybrid-grad-op:backward_prefetch=none"),
         ("fsdp1-no-shard", "fsdp1-no-shard:backward_prefetch=none"),
         ("fsdp2-keep", "fsdp-grad-op"),
         ("fsdp2-offload", "fsdp:offload=cpu"),
@@ -83,7 +86,8 @@ def test_job_settings_are_taken_where_the_configuration_is_silent(tmp_path: Path
     row, _ = rows_of(tmp_path, *FILES["deepspeed-stage-2-offload"])
     job = row.experiment
     assert (job.optimizer.learning_rate, job.optimizer.beta2, job.optimizer.epsilon) == (2e-5, 0.98, 1e-9)
-    assert (job.schedule.kind, job.schedule.warmup_steps, job.training.steps) == ("linear", 3, 12)
+    assert (job.schedule.scheduler, job.training.steps) == ("WarmupDecayLR", 12)
+    assert job.schedule.parameters["warmup_num_steps"] == 3
     assert job.training.gradient_clipping is None  # DeepSpeed writes 0
 
 
@@ -187,15 +191,27 @@ def refusal(folder: Path, kind: str, document: dict[str, Any]) -> str:
         ("deepspeed", {"zero_optimization": {"stage": 2}, "optimizr": {}}, "Did you mean 'optimizer'"),
         ("deepspeed", {"fp16": {"enabled": False, "los_scale": {}}}, "Did you mean 'loss_scale'"),
         ("deepspeed", {"zero_optimization": {"stage": 4}}, "give 0, 1, 2 or 3"),
-        ("deepspeed", {"zero_optimization": True}, "give a section with 'stage'"),
+        ("deepspeed", {"zero_optimization": 5}, "give a section with 'stage'"),
         ("deepspeed", {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, "'nvme'"),
         ("deepspeed", {"zero_optimization": {"stage": 3, "cpu_offload_param": True}}, "offload both"),
         ("deepspeed", {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}, "ZeRO++"),
         ("deepspeed", {"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}}, "ZenFlow"),
         ("deepspeed", {"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "only one can be enabled"),
         ("deepspeed", {"optimizer": {"type": "OneBitAdam"}}, "'OneBitAdam'"),
-        ("deepspeed", {"scheduler": {"type": "OneCycle"}}, "WarmupDecayLR"),
-        ("deepspeed", {"compile": {"disable": False, "backend": "inductor"}}, "torch.compile"),
+        ("deepspeed", {"scheduler": {"type": "OneCycle"}}, "needs cycle_min_lr, cycle_max_lr"),
+        ("deepspeed", {"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1}}},
+         "moves AdamW's betas"),
+        ("deepspeed", {"scheduler": {"type": "WarmupLR", "params": {"warmup_steps": 3}}}, "warmup_num_steps"),
+        ("deepspeed", {"scheduler": {"type": "Warmup"}}, "Did you mean 'WarmupLR'"),
+        ("deepspeed", {"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, "unsupported: "),
+        ("deepspeed", {"zero_optimization": {"stage": 2}, "tensor_parallel": {"autotp_size": 2},
+                       "sequence_parallel_size": 2}, "no backend of this version combines"),
+        ("deepspeed", {"zero_optimization": {"stage": 0}, "sequence_parallel_size": 2},
+         "this version has ulysses-zero1, ulysses-zero2, ulysses-zero3"),
+        ("deepspeed", {"zero_optimization": {"stage": 3}, "compile": {"deepcompile": True}}, "DeepCompile"),
+        ("deepspeed", {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}},
+         "at stage 3 only"),
+        ("deepspeed", {"compile": {"disable": False, "backend": "cudagraphs"}}, "inductor"),
         ("deepspeed", {"gradient_clipping": "much"}, "give a number"),
         ("accelerate", {"distributed_type": "NO"}, "'single'"),
         ("accelerate", {"zero_optimization": {"stage": 2}}, "give it with --from-deepspeed"),
@@ -204,18 +220,20 @@ def refusal(folder: Path, kind: str, document: dict[str, Any]) -> str:
         ("accelerate", {"distributed_type": "MEGATRON_LM"}, "DEEPSPEED"),
         ("accelerate", {"distributed_type": "MULTI_GPU", "mixed_precison": "bf16"}, "'mixed_precision'"),
         ("accelerate", {"distributed_type": "MULTI_GPU", "mixed_precision": "fp8"}, "'fp8'"),
-        ("accelerate", {"distributed_type": "MULTI_GPU", "dynamo_config": {"dynamo_backend": "INDUCTOR"}},
-         "torch.compile"),
+        ("accelerate", {"distributed_type": "MULTI_GPU", "dynamo_config": {"dynamo_backend": "EAGER"}},
+         "inductor"),
         ("accelerate", {"distributed_type": "FSDP", "fsdp_config": {"fsdp_backward_prefetch_policy": "X"}},
          "Did you mean 'fsdp_backward_prefetch'"),
-        ("accelerate", {"distributed_type": "FSDP", "fsdp_config": {"fsdp_auto_wrap_policy": "NO_WRAP"}},
-         "every block of the model is one unit"),
+        ("accelerate",
+         {"distributed_type": "FSDP", "fsdp_config": {"fsdp_auto_wrap_policy": "SIZE_BASED_WRAP"}},
+         "unsupported: "),
         ("accelerate", {"distributed_type": "FSDP",
                         "fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": "FULL_SHARD"}},
          "give true or false"),
         ("accelerate", {"distributed_type": "FSDP",
                         "fsdp_config": {"fsdp_version": 2, "fsdp_forward_prefetch": True}}, "fsdp_version 2"),
-        ("accelerate", {"distributed_type": "FSDP", "parallelism_config": {"tp_size": 2}}, "over data"),
+        ("accelerate", {"distributed_type": "FSDP", "parallelism_config": {"tp_size": 2}},
+         "no backend of this version"),
     ],
 )  # fmt: skip
 def test_what_no_row_can_have_is_refused_by_name(
@@ -254,7 +272,7 @@ def test_a_value_that_the_job_does_not_allow_names_the_file(tmp_path: Path) -> N
     [
         ('{"a": 1, "a": 2}', "gives 'a' twice"),
         ('{"a": NaN}', "NaN"),
-        ('{"a": 1} // why', "not valid JSON"),
+        ('{"a": 1} / why', "not valid JSON"),
         ("[1]", "must be a mapping"),
         ("[" * 100_000, "nested too deeply"),
         ('{"a": "' + "x" * 2**20 + '"}', "at most"),
@@ -280,3 +298,127 @@ def test_odd_yaml_is_refused(text: str, tmp_path: Path) -> None:
 def test_no_pipe_is_read(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match="no plain file"):
         read_files([], [Path("/dev/zero")])
+
+
+def job_of(folder: Path, kind: str, document: dict[str, Any], *assignments: str) -> Any:
+    return rows_of(folder, kind, document, *assignments)[1].experiment
+
+
+def test_an_absent_key_has_the_default_of_the_installed_deepspeed(tmp_path: Path) -> None:
+    document = {"optimizer": {"type": "Adam"}, "train_micro_batch_size_per_gpu": 4, "fp16": {"enabled": True}}
+    job = job_of(tmp_path, "deepspeed", document)
+    adam = job.optimizer
+    assert (adam.learning_rate, adam.beta1, adam.beta2, adam.epsilon) == (1e-3, 0.9, 0.999, 1e-8)
+    assert adam.weight_decay == 0  # FusedAdam's
+    assert job.training.gradient_clipping == 1
+    assert (job.training.micro_batch_size, job.training.accumulation_steps) == (4, 1)
+    assert (job.training.initial_loss_scale, job.training.loss_scale_growth_interval) == (65536, 1000)
+    document["optimizer"] = {"type": "AdamW", "params": {"torch_adam": True}}
+    assert job_of(tmp_path, "deepspeed", document).optimizer.weight_decay == 0.01  # torch.optim.AdamW's
+
+
+def test_a_setting_of_the_configuration_wins_over_a_default(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "deepspeed", {"zero_optimization": {"stage": 2}}, "training.precision=bf16-mixed",
+                 "training.gradient_clipping=null")  # fmt: skip
+    assert (job.training.precision, job.training.gradient_clipping) == ("bf16-mixed", None)
+
+
+def test_what_the_table_calls_a_default_is_the_library_s() -> None:
+    for stage in range(4):
+        for key, rule in with_defaults(KEYS, deepspeed_values(stage)).items():
+            if isinstance(rule, Fixed) and rule.reason == DEFAULT:
+                assert rule.used is not None, key
+            assert not isinstance(rule, ToOption) or rule.default is not LIBRARY
+
+
+def test_accelerate_prefetches_nothing_backwards_unless_told(tmp_path: Path) -> None:
+    like, exact = rows_of(tmp_path, "accelerate", {"distributed_type": "FSDP", "fsdp_config": {}})
+    assert like.label == "fsdp1:backward_prefetch=none,row=file"
+    assert handled(like)["fsdp_config.fsdp_auto_wrap_policy"] == ("pinned", "TRANSFORMER_BASED_WRAP")
+    assert "auto_wrap=none" in exact.label  # NO_WRAP is Accelerate's default
+    assert exact.experiment.training.precision == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("kind", "document", "label"),
+    [
+        ("deepspeed", {"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 2}},
+         "autotp-zero1:row=file,tensor=2"),
+        ("deepspeed", {"zero_optimization": {"stage": 3}, "sequence_parallel_size": 2},
+         "ulysses-zero3:row=file,sequence=2"),
+        ("deepspeed", {"zero_optimization": {"stage": 3, "leaf_module": {"classes": ["Block"]}}},
+         "zero3:leaf_module=blocks,row=file"),
+        ("deepspeed", {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}},
+         "zero3:offload=nvme,row=file"),
+        ("deepspeed", {"zero_optimization": True}, "zero1:row=file"),
+        ("deepspeed", {"zero_optimization": {"stage": "2", "reduce_bucket_size": "5e8"}}, "zero2:row=file"),
+        ("accelerate", {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2},
+                        "parallelism_config": {"parallelism_config_tp_size": 2}},
+         "fsdp-tp:row=file,tensor=2"),
+        ("accelerate", {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2},
+                        "parallelism_config": {"cp_size": 2, "cp_comm_strategy": "alltoall"}},
+         "fsdp-cp:rotation=all-to-all,row=file,sequence=2"),
+        ("accelerate", {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2},
+                        "parallelism_config": {"dp_replicate_size": 2, "dp_shard_size": 4}},
+         "fsdp-hybrid:row=file,shard_size=4"),
+    ],
+)  # fmt: skip
+def test_what_this_version_has_is_run(
+    kind: str, document: dict[str, Any], label: str, tmp_path: Path
+) -> None:
+    assert rows_of(tmp_path, kind, document)[0].label == label
+
+
+def test_compiling_is_a_setting_of_the_job(tmp_path: Path) -> None:
+    compiled = {"compile": {"disable": False, "backend": "inductor"}}
+    assert job_of(tmp_path, "deepspeed", compiled).model.compile == "model"
+    regional = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True}
+    document = {"distributed_type": "MULTI_GPU", "dynamo_config": regional}
+    assert job_of(tmp_path, "accelerate", document).model.compile == "block"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '\ufeff{"zero_optimization": {"stage": 2}}',
+        '{\n// "//"\n"zero_optimization": {"stage": 2,}, # end\n "wandb": {"project": "a//b, }"},}',
+    ],
+)
+def test_json_as_deepspeed_itself_reads_it(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(text, encoding="utf-8")
+    (file,) = read_files([], [path])
+    assert file.brought.backend == "zero2"
+    if "wandb" in text:
+        assert file.file.document["wandb"]["project"] == "a//b, }"
+
+
+@pytest.mark.parametrize(
+    ("document", "what", "give"),
+    [
+        ({"base_model": "m", "deepspeed": "zero3.json", "fsdp": ["full_shard"]}, "axolotl",
+         "--from-deepspeed zero3.json"),
+        ({"stage": "sft", "do_train": True, "deepspeed": "z3.json"}, "LLaMA-Factory",
+         "--from-deepspeed z3.json"),
+        ({"output_dir": "o", "fsdp": "full_shard", "fsdp_config": {"version": 2}}, "TrainingArguments",
+         "its key 'fsdp_config'"),
+        ({"output_dir": "o", "deepspeed": {"zero_optimization": {"stage": 2}}}, "TrainingArguments",
+         "its section 'deepspeed'"),
+        ({"model_name_or_path": "m", "dataset_name": "d"}, "trl", "--backends"),
+        ({"model": {"_component_": "torchtune.models.llama"}}, "torchtune", "--backends"),
+        ({"parallelism": {"dp": 2}, "general": {}}, "nanotron", "--backends"),
+        ({"tensor_model_parallel_size": 2}, "Megatron", "--backends"),
+        ({"transformer_layer_cls_to_wrap": ["A"], "version": 2, "xla": False}, "Trainer's fsdp_config",
+         "'distributed_type: FSDP'"),
+    ],
+)  # fmt: skip
+def test_a_trainer_s_file_is_named_with_what_to_give(
+    document: dict[str, Any], what: str, give: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, "trainer", "accelerate", document)
+    for given in (([path], []), ([], [path])):
+        with pytest.raises(HarnessError) as error:
+            read_files(*given)
+        (note,) = error.value.__notes__
+        assert what in str(error.value)
+        assert give.lower() in note.lower()

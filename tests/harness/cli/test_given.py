@@ -26,7 +26,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_run_from_a_file_keeps_every_key(folder: Path) -> None:
-    done = harness("run", "--from-deepspeed", "ds.json", "--nproc", "2", *SHORT, cwd=folder)
+    done = harness(
+        "run", "--from-deepspeed", "ds.json", "--like-for-like", "--nproc", "2", *SHORT, cwd=folder
+    )
     assert done.returncode == 0, done.stderr
     assert "ds.json (deepspeed, like-for-like) is row zero1:overlap_comm=True,row=ds" in done.stderr
     (record,) = records(folder / "runs")
@@ -55,7 +57,12 @@ def cells(folder: Path, *words: str) -> list[str]:
 
 def test_files_are_more_rows_of_a_comparison(folder: Path) -> None:
     words = ["--from-deepspeed", "ds.json", "--from-accelerate", "fsdp.yaml"]
-    assert cells(folder, *words) == ["single", "ddp", "fsdp:row=fsdp", "zero1:overlap_comm=True,row=ds"]
+    assert cells(folder, *words, "--like-for-like") == [
+        "single",
+        "ddp",
+        "fsdp:row=fsdp",
+        "zero1:overlap_comm=True,row=ds",
+    ]
 
 
 def test_both_modes_bring_the_reference_of_the_job_as_given(folder: Path) -> None:
