@@ -16,7 +16,7 @@ class GivenSettingPart(Part):
     key: str
     """Dotted, as in the file."""
     given: Any
-    """Its value in the file; None: not given, and the tool's default is another than what ran."""
+    """Its value in the file; None: not given, so that the tool's own default counts."""
     handling: Literal["taken", "pinned"]
     """taken: the run has the value; pinned: it has another one, or the key has no part in a run."""
     used: Any = None
@@ -39,7 +39,7 @@ class GivenPart(Part):
     sha256: str
     """Digest of the file."""
     settings: list[GivenSettingPart]
-    """Every key, in the order of the file, then defaults of the tool that are not in force."""
+    """Every key, in the order of the file, then keys that it does not give, with the tool's defaults."""
 
     @property
     def pinned(self) -> list[GivenSettingPart]:

@@ -99,7 +99,6 @@ def scheduled_rates(
     if made is None:
         raise JobError(f"schedule.scheduler: neither DeepSpeed nor torch has '{scheduler}'")
     update = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=peak)
-    update.step()  # torch warns of a scheduler that steps before its optimizer
     rates = []
     try:
         steered = made(update, **given)
@@ -107,6 +106,7 @@ def scheduled_rates(
             steered.step()
         for _ in range(steps):
             rates.append(float(update.param_groups[0]["lr"]))
+            update.step()  # torch warns of a scheduler that steps before its optimizer
             steered.step()
     except (TypeError, ValueError, ArithmeticError) as error:
         raise JobError(f"schedule.parameters: {scheduler} refuses {given}: {error}") from error
