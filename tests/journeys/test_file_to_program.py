@@ -1,4 +1,4 @@
-"""A DeepSpeed and an Accelerate file: compared, exported as programs, started and observed; losses are equal."""
+"""A DeepSpeed and an Accelerate file: compared, exported as programs, observed; losses are equal."""
 
 import json
 import shlex
