@@ -32,10 +32,16 @@ ARGUMENTS = ("--model", "model", "--text", "text.txt", "--length", "32", "--step
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small model and a text."""
+    folder = tmp_path_factory.mktemp("job")
+    make_job(folder)
+    return folder
+
+
+def make_job(folder: Path) -> None:
+    """Write the small model and the text that the examples are given."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    folder = tmp_path_factory.mktemp("job")
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
@@ -43,7 +49,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder / "model")
     (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 100)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,131 @@
+"""An observed script, every command that reads its record, and our run of its job."""
+
+import sys
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from harness.record import Record
+from tests.harness.worker.observing.test_scripts import ARGUMENTS, EXAMPLES, JOB, make_job
+from tests.journeys.journey import Journey
+
+pytestmark = pytest.mark.long(seconds=110)
+PLAIN = Path(__file__).parent / "scripts" / "plain.py"
+WINDOWS = ("--warmup", "3", "--probed", "2", "--cooldown", "1", "--")
+VARIABLES = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1"}
+PYTHON = (sys.executable,)
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+# Without GPUs, accelerate launch starts several processes only so (docs/observe.md).
+ACCELERATE = (
+    sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+    "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A script, who starts it, and the backend that trains the same."""
+
+    starts: tuple[str, ...]
+    script: Path
+    arguments: tuple[str, ...] = ()
+    backend: str
+    settings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        return 1 if self.starts == PYTHON else 2
+
+
+def example(starts: tuple[str, ...], name: str, backend: str, *more: str, **settings: str) -> Script:
+    return Script(
+        starts=starts, script=EXAMPLES / name, arguments=(*ARGUMENTS, *more), backend=backend,
+        settings={name.replace("__", "."): value for name, value in settings.items()},
+    )  # fmt: skip
+
+
+ALONE = {"training__global_batch_size": "4"}
+"""Of one process with the examples' batch of 4."""
+TRAINERS = {"optimizer__decay": "matrices"}
+FIRST = {
+    "torch DDP by torchrun": example(TORCHRUN, "torch_ddp.py", "ddp"),
+    "Accelerate by accelerate launch": example(ACCELERATE, "accelerate_loop.py", "ddp"),
+    "a bare model by python": Script(
+        starts=PYTHON, script=PLAIN, arguments=("--bare",), backend="single",
+        settings={"training.micro_batch_size": "8"},
+    ),
+}  # fmt: skip
+OTHERS = {
+    "torch FSDP2 by torchrun": example(TORCHRUN, "torch_ddp.py", "fsdp", "--fsdp"),
+    "torch FSDP1 by torchrun": example(TORCHRUN, "torch_ddp.py", "fsdp1", "--fsdp1"),
+    "torch FSDP1 of flat parameters by torchrun": Script(
+        starts=TORCHRUN, script=PLAIN, arguments=("--flat",), backend="fsdp1"
+    ),
+    "torch DDP by accelerate launch": example(ACCELERATE, "torch_ddp.py", "ddp"),
+    "Accelerate by torchrun": example(TORCHRUN, "accelerate_loop.py", "ddp"),
+    "Accelerate by python": example(PYTHON, "accelerate_loop.py", "single", **ALONE),
+    "the Trainer by torchrun": example(TORCHRUN, "hf_trainer.py", "ddp", **TRAINERS),
+    "the Trainer by accelerate launch": example(ACCELERATE, "hf_trainer.py", "ddp", **TRAINERS),
+    "the Trainer by python": example(PYTHON, "hf_trainer.py", "single", **ALONE, **TRAINERS),
+    "Lightning by torchrun": example(TORCHRUN, "lightning_module.py", "ddp"),
+    "Lightning by python": example(PYTHON, "lightning_module.py", "single", **ALONE),
+    "DeepSpeed by torchrun": example(TORCHRUN, "deepspeed_zero.py", "zero2"),
+}
+SCRIPTS = FIRST | OTHERS
+
+
+class Observations:
+    """One folder of a job; each script is observed once, each own run made once."""
+
+    def __init__(self, journey: Journey) -> None:
+        self.journey = journey
+        self.observed = cache(self._observed)
+        self.own = cache(self._own)
+
+    def _observed(self, name: str) -> Record:
+        script = SCRIPTS[name]
+        runs = f"observed-{list(SCRIPTS).index(name)}"
+        words = (*script.starts, script.script, *script.arguments)
+        self.journey.harness("observe", "--runs", runs, *WINDOWS, *words, **VARIABLES)
+        return self.journey.record(runs)
+
+    def _own(self, name: str) -> Record:
+        script = SCRIPTS[name]
+        runs = f"own-{list(SCRIPTS).index(name)}"
+        sets = [word for item in (JOB | script.settings).items() for word in ("--set", "=".join(item))]
+        nproc = ("--nproc", str(script.ranks))
+        self.journey.harness("run", "--backend", script.backend, *nproc, "--runs", runs, *sets)
+        return self.journey.record(runs)
+
+
+@pytest.fixture(scope="module")
+def observations(shared_journey: Journey) -> Observations:
+    make_job(shared_journey.folder)
+    return Observations(shared_journey)
+
+
+def cases() -> list[object]:
+    """The first scripts always, the others where all combinations are asked for."""
+    return [*FIRST, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in OTHERS)]
+
+
+@pytest.mark.parametrize("name", cases())
+def test_every_command_reads_the_record_of_a_script(observations: Observations, name: str) -> None:
+    journey, record = observations.journey, observations.observed(name)
+    runs = f"observed-{list(SCRIPTS).index(name)}"
+    assert (record.status, record.error, len(record.steps)) == ("ok", None, 8)
+    assert record.world.world_size == SCRIPTS[name].ranks
+    assert record.backend.name in journey.harness("list", runs).stdout
+    assert record.run_id in journey.harness("show", f"{runs}/{record.run_id}").stdout
+    report, *_ = journey.reports(runs, name=runs)
+    assert record.backend.name in report.read_text()
+    assert "holds; 1 records unchanged" in journey.harness("verify", report).stdout
+
+
+@pytest.mark.parametrize("name", cases())
+def test_a_script_has_the_losses_of_our_run_of_its_job(observations: Observations, name: str) -> None:
+    seen, own = observations.observed(name), observations.own(name)
+    losses = [step.loss for step in own.steps]
+    assert [step.loss for step in seen.steps] == pytest.approx(losses, rel=1e-5)
