@@ -77,7 +77,7 @@ gallery-gpu-stub: $(STUB_VENV)/.ready
 $(STUB_VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(STUB_VENV)
 	$(STUB_PIP) --constraint constraints.txt "torch>=2.13" nvidia-cuda-crt==13.0.88
-	$(STUB_PIP) --constraint constraints.txt --editable ".[dev,nvml]"
+	$(STUB_PIP) --constraint constraints.txt --editable ".[train,dev,nvml]"
 	touch $@
 
 # Every known trap is planted and must be named; a clean matrix must raise nothing. A few minutes.
@@ -145,7 +145,7 @@ reports: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt "torch>=2.13"
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,docs,qlora]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[train,dev,docs,qlora]"
 	touch $(READY)
 
 clean:

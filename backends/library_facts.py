@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 from packaging.specifiers import SpecifierSet
@@ -36,6 +36,10 @@ class LibraryFact:
     """ZeRO stages that it concerns; empty: all."""
     precisions: tuple[str, ...] = ()
     """`training.precision`; empty: all."""
+    modules: tuple[str, ...] = ()
+    """Modules of adapters that it concerns; empty: of all backends that use the library."""
+    device: str | None = None
+    """'cpu' or 'cuda', where it concerns ranks there alone."""
     accumulated: bool = False
     """Whether it concerns only several micro-steps per step."""
 
@@ -94,7 +98,44 @@ FACTS = (
         id="trainer-without-label-shift", library="transformers", versions="<5.10.1", effect="unsupported",
         what="Trainer lacks what says whether the model shifts its labels (`_loss_shifts_labels`)",
         handled="runs through Trainer are recorded as unsupported",
-        source="trainer.py of 5.9.0 and 5.10.1; seen in 5.0.0",
+        source="trainer.py of 5.9.0 and 5.10.1; seen in 5.0.0 and 4.57.6",
+    ),
+    LibraryFact(
+        id="no-ring-attention", library="torch", versions="<2.10", effect="unsupported",
+        what="context parallelism lacks the package of its ring attention (`_context_parallel._attention`)",
+        handled="cp and fsdp-cp are recorded as unsupported", source="seen in 2.6.0 and 2.9.1",
+        modules=("harness.backends.context_parallel",),
+    ),
+    LibraryFact(
+        id="stages-disagree", library="torch", versions="<2.10", effect="unsupported",
+        what="stages of a pipeline disagree on what they send: rank 1 waits for 4 bytes and is sent 8",
+        handled="pp is recorded as unsupported", source="seen in 2.9.1 with gloo; 2.13.0 and 2.14.1 do not",
+        modules=("harness.backends.pipeline.backend",),
+    ),
+    LibraryFact(
+        id="no-fsdp2-on-cpu", library="torch", versions="<2.7", effect="unsupported",
+        what="FSDP2 needs streams that record events, which the CPU's lack (`torch.cpu.Stream.record_event`)",
+        handled="fsdp, fsdp-grad-op, fsdp-hybrid and fsdp-tp on the CPU are recorded as unsupported",
+        source="seen in 2.6.0; 2.9.1 has it", device="cpu",
+        modules=("harness.backends.fsdp2", "harness.backends.tensor", "harness.backends.context_parallel"),
+    ),
+    LibraryFact(
+        id="cuts-without-source", library="torch", versions="<2.7", effect="unsupported",
+        what="tensor parallelism has no `src_data_rank`: one rank would send its weights to all",
+        handled="tp and fsdp-tp are recorded as unsupported", source="seen in 2.6.0; 2.9.1 has it",
+        modules=("harness.backends.tensor",),
+    ),
+    LibraryFact(
+        id="autotp-without-head", library="deepspeed", versions="<0.19", effect="unsupported",
+        what="AutoTP refuses `vocab_parallel_lm_head` and does not note how it cut a parameter",
+        handled="autotp-zero1 to 3 are recorded as unsupported", source="seen in 0.16.3 and 0.18.2",
+        modules=("harness.backends.autotp",),
+    ),
+    LibraryFact(
+        id="no-ulysses", library="deepspeed", versions="<0.17", effect="unsupported",
+        what="Ulysses lacks `UlyssesSPAttentionHF`",
+        handled="ulysses-zero1 to 3 are recorded as unsupported", source="seen in 0.16.3; 0.18.2 has it",
+        modules=("harness.backends.ulysses",),
     ),
 )  # fmt: skip
 
@@ -110,15 +151,50 @@ def holds(name: str, versions: Mapping[str, str]) -> bool:
     return entry.library not in versions or entry.includes(versions[entry.library])
 
 
-def unsupported(packages: Collection[str]) -> list[str]:
-    """Why the installed versions of a backend's libraries cannot run it, one sentence per fact."""
-    entries = [entry for entry in FACTS if entry.effect == "unsupported" and entry.library in packages]
-    installed = {entry.library: version(entry.library) for entry in entries}
-    return [
-        f"{entry.library} {installed[entry.library]} cannot: {entry.what} (versions {entry.versions})"
-        for entry in entries
-        if entry.includes(installed[entry.library])
+def absent(packages: Collection[str]) -> list[str]:
+    """Those of these distributions that are not installed."""
+    return [name for name in packages if installed_version(name) is None]
+
+
+def installed_version(library: str) -> str | None:
+    """Of a distribution; None: it is not installed."""
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
+
+
+def not_installed(packages: Collection[str]) -> str:
+    """Why a backend that needs these distributions cannot run: 'deepspeed is not installed (pip ...)'."""
+    are = "is" if len(packages) == 1 else "are"
+    return f"{' and '.join(packages)} {are} not installed (pip install {' '.join(packages)})"
+
+
+def unsupported(packages: Collection[str], module: str | None = None, device: str | None = None) -> list[str]:
+    """Why the installed libraries of a backend cannot run it, one sentence per fact.
+
+    module: of its adapter, 'harness.backends.ulysses', which need not be importable. device: of its ranks;
+    None: facts of one device alone are left out.
+    """
+    missing = absent(packages)
+    concerned = [
+        entry
+        for entry in FACTS
+        if entry.effect == "unsupported"
+        and entry.library in packages
+        and (not entry.modules or module in entry.modules)
+        and entry.device in (None, device)
     ]
+    reasons = [_reason(entry) for entry in concerned]
+    return [not_installed(missing)] * bool(missing) + [reason for reason in reasons if reason is not None]
+
+
+def _reason(entry: LibraryFact) -> str | None:
+    """'torch 2.9.1 cannot: ...'; None: the installed version can, or none is installed."""
+    installed = installed_version(entry.library)
+    if installed is None or not entry.includes(installed):
+        return None
+    return f"{entry.library} {installed} cannot: {entry.what} (versions {entry.versions})"
 
 
 def explain() -> str:

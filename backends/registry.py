@@ -134,8 +134,13 @@ def _values(name: str, given: str) -> dict[str, Any]:
 
 
 def create(label: str) -> Backend:
-    """Build the backend that `label` names; imports its library."""
+    """Build the backend that `label` names; imports its library.
+
+    Raises Unsupported where the installed libraries cannot run it, or are not there.
+    """
     entry, options = parse(label)
+    if reasons := unsupported(entry.packages, entry.target.partition(":")[0]):
+        raise Unsupported("; ".join(reasons))
     backend = entry.backend_class()(options, **entry.parameters)
     claimed_strategy(backend)  # a claim that nothing is known of is refused before anything runs
     return backend
@@ -143,7 +148,7 @@ def create(label: str) -> Backend:
 
 def unmet_requirements(backend: Backend, world: World) -> list[str]:
     """Why a backend cannot run in this world, or with the installed versions; empty: it can."""
-    reasons = unsupported(backend.packages)
+    reasons = unsupported(backend.packages, type(backend).__module__, world.device)
     try:
         backend.options.mesh(world.world_size)
     except Unsupported as misfit:

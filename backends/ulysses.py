@@ -74,13 +74,14 @@ class UlyssesEngine(ZeroEngine):
 
     def close(self) -> None:
         """Take the exchange out of transformers, and DeepSpeed's groups with it."""
-        from deepspeed.runtime.sequence_parallel.parallel_state_sp import _release_sequence_parallel_groups
+        from deepspeed.runtime.sequence_parallel import parallel_state_sp
         from deepspeed.utils import groups
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         super().close()
         del ALL_ATTENTION_FUNCTIONS[KERNEL]
-        _release_sequence_parallel_groups()
+        if hasattr(parallel_state_sp, "_release_sequence_parallel_groups"):  # 0.18 leaves them to the process
+            parallel_state_sp._release_sequence_parallel_groups()
         groups.mpu = None
 
     @property

@@ -41,12 +41,14 @@ def parse_value(text: str) -> Any:
 
     Tags that would build objects and keys that stand twice are refused.
     """
-    from ruamel.yaml.composer import MaxDepthExceededError
+    from ruamel.yaml import composer
     from ruamel.yaml.error import YAMLError
 
+    # ruamel.yaml before 0.19 has no limit of its own: Python's is met.
+    too_deep = getattr(composer, "MaxDepthExceededError", RecursionError)
     try:
         value = _bounded_yaml().load(text)
-    except (RecursionError, MaxDepthExceededError) as error:
+    except (RecursionError, too_deep) as error:
         raise InvalidYaml("is nested too deeply") from error
     except InvalidYaml:
         raise

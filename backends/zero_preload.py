@@ -1,14 +1,24 @@
-"""What DeepSpeed 0.19 imports and tries out late: half a second of each rank's start, done once instead.
+"""What DeepSpeed imports and tries out late: half a second of each rank's start, done once instead.
 
 A fork server imports this module before it forks ranks that will use DeepSpeed.
 """
 
+from contextlib import suppress
+from importlib import import_module
+
 import deepspeed
 import deepspeed.ops
-from deepspeed.comm import mori  # noqa: F401
-from deepspeed.module_inject import auto_ep_layer  # noqa: F401
-from deepspeed.runtime.superoffload import superoffload_utils  # noqa: F401
-from deepspeed.runtime.zero.muon import muon_optimizer  # noqa: F401 - and with it torch's compiler
+
+LATE = (
+    "deepspeed.comm.mori", "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.runtime.superoffload.superoffload_utils",
+    "deepspeed.runtime.zero.muon.muon_optimizer",  # and with it torch's compiler
+)  # fmt: skip
+"""As 0.19 names them; earlier versions lack some."""
+
+for name in LATE:
+    with suppress(ModuleNotFoundError):
+        import_module(name)
 
 compatible_ops = deepspeed.ops.__compatible_ops__
 """Found out on first access, by compiling a C program."""

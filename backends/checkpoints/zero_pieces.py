@@ -191,7 +191,7 @@ class _OwnRange:
 
 def _own_range(optimizer: Any, parameter: Any) -> _OwnRange:
     group, offset, padded = optimizer.grad_position[optimizer.get_param_id(parameter)]
-    start = padded * dist.get_rank(optimizer._get_param_partition_group(parameter))
+    start = padded * dist.get_rank(getattr(parameter, "ds_process_group", optimizer.dp_process_group))
     count = min(padded, max(0, parameter.ds_numel - start))
     return _OwnRange(group=group, offset=offset, start=start, count=count)
 

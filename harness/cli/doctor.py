@@ -22,13 +22,12 @@ from harness.doctor.known import traps_of
 from harness.errors import HarnessError
 from harness.gpus.found import find_gpus
 from harness.launch.device import device_of
+from harness.launch.libraries import EVERY_RANK, require_libraries
 from harness.provenance import package_versions
 from harness.report.narrow import fitted
 from harness.scratch import scratch_folder
 
 RANKS = 2
-NEEDED = ("torch", "transformers")
-"""Without these nothing runs."""
 
 
 @click.command()
@@ -66,12 +65,8 @@ def examine(backends: Sequence[str], *, as_json: bool) -> int:
     Tries `backends`, else all that come with this project as far as two minutes go. Raises HarnessError
     for an unknown backend, and where nothing can run.
     """
-    versions = package_versions((*NEEDED, "deepspeed", "accelerate"))
-    missing = [name for name in NEEDED if name not in versions]
-    if missing:
-        raise HarnessError(
-            f"{' and '.join(missing)} not installed, so nothing can run here: pip install {' '.join(missing)}"
-        )
+    require_libraries("ranks")
+    versions = package_versions((*EVERY_RANK, "deepspeed", "accelerate"))
     chosen = device_of(find_gpus())
     device = chosen.name
     size = min(RANKS, find_gpus().count) if device == "cuda" else RANKS

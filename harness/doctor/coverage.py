@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.backends import registry
+from harness.backends.library_facts import not_installed
 from harness.backends.strategy import StrategyKind
 
 
@@ -69,8 +70,7 @@ def _obstacle(name: str, ranks: int, installed: Collection[str]) -> str | None:
     entry, _ = registry.parse(name)
     missing = [package for package in entry.packages if package not in installed]
     if missing:
-        are = "is" if len(missing) == 1 else "are"
-        return f"{' and '.join(missing)} {are} not installed (pip install {' '.join(missing)})"
+        return not_installed(missing)
     if entry.strategy is not None and entry.strategy.multiplies_gradients and ":" not in name:
         return (
             "its gradients are too large as DeepSpeed makes them (gradient-scale); "

@@ -17,11 +17,13 @@ from harness.errors import HarnessError
 from harness.fabric.result import FABRIC_NAME, FabricResult, read_fabric
 from harness.import_path import module_command, safe_environment
 from harness.launch.ending import die_with
+from harness.launch.libraries import require_libraries
 from harness.scratch import scratch_folder
 
 
 def start_ranks(nproc: int, arguments: Sequence[str]) -> FabricResult:
     """Run `harness fabric` with these arguments under torchrun on this machine."""
+    require_libraries("ranks", ("torch",))
     with scratch_folder("fabric") as scratch:
         answer = Path(scratch) / FABRIC_NAME
         command = [

@@ -43,7 +43,10 @@ class Wheel:
 
 def installed_wheel() -> Wheel | None:
     """The torch that a new process of this interpreter would import; None: there is none."""
-    spec = find_spec("torch")
+    try:
+        spec = find_spec("torch")
+    except ModuleNotFoundError:  # of a finder that refuses it by name
+        spec = None
     if spec is None:
         return None
     folders = spec.submodule_search_locations or ()

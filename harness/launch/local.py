@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from harness.errors import HarnessError, JobError
 from harness.launch.ending import end_all, end_asked, kill_fork_server
+from harness.launch.libraries import require_libraries
 from harness.launch.rank_main import enter_build, enter_check, enter_example, enter_rank, enter_trace
 from harness.launch.watch import Watch, ask_where
 from harness.run_directory.events import Event
@@ -48,6 +49,7 @@ class LocalLauncher:
     """
 
     def __init__(self, device: str, preload: Iterable[str] = ()) -> None:
+        require_libraries("ranks")
         self.device = device
         self._context: BaseContext
         if device == "cpu":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.errors import HarnessError
+from harness.launch.libraries import require_libraries
 from harness.planning.job import planned_model
 from harness.planning.model import PlannedModel
 from harness.planning.models import from_config, load_model
@@ -38,6 +39,7 @@ def job_model(job: Job, named: str | None = None) -> PlannedModel:
 
 
 def _built(job: Job) -> PlannedModel:
+    require_libraries("plans of a job whose model or data is built to be known")
     from harness.worker.check import read_model_facts  # loads torch and transformers
 
     return planned_model(read_model_facts(job), job)

@@ -12,6 +12,7 @@ from tabulate import tabulate
 from harness.backends.explain import suggestion
 from harness.backends.values import InvalidYaml, parse_value
 from harness.errors import HarnessError
+from harness.launch.libraries import require_libraries
 from harness.plain_files import read_settings
 from harness.planning.architectures import Architecture, find_architecture, mixture_of_experts
 from harness.planning.architectures.llama import head_size
@@ -148,6 +149,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _on_meta_device(config: Mapping[str, Any], name: str, source: str) -> PlannedModel:
+    require_libraries(f"models of a type without a closed form, such as {name},")
     from harness.worker.meta_model import describe_on_meta  # loads torch and transformers
 
     described = describe_on_meta(config, source)

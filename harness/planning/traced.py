@@ -10,12 +10,14 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
 from harness.import_path import module_command, safe_environment
+from harness.launch.libraries import EVERY_RANK, require_libraries
 from harness.theory.activations import ActivationProfile, from_json
 
 TRACER = "harness.worker.activation_trace"
@@ -95,9 +97,8 @@ def _error_line(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _versions() -> str:
-    from importlib.metadata import version
-
-    return f"{version('torch')} {version('transformers')} {_tracer_digest()}"
+    require_libraries("activations of a model whose profile is not shipped")
+    return " ".join([*map(version, EVERY_RANK), _tracer_digest()])
 
 
 def _tracer_digest() -> str:

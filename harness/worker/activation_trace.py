@@ -7,7 +7,7 @@ import bisect
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,8 @@ from harness.worker.checkpointed import enable_checkpointing
 from harness.worker.kernel_scratch import CudaAutocast, kernel_scratch
 from harness.worker.losses import summed_cross_entropy
 from harness.worker.model import set_dropout
+from harness.worker.model_classes import in_fp32
+from harness.worker.packed import unpacked_samples
 from harness.worker.storage_events import Event, StorageEvents, autograd_sequence
 from harness.worker.trace_profile import profile_of_events
 
@@ -61,7 +63,7 @@ def trace_profile(config: Mapping[str, Any], variant: Variant) -> ActivationProf
         batch, sequence = _shape(config, variant)
         tokens = torch.zeros(batch, sequence, dtype=torch.int64)
         tracer = _Tracer(model, tokens, variant.device)
-        with _unpacked():
+        with unpacked_samples():
             events = tracer.step({"tokens": tokens, "labels": tokens}, variant.route)
     return profile_of_events(events, batch=batch, sequence=sequence, blocks=BLOCKS)
 
@@ -75,7 +77,7 @@ def _model(config: Mapping[str, Any], variant: Variant) -> nn.Module:
     if variant.dropout is not None:
         set_dropout(of_model, variant.dropout)
     model: nn.Module = AutoModelForCausalLM.from_config(
-        of_model, attn_implementation=variant.attention, dtype=torch.float32, trust_remote_code=False
+        of_model, attn_implementation=variant.attention, trust_remote_code=False, **in_fp32()
     )
     if variant.checkpointing:
         enable_checkpointing(model)
@@ -211,22 +213,6 @@ class _Tracer:
             if name == block or name.startswith(f"{block}."):
                 return name[len(block) + 1 :]
         return name
-
-
-@contextmanager
-def _unpacked() -> Iterator[None]:
-    """Tell transformers that samples are not packed, so that it needs no mask; it would read values.
-
-    `find_packed_sequence_indices` (transformers 5, `masking_utils.py`) assumes they are, of fake tensors.
-    """
-    from transformers import masking_utils
-
-    original = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None
-    try:
-        yield
-    finally:
-        masking_utils.find_packed_sequence_indices = original
 
 
 def _autocast(wanted: bool) -> AbstractContextManager[Any]:

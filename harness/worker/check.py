@@ -25,7 +25,7 @@ from harness.worker.own_model import build_own_model, declare_blocks
 from harness.worker.samples import Sampler, Samples, load_samples
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PretrainedConfig
 
 
 def check_job(job: Job) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def model_facts(job: Job, samples: Samples) -> dict[str, Any]:
     }
 
 
-def _without_weights(job: Job, config: PreTrainedConfig | None) -> nn.Module:
+def _without_weights(job: Job, config: PretrainedConfig | None) -> nn.Module:
     """The model on the meta device; one of the user's own whole where its function needs memory."""
     if config is None:
         try:

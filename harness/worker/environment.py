@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -163,7 +164,8 @@ def _local_store(world: World, timeout_seconds: float) -> Any:
         server.bind((LOOPBACK, port))
         server.listen(4096)
         listening = server.detach()
-    return dist.TCPStore(  # type: ignore[attr-defined]
+    store = partial(
+        dist.TCPStore,  # type: ignore[attr-defined]
         LOOPBACK,
         port,
         world.world_size,
@@ -172,6 +174,10 @@ def _local_store(world: World, timeout_seconds: float) -> Any:
         wait_for_workers=False,
         master_listen_fd=listening,
     )
+    try:
+        return store()
+    except NotImplementedError:  # of libuv's server in torch 2.6, which opens its socket itself
+        return store(use_libuv=False)
 
 
 def device_name(world: World) -> str:

@@ -15,6 +15,7 @@ from harness.spec import OptimizerSection
 from harness.spec.model import CODE_SWITCH
 from harness.theory.layout import Layout
 from harness.worker.description import describe_geometry, describe_layout
+from harness.worker.model_classes import in_fp32
 from harness.worker.optimizer import decaying_names
 
 
@@ -52,7 +53,7 @@ def describe_on_meta(config: Mapping[str, Any], source: str) -> MetaModel:
     try:
         built = CONFIG_MAPPING[model_type](**values)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(built, dtype=torch.float32, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_config(built, trust_remote_code=False, **in_fp32())
     except Exception as error:  # whatever a model's class makes of values that it does not expect
         raise HarnessError(f"{source} cannot be built: {str(error).splitlines()[0]}") from error
     geometry = describe_geometry(model)

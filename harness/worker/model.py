@@ -20,15 +20,15 @@ from harness.worker.compiling import compile_blocks
 from harness.worker.custom_code import one_at_a_time, why_refused
 from harness.worker.dataset import DataFacts
 from harness.worker.hub import settle_hub
-from harness.worker.model_classes import auto_class, from_config, require_task
+from harness.worker.model_classes import auto_class, from_config, in_fp32, require_task
 from harness.worker.own_model import build_own_model, declare_blocks
 from harness.worker.quantised import quantise
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PretrainedConfig
 
 
-def model_config(job: Job, facts: DataFacts) -> PreTrainedConfig | None:
+def model_config(job: Job, facts: DataFacts) -> PretrainedConfig | None:
     """The Hugging Face configuration of the job's model, checked against data and task.
 
     None: the model is of the user's own. Raises JobError: unknown type or key, a model that cannot do the
@@ -74,7 +74,7 @@ def facts_in(config: Any) -> DataFacts:
     )
 
 
-def build_model(job: Job, config: PreTrainedConfig | None) -> nn.Module:
+def build_model(job: Job, config: PretrainedConfig | None) -> nn.Module:
     """The whole model on the CPU: fp32, or bf16 for precision 'bf16'.
 
     At a mixed precision the initial weights are rounded to the compute dtype: DeepSpeed copies its fp32
@@ -88,7 +88,7 @@ def build_model(job: Job, config: PreTrainedConfig | None) -> nn.Module:
     return model
 
 
-def draw_model(job: Job, config: PreTrainedConfig | None, *, pretrained: bool = True) -> nn.Module:
+def draw_model(job: Job, config: PretrainedConfig | None, *, pretrained: bool = True) -> nn.Module:
     """The model in fp32 as the library makes it: random weights from the seed, or those of a checkpoint.
 
     `pretrained`: False leaves a checkpoint's weights unread, and those of `model.factory` without memory.
@@ -99,7 +99,7 @@ def draw_model(job: Job, config: PreTrainedConfig | None, *, pretrained: bool = 
         return build_own_model(job, weights=pretrained)
     arguments: dict[str, Any] = {
         "attn_implementation": job.model.attention_kernel,
-        "dtype": torch.float32,
+        **in_fp32(),
     }
     torch.manual_seed(job.training.seed)
     try:
@@ -166,7 +166,7 @@ def _narrow_inputs(model: nn.Module, inputs: Any, keywords: Any) -> Any:
     return tree_map(narrowed, (inputs, keywords))
 
 
-def _given_config(job: Job, facts: DataFacts) -> PreTrainedConfig:
+def _given_config(job: Job, facts: DataFacts) -> PretrainedConfig:
     from transformers import CONFIG_MAPPING
 
     values = job.model.config_values()
@@ -209,7 +209,7 @@ def _values_of_data(job: Job, facts: DataFacts, known: set[str]) -> dict[str, An
     return {key: value for key, value in found.items() if key in known and value is not None}
 
 
-def _named_config(job: Job, facts: DataFacts) -> PreTrainedConfig:
+def _named_config(job: Job, facts: DataFacts) -> PretrainedConfig:
     from transformers import AutoConfig
 
     model = job.model
@@ -230,7 +230,7 @@ def _named_config(job: Job, facts: DataFacts) -> PreTrainedConfig:
         ) from error
 
 
-def set_dropout(config: PreTrainedConfig, probability: float) -> None:
+def set_dropout(config: PretrainedConfig, probability: float) -> None:
     """Write the probability to every dropout of a configuration."""
     for key, value in config.to_dict().items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -16,6 +16,15 @@ OWN_CLASSES = {
 """What a folder with code of its own may bring for a task."""
 
 
+def in_fp32() -> dict[str, Any]:
+    """By what argument transformers builds a model in fp32, whatever its configuration says."""
+    import torch
+    from packaging.version import Version
+    from transformers import __version__
+
+    return {"dtype" if Version(__version__) >= Version("4.56") else "torch_dtype": torch.float32}
+
+
 def auto_class(job: Job, config: Any) -> Any:
     """transformers' `AutoModel...` for the job. Raises JobError for a type of model without a head for it."""
     import transformers

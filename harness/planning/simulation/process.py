@@ -11,6 +11,7 @@ from pathlib import Path
 
 from harness.errors import HarnessError
 from harness.import_path import module_command, safe_environment
+from harness.launch.libraries import require_libraries
 from harness.run_directory.simulation import SimulatedRank, SimulationRequest, read_result, write_requests
 from harness.scratch import scratch_folder
 
@@ -23,6 +24,7 @@ def run_simulations(requests: Sequence[SimulationRequest]) -> Iterator[Simulated
 
     Raises HarnessError if the job itself is refused, or the process ends without answers.
     """
+    require_libraries("simulations")
     with scratch_folder("simulate") as folder:
         directory = Path(folder)
         write_requests(directory, list(requests))

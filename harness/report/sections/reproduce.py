@@ -15,7 +15,7 @@ from harness.record import Record
 from harness.report.document import Block, Code, Folded, Paragraph, Section, yaml_code
 
 WHERE = "In a checkout of the code:"
-INSTALL = "pip install -c constraints.txt -e ."
+INSTALL = "pip install -c constraints.txt -e '.[train]'"
 CONFIGURATION = (
     "What a file for --config holds, as it follows from the records: the job, how it was measured and, in "
     "the section 'compare', the cells. What a command gives besides comes before it. Threads per rank that "

@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import _flat_param
 from torch.utils._python_dispatch import _disable_current_modes
-from transformers import masking_utils
 
 from harness.backends import gradients
 from harness.backends.gradients import local_shard
+from harness.worker.packed import unpacked_samples
 from harness.worker.simulation.chunks import cut_when_asked_for
 from harness.worker.simulation.ddp import without_checks_between_ranks
 from harness.worker.simulation.storages import CountingMode, FakeAllocatorProbe, resizes_noted
@@ -35,7 +35,7 @@ def fake_tensors(probe: FakeAllocatorProbe) -> Iterator[None]:
         stack.enter_context(patch.object(DeviceMesh, "__init__", _with_data(DeviceMesh.__init__)))
         stack.enter_context(patch.object(nn.Module, "_apply", _convert))
         # A batch is one sequence a row, which transformers 5.23 would read from the positions.
-        stack.enter_context(patch.object(masking_utils, "find_packed_sequence_indices", _none))
+        stack.enter_context(unpacked_samples())
         # The norm of a large tensor would be added up from hundreds of thousands of pieces.
         stack.enter_context(patch.object(gradients, "DOT_ELEMENTS", sys.maxsize))
         # FSDP1 compares addresses of data.
@@ -87,7 +87,3 @@ def _is_allocated(tensor: Tensor) -> bool:
 
 def _same_storage(first: Tensor, second: Tensor) -> bool:
     return local_shard(first).untyped_storage()._cdata == local_shard(second).untyped_storage()._cdata
-
-
-def _none(*_: Any, **__: Any) -> None:
-    return None

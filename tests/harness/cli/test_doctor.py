@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends import registry
+from harness.backends import library_facts, registry
 from harness.cli import doctor
 from harness.doctor import check
 
@@ -19,10 +19,12 @@ def called(*options: str) -> tuple[int, str]:
 
 
 def test_without_torch_nothing_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "package_versions", lambda extra: {"transformers": "5.23"})
+    monkeypatch.setattr(library_facts, "installed_version", {"transformers": "5.23"}.get)
     code, said = called()
     assert code == 1
-    assert said == "harness: torch not installed, so nothing can run here: pip install torch\n"
+    assert said == (
+        "harness: torch is not installed, which ranks need: pip install 'sharding-harness[train]'\n"
+    )
 
 
 def test_an_unknown_backend_is_one_line() -> None:

@@ -60,7 +60,7 @@ def test_commit_and_install_line_stand_before_the_commands(default: Comparison) 
     assert git is not None
     assert git.commit in str(first)
     assert isinstance(commands, Code)
-    assert commands.text.startswith("pip install -c constraints.txt -e .\nharness ")
+    assert commands.text.startswith("pip install -c constraints.txt -e '.[train]'\nharness ")
 
 
 def test_each_layout_stands_once_with_its_backends() -> None:
