@@ -31,6 +31,7 @@ COMMANDS = {
     "show": "Show one run: how it ended, its figures, and the settings that differ from the defaults.",
     "simulate": "Run a backend's code as one rank of a large world, and count.",
     "slurm": "Run a matrix of cells as Slurm jobs.",
+    "snapshot": "Show what was alive at the peak of a CUDA memory snapshot, and whose it was.",
     "trace": "Show where the time of traces went: computing, communicating, copying, idling.",
     "verify": "Recompute a report from its records and list every line that differs.",
 }

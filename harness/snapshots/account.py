@@ -1,0 +1,362 @@
+"""What a snapshot says of each device: the peak, what was alive at it and whose it was, and what lay unused.
+
+The history of the allocator is walked back from what is allocated at the end, so that it may begin anywhere.
+A block is allocated until its free is requested and active until that completes: in between other streams
+hold it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from harness.snapshots.reading import Snapshot
+
+ROUNDING = 512
+"""The allocator rounds sizes up to these (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
+MOST_GROUPS = 20
+UNKNOWN = "unknown"
+CATEGORIES = (
+    "weights", "gradients", "optimizer", "activations", "communication", "backward", "temporary", UNKNOWN,
+)  # fmt: skip
+"""'communication': gathered weights and buckets; 'backward': of its pass, freed before the update."""
+_RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (category, re.compile(pattern))
+    for category, pattern in (
+        (
+            "communication",
+            r"_fsdp_collectives\.py|_fsdp_param_group\.py|fsdp/_flat_param\.py|fsdp/_runtime_utils\.py",
+        ),
+        (
+            "communication",
+            r"distributed_c10d\.py|_functional_collectives|c10d::|zero/partitioned_param_coordinator",
+        ),
+        (
+            "communication",
+            r"zero/partition_parameters\.py:(?:_?all_?gather|_allgather)|parallel/distributed\.py:_ddp",
+        ),
+        (
+            "optimizer",
+            r"torch/optim/\w+\.py:_init_group|ops/adam/.*:(?:step|_init)|bitsandbytes/optim/.*:init_state",
+        ),
+        ("temporary", r"torch/optim/|ops/adam/|bitsandbytes/optim/|clip_grad\.py"),
+        ("activations", r"torch/utils/checkpoint\.py"),
+        (
+            "weights",
+            r"nn/modules/module\.py:(?:_apply|to|cuda|convert|to_empty)\b|nn/parameter\.py|nn/init\.py",
+        ),
+        (
+            "weights",
+            r"nn/modules/\w+\.py:(?:__init__|reset_parameters)$|modeling_utils\.py:(?:_load|from_pre)",
+        ),
+        ("weights", r"_fsdp_param\.py:_init_sharded|zero/partition_parameters\.py|safetensors"),
+        ("activations", r"nn/modules/\w+\.py:(?:forward|_call_impl|_wrapped_call_impl)$|nn/functional\.py:"),
+        ("activations", r"/modeling_\w+\.py:forward$"),
+        (
+            "backward",
+            r"autograd/graph\.py:_engine_run_backward|torch/_tensor\.py:backward|autograd/__init__\.py:back",
+        ),
+    )
+)
+"""First match from the innermost frame outwards. Paths and functions of torch, DeepSpeed and transformers."""
+_OPTIMIZER_STEP = re.compile(r"torch/optim/|ops/adam/|bitsandbytes/optim/")
+
+
+@dataclass(kw_only=True)
+class BlockGroup:
+    """Blocks that were allocated at one place."""
+
+    category: str
+    bytes: int
+    blocks: int
+    where: str
+    """The innermost frame outside of torch, or the innermost one; n/a without stacks."""
+
+
+@dataclass(kw_only=True)
+class DeviceAccount:
+    """One device; bytes."""
+
+    device: int
+    peak_allocated_bytes: int
+    peak_active_bytes: int
+    """With blocks whose free waits for other streams."""
+    peak_reserved_bytes: int
+    has_history: bool
+    """Whether the peak is of a recorded history; otherwise of the moment of the snapshot."""
+    reserved_bytes: int
+    allocated_bytes: int
+    active_bytes: int
+    at_peak: dict[str, int] = field(default_factory=dict)
+    """Bytes alive at the peak by category."""
+    groups: list[BlockGroup] = field(default_factory=list)
+    """The same by place, largest first."""
+    reserved_at_peak_bytes: int = 0
+    held_for_streams_bytes: int = 0
+    """At the end: freed, and waiting for other streams."""
+    most_held_for_streams_bytes: int = 0
+    free_in_used_segments_bytes: int = 0
+    """Unused parts of segments that hold something: they cannot be returned to the device."""
+    largest_free_block_bytes: int = 0
+    free_blocks: int = 0
+    out_of_memory: list[dict[str, int | None]] = field(default_factory=list)
+    """Requests that failed: their size and what the device had free."""
+
+    @property
+    def fragmentation_share(self) -> float | None:
+        """Share of the reserved memory that lies unused in segments that hold something."""
+        return self.free_in_used_segments_bytes / self.reserved_bytes if self.reserved_bytes else None
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures for programs."""
+        return asdict(self) | {"fragmentation_share": self.fragmentation_share}
+
+
+@dataclass
+class _Live:
+    size: int
+    frames: Sequence[Any]
+    born: int
+    """Index in the history; -1: before it."""
+
+
+def accounts(snapshot: Snapshot) -> list[DeviceAccount]:
+    """Every device that holds memory or has a history."""
+    segments = [s for s in snapshot["segments"] if isinstance(s, dict)]
+    traces: list[list[dict[str, Any]]] = snapshot.get("device_traces") or []
+    devices = {_whole(segment.get("device")) for segment in segments}
+    devices |= {number for number, trace in enumerate(traces) if trace}
+    return [
+        _account(
+            number,
+            [s for s in segments if _whole(s.get("device")) == number],
+            traces[number] if number < len(traces) else [],
+        )
+        for number in sorted(devices)
+    ]
+
+
+def _account(device: int, segments: list[dict[str, Any]], trace: list[dict[str, Any]]) -> DeviceAccount:
+    blocks = [block for segment in segments for block in _addressed(segment)]
+    allocated = {
+        a: _Live(b["size"], b.get("frames") or (), -1) for a, b in blocks if b["state"] == "active_allocated"
+    }
+    held = sum(b["size"] for _, b in blocks if b["state"] in ("active_awaiting_free", "active_pending_free"))
+    reserved = sum(segment["total_size"] for segment in segments)
+    now = sum(live.size for live in allocated.values())
+    history = _History(trace, allocated)
+    peaks = history.peaks(now, held, reserved)
+    live = history.alive_after(peaks.at)
+    account = DeviceAccount(
+        device=device, peak_allocated_bytes=peaks.allocated, peak_active_bytes=peaks.active,
+        peak_reserved_bytes=peaks.reserved, has_history=bool(trace), reserved_bytes=reserved,
+        allocated_bytes=now,
+        active_bytes=now + held, reserved_at_peak_bytes=peaks.reserved_then, held_for_streams_bytes=held,
+        most_held_for_streams_bytes=peaks.held, out_of_memory=history.out_of_memory(),
+    )  # fmt: skip
+    used = [s for s in segments if any(b["state"] != "inactive" for b in s["blocks"])]
+    free = [b["size"] for s in used for b in s["blocks"] if b["state"] == "inactive"]
+    account.free_in_used_segments_bytes = sum(free)
+    account.free_blocks = len(free)
+    account.largest_free_block_bytes = max(
+        (b["size"] for s in segments for b in s["blocks"] if b["state"] == "inactive"), default=0
+    )
+    _attribute(account, live, history, peaks.at)
+    return account
+
+
+def _attribute(account: DeviceAccount, live: Sequence[_Live], history: _History, peak: int) -> None:
+    groups: dict[tuple[str, str], BlockGroup] = {}
+    for block in live:
+        category = history.category(block, peak)
+        where = _where(block.frames)
+        group = groups.setdefault(
+            (category, where), BlockGroup(category=category, bytes=0, blocks=0, where=where)
+        )
+        group.bytes += block.size
+        group.blocks += 1
+        account.at_peak[category] = account.at_peak.get(category, 0) + block.size
+    order = {name: place for place, name in enumerate(CATEGORIES)}
+    account.at_peak = dict(sorted(account.at_peak.items(), key=lambda item: order[item[0]]))
+    account.groups = sorted(groups.values(), key=lambda group: (-group.bytes, group.where))[:MOST_GROUPS]
+
+
+@dataclass
+class _Peaks:
+    at: int
+    """After so many events of the history the peak of allocated bytes stands."""
+    allocated: int
+    active: int
+    reserved: int
+    reserved_then: int
+    held: int
+
+
+class _History:
+    """The allocator's events of one device, walked back from the end."""
+
+    def __init__(self, trace: list[dict[str, Any]], allocated: dict[int, _Live]) -> None:
+        self._trace = trace
+        self._end = allocated
+        self._births: dict[int, int] = {}
+        """By index of a free: the index of the allocation that it ends."""
+        self._deaths: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for index, event in enumerate(trace):
+            address = _whole(event.get("addr"))
+            if event["action"] == "alloc":
+                last[address] = index
+            elif event["action"] == "free_requested" and address in last:
+                self._births[index] = last.pop(address)
+                self._deaths[self._births[index]] = index
+        for address, live in allocated.items():
+            if address in last:
+                live.born = last[address]
+                live.frames = live.frames or trace[live.born].get("frames") or ()
+        # Most frees complete at once: nothing was held for another stream.
+        self._at_once = {
+            index + ahead
+            for index, (event, following) in enumerate(pairwise(trace))
+            if event["action"] == "free_requested" and following["action"] == "free_completed"
+            if event.get("addr") == following.get("addr")
+            for ahead in (0, 1)
+        }
+        self._weight_sizes = {
+            self._size(index, _whole(event.get("size")))
+            for index, event in enumerate(trace)
+            if event["action"] == "alloc" and category_of(event.get("frames")) == "weights"
+        }
+        self._weight_sizes |= {b.size for b in allocated.values() if category_of(b.frames) == "weights"}
+        self._updates = [
+            index
+            for index, event in enumerate(trace)
+            if event["action"] == "alloc"
+            and any(_OPTIMIZER_STEP.search(text) for text in _texts(event.get("frames")))
+        ]
+
+    def peaks(self, allocated: int, held: int, reserved: int) -> _Peaks:
+        """The largest sums over the history, from those at its end."""
+        found = _Peaks(len(self._trace), allocated, allocated + held, reserved, reserved, held)
+        for index in range(len(self._trace) - 1, -1, -1):
+            event = self._trace[index]
+            size, action = _whole(event.get("size")), event["action"]
+            rounded = self._size(index, size)
+            if action == "alloc":
+                allocated -= rounded
+            elif action == "free_requested":
+                allocated += rounded
+                held -= 0 if index in self._at_once else rounded
+            elif action == "free_completed":
+                held += 0 if index in self._at_once else rounded
+            elif action in ("segment_alloc", "segment_map"):
+                reserved -= size
+            elif action in ("segment_free", "segment_unmap"):
+                reserved += size
+            if allocated > found.allocated:
+                found.at, found.allocated, found.reserved_then = index, allocated, reserved
+            found.active = max(found.active, allocated + max(held, 0))
+            found.reserved = max(found.reserved, reserved)
+            found.held = max(found.held, held)
+        return found
+
+    def alive_after(self, count: int) -> list[_Live]:
+        """Blocks that are allocated after so many events."""
+        alive = dict(self._end)
+        for index in range(len(self._trace) - 1, count - 1, -1):
+            event = self._trace[index]
+            address = _whole(event.get("addr"))
+            if event["action"] == "alloc":
+                alive.pop(address, None)
+            elif event["action"] == "free_requested":
+                born = self._births.get(index, -1)
+                frames = self._trace[born].get("frames") or () if born >= 0 else ()
+                alive[address] = _Live(self._size(index, _whole(event.get("size"))), frames, born)
+        return list(alive.values())
+
+    def category(self, block: _Live, peak: int) -> str:
+        """Whose a block is, as far as its stack and life prove it."""
+        category = category_of(block.frames)
+        if block.born < 0:
+            return category
+        # A gradient lives from its backward pass into the update. Threads of autograd have no Python stack:
+        # there a size that a weight has is asked for too.
+        is_bare = not block.frames and block.size in self._weight_sizes
+        if category not in ("backward", "communication") and not is_bare:
+            return category
+        death = self._deaths.get(block.born)
+        update = next((index for index in self._updates if index > block.born), None)
+        within_backward = is_bare or any(_is_backward(text) for text in _texts(block.frames))
+        if within_backward and update is not None and (death is None or death > update):
+            return "gradients"
+        return category
+
+    def out_of_memory(self) -> list[dict[str, int | None]]:
+        """Requests that failed."""
+        return [
+            {
+                "bytes": _whole(event.get("size")),
+                "device_free_bytes": event["device_free"]
+                if isinstance(event.get("device_free"), int)
+                else None,
+            }
+            for event in self._trace
+            if event["action"] == "oom"
+        ]
+
+    def _size(self, index: int, size: int) -> int:
+        """The size of a block: what is known of those alive at the end, otherwise the request rounded up."""
+        address = _whole(self._trace[index].get("addr"))
+        live = self._end.get(address)
+        if live is not None and live.born == index:
+            return live.size
+        return -(-size // ROUNDING) * ROUNDING
+
+
+def category_of(frames: Any) -> str:
+    """Whose an allocation is, by its stack alone."""
+    for text in _texts(frames):
+        for category, pattern in _RULES:
+            if pattern.search(text):
+                return category
+    return UNKNOWN
+
+
+def _is_backward(text: str) -> bool:
+    return any(category == "backward" and pattern.search(text) for category, pattern in _RULES)
+
+
+def _texts(frames: Any) -> Iterator[str]:
+    """'file:function' of each frame, innermost first."""
+    for frame in frames if isinstance(frames, list | tuple) else ():
+        if isinstance(frame, dict):
+            yield f"{frame.get('filename', '')}:{frame.get('name', '')}"
+
+
+def _where(frames: Any) -> str:
+    """The innermost frame of the user's own code, or of a library above torch."""
+    named = [
+        (str(frame.get("filename", "")), frame)
+        for frame in (frames if isinstance(frames, list | tuple) else ())
+        if isinstance(frame, dict) and str(frame.get("filename", "")).endswith(".py")
+    ]
+    if not named:
+        return "n/a"
+    own = next((frame for file, frame in named if "/torch/" not in file), named[0][1])
+    parts = str(own.get("filename", "")).split("/")[-2:]
+    return f"{'/'.join(parts)}:{own.get('line', '?')} {own.get('name', '')}"
+
+
+def _addressed(segment: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Blocks with their addresses; old snapshots give that of the segment alone."""
+    address = _whole(segment.get("address"))
+    for block in segment["blocks"]:
+        own = block.get("address")
+        yield (own if isinstance(own, int) else address), block
+        address += block["size"]
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

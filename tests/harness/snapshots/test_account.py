@@ -1,0 +1,130 @@
+"""Snapshots of torch's own allocator on the CUDA stub, and files that are none.
+
+stub.pickle: four linear layers of 256 x 256, two steps of AdamW on 512 rows, Python stacks.
+"""
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.snapshots.account import accounts
+from harness.snapshots.reading import read_snapshot
+from tests.harness.cli.command_line import harness
+
+FILE = Path(__file__).parent / "stub.pickle"
+LAYERS = 4 * 256 * (256 + 1)
+"""Parameters."""
+ACTIVATION_BYTES = 4 * 512 * 256
+
+
+def test_the_peak_is_the_one_that_torch_counted() -> None:
+    (account,) = accounts(read_snapshot(FILE))
+    # torch.cuda.memory_stats() of the same process.
+    assert account.peak_allocated_bytes == account.peak_active_bytes == 8_140_800
+    assert (account.peak_reserved_bytes, account.allocated_bytes) == (31_457_280, 7_877_120)
+    assert account.free_in_used_segments_bytes == 19_385_856
+    assert sum(account.at_peak.values()) == account.peak_allocated_bytes
+
+
+def test_blocks_belong_to_whom_stacks_and_sizes_prove() -> None:
+    (account,) = accounts(read_snapshot(FILE))
+    at_peak = account.at_peak
+    assert at_peak["weights"] == 4 * LAYERS
+    # Two moments, and a step count for each of the eight tensors stays on the host.
+    assert at_peak["optimizer"] == 2 * 4 * LAYERS
+    # Inputs and results of the activation of each layer; those of the last two are freed by then.
+    assert at_peak["activations"] == 6 * ACTIVATION_BYTES
+    assert at_peak["gradients"] == 4 * 256 * 256 + 1024
+    # The batch, and gradients of activations on threads that have no Python stack.
+    assert at_peak["unknown"] == 3 * ACTIVATION_BYTES + 512
+
+
+def block(address: int, size: int, state: str = "active_allocated") -> dict[str, Any]:
+    return {"address": address, "size": size, "requested_size": size, "state": state, "frames": []}
+
+
+def segment(*blocks: dict[str, Any]) -> dict[str, Any]:
+    total = sum(b["size"] for b in blocks)
+    return {
+        "device": 0,
+        "address": blocks[0]["address"],
+        "total_size": total,
+        "stream": 0,
+        "blocks": [*blocks],
+    }
+
+
+def step(action: str, address: int, size: int, *frames: tuple[str, str]) -> dict[str, Any]:
+    shown = [{"filename": file, "name": name, "line": 1} for file, name in frames]
+    return {"action": action, "addr": address, "size": size, "stream": 0, "frames": shown}
+
+
+def test_blocks_that_other_streams_hold_are_active_and_not_allocated() -> None:
+    held = [step("alloc", 0, 1024), step("free_requested", 0, 1024), step("alloc", 4096, 512)]
+    held += [step("free_completed", 0, 1024), step("free_requested", 4096, 512)]
+    parts = [
+        block(0, 4096, "inactive"),
+        block(4096, 512, "active_awaiting_free"),
+        block(4608, 100, "inactive"),
+    ]
+    (account,) = accounts({"segments": [segment(*parts)], "device_traces": [held]})
+    assert (account.peak_allocated_bytes, account.peak_active_bytes) == (1024, 1536)
+    assert (account.allocated_bytes, account.active_bytes) == (0, 512)
+    assert (account.held_for_streams_bytes, account.most_held_for_streams_bytes) == (512, 1024)
+    assert (account.free_in_used_segments_bytes, account.largest_free_block_bytes) == (4196, 4096)
+
+
+def test_a_history_that_ran_out_of_memory_says_so() -> None:
+    oom = step("oom", 0, 10**9) | {"device_free": 5}
+    (account,) = accounts({"segments": [], "device_traces": [[oom]]})
+    assert account.out_of_memory == [{"bytes": 10**9, "device_free_bytes": 5}]
+
+
+def test_json_says_the_same_and_one_without_history_is_of_its_moment(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text(json.dumps(read_snapshot(FILE)), encoding="utf-8")
+    done = harness("snapshot", tmp_path / "s.json", "--json", cwd=tmp_path)
+    (device,) = json.loads(done.stdout)["devices"]
+    assert device["peak_allocated_bytes"] == 8_140_800
+    (tmp_path / "now.json").write_text(json.dumps([segment(block(0, 512), block(512, 512, "inactive"))]))
+    done = harness("snapshot", tmp_path / "now.json", cwd=tmp_path)
+    assert "no history was recorded" in done.stdout
+    assert "50 % of what is reserved" in done.stdout
+
+
+class Harmful:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch harmed",)
+
+
+BAD = {
+    "code": (pickle.dumps({"segments": [Harmful()]}), "posix.system"),
+    "cut": (FILE.read_bytes()[:-50], "is cut off"),
+    "empty": (b"", "is empty"),
+    "text": (b"hello", "give what torch.cuda.memory._dump_snapshot wrote"),
+    "json": (b'{"traceEvents": []}', "has no list 'segments'"),
+    "odd": (b'{"segments": [{"total_size": 4, "blocks": [7]}]}', "a segment without blocks or size"),
+    "nothing": (b'{"segments": []}', "nothing to show"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_snapshot_is_refused_in_one_line_and_runs_nothing(name: str, tmp_path: Path) -> None:
+    data, words = BAD[name]
+    (tmp_path / name).write_bytes(data)
+    done = harness("snapshot", name, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_folders_and_pipes_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, words in (("pipe", "is a pipe or device"), (".", "is a folder")):
+        with pytest.raises(HarnessError, match=words):
+            read_snapshot(tmp_path / name)

@@ -1,0 +1,174 @@
+"""Forms of traces that versions of torch write, and files that are no traces."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.traces.analysis import RankTrace, read_trace
+from harness.traces.scanning import nanoseconds
+from tests.harness.cli.command_line import harness
+
+
+def event(
+    category: str, name: str, start: Any, length: Any, tid: Any = 7, pid: Any = 0, **arguments: Any
+) -> Any:
+    return {
+        "ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": start, "dur": length,
+        "args": arguments,
+    }  # fmt: skip
+
+
+KERNEL = event("kernel", "gemm", 10, 20)
+
+
+def written(folder: Path, events: list[Any], name: str = "trace.json", **settings: Any) -> Path:
+    path = folder / name
+    path.write_text(json.dumps({**settings, "traceEvents": events}), encoding="utf-8")
+    return path
+
+
+def one(path: Path) -> RankTrace:
+    (rank,) = read_trace(path)
+    return rank
+
+
+def microseconds(rank: RankTrace) -> list[int]:
+    d = rank.division
+    values = (d.seconds, d.compute_seconds, d.communication_seconds, d.copy_seconds, d.idle_seconds)
+    return [round((value or 0) * 1e6) for value in values]
+
+
+def test_times_may_be_texts_and_keep_nanoseconds() -> None:
+    assert nanoseconds("1711964646123456.789") == 1711964646123456789
+    assert (nanoseconds(12), nanoseconds("12.5"), nanoseconds("1e3")) == (12_000, 12_500, 1_000_000)
+    assert nanoseconds("nan") is None
+
+
+def test_every_kind_of_communication_kernel_is_seen(tmp_path: Path) -> None:
+    names = [
+        "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)",
+        "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)",
+        "void multimem_all_reduce_kernel<c10::BFloat16, 16>(...)",
+        "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<float>(...)",
+        "nvshmemi_transfer_thread", "void vllm::cross_device_reduce_1stage<__half, 8>(...)",
+    ]  # fmt: skip
+    events = [event("Kernel", name, str(100 * n), "50.0", tid="stream 20") for n, name in enumerate(names)]
+    events += [
+        event("gpu_memcpy", "Memcpy PtoP (Device -> Device)", 600, 50),
+        event("cuda_sync", "x", 0, 9999),
+    ]
+    rank = one(written(tmp_path, events))
+    assert microseconds(rank) == [650, 0, 350, 50, 300]
+    assert {call.operation for call in rank.calls} == {None}
+
+
+def test_arguments_of_a_kernel_tell_its_collective_without_a_host(tmp_path: Path) -> None:
+    told = {"Collective name": "_allgather_base", "In msg nelems": 8, "Out msg nelems": 64, "Group size": 8}
+    told |= {"dtype": "BFloat16", "Process Group Name": "3", "Process Group Ranks": "[0, 8, 16, ...]"}
+    told |= {"Global rank start": 0, "Global rank stride": 8}
+    kernel = event("kernel", "ncclDevKernel_SendRecv", 0, 10, **told)
+    (call,) = one(written(tmp_path, [kernel])).calls
+    assert (call.operation, call.dtype, call.payload_bytes) == ("all_gather", "bfloat16", 128)
+    assert (call.group.size, call.group.ranks) == (8, tuple(range(0, 64, 8)))
+    assert call.bus_bytes_per_second == pytest.approx(128 / 10e-6 * 7 / 8)
+
+
+def test_a_launch_of_nccl_names_the_collective_of_its_kernel(tmp_path: Path) -> None:
+    shapes = {"Input Dims": [[6, 2]], "Input type": ["c10::Half"]}
+    events = [
+        event("user_annotation", "nccl:all_to_all", 0, 10, tid=1, pid=99, **shapes),
+        event("cuda_runtime", "cudaLaunchKernelExC", 5, 1, tid=1, pid=99, correlation=4),
+        event("kernel", "ncclKernel_AllReduce_RING_LL_Sum_int8_t", 20, 30, correlation=4),
+    ]  # fmt: skip
+    (call,) = one(written(tmp_path, events)).calls
+    assert (call.operation, call.dtype, call.payload_bytes, call.seconds) == (
+        "all_to_all",
+        "float16",
+        24,
+        30e-6,
+    )
+    assert (call.group.name, call.group.size, call.bus_bytes_per_second) == (None, None, None)
+
+
+def test_merged_traces_are_one_line_for_each_device(tmp_path: Path) -> None:
+    events = [event("kernel", "gemm", 0, 10, pid=pid) for pid in (0, 1)]
+    assert [rank.rank for rank in read_trace(written(tmp_path, events))] == [0, 1]
+    assert len(read_trace(written(tmp_path, events, distributedInfo={"rank": 5}))) == 1
+
+
+def test_old_names_and_numbers_that_are_no_json_do_not_end_the_reading(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(
+        '{"traceEvents": [\n{"ph": "X", "cat": "kernel", "name": "C:\\gemm", "pid": 0, "tid": 7, '
+        '"ts": 0, "dur": 4, "args": {"occupancy": inf}},\n' + json.dumps(KERNEL) + "\n]}",
+        encoding="utf-8",
+    )
+    assert microseconds(one(path))[:2] == [30, 24]
+
+
+def test_a_list_of_events_and_settings_after_them_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "worker_rank7.json"
+    path.write_text(json.dumps([KERNEL, None, {"ph": "M"}]), encoding="utf-8")
+    assert one(path).rank == 7
+    path.write_text(
+        json.dumps({"traceEvents": [KERNEL], "distributedInfo": {"rank": 3, "pg_config": "[..."}})
+    )
+    assert one(path).rank == 3
+
+
+BAD = {
+    "empty": (b"", "is empty"),
+    "other.json": (b'{"nodes": []}', "has no list 'traceEvents'"),
+    "no.json": (b"hello", "is no JSON"),
+    "cut.json": (json.dumps({"traceEvents": [KERNEL, KERNEL]}).encode()[:-40], "is cut off after 1 events"),
+    "cut.json.gz": (gzip.compress(json.dumps({"traceEvents": [KERNEL] * 99}).encode())[:-30], "is cut off"),
+    "chrome.json": (json.dumps({"traceEvents": [event("blink", "paint", 0, 1)]}).encode(), "of another tool"),
+    "idle.json": (json.dumps({"traceEvents": [event("cpu_op", "aten::mm", 0, 1)]}).encode(), "neither"),
+    "nothing.json": (b'{"traceEvents": []}', "of another tool"),
+    "a.zip": (b"PK\x03\x04abcdefgh", "is a zip archive"),
+    "a.nsys-rep": (b"SQLite format 3\0", "an SQLite database"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_trace_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    data, words = BAD[name]
+    (tmp_path / name).write_bytes(data)
+    done = harness("trace", tmp_path / name, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_folders_pipes_and_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, words in (("pipe", "is a pipe or device"), (".", "is a folder"), ("absent", "No such file")):
+        with pytest.raises(HarnessError, match=words):
+            read_trace(tmp_path / name)
+    monkeypatch.setattr("harness.traces.scanning.EARLY_BYTES", 2**20)
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(b" " * 2**23))
+    with pytest.raises(HarnessError, match="unpacks to more than 250 times"):
+        read_trace(tmp_path / "bomb.gz")
+
+
+def test_a_rank_given_twice_is_refused_and_a_baseline_compares(tmp_path: Path) -> None:
+    first = written(tmp_path, [KERNEL], "a.json", distributedInfo={"rank": 0})
+    second = written(tmp_path, [event("kernel", "gemm", 0, 40)], "b.json", distributedInfo={"rank": 0})
+    done = harness("trace", first, second, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "are both of rank 0" in done.stderr
+    done = harness("trace", first, "--baseline", second, "--json", "-o", "out.md", cwd=tmp_path)
+    document = json.loads(done.stdout)
+    kernel = {"kernel": "gemm", "before_seconds": 40e-6, "after_seconds": 20e-6}
+    assert document["changes"]["kernels"] == [kernel]
+    assert [*document["ranks"][0]][:8] == [
+        "rank", "seconds", "compute_seconds", "communication_seconds", "exposed_seconds", "copy_seconds",
+        "idle_seconds", "overlap_share",
+    ]  # fmt: skip
+    assert (tmp_path / "out.trace.svg").is_file()
+    assert "out.trace.svg" in (tmp_path / "out.md").read_text(encoding="utf-8")
