@@ -69,9 +69,9 @@ def note_end(run_directory: Path, process: int, exit_code: int) -> None:
 
 
 def rank_ends(run_directory: Path) -> dict[int, RankEnd]:
-    """By rank, the end of the process that trained; of one that never trained, of the first that was started.
+    """By rank, the end of the process that trained, the last one where ranks were restarted.
 
-    Workers that a rank starts have its variables too.
+    Of a rank that never trained, of the first process: workers that it starts have its variables too.
     """
     found: dict[int, RankEnd] = {}
     for end in _ends(run_directory):
@@ -92,7 +92,7 @@ def wait_for_processes(run_directory: Path) -> None:
 
 
 def _precedence(start: ProcessStart) -> tuple[bool, float]:
-    return not start.trains, start.started
+    return not start.trains, -start.started if start.trains else start.started
 
 
 def _ends(run_directory: Path) -> Iterator[RankEnd]:
