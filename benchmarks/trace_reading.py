@@ -25,7 +25,7 @@ def write(path: Path, size: int) -> None:
             for _ in range(1000):
                 number += 1
                 for event in events(number):
-                    file.write(json.dumps(event, indent=2) + ",\n")
+                    file.write(json.dumps(event) + ",\n")
         file.write('{"ph": "M"}\n]}')
 
 

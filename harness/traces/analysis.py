@@ -117,6 +117,8 @@ def read_trace(path: Path) -> list[RankTrace]:
             f"trace '{path}' has no list 'traceEvents': it is JSON of something else; give a trace of "
             "torch.profiler (export_chrome_trace)"
         )
+    if not timeline.events:
+        raise HarnessError(f"trace '{path}' holds no event; record it while the program works")
     if not timeline.is_kineto:
         raise HarnessError(
             f"trace '{path}' has {timeline.events:,} events, none of a category that torch.profiler "

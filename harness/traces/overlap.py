@@ -116,24 +116,26 @@ def computing_stretches(operators: Iterable[Operator]) -> list[Interval]:
 def _innermost(operators: Sequence[Operator]) -> list[Interval]:
     stretches: list[Interval] = []
     open_ones: list[Operator] = []
-    reached = transporting = 0
+    reached = transported = 0
 
     def advance(until: int) -> None:
-        nonlocal reached, transporting
+        nonlocal reached
         while open_ones and reached < until:
             innermost = open_ones[-1]
             stop = min(innermost.end, until)
-            if innermost.computes and stop > reached and not transporting:
-                stretches.append((reached, stop))
+            begin = max(reached, transported)
+            if innermost.computes and stop > begin:
+                stretches.append((begin, stop))
             reached = max(reached, stop)
             if innermost.end <= reached:
-                transporting -= open_ones.pop().transports
+                open_ones.pop()
 
     for operator in operators:
         advance(operator.start)
         reached = max(reached, operator.start)
         open_ones.append(operator)
-        transporting += operator.transports
+        if operator.transports:
+            transported = max(transported, operator.end)
     if open_ones:
         advance(max(operator.end for operator in open_ones))
     return stretches

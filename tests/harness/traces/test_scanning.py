@@ -129,7 +129,7 @@ BAD = {
     "cut.json.gz": (gzip.compress(json.dumps({"traceEvents": [KERNEL] * 99}).encode())[:-30], "is cut off"),
     "chrome.json": (json.dumps({"traceEvents": [event("blink", "paint", 0, 1)]}).encode(), "of another tool"),
     "idle.json": (json.dumps({"traceEvents": [event("cpu_op", "aten::mm", 0, 1)]}).encode(), "neither"),
-    "nothing.json": (b'{"traceEvents": []}', "of another tool"),
+    "nothing.json": (b'{"traceEvents": []}', "holds no event"),
     "a.zip": (b"PK\x03\x04abcdefgh", "is a zip archive"),
     "a.nsys-rep": (b"SQLite format 3\0", "an SQLite database"),
 }  # fmt: skip

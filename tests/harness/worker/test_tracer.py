@@ -124,7 +124,7 @@ def test_kernels_of_symmetric_memory_and_copies_between_devices_communicate() ->
 
 
 def test_a_rank_computes_beside_messages_that_its_own_thread_sends() -> None:
-    messages = [Event("c10d::send", 29, 61), Event("gloo:send", 30, 60)]
+    messages = [Event("c10d::send", 30, 60), Event("gloo:send", 30, 60)]
     (row,) = divide_steps([*STEP, Event("aten::mm", 0, 30), *messages, Event("aten::mm", 70, 90)], "cpu")
     assert nanoseconds(row) == {"compute": 50, "communication": 30, "exposed": 30, "idle": 20}
 
