@@ -72,6 +72,8 @@ def _asked(kind: FileKind) -> str:
             [sys.executable, "-P", "-m", QUESTION, kind], capture_output=True, text=True, timeout=SECONDS,
             env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, check=False,
         )  # fmt: skip
+    except OSError as error:
+        raise HarnessError(f"no process can be started to read the defaults of {kind}: {error}") from error
     except subprocess.TimeoutExpired as error:
         raise HarnessError(
             f"importing {kind} to read its defaults took over {SECONDS:.0f} s; try again"

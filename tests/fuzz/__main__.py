@@ -19,6 +19,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed
 from hypothesis import settings as hypothesis_settings
 
+from harness.brought.library_defaults import library_defaults
 from harness.safe_text import harmless
 from tests.fuzz.guard import Guard
 from tests.fuzz.surfaces import SURFACES
@@ -87,6 +88,8 @@ def main() -> int:
     total: Counter[str] = Counter()
     all_bad: list[Failure] = []
     with sandbox() as folder:
+        for kind in ("accelerate", "deepspeed"):  # asked in a process, which the guard forbids
+            library_defaults(kind)
         guard = Guard(folder)
         for name in [given_options.only] if given_options.only else SURFACES:
             share = 1.0 if given_options.only else SURFACES[name].share

@@ -1,12 +1,14 @@
 """A DeepSpeed and an Accelerate file: compared, exported as programs, observed; losses are equal."""
 
 import json
+import os
 import shlex
+import sys
+from pathlib import Path
 
 import pytest
 
 from harness.record import Record
-from harness.store import read_record
 from tests.harness.cli.command_line import SMALL
 from tests.journeys.journey import Journey
 
@@ -70,12 +72,13 @@ def test_the_program_of_a_file_trains_what_was_compared(compared: Journey, name:
         done = compared.harness("export", "torchrun", *FILES[name], *JOB, "-o", name)
     launch = shlex.split(done.stdout.splitlines()[-1].rpartition("&& ")[2])
     launch[-1] = f"{name}/{launch[-1]}"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # torchrun, as in an active environment
     observed = compared.harness(
-        "observe", "--runs", f"observed-{name}", "--", *launch, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES=""
-    )
+        "observe", "--runs", f"observed-{name}", "--", *launch, OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",
+        PATH=path,
+    )  # fmt: skip
     losses = [step.loss for step in row(compared, name).steps]
     printed = [json.loads(line) for line in observed.stdout.splitlines() if line.startswith('{"step"')]
     assert [line["loss"] for line in printed] == pytest.approx(losses, rel=ROUNDING)
-    (path,) = (compared.folder / f"observed-{name}").rglob("record.json")
-    seen = read_record(path.parent)
+    seen = compared.record(f"observed-{name}")
     assert [step.loss for step in seen.steps] == pytest.approx(losses, rel=ROUNDING)
