@@ -162,6 +162,7 @@ def _fsdp(section: Mapping[str, Any], refusals: Refusals) -> tuple[str, dict[str
         version = 0
     if version not in (1, 2):
         refusals.add(f"{where}fsdp_version", section.get("fsdp_version"), "give 1 or 2")
+        version = 1
     backend = _fsdp2(section, refusals) if version == 2 else _fsdp1(section, refusals)
     offload = section.get("fsdp_offload_params", False)
     try:
@@ -169,7 +170,7 @@ def _fsdp(section: Mapping[str, Any], refusals: Refusals) -> tuple[str, dict[str
     except ValueError as error:
         refusals.add(f"{where}fsdp_offload_params", offload, str(error))
         options = {}
-    return backend, options, _absent(section, library_defaults("accelerate")[f"fsdp{max(version, 1)}"])
+    return backend, options, _absent(section, library_defaults("accelerate")[f"fsdp{version}"])
 
 
 def _absent(section: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[Claim]:

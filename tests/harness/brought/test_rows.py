@@ -218,6 +218,7 @@ def refusal(folder: Path, kind: str, document: dict[str, Any]) -> str:
         ("deepspeed", {"distributed_type": "FSDP", "fsdp_config": {}}, "give it with --from-accelerate"),
         ("accelerate", {"distributed_type": "MULTI_GPU", "fsdp_confg": {}}, "Did you mean 'fsdp_config'"),
         ("accelerate", {"distributed_type": "MEGATRON_LM"}, "DEEPSPEED"),
+        ("accelerate", {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 20}}, "give 1 or 2"),
         ("accelerate", {"distributed_type": "MULTI_GPU", "mixed_precison": "bf16"}, "'mixed_precision'"),
         ("accelerate", {"distributed_type": "MULTI_GPU", "mixed_precision": "fp8"}, "'fp8'"),
         ("accelerate", {"distributed_type": "MULTI_GPU", "dynamo_config": {"dynamo_backend": "EAGER"}},
