@@ -99,7 +99,10 @@ def _unjudged(reason: str, differences: Sequence[Difference] = ()) -> Judgement:
 def has_dropout(record: Record) -> bool:
     """Whether the job asks for dropout, or the live model has some."""
     live = record.observed.dropout if record.observed else None
-    return record.job.model.dropout != 0.0 or bool(live)
+    asked = record.job.model.dropout
+    if asked is None and live is not None:  # the model's own, or that of an observed script
+        return live > 0
+    return asked != 0.0 or bool(live)
 
 
 def _level(reference: Record, record: Record, found: Distance, noise: Noise) -> Parity:

@@ -27,7 +27,7 @@ def facts(record: Record) -> Facts:
         "device": f"{world.device} over {world.collectives}",
         "threads": counted(world.threads_per_rank, "thread"),
         "micro-batch": f"micro-batch {_micro_batch(world)}",
-        "optimizer": f"{record.job.optimizer.implementation} optimizer",
+        "optimizer": f"{record.job.optimizer.implementation or 'unknown'} optimizer",
         **{name: f"{name} {version}" for name, version in environment.packages.items()},
         **accelerator_facts(environment),
         "python": f"python {environment.python}",

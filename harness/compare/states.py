@@ -78,10 +78,10 @@ def expected_model_state_bytes(record: Record) -> int | None:
 def textbook(record: Record) -> dict[str, float] | None:
     """What the ZeRO paper counts per kind; None for an unknown strategy or size."""
     effective, strategy = record.backend.effective, known_strategy(record)
-    if effective is None or strategy is None or record.world.dimensions:
+    precision = record.job.training.held_precision
+    if effective is None or strategy is None or record.world.dimensions or precision is None:
         return None
     parts = record.world.mesh.model_parts
     shards = parts if parts > 1 else record.backend.shard_size or record.world.world_size
-    precision = record.job.training.held_precision
     trained = layout_of(record.layout).trained_count if record.layout and record.layout.frozen else None
     return textbook_states(strategy.stage, effective.parameter_count, shards, precision, trained=trained)

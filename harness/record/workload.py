@@ -27,9 +27,15 @@ def known_strategy(record: Record) -> StrategyKind | None:
 
 
 def of_record(record: Record, rank: int = 0) -> Workload | None:
-    """The workload of one rank of a run; None: the record has no model, or one of dtypes of unknown size."""
+    """The workload of one rank of a run.
+
+    None: the record has no model, one of dtypes of unknown size, or is of a script that does not show its
+    precision.
+    """
     layout = record.layout
-    if layout is None or any(t.dtype not in DTYPE_BYTES for t in (*layout.parameters, *layout.buffers)):
+    if record.job.training.precision is None or layout is None:
+        return None
+    if any(t.dtype not in DTYPE_BYTES for t in (*layout.parameters, *layout.buffers)):
         return None
     strategy = known_strategy(record) or NOT_CLAIMED
     world = record.world

@@ -51,4 +51,4 @@ class AdapterSection(Section):
 
     @property
     def is_present(self) -> bool:
-        return self.kind != "none"
+        return self.kind not in (None, "none")  # None: an observed script that does not show it

@@ -30,7 +30,6 @@ def job_section(comparison: Comparison) -> Section:
         )
     for job_id in ids:
         of_job = [row.record for row in comparison.rows if row.record.job_id == job_id]
-        job = of_job[0].job
         weights = next((r.initial_weights for r in of_job if r.initial_weights), None)
         built = next((r.model for r in of_job if r.model), None)
         facts = [f"{built.architecture}, attention {built.attention}"] if built else []
@@ -39,20 +38,28 @@ def job_section(comparison: Comparison) -> Section:
         if of_job[0].job.model.trust_remote_code:
             facts.append(f"code of '{of_job[0].job.model.name}' ran (trust_remote_code)")
         facts += _adapters(of_job)
-        training = job.training
-        data = next((r.data for r in of_job if r.data), None)
-        samples = f", {data.training_samples:,} samples" if data else ""
-        source = SOURCES.get(job.data.source, job.data.source)
-        blocks.append(
-            Paragraph(
-                f"Job {', '.join([job_id, *facts])}: global batch {training.global_batch_size} samples of "
-                f"{job.data.sequence_length} tokens, "
-                f"precision {PRECISIONS.get(training.precision, training.precision)}, "
-                f"gradient clipping {training.gradient_clipping or 'none'}; data: {source}{samples}."
-            )
-        )
+        blocks.append(Paragraph(f"Job {', '.join([job_id, *facts])}: {_trained(of_job)}."))
         blocks.append(Folded(f"Job {job_id}, every setting", [yaml_code(_settings(of_job))]))
     return Section("job", "The job", blocks)
+
+
+def _trained(records: Sequence[Record]) -> str:
+    """'global batch 8 samples of 64 tokens, precision fp32, ...; data: text'."""
+    job = records[0].job
+    training = job.training
+    batch = f"global batch {_known(training.global_batch_size)} samples"
+    facts = [batch if job.data.sequence_length is None else f"{batch} of {job.data.sequence_length} tokens"]
+    facts.append(f"precision {_known(PRECISIONS.get(training.precision, training.precision))}")
+    facts.append(f"gradient clipping {training.gradient_clipping or 'none'}")
+    data = next((r.data for r in records if r.data), None)
+    samples = f", {data.training_samples:,} samples" if data else ""
+    source = SOURCES.get(job.data.source, job.data.source)
+    return f"{', '.join(facts)}; data: {_known(source)}{samples}"
+
+
+def _known(value: Any) -> str:
+    """As text; what was not seen of an observed script is 'n/a'."""
+    return "n/a" if value is None else str(value)
 
 
 def _adapters(records: Sequence[Record]) -> list[str]:

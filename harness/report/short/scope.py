@@ -25,7 +25,8 @@ def scope_section(comparison: Comparison, question: Question) -> Section | None:
         return None
     worlds = [row.record.world for row in comparison.rows]
     transports = listed(list(dict.fromkeys(world.collectives for world in worlds)))
-    precisions = listed(list(dict.fromkeys(row.record.job.training.precision for row in comparison.rows)))
+    known = dict.fromkeys(row.record.job.training.precision for row in comparison.rows)
+    precisions = listed([precision for precision in known if precision is not None])
     facts = [f"{rank_words(comparison)} over {transports}", job_words(comparison), precisions]
     facts += [_preset(worlds), _versions(comparison), _runs(comparison)]
     text = ", ".join(fact for fact in facts if fact)
