@@ -10,7 +10,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from harness.backends.base import TensorKind
 from harness.backends.checkpoints.torch_pieces import dtensor_pieces
-from harness.backends.gradients import local_shard, stored_tensors
+from harness.backends.gradients import local_shard
+from harness.backends.optimizer_groups import held_tensors
 from harness.backends.piece import Piece
 from harness.backends.torch_engine import TorchEngine
 
@@ -38,10 +39,8 @@ class Fsdp2Engine(TorchEngine):
                 module.reshard()
 
     def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
-        for state in self.optimizer.state.values():
-            for value in state.values():
-                for held in stored_tensors(value) if isinstance(value, Tensor) else ():
-                    yield "optimizer", held
+        for _, held in held_tensors(self.optimizer.state.values()):
+            yield "optimizer", held
         for parameter in self._sharded_parameters():
             sharded = parameter.sharded_param
             yield "weights", local_shard(sharded.detach())

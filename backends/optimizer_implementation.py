@@ -24,9 +24,10 @@ def optimizer_implementation(optimizer: torch.optim.Optimizer, updated: Sequence
 
 def _of_group(group: dict[str, Any], updated: Sequence[Tensor]) -> str:
     """As `adam` of torch 2.13 (`optim/adam.py`) dispatches: it never chooses fused by itself."""
-    fused, foreach = group["fused"], group["foreach"]
+    fused, foreach = group.get("fused"), group.get("foreach")
     if fused is None and foreach is None:
-        _, foreach = _default_to_fused_or_foreach(list(updated), group["differentiable"], use_fused=False)
+        differentiable = bool(group.get("differentiable"))
+        _, foreach = _default_to_fused_or_foreach(list(updated), differentiable, use_fused=False)
     if fused:
         return "fused"
     return "foreach" if foreach else "for-loop"

@@ -21,8 +21,9 @@ from harness.backends.checkpoints.adam import (
     update_count,
 )
 from harness.backends.checkpoints.torch_pieces import bare_optimizer, whole_pieces
-from harness.backends.gradients import clip, fp32_norm, global_norm, local_shard, stored_tensors
+from harness.backends.gradients import clip, fp32_norm, global_norm, local_shard
 from harness.backends.model_source import Loading
+from harness.backends.optimizer_groups import describe_groups, held_tensors, updated_tensors
 from harness.backends.optimizer_implementation import optimizer_implementation
 from harness.backends.piece import Piece, Progress
 from harness.backends.precision import autocast_dtype, dtype_name
@@ -144,7 +145,7 @@ class TorchEngine(Engine):
         optimizer = getattr(
             self.optimizer, "optimizer", self.optimizer
         )  # Accelerate wraps the one that trains
-        trained = self.optimizer.param_groups[0]["params"][0]
+        trained = next(updated_tensors(self.optimizer), parameter)
         reduce_dtype = self.strategy.reduce_dtype
         gathered = self.strategy.gather_dtype
         autocast = self.strategy.library_autocast
@@ -222,10 +223,8 @@ class TorchEngine(Engine):
         self.module.train(mode)
 
     def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
-        for state in self.optimizer.state.values():
-            for value in state.values():
-                for held in stored_tensors(value) if isinstance(value, Tensor) else ():
-                    yield "optimizer", held
+        for _, held in held_tensors(self.optimizer.state.values()):
+            yield "optimizer", held
         for parameter in self.module.parameters():
             yield "weights", local_shard(parameter.detach())
             if parameter.grad is not None:
@@ -281,15 +280,3 @@ def full_tensor(tensor: Tensor) -> Tensor:
     """A DTensor gathered, any other tensor as it is; fp32 on the CPU. A collective for DTensors."""
     gather = getattr(tensor, "full_tensor", None)
     return (gather() if gather else tensor).detach().to(device="cpu", dtype=torch.float32, copy=True)
-
-
-def describe_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The constants of each parameter group that change the update, read from the live optimizer.
-
-    Order of groups and keys is fixed; the learning rate is left out, since the loop sets it each step.
-    """
-    keys = ("betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay", "momentum")
-    return [
-        {key: list(v) if isinstance(v := group[key], tuple) else v for key in keys if key in group}
-        for group in optimizer.param_groups
-    ]

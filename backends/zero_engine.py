@@ -19,13 +19,14 @@ from harness.backends.checkpoints.zero_pieces import (
     zero_progress,
     zero_weights_in_use,
 )
-from harness.backends.gradients import global_norm, stored_tensors
+from harness.backends.gradients import global_norm
 from harness.backends.model_source import Loading
+from harness.backends.optimizer_groups import describe_groups, held_tensors, updated_tensors
 from harness.backends.optimizer_implementation import optimizer_implementation
 from harness.backends.piece import Piece, Progress
 from harness.backends.precision import dtype_name
 from harness.backends.presets import HOOKED_WITHOUT_GATHER, TIMER_WAITS
-from harness.backends.torch_engine import describe_groups, full_tensor
+from harness.backends.torch_engine import full_tensor
 from harness.backends.zero_kept import KEPT_BY_DEEPSPEED, tensors_in
 from harness.backends.zero_loss_scale import forgotten_loss_scale, loss_scale
 from harness.backends.zero_second_copy import forget_group, forget_second_copies, second_copies
@@ -110,9 +111,9 @@ class ZeroEngine(Engine):
     def effective(self) -> Effective:
         optimizer = self._basic_optimizer()
         # Stage 3 fills the groups of its optimizer only while it steps.
-        held = optimizer.param_groups[0]["params"]
-        trained = held[0] if held else self.engine.optimizer.fp32_partitioned_groups_flat[0]
         parameter = first_trained(self.engine.module)
+        flat = getattr(self.engine.optimizer, "fp32_partitioned_groups_flat", None) or [parameter]
+        trained = next(updated_tensors(optimizer), flat[0])
         frozen = frozen_dtype(self.engine.module)
         zero = self.engine._config.zero_config
         offload = [
@@ -198,10 +199,8 @@ class ZeroEngine(Engine):
 
     def state_tensors(self) -> Iterator[tuple[TensorKind, Tensor]]:
         optimizer = self.engine.optimizer
-        for state in self._basic_optimizer().state.values():
-            for value in state.values():
-                for held in stored_tensors(value) if isinstance(value, Tensor) else ():
-                    yield "optimizer", held
+        for _, held in held_tensors(self._basic_optimizer().state.values()):
+            yield "optimizer", held
         for kind, names in KEPT_BY_DEEPSPEED.items():
             for name in names:
                 for tensor in tensors_in(getattr(optimizer, name, None)):

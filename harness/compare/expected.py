@@ -14,8 +14,8 @@ LOADING = Underived(
     phase="checkpoint_load", dtypes=(), reason="what loading a checkpoint communicates is the library's own"
 )
 
-ADAM_CLASSES = ("torch.optim.adam.Adam", "torch.optim.adamw.AdamW")
-"""Optimizers whose states the closed forms know."""
+ADAM_CLASSES = ("Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam")
+"""Optimizers whose states the closed forms know, whatever library they are of."""
 
 
 def unjudged_amounts(record: Record) -> tuple[str, ...]:
@@ -40,12 +40,12 @@ def expected_states(record: Record, rank: int) -> ModelStates | None:
 
 
 def _keeps_other_states(record: Record) -> bool:
-    """Whether an observed script steps an optimizer of torch whose states are not Adam's two moments."""
+    """Whether an observed script steps an optimizer whose states are not Adam's two moments."""
     effective = record.backend.effective
     if record.observation is None or effective is None:
         return False
-    seen = [name.strip() for name in (effective.optimizer or "").split(",")]
-    others = any(name.startswith("torch.optim.") and name not in ADAM_CLASSES for name in seen)
+    seen = [name.rpartition(".")[2] for name in effective.optimizer.split(" and ")]
+    others = any(name not in ADAM_CLASSES for name in seen)
     return others or any(group.get("amsgrad") for group in effective.optimizer_groups or ())
 
 

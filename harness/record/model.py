@@ -159,7 +159,11 @@ class ObservedPart(Part):
     """Updates that the optimizers made."""
     optimizer_groups: list[dict[str, Any]] = []
     """Constants of each group of the optimizers that train, whoever built them, and the names of its
-    parameters where they can be known."""
+    parameters where they can be known; of an observed script also its last rate, its dtypes and the number
+    of its tensors."""
+    updated_tensors: int | None = None
+    """Tensors with a gradient that the optimizers of an observed script were given in one of the first
+    steps, on rank 0; None: not looked at."""
     master_dtypes: list[str] = []
     """Of the tensors that the optimizer updates."""
     optimizer_state_dtypes: list[str] = []

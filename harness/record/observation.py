@@ -20,6 +20,9 @@ class ObservationPart(Part):
     """The built-in backend that runs the same strategy, such as 'fsdp'; None: there is none."""
     loss: str = ""
     """What the loss of the steps is taken from."""
+    learning_rates: list[list[float | None]] = []
+    """Of each group of the optimizers, in the order of `observed.optimizer_groups`, the rate in each step;
+    None: the group has no rate, or its optimizer did not step."""
     unknown: dict[str, str] = {}
     """Fields of the record that are n/a, each with the reason."""
     notes: list[str] = []

@@ -53,6 +53,7 @@ def of_record(record: Record, rank: int = 0) -> Workload | None:
         micro_batch_size=world.micro_batch_size,
         accumulation_steps=world.accumulation_steps,
         loading=(record.backend.effective.loading if record.backend.effective else None) or "full",
+        original_parameters=(record.backend.native_config or {}).get("use_orig_params") is not False,
         gathers_for_hooks=not (
             record.backend.effective and record.backend.effective.details.get(HOOKED_WITHOUT_GATHER)
         ),

@@ -107,6 +107,8 @@ class StepEvent(Part):
     """Whether the norm is that of this rank's part of the gradient."""
     learning_rate: float
     applied_learning_rate: float | None = None
+    group_learning_rates: list[float | None] | None = None
+    """Of an observed script: of each group of its optimizers, None where it has none or did not step."""
     applied: AppliedGradients | None = None
     global_target_tokens: int | None
     """None: an observed script, whose `loss_weight` counts."""

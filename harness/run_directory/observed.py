@@ -101,7 +101,7 @@ def assemble_observed(
         layout=setup.layout if setup else None,
         model=setup.model if setup else None,
         observed=events[0].final.observed if events[0].final else None,
-        observation=seen.observation,
+        observation=seen.observation.model_copy(update={"learning_rates": _learning_rates(events)}),
         steps=steps,
         ranks=[part for rank in events if (part := rank_part(rank, events[rank])) is not None],
         comm=[
@@ -109,6 +109,13 @@ def assemble_observed(
         ],
         windows=WindowsPart(**{name: windows.count(name) for name in WindowsPart.model_fields}),
     )
+
+
+def _learning_rates(events: Mapping[int, RankEvents]) -> list[list[float | None]]:
+    """By group, the rates of all steps of the first rank; an optimizer may first step in a later one."""
+    of_steps = [event.group_learning_rates or [] for event in events[min(events)].steps]
+    groups = range(max(map(len, of_steps), default=0))
+    return [[rates[group] if group < len(rates) else None for rates in of_steps] for group in groups]
 
 
 def _observation(run_directory: Path) -> ObservationEvent | None:

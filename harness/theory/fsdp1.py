@@ -57,13 +57,15 @@ class FlatUnit:
     length: int
 
 
-def flat_unit(parameters: Sequence[Tensor], compute_dtype: str, ranks: int) -> FlatUnit:
-    """Lay out a unit as `FlatParamHandle._init_flat_param_and_metadata` does with original parameters.
+def flat_unit(
+    parameters: Sequence[Tensor], compute_dtype: str, ranks: int, *, original: bool = True
+) -> FlatUnit:
+    """Lay out a unit as `FlatParamHandle._init_flat_param_and_metadata` does.
 
-    Each parameter begins at a multiple of 16 bytes, counted in the dtype of the forward pass; the end is
-    padded to a multiple of the ranks.
+    With original parameters each begins at a multiple of 16 bytes, counted in the dtype of the forward pass;
+    without them, one follows the other. The end is padded to a multiple of the ranks.
     """
-    aligned = ALIGNMENT_BYTES // DTYPE_BYTES[compute_dtype]
+    aligned = ALIGNMENT_BYTES // DTYPE_BYTES[compute_dtype] if original else 1
     offsets, position = [], 0
     for parameter in parameters:
         position = ceil_to(position, aligned)
@@ -83,7 +85,8 @@ def model_states(workload: Workload) -> ModelStates:
 
     Weights and gradients: the rank's piece of each flat parameter, padding included. Adam's moments: the
     parts of original parameters that fall into the piece (`_get_shard_metadata`); a parameter without a
-    part has no gradient, so no state and no step counter. A flat parameter with any trained part has a
+    part has no gradient, so no state and no step counter. Without original parameters each flat parameter
+    has one state of its whole piece. A flat parameter with any trained part has a
     gradient of its whole length, frozen parts included (`FlatParamHandle.flat_param`, requires_grad).
     """
     width = workload.master_bytes
@@ -92,6 +95,9 @@ def model_states(workload: Workload) -> ModelStates:
     whole, reduced = _piece(workload, _flat_units(workload)), _piece(workload, _reduced_units(workload))
     own = Share(own=sum(trained.values()), padding=0, padding_name=ALIGNMENT)
     frozen = whole.own - own.own
+    # Without original parameters the optimizer has the piece of each flat parameter, padding included.
+    padded = 0 if workload.original_parameters else reduced.padding
+    counted = len(trained) if workload.original_parameters else len(_reduced_units(workload))
     return states(
         [
             *replace(whole, own=own.own).terms("weights", "own piece of each unit", width, host=host),
@@ -99,8 +105,10 @@ def model_states(workload: Workload) -> ModelStates:
             *replace(reduced, own=own.own).terms("gradients", "own piece of each unit", width, host=host),
             Term(kind="gradients", name=FROZEN_NEIGHBOURS, bytes=(reduced.own - own.own) * width,
                  host=host, extra=True),
-            *own.terms("optimizer", "Adam's moments of own piece", ADAM_MOMENTS * width, host=host),
-            step_counters(len(trained), workload),
+            *replace(own, padding=padded).terms(
+                "optimizer", "Adam's moments of own piece", ADAM_MOMENTS * width, host=host
+            ),
+            step_counters(counted, workload),
             *buffer_terms(workload),
         ]
     )  # fmt: skip
@@ -189,7 +197,8 @@ def _piece(workload: Workload, units: Sequence[FlatUnit]) -> Share:
 def _flat_units(workload: Workload) -> list[FlatUnit]:
     """NO_SHARD pads the end of a unit to the ranks of the world all the same."""
     ranks = workload.shards if is_sharded(workload) else workload.world_size
-    return [flat_unit(tensors, workload.compute_dtype, ranks) for _, tensors in workload.units()]
+    dtype, original = workload.compute_dtype, workload.original_parameters
+    return [flat_unit(tensors, dtype, ranks, original=original) for _, tensors in workload.units()]
 
 
 def _reduced_units(workload: Workload) -> list[FlatUnit]:

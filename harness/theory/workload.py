@@ -101,6 +101,8 @@ class Workload:
     """Precision in which Muon orthogonalises."""
     optimizer_implementation: OptimizerImplementation = "default"
     """As the job has it; 'default': torch chooses by device."""
+    original_parameters: bool = True
+    """FSDP1: whether the optimizer holds original parameters, not the flat one of each unit."""
     loading: Loading = "full"
     """How initial weights reached ranks that shard them."""
     gathers_for_hooks: bool = True

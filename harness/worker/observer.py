@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.backends.base import Batch, Engine, OptimizerKind
+from harness.backends.optimizer_groups import group_constants
 from harness.backends.optimizer_kinds import LOW_BIT
 from harness.backends.precision import dtype_name
 from harness.spec import OptimizerSection
@@ -24,6 +25,7 @@ from harness.worker.dropout import largest_dropout
 from harness.worker.environment import is_deterministic
 from harness.worker.factories import configuration
 from harness.worker.fp8 import narrow_layers
+from harness.worker.live_model import bare_name, recomputes
 from harness.worker.losses import ComputeLoss, summed_cross_entropy
 from harness.worker.low_bit import MOMENTS, stored_dtype, wide_bytes
 from harness.worker.muon import MOMENTUM_KEY, block_matrices, orthogonalised_in_parts
@@ -33,8 +35,6 @@ from harness.worker.optimizer_watch import OptimizerWatch
 DIGESTED_STEPS = 2
 """First steps, looked at more closely: each sample and the optimizer's gradients are recorded, inside the
 step. Later ones only note what is read after them."""
-CONSTANTS = ("betas", "eps", "weight_decay", "amsgrad", "maximize", "momentum")
-WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 class Observer:
@@ -174,7 +174,7 @@ class Observer:
     def _trained_elements(self) -> int:
         """Elements of the whole model that are not frozen."""
         assert self._model is not None
-        frozen = {_bare(name) for name, p in self._model.named_parameters() if not p.requires_grad}
+        frozen = {bare_name(name) for name, p in self._model.named_parameters() if not p.requires_grad}
         return sum(count for name, count in self._elements.items() if name not in frozen)
 
     @property
@@ -228,8 +228,7 @@ class Observer:
         """Constants of each group, and the names of its parameters where they can be known."""
         names = self._group_names(optimizer)
         return [
-            {key: list(v) if isinstance(v := group[key], tuple) else v for key in CONSTANTS if key in group}
-            | ({"parameters": names[index]} if names is not None else {})
+            group_constants(group) | ({"parameters": names[index]} if names is not None else {})
             for index, group in enumerate(optimizer.param_groups)
         ]
 
@@ -237,7 +236,7 @@ class Observer:
         """Names by group: of the model's own parameters, else as the job's groups were filled."""
         live: dict[int, str] = {}
         if self._model is not None:
-            live = {id(parameter): _bare(name) for name, parameter in self._model.named_parameters()}
+            live = {id(parameter): bare_name(name) for name, parameter in self._model.named_parameters()}
         groups = [group["params"] for group in optimizer.param_groups]
         if any(groups) and all(id(parameter) in live for group in groups for parameter in group):
             return [[live[id(parameter)] for parameter in group] for group in groups]
@@ -263,12 +262,10 @@ class Observer:
             "tied_parameters": len(every) - len(list(model.named_parameters())),
             "frozen_parameters": sorted(_bare_names(frozen) - self._frozen),
             "frozen_dtypes": sorted(
-                {dtype_name(p.dtype) for n, p in frozen.items() if _bare(n) in self._frozen}
+                {dtype_name(p.dtype) for n, p in frozen.items() if bare_name(n) in self._frozen}
             ),
             "attention": getattr(configuration(model), "_attn_implementation", None),
-            "activation_checkpointing": any(
-                getattr(module, "gradient_checkpointing", False) for module in model.modules()
-            ),
+            "activation_checkpointing": recomputes(model),
             "compiled": compiled,
             **(compiler_facts() if compiled else {}),
             "dropout": largest_dropout(model),
@@ -276,15 +273,8 @@ class Observer:
         }
 
 
-def _bare(name: str) -> str:
-    """A parameter's name without what wrapping modules put into it."""
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
-
-
 def _bare_names(names: Iterable[str]) -> set[str]:
-    return {_bare(name) for name in names}
+    return {bare_name(name) for name in names}
 
 
 def _process_facts() -> dict[str, Any]:

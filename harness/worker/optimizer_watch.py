@@ -32,6 +32,11 @@ class OptimizerWatch:
     def at_work(self) -> bool:
         return self._handle is not None
 
+    @property
+    def with_gradient(self) -> int:
+        """Tensors that had a gradient at their last use since `start`."""
+        return len(self._squares)
+
     def start(self) -> None:
         """Look on from here."""
         self._squares.clear()

@@ -30,6 +30,7 @@ from harness.compare.findings import (
     machine,
     memory,
     muon,
+    observed,
     own_jobs,
     pipeline,
     precision,
@@ -47,6 +48,7 @@ from harness.compare.runs import Runs
 
 MODULES: tuple[ModuleType, ...] = (
     job_equivalence,
+    observed,
     given,
     pipeline,
     settings,

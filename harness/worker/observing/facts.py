@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,16 +11,18 @@ from torch import Tensor, nn
 
 from harness.backends.base import Effective, Unsupported
 from harness.backends.blocks import transformer_blocks
+from harness.backends.optimizer_groups import group_constants, group_rate, held_tensors
 from harness.backends.precision import dtype_name
 from harness.record import LayoutPart, ModelPart, ObservedPart, TensorPart
 from harness.worker.accelerator import uses_tf32
 from harness.worker.compiling import is_compiled
 from harness.worker.description import describe_geometry
+from harness.worker.dropout import largest_dropout
 from harness.worker.environment import is_deterministic
+from harness.worker.live_model import Whole, bare_name, recomputes, whole_parameters
 from harness.worker.observing.live import Live, Optimizers
+from harness.worker.observing.seen import Seen
 
-CONSTANTS = ("betas", "eps", "weight_decay", "momentum", "amsgrad", "maximize")
-WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 PRECISIONS = {
     ("float32", "float32"): "fp32",
     ("bfloat16", "float32"): "bf16-mixed",
@@ -42,99 +44,79 @@ def is_causal(module: nn.Module) -> bool:
     return model is not None and type(model).__name__.endswith(("ForCausalLM", "GPT2LMHeadModel"))
 
 
-def layout_of(live: Live, optimizers: Optimizers) -> LayoutPart | None:
-    """Tensors of the whole model; None: a flat parameter hides their shapes."""
-    shapes = whole_shapes(live.bare)
-    if shapes is None:
-        return None
-    named = list(live.bare.named_parameters(remove_duplicate=False))
-    first: dict[int, str] = {}
-    for name, parameter in named:
-        first.setdefault(id(parameter), bare_name(name))
+def layout_of(live: Live, optimizers: Optimizers) -> LayoutPart:
+    """Tensors of the whole model."""
+    named = whole_parameters(live.bare)
+    first: dict[tuple[int, str], str] = {}
+    for one in named:
+        first.setdefault(one.key, one.name)
     decaying = {
         id(p) for group in optimizers.param_groups if group.get("weight_decay") for p in group["params"]
     }
-    parameters = {id(parameter): parameter for _, parameter in named}
+    frozen = sorted(one.name for one in named if first[one.key] == one.name and not one.trains)
     return LayoutPart(
         parameters=[
-            TensorPart(name=name, shape=shapes[name], dtype=dtype_name(parameters[key].dtype))
-            for key, name in first.items()
+            TensorPart(name=one.name, shape=one.shape, dtype=dtype_name(one.dtype))
+            for one in named
+            if first[one.key] == one.name
         ],
-        decaying=sorted(name for key, name in first.items() if key in decaying),
+        decaying=sorted(one.name for one in named if first[one.key] == one.name and id(one.held) in decaying),
         buffers=[
             TensorPart(name=bare_name(name), shape=list(buffer.shape), dtype=dtype_name(buffer.dtype))
             for name, buffer in live.bare.named_buffers()
         ],
-        blocks=_blocks(live.bare),
-        tied={
-            bare_name(name): first[id(parameter)]
-            for name, parameter in named
-            if bare_name(name) != first[id(parameter)]
-        },
+        blocks=_blocks(live),
+        tied={one.name: first[one.key] for one in named if first[one.key] != one.name},
+        frozen=frozen,
+        without_gradient=None if frozen else [],
     )
 
 
-def whole_shapes(module: nn.Module) -> dict[str, list[int]] | None:
-    """Shapes of the whole parameters by name, whatever holds pieces of them; None: they cannot be known."""
-    shapes: dict[str, list[int]] = {}
-    for name, unit in module.named_modules():
-        flat = getattr(unit, "_flat_param", None)
-        if isinstance(flat, Tensor):
-            prefix = bare_name(f"{name}.") if name else ""
-            for own, shape in zip(flat._fqns, flat._shapes, strict=True):  # type: ignore[attr-defined]
-                shapes[prefix + bare_name(own)] = list(shape)
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if type(parameter).__name__ != "FlatParameter":
-            shapes.setdefault(bare_name(name), list(getattr(parameter, "ds_shape", parameter.shape)))
-    names = {bare_name(name) for name, _ in module.named_parameters(remove_duplicate=False)}
-    return shapes if names <= shapes.keys() else None
+def trained_elements(module: nn.Module) -> int:
+    """Elements of the whole model that train; a tied tensor counts once."""
+    trained = {one.key: one.shape for one in whole_parameters(module) if one.trains}
+    return sum(math.prod(shape) for shape in trained.values())
 
 
-def model_part(live: Live, layout: LayoutPart | None, effective: Effective) -> ModelPart:
+def model_part(live: Live, layout: LayoutPart, effective: Effective) -> ModelPart:
     """The model as it trains."""
     model: Any = hugging_face_model(live.bare)
     named = model if model is not None else live.bare
-    whole = all(not hasattr(p, "ds_shape") for p in live.bare.parameters()) and not _is_flat(live.bare)
+    cut = any(hasattr(p, "ds_shape") for p in live.bare.parameters())
+    cut = cut or any(map(_holds_flat, live.bare.modules()))
     return ModelPart(
         architecture=_architecture(named),
         attention=getattr(model.config, "_attn_implementation", None) if model is not None else None,
         parameters=effective.parameter_count,
-        tied_parameters=len(layout.tied) if layout else 0,
+        tied_parameters=len(layout.tied),
         activation_checkpointing=recomputes(live.bare),
-        geometry=describe_geometry(model) if model is not None and whole else None,
+        geometry=describe_geometry(model) if model is not None and not cut else None,
         config=model.config.to_diff_dict() if model is not None else {},
     )
 
 
-def observed_part(live: Live, optimizers: Optimizers) -> ObservedPart:
+def observed_part(live: Live, optimizers: Optimizers, seen: Seen) -> ObservedPart:
     """What trains, in the form of the record."""
-    tensors = [state for one in optimizers.each for state in one.state.values() if isinstance(state, Mapping)]
-    steps = [float(state["step"]) for state in tensors if isinstance(state.get("step"), (Tensor, int, float))]
+    states = [state for one in optimizers.each for state in one.state.values() if isinstance(state, Mapping)]
+    steps = [float(state["step"]) for state in states if isinstance(state.get("step"), (Tensor, int, float))]
     held = [key for key in optimizers.state if isinstance(key, Tensor)]
     model: Any = hugging_face_model(live.bare)
     given = {id(p) for group in optimizers.param_groups for p in group["params"]}
-    own = dict(live.bare.named_parameters())
-    comparable = given <= {id(parameter) for parameter in own.values()}
+    whole = whole_parameters(live.bare)
+    comparable = given <= {id(one.held) for one in whole}
+    kept = {one.name for one in whole if one.trains and id(one.held) not in given}
     return ObservedPart(
-        parameters_left_out=sorted(
-            bare_name(name)
-            for name, p in own.items()
-            if comparable and p.requires_grad and id(p) not in given
-        ),
+        parameters_left_out=sorted(kept) if comparable else [],
         optimizer_used=bool(optimizers.each),
         optimizer_steps=int(max(steps)) if steps else None,
-        optimizer_groups=[_constants(group) for group in optimizers.param_groups],
+        optimizer_groups=_groups(optimizers, whole, seen),
+        updated_tensors=seen.updated_tensors,
         master_dtypes=sorted({dtype_name(tensor.dtype) for tensor in held}),
         optimizer_state_dtypes=sorted(
-            {
-                dtype_name(value.dtype)
-                for state in tensors
-                for key, value in state.items()
-                if isinstance(value, Tensor) and key != "step"
-            }
+            {dtype_name(tensor.dtype) for name, tensor in held_tensors(states) if name != "step"}
         ),
-        tied_parameters=len(list(live.bare.named_parameters(remove_duplicate=False))) - len(own),
-        frozen_parameters=sorted(bare_name(name) for name, p in own.items() if not p.requires_grad),
+        tied_parameters=len(whole) - len({one.key for one in whole}),
+        frozen_parameters=sorted({one.name for one in whole if not one.trains}),
         attention=getattr(model.config, "_attn_implementation", None) if model is not None else None,
         activation_checkpointing=recomputes(live.bare),
         compiled=is_compiled(live.bare),
@@ -144,13 +126,34 @@ def observed_part(live: Live, optimizers: Optimizers) -> ObservedPart:
     )
 
 
+def _groups(optimizers: Optimizers, whole: Sequence[Whole], seen: Seen) -> list[dict[str, Any]]:
+    """Each group with its constants, rate, dtypes, number of tensors and, where known, their names."""
+    names: dict[int, list[str]] = {}
+    for one in whole:
+        names.setdefault(id(one.held), []).append(one.name)
+    found = []
+    for place, group in enumerate(optimizers.param_groups):
+        tensors = group["params"]
+        count = max(seen.group_tensors.get(place, 0), len(tensors))
+        document = group_constants(group) | {
+            "learning_rate": group_rate(group),
+            "dtypes": sorted({dtype_name(p.dtype) for p in tensors}),
+            "tensors": count,
+        }
+        if count == len(tensors) and all(id(p) in names for p in tensors):
+            document["parameters"] = sorted({name for p in tensors for name in names[id(p)]})
+        found.append(document)
+    return found
+
+
 def settings_seen(
     live: Live, effective: Effective, model: ModelPart, optimizers: Optimizers
 ) -> dict[str, Any]:
     """Settings of a job, by name, that the live objects show."""
     compute = effective.autocast_dtype or effective.parameter_dtype
-    group = optimizers.param_groups[0] if optimizers.param_groups else {}
-    betas = group.get("betas") or (None, None)
+    betas = _common(optimizers, "betas")
+    first, second = betas if isinstance(betas, list) and len(betas) == 2 else (None, None)
+    decays = [_number(group_constants(group).get("weight_decay")) for group in optimizers.param_groups]
     adapted = any(type(module).__name__.startswith("PeftModel") for module in live.bare.modules())
     return {
         "task": "causal-lm" if is_causal(live.bare) else None,
@@ -158,12 +161,10 @@ def settings_seen(
         "model.config": model.config or None,
         "model.attention": model.attention,
         "model.dropout": largest_dropout(live.bare),
-        "optimizer.beta1": betas[0],
-        "optimizer.beta2": betas[1],
-        "optimizer.epsilon": group.get("eps"),
-        "optimizer.weight_decay": max(
-            (g.get("weight_decay") or 0.0 for g in optimizers.param_groups), default=None
-        ),
+        "optimizer.beta1": _number(first),
+        "optimizer.beta2": _number(second),
+        "optimizer.epsilon": _number(_common(optimizers, "eps")),
+        "optimizer.weight_decay": max((decay for decay in decays if decay is not None), default=None),
         "training.accumulation_steps": effective.accumulation_steps,
         "training.precision": PRECISIONS.get((compute, effective.master_dtype)),
         "training.gradient_clipping": effective.gradient_clipping,
@@ -173,36 +174,13 @@ def settings_seen(
     }
 
 
-def recomputes(module: nn.Module) -> bool:
-    """Whether a part of the model recomputes its activations."""
-    return any(
-        getattr(m, "gradient_checkpointing", False) is True or type(m).__name__ == "CheckpointWrapper"
-        for m in module.modules()
-    )
-
-
-def largest_dropout(module: nn.Module) -> float:
-    """Largest probability of a dropout that works in training."""
-    return max((m.p for m in module.modules() if isinstance(m, nn.modules.dropout._DropoutNd)), default=0.0)
-
-
-def bare_name(name: str) -> str:
-    """A parameter's name without what wrapping modules put into it."""
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
-
-
-def elements(shapes: Iterable[list[int]]) -> int:
-    """Elements of tensors of these shapes."""
-    return sum(math.prod(shape) for shape in shapes)
-
-
-def _blocks(module: nn.Module) -> list[str]:
-    model = hugging_face_model(module)
+def _blocks(live: Live) -> list[str]:
+    """Blocks of a transformer; of another model the units that its weights are gathered in."""
+    model = hugging_face_model(live.bare)
     if model is None:
-        return []
-    prefix = next(name for name, found in module.named_modules() if found is model)
+        units = [bare_name(f"{name}.").removesuffix(".") for name in live.engine.effective().wrap_units]
+        return [unit for unit in units if unit] if live.cuts_units else []
+    prefix = next(name for name, found in live.bare.named_modules() if found is model)
     try:
         return [bare_name(f"{prefix}.{name}" if prefix else name) for name in transformer_blocks(model)]
     except Unsupported:
@@ -214,9 +192,16 @@ def _architecture(module: nn.Module) -> str:
     return type(module).__name__.removeprefix("FSDP")
 
 
-def _is_flat(module: nn.Module) -> bool:
-    return any(isinstance(getattr(m, "_flat_param", None), Tensor) for m in module.modules())
+def _holds_flat(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "_flat_param", None), Tensor)
 
 
-def _constants(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: list(v) if isinstance(v := group[key], tuple) else v for key in CONSTANTS if key in group}
+def _common(optimizers: Optimizers, key: str) -> Any:
+    """What every group has of a constant; None: they differ, or one has none."""
+    values = [group_constants(group).get(key) for group in optimizers.param_groups]
+    return values[0] if values and all(value == values[0] for value in values) else None
+
+
+def _number(value: Any) -> float | None:
+    """A constant that is one number: Adafactor has a list of epsilons."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -33,6 +33,14 @@ class Live:
     """The built-in backend of the same strategy; None: there is none."""
     note: str | None = None
     """What a reader must know of the strategy."""
+    cuts_units: bool = False
+    """Whether weights are gathered in units of the model."""
+
+    @property
+    def has_form(self) -> bool:
+        """Whether the closed forms of the backend hold: they know no units within units."""
+        units = [f"{name}." for name in self.engine.effective().wrap_units if name]
+        return not any(a != b and a.startswith(b) for a in units for b in units)
 
 
 @dataclass
@@ -80,10 +88,10 @@ def recognise(
             return _ddp(module, optimizers, context)
         if isinstance(module, FullyShardedDataParallel):
             engine, base = live_sharded.fsdp1(module, optimizers, context)
-            return Live(engine=engine, bare=module.module, base=base)
+            return Live(engine=engine, bare=module.module, base=base, cuts_units=True)
         if isinstance(module, FSDPModule):
             engine, base = live_sharded.fsdp2(root, optimizers, context)
-            return Live(engine=engine, bare=root, base=base)
+            return Live(engine=engine, bare=root, base=base, cuts_units=True)
     return _single(root, optimizers, context)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.backends.optimizer_groups import group_rate
 from harness.run_directory.observed import ObserveRequest
 from harness.worker.communication import CommunicationCounter
 from harness.worker.memory import AllocatorProbe
@@ -174,8 +175,10 @@ class Session:
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self._has_stepped = True
         self.writing.add(optimizer)
-        if self._step is not None and optimizer.param_groups:
-            self._step.rate = float(optimizer.param_groups[0]["lr"])
+        if self._step is not None:
+            filled = (group for group in optimizer.param_groups if group["params"])
+            rates = [rate for group in filled if (rate := group_rate(group)) is not None]
+            self._step.rate = rates[0] if rates else self._step.rate
 
     def clipped(self, norm: Any, largest: float | None) -> None:
         self.seen.clipping = largest
@@ -240,7 +243,12 @@ class Session:
             return
         begin = time.perf_counter()
         self.probing.end_step()
-        applied = self.watch.stop() if self.watch.at_work else None
+        applied = None
+        if self.watch.at_work:
+            applied = self.watch.stop()
+            self.seen.updated_tensors = max(self.seen.updated_tensors or 0, self.watch.with_gradient)
+        step.group_rates = self.seen.rates
+        self.seen.rates = []
         self.seen.accumulation = step.micro_steps
         self.seen.steps += 1
         self._step = None

@@ -36,6 +36,8 @@ class Step:
     norm: Any = None
     """As clipping returned it; None: nothing clipped."""
     rate: float | None = None
+    group_rates: list[float | None] = field(default_factory=list)
+    """Of each group of the optimizers."""
     in_micro_step: bool = False
     """Whether a forward pass has begun whose backward pass has not ended."""
 
@@ -69,6 +71,7 @@ class Step:
             norm_is_partial=is_partial,
             learning_rate=self.rate or 0.0,
             applied_learning_rate=self.rate,
+            group_learning_rates=self.group_rates,
             applied=share,
             global_target_tokens=None,
             samples=sum(batch.count for batch in self.batches) if self.batches else None,

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from harness.backends.base import Effective, Engine, World
+from harness.backends.optimizer_groups import group_rate
 from harness.backends.registry import strategy_of
 from harness.record import LayoutPart, ModelPart, ObservationPart
 from harness.run_directory.events import (
@@ -37,12 +38,11 @@ from harness.worker.environment import device_name
 from harness.worker.events import GuestEventWriter
 from harness.worker.observer import DIGESTED_STEPS
 from harness.worker.observing.facts import (
-    elements,
     layout_of,
     model_part,
     observed_part,
     settings_seen,
-    whole_shapes,
+    trained_elements,
 )
 from harness.worker.observing.live import Live, Optimizers, effective_of, recognise
 from harness.worker.observing.probing import Probing
@@ -60,7 +60,7 @@ class Described:
 
     live: Live
     effective: Effective
-    layout: LayoutPart | None
+    layout: LayoutPart
     model: ModelPart
     trained_elements: int
 
@@ -96,9 +96,18 @@ class Writing:
         return self._described.live.engine if self._described else None
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped."""
+        """An optimizer has stepped: note the rates of its groups, and what they hold."""
         if all(optimizer is not known for known in self._optimizers.each):
             self._optimizers.each.append(optimizer)
+        seen, first = self._seen, 0
+        for known in self._optimizers.each:
+            for place, group in enumerate(known.param_groups, start=first):
+                seen.rates += [None] * (place + 1 - len(seen.rates))
+                if known is optimizer:
+                    seen.rates[place] = group_rate(group)
+                    count = sum(1 for _ in group["params"])
+                    seen.group_tensors[place] = max(seen.group_tensors.get(place, 0), count)
+            first += len(known.param_groups)
 
     def join(self, roots: Sequence[nn.Module]) -> None:
         """Become a rank of the run: this process trains."""
@@ -155,7 +164,7 @@ class Writing:
             self.measured(probing)
         self._write_observation(self._seen.accumulation)
         if self._described is not None:
-            observed = observed_part(self._described.live, self._optimizers)
+            observed = observed_part(self._described.live, self._optimizers, self._seen)
             self._events.write(FinalEvent(weights=None, observed=observed, probe_loss=None))
         self._events.write(DoneEvent() if failure is None else _failure(failure, under_way))
 
@@ -173,14 +182,12 @@ class Writing:
         )  # fmt: skip
         effective = effective_of(live, self._optimizers, step.micro_steps)
         layout = layout_of(live, self._optimizers)
-        shapes = whole_shapes(live.bare) or {}
-        trained = {name for name, p in live.bare.named_parameters() if p.requires_grad}
         return Described(
             live=live,
             effective=effective,
             layout=layout,
             model=model_part(live, layout, effective),
-            trained_elements=elements(shape for name, shape in shapes.items() if name in trained),
+            trained_elements=trained_elements(live.bare),
         )
 
     def _setup_event(self, found: Described) -> SetupEvent:
@@ -190,7 +197,7 @@ class Writing:
             versions={name: version(name) for name in PACKAGES if name in sys.modules},
             initial_weights=None,
             collectives=dist.get_backend() if dist.is_initialized() else "none",
-            claim=strategy_of(found.live.base) if found.live.base else None,
+            claim=strategy_of(found.live.base) if found.live.base and found.live.has_form else None,
             host=socket.gethostname(),
             device_name=device_name(self.world),
             accelerator=describe_accelerator(self.world.device),

@@ -1,0 +1,73 @@
+"""Groups and states of a live optimizer, whatever its class: the one place that reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from harness.backends.gradients import stored_tensors
+
+CONSTANTS = (
+    "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay", "momentum", "dampening",
+    "nesterov", "alpha", "rho", "beta1", "decay_rate", "clip_threshold", "scale_parameter", "relative_step",
+)  # fmt: skip
+"""Of a group, what changes the update: of AdamW, SGD, RMSprop, Adafactor, Lion and their like."""
+
+
+def describe_groups(optimizer: Any) -> list[dict[str, Any]]:
+    """The constants of each parameter group that change the update, read from the live optimizer.
+
+    Order of groups and keys is fixed; the learning rate is left out, since the loop sets it each step.
+    """
+    return [group_constants(group) for group in optimizer.param_groups]
+
+
+def group_constants(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Constants of one group as a document."""
+    return {key: _plain(group[key]) for key in CONSTANTS if key in group}
+
+
+def group_rate(group: Mapping[str, Any]) -> float | None:
+    """The learning rate of a group; None: it has none, as where Adafactor derives its own."""
+    rate = group.get("lr")
+    return None if rate is None else float(rate)
+
+
+def updated_tensors(optimizer: Any) -> Iterator[Tensor]:
+    """What an optimizer was given to update, group by group; any group may be empty."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def held_tensors(states: Iterable[Any]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that lie in this rank's memory of the states of an optimizer, each with its name.
+
+    Optimizers may nest them, as LBFGS does in lists.
+    """
+    for state in states:
+        for key, value in state.items() if isinstance(state, Mapping) else ():
+            for tensor in _tensors_in(value):
+                for held in stored_tensors(tensor):
+                    yield str(key), held
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors_in(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors_in(item)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
