@@ -10,7 +10,7 @@ import click
 from harness.cli.options import EXIT_STRICT, PATH, common, json_option
 from harness.cli.output import echo
 from harness.diagnose import diagnosis as diagnosing
-from harness.diagnose.diagnosis import CLEAN, Diagnosis
+from harness.diagnose.diagnosis import CLEAN, PARTED, Diagnosis
 from harness.diagnose.pair import read_pair
 from harness.nested import finite
 
@@ -26,7 +26,7 @@ def diagnose(first: Path, second: Path, strict: bool, as_json: bool) -> int:
 
     Lists the settings that differ, the first step, the tensors and the ratio of the difference, or reports
     that there is none beyond noise. Reruns both on this machine, and the reference if noise was not
-    measured.
+    measured. Of an observed script only the records are compared.
     """
     pair = read_pair(first, second)
     diagnosis = diagnosing.diagnose(pair, lambda text: echo(text, err=True))
@@ -41,7 +41,7 @@ def diagnose(first: Path, second: Path, strict: bool, as_json: bool) -> int:
 def _print(diagnosis: Diagnosis) -> None:
     names = f"{diagnosis.other.name} and {diagnosis.baseline.name}"
     if diagnosis.verdict is None:
-        echo(f"{names}: {CLEAN}")
+        echo(f"{names}: {CLEAN if diagnosis.clean else PARTED}")
     elif diagnosis.verdict.parts:
         echo(f"{names} diverge in step {diagnosis.verdict.step}")
     else:

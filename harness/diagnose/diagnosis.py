@@ -10,7 +10,7 @@ from harness.backends.registry import REFERENCE
 from harness.compare.distance import Distance, distance
 from harness.compare.effective import SettingDifference, setting_differences
 from harness.compare.job_equivalence import Difference, job_differences
-from harness.compare.noise import Limits
+from harness.compare.noise import Limits, measure_noise
 from harness.compare.parity import first_divergent_step
 from harness.diagnose.noise_runs import NoiseRuns, find_noise_runs
 from harness.diagnose.pair import Run
@@ -39,6 +39,7 @@ from harness.record import Record
 
 CLEAN = "no difference beyond noise"
 PARTED = "the runs differ beyond noise"
+NOT_RERUN = "an observed script is not run again, so no tensors were compared"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class Diagnosis:
     parting_step: int | None
     """First step whose loss or norm lies beyond noise."""
     verdict: StepVerdict | None
-    """Of the step that was examined; None for a clean pair."""
+    """Of the step that was examined; None for a clean pair, and where a script is one of it."""
     explanation: list[str]
 
     def as_json(self) -> dict[str, Any]:
@@ -85,6 +86,8 @@ def diagnose(pair: tuple[Run, Run], say: Say) -> Diagnosis:
 
     Raises HarnessError where a run that is needed cannot be made on this machine.
     """
+    if any(run.is_script for run in pair):
+        return _of_records(pair)
     some = pair[0].record
     labels = reference_labels(pair[0].record, pair[1].record)
     launcher = LocalLauncher(
@@ -121,6 +124,33 @@ def diagnose(pair: tuple[Run, Run], say: Say) -> Diagnosis:
         baseline=baseline, other=other, found=found, limits=limits,
         derivation=noise_runs.derivation(baseline.record), same_job=same_job, settings=settings,
         beyond=beyond, clean=clean, parting_step=parting, verdict=verdict, explanation=explanation,
+    )  # fmt: skip
+
+
+def _of_records(pair: tuple[Run, Run]) -> Diagnosis:
+    """What the records alone say: an observed script is not run again."""
+    baseline, other = sorted(pair, key=lambda run: run.is_script)
+    noise = measure_noise(baseline.record, ())
+    limits = noise.widest(other.record)
+    found = distance(baseline.record, other.record)
+    beyond = limits.exceeded(found)
+    # Of a script's job only a part is known, so that its id is always another.
+    same_job = [d for d in job_differences(baseline.record, other.record) if d.field != "job_id"]
+    settings = setting_differences(baseline.record, other.record)
+    parting = first_divergent_step(baseline.record, other.record, limits)
+    replicas = [text for run in (baseline, other) for text in about_replicas(run)]
+    clean = not (beyond or same_job or replicas or parting is not None)
+    explanation = [how_far(found, limits)]
+    if parting is not None:
+        explanation.append(f"the records part in step {parting}")
+    explanation += about_job(same_job, other)
+    explanation += about_settings(settings, baseline, other, clean=clean)
+    if not clean:
+        explanation += [*replicas, *about_reports(baseline, other, limits), NOT_RERUN]
+    return Diagnosis(
+        baseline=baseline, other=other, found=found, limits=limits, derivation=noise.derivation,
+        same_job=same_job, settings=settings, beyond=beyond, clean=clean, parting_step=parting, verdict=None,
+        explanation=explanation,
     )  # fmt: skip
 
 

@@ -33,6 +33,11 @@ class Run:
         """'ddp on 2 ranks'."""
         return str(Cell.of(self.record))
 
+    @property
+    def is_script(self) -> bool:
+        """Whether it is an observed script, which nothing can run again from its record."""
+        return self.record.observation is not None
+
 
 def read_pair(first: Path, second: Path) -> tuple[Run, Run]:
     """Read two runs of one job.
@@ -47,14 +52,17 @@ def read_pair(first: Path, second: Path) -> tuple[Run, Run]:
             raise HarnessError(
                 f"{run.record.run_id} is {run.record.status} ({why}): only finished runs can be diagnosed"
             )
-        canonical_label(run.record.backend.label)
+        if not run.is_script:
+            canonical_label(run.record.backend.label)
         if has_dropout(run.record):
             raise HarnessError(
                 f"{run.record.run_id} trained with dropout, so two runs differ by chance; repeat both with "
                 "--set model.dropout=0"
             )
     left, right = (run.record for run in pair)
-    if left.job_id != right.job_id:
+    if any(run.is_script for run in pair):
+        _require_one_model(left, right)
+    elif left.job_id != right.job_id:
         raise HarnessError(
             f"these are runs of different jobs: {_fields(left, right)}; give two runs of one job"
         )
@@ -65,6 +73,16 @@ def read_pair(first: Path, second: Path) -> tuple[Run, Run]:
             "on one kind of device"
         )
     return pair
+
+
+def _require_one_model(left: Record, right: Record) -> None:
+    """Of a script only a part of the job is known: what it trains must have the tensors of the other's."""
+    shapes = [sorted(p.shape for p in r.layout.parameters) for r in (left, right) if r.layout is not None]
+    if len(shapes) == 2 and shapes[0] != shapes[1]:
+        raise HarnessError(
+            f"these are runs of different models: {len(shapes[0])} parameters in {left.run_id} and "
+            f"{len(shapes[1])} in {right.run_id} have other shapes; give two runs that train one model"
+        )
 
 
 def _read(path: Path) -> Run:
