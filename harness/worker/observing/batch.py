@@ -24,8 +24,15 @@ FIRST = (
     "x",
     "input",
     "inputs",
+    "ids",
+    "tokens",
+    "token_ids",
+    "idx",
 )
-"""Names under which models take their samples, the likeliest first; else the first tensor counts."""
+"""Names under which models take their samples, the likeliest first; else the first tensor counts that is
+neither a target nor a mask."""
+TARGETS = ("labels", "label", "targets", "target", "y")
+MASKS = ("attention_mask", "mask", "padding_mask")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +55,9 @@ class MicroBatch:
         found = _named(arguments, named)
         if not found:
             return None
-        name = next((name for name in FIRST if name in found), next(iter(found)))
-        labels = found.get("labels")
+        others = [name for name in found if name not in TARGETS + MASKS] or list(found)
+        name = next((name for name in FIRST if name in found), others[0])
+        labels = next((found[target] for target in TARGETS if target in found and target != name), None)
         return cls(samples=found[name], labels=labels, mask=found.get("attention_mask"), shifts=causal)
 
     @property
