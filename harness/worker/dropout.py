@@ -29,7 +29,7 @@ def _probabilities(model: nn.Module) -> Iterator[float]:
         own = vars(module)
         yield from _named(own)
         config: Any = own.get("config")
-        if hasattr(config, "to_diff_dict") and id(config) not in seen:
+        if hasattr(config, "to_dict") and id(config) not in seen:
             seen.add(id(config))
             yield from _named(config.to_dict())
 

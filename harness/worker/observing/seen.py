@@ -19,8 +19,8 @@ class Seen:
     """Micro-steps of the last step that ended."""
     steps: int = 0
     """Optimizer steps that ended."""
-    rates: list[float | None] = field(default_factory=list)
-    """Of each group of the optimizers, in the step under way; None: it did not step, or has no rate."""
+    rates: dict[int, float | None] = field(default_factory=dict)
+    """By group, the rate with which its optimizer steps now; None: it has none."""
     group_tensors: dict[int, int] = field(default_factory=dict)
     """By group, the most tensors that it held while its optimizer stepped: ZeRO-3 fills them only then."""
     updated_tensors: int | None = None

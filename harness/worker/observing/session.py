@@ -65,6 +65,7 @@ class Session:
         self._backward_waits = False
         self._has_stepped = False
         self._since = 0.0
+        self._rate: float | None = None
         self._causal: dict[int, bool] = {}
         self._is_finished = False
 
@@ -172,13 +173,18 @@ class Session:
             elif self._step.ended is None:
                 self._enter(None)
 
+    def stepping(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before an update: afterwards a scheduler of its hooks may have set the next rate."""
+        self.writing.add(optimizer)
+        filled = (group for group in optimizer.param_groups if group["params"])
+        self._rate = next((rate for group in filled if (rate := group_rate(group)) is not None), None)
+
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self._has_stepped = True
-        self.writing.add(optimizer)
         if self._step is not None:
-            filled = (group for group in optimizer.param_groups if group["params"])
-            rates = [rate for group in filled if (rate := group_rate(group)) is not None]
-            self._step.rate = rates[0] if rates else self._step.rate
+            self._step.rate = self._rate if self._step.rate is None else self._step.rate
+            self._step.group_rates |= self.seen.rates
+        self.seen.rates = {}
 
     def clipped(self, norm: Any, largest: float | None) -> None:
         self.seen.clipping = largest
@@ -247,8 +253,6 @@ class Session:
         if self.watch.at_work:
             applied = self.watch.stop()
             self.seen.updated_tensors = max(self.seen.updated_tensors or 0, self.watch.with_gradient)
-        step.group_rates = self.seen.rates
-        self.seen.rates = []
         self.seen.accumulation = step.micro_steps
         self.seen.steps += 1
         self._step = None

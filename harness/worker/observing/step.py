@@ -36,8 +36,8 @@ class Step:
     norm: Any = None
     """As clipping returned it; None: nothing clipped."""
     rate: float | None = None
-    group_rates: list[float | None] = field(default_factory=list)
-    """Of each group of the optimizers."""
+    group_rates: dict[int, float | None] = field(default_factory=dict)
+    """By group of the optimizers that stepped."""
     in_micro_step: bool = False
     """Whether a forward pass has begun whose backward pass has not ended."""
 
@@ -71,7 +71,9 @@ class Step:
             norm_is_partial=is_partial,
             learning_rate=self.rate or 0.0,
             applied_learning_rate=self.rate,
-            group_learning_rates=self.group_rates,
+            group_learning_rates=[
+                self.group_rates.get(place) for place in range(max(self.group_rates, default=-1) + 1)
+            ],
             applied=share,
             global_target_tokens=None,
             samples=sum(batch.count for batch in self.batches) if self.batches else None,

@@ -96,13 +96,12 @@ class Writing:
         return self._described.live.engine if self._described else None
 
     def add(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped: note the rates of its groups, and what they hold."""
+        """An optimizer steps: note the rates of its groups, and what they hold."""
         if all(optimizer is not known for known in self._optimizers.each):
             self._optimizers.each.append(optimizer)
         seen, first = self._seen, 0
         for known in self._optimizers.each:
             for place, group in enumerate(known.param_groups, start=first):
-                seen.rates += [None] * (place + 1 - len(seen.rates))
                 if known is optimizer:
                     seen.rates[place] = group_rate(group)
                     count = sum(1 for _ in group["params"])

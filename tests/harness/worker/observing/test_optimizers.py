@@ -110,7 +110,7 @@ for step in range(7):
     model(input_ids=ids, labels=ids)["loss"].backward()
     optimizer.step()
 """
-ABOUT_MACHINE = {"busy-machine", "few-timed-steps", "noisy-timing"}
+ABOUT_MACHINE = {"busy-machine", "few-timed-steps", "noisy-timing", "slow-data"}
 ELEMENTS = 8 * 32 + 32 + 2 * (32 * 32 + 32) + 32 + 1
 
 
