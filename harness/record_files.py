@@ -25,15 +25,15 @@ class RecordFiles:
         """The record, the run's record or the records of the runs that a path names, by name."""
         if archive_of(path) is not None:
             return sorted(p for p in self._members(path) if p == path or path in p.parents)
-        if path.is_file():
+        if _is_record(path):
             return [path]
-        return [path / RECORD_NAME] if (path / RECORD_NAME).is_file() else self.of_runs(path)
+        return [path / RECORD_NAME] if _is_record(path / RECORD_NAME) else self.of_runs(path)
 
     def of_runs(self, folder: Path) -> list[Path]:
         """The records of all runs in a folder or archive, by name; none if it is missing."""
         if archive_of(folder) is not None:
             return sorted(path for path in self._members(folder) if path.parent.parent == folder)
-        return sorted(path for path in folder.glob(f"*/{RECORD_NAME}") if path.is_file())
+        return sorted(path for path in folder.glob(f"*/{RECORD_NAME}") if _is_record(path))
 
     def exists(self, path: Path) -> bool:
         """Whether a record's file is there. Raises HarnessError for an archive that cannot be read."""
@@ -54,6 +54,11 @@ class RecordFiles:
             files = read_archive(archive, named=RECORD_NAME)
             self._archives[archive] = {archive / name: data for name, data in _of_one_folder(files).items()}
         return self._archives[archive]
+
+
+def _is_record(path: Path) -> bool:
+    """Whether a path names something that is no folder; reading tells of pipes and devices."""
+    return path.exists() and not path.is_dir()
 
 
 def pack_records(files: Mapping[str, bytes], archive: Path) -> None:

@@ -8,6 +8,8 @@ from harness.secret_names import without_named_secrets
 from harness.secret_patterns import SECRET_PATTERNS
 
 MOST_MESSAGE_BYTES = 8 * 2**10
+MOST_CONSIDERED = 8 * MOST_MESSAGE_BYTES
+"""Characters of an exception's message: half of them its beginning, half its end."""
 MOST_LOG_TAIL_BYTES = 32 * 2**10
 
 # Control characters but tab and newline, marks that reverse text or break lines, lone surrogates.
@@ -68,6 +70,8 @@ def described(error: BaseException) -> str:
         text = str(error) or repr(error)
     except BaseException as second:  # a third party's __str__ may raise anything
         text = f"{type(error).__name__} (its message cannot be shown: {type(second).__name__})"
+    if len(text) > MOST_CONSIDERED:  # patterns of secrets take minutes over 50 MB
+        text = f"{text[: MOST_CONSIDERED // 2]}\n{text[-MOST_CONSIDERED // 2 :]}"
     if QUOTED_TRACEBACK in text:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         text = f"{lines[0]} ... {lines[-1]}"

@@ -70,7 +70,7 @@ class Store:
     def runs(self) -> tuple[list[tuple[Path, Record]], list[str]]:
         """The same with the file of each record: a person may have renamed its folder."""
         found, problems = [], []
-        for path in sorted(filter(Path.is_file, self.root.glob(f"*/{RECORD_NAME}"))):
+        for path in sorted(p for p in self.root.glob(f"*/{RECORD_NAME}") if not p.is_dir()):
             try:
                 found.append((path, read_record(path)))
             except HarnessError as error:
@@ -111,7 +111,7 @@ def read_record(path: Path, files: RecordFiles | None = None) -> Record:
     try:
         data = (files or RecordFiles()).read(path)
     except OSError as error:
-        raise HarnessError(f"record {path} cannot be read: {error}") from error
+        raise HarnessError(f"record {path} cannot be read: {error.strerror or error}") from error
     return parse_record(data, path)
 
 

@@ -54,7 +54,7 @@ def all_removed(rank: Rank) -> None:
 def replaced(rank: Rank) -> None:
     rank.train(4)
     with suppress(OSError):
-        rank.log.parent.rename(rank.log.parents[2] / "elsewhere")
+        rank.log.parent.rename(rank.log.parents[2] / rank.log.parent.name)
         rank.log.parent.write_text("")
     time.sleep(60)
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from typing import Any
 
 import psutil
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 TERMINATION_SECONDS = 2.0
 """Within these a rank that is terminated writes what it measured."""
 
@@ -66,6 +69,43 @@ def kill_fork_server() -> None:
         with suppress(psutil.Error):
             if any("multiprocessing.forkserver" in word for word in child.cmdline()):
                 child.kill()
+
+
+def adopt_orphans() -> None:
+    """Have orphans among this process's descendants become its children, not those of init; Linux only.
+
+    One that began a session of its own, or whose parent ended (a double fork), is in no group that is killed.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@contextmanager
+def leaving_none_behind() -> Iterator[None]:
+    """End with what was started meanwhile, however it was started; the fork server stays."""
+    adopt_orphans()
+    resource_tracker.ensure_running()  # it and the fork server serve all that is started
+    before = {child.pid for child in psutil.Process().children()}
+    try:
+        yield
+    finally:
+        kill_descendants(before)
+
+
+def kill_descendants(spared: Collection[int] = ()) -> None:
+    """Kill the children of this process with all that they started, and reap them.
+
+    `spared`: process ids of children that stay, with what they started.
+    """
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if child.pid in spared:
+                continue
+            for process in [child, *child.children(recursive=True)]:
+                with suppress(psutil.Error):
+                    process.kill()
+        with suppress(ChildProcessError, psutil.Error):
+            child.wait(TERMINATION_SECONDS)
 
 
 def die_with(parent: int, number: signal.Signals) -> None:

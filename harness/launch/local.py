@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.errors import HarnessError, JobError
-from harness.launch.ending import end_all, end_asked, kill_fork_server
+from harness.launch.ending import end_all, end_asked, kill_fork_server, leaving_none_behind
 from harness.launch.libraries import require_libraries
 from harness.launch.rank_main import enter_build, enter_check, enter_example, enter_rank, enter_trace
 from harness.launch.watch import Watch, ask_where
@@ -29,9 +29,12 @@ from harness.run_directory.outcome import Outcome
 from harness.run_directory.rank_events import has_ended_well
 from harness.run_directory.request import LOCAL_RENDEZVOUS, RunRequest, rank_file, rank_log
 from harness.run_directory.tail import Tail
+from harness.safe_text import harmless, redacted
 from harness.scratch import name_multiprocessing_folder, scratch_folder
 
 POLL_SECONDS = 0.25
+SILENT_SECONDS = 10.0
+"""After these a function of the user's own that has not returned is named."""
 GRACE_SECONDS = 10.0
 """After one rank failed, the others may say what they saw before they are ended."""
 
@@ -96,7 +99,9 @@ class LocalLauncher:
     def _ask(self, target: Callable[[str, str, Connection], None], argument: str, what: str) -> Any:
         """The answer of another process."""
         ours, theirs = multiprocessing.Pipe(duplex=False)
-        with scratch_folder("check") as scratch:
+        doing: str | None = None
+        """Code of the user's own that runs."""
+        with scratch_folder("check") as scratch, leaving_none_behind():
             log = Path(scratch) / "log"
             process = self._context.Process(  # type: ignore[attr-defined]
                 target=target, args=(argument, str(log), theirs)
@@ -104,17 +109,30 @@ class LocalLauncher:
             process.start()
             theirs.close()
             try:
-                answer: dict[str, Any] = ours.recv()
+                while True:
+                    if doing and not ours.poll(SILENT_SECONDS):
+                        _say(f"{doing} has not returned for {SILENT_SECONDS:.0f} s; press Ctrl-C if it hangs")
+                    answer: dict[str, Any] = ours.recv()
+                    if "note" in answer:
+                        _say(answer["note"])
+                    elif "doing" in answer:
+                        doing = answer["doing"]
+                    else:
+                        break
             except EOFError as error:
                 process.join()
                 tail = log.read_text(errors="replace").strip().splitlines()[-1:] if log.exists() else []
-                raise HarnessError(
-                    f"{what} failed with exit code {process.exitcode}: {''.join(tail)}"
-                ) from error
+                said = f": {''.join(tail)}" if tail else ""
+                if doing:
+                    raise HarnessError(
+                        f"{doing} ended the process with exit code {process.exitcode}{said}; return what it "
+                        "makes instead"
+                    ) from error
+                raise HarnessError(f"{what} failed with exit code {process.exitcode}{said}") from error
             except KeyboardInterrupt:
                 end_asked(process)
                 raise
-        process.join()
+            process.join()
         if "error" in answer:
             raise JobError(answer["error"])
         return answer["answer"]
@@ -128,6 +146,12 @@ class LocalLauncher:
         port: int | None = None,
     ) -> Outcome:
         """Start all ranks, pass rank 0's events on as they come, and return when all have ended."""
+        with leaving_none_behind():
+            return self._run(run_directory, request, on_event, port)
+
+    def _run(
+        self, run_directory: Path, request: RunRequest, on_event: EventHandler, port: int | None
+    ) -> Outcome:
         port = port or free_port()
         started = time.time()
         processes: dict[int, Any] = {}
@@ -231,6 +255,12 @@ class _Running:
     def in_order_of_their_end(self) -> list[int]:
         """Those that have ended, the first first, then the others."""
         return sorted(self.processes, key=lambda rank: (self.ended_at.get(rank, math.inf), rank))
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):
+        sys.stderr.write(f"{harmless(redacted(text))}\n")
+        sys.stderr.flush()
 
 
 class FolderLost(HarnessError):

@@ -76,14 +76,17 @@ def _answer(question: Callable[[], Any], log: str, launcher: Connection) -> None
     _detach(log)
     _follow_the_launcher()
     from harness.errors import HarnessError
+    from harness.safe_text import described
     from harness.worker.progress_bars import keep_lock_of_bars
+    from harness.worker.telling import tell_through
     from harness.worker.termination import leave
 
+    tell_through(launcher.send)
     keep_lock_of_bars()
     try:
         launcher.send({"answer": question()})
     except HarnessError as error:
-        launcher.send({"error": str(error)})
+        launcher.send({"error": described(error)})
     except BaseException:
         import traceback
 
@@ -117,8 +120,13 @@ def _follow_the_launcher() -> None:
     if launcher is None:
         return
 
+    from harness.launch.ending import adopt_orphans, kill_descendants
+
+    adopt_orphans()
+
     def wait_and_leave() -> None:
         launcher.join()
+        kill_descendants()
         os.killpg(0, signal.SIGKILL)  # with what this rank started
 
     threading.Thread(target=wait_and_leave, daemon=True).start()

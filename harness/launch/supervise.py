@@ -20,7 +20,7 @@ from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
 from harness.launch.claim import claimed
 from harness.launch.early_end import EarlyEnd, read_early_end, record_early_end, telling_why
-from harness.launch.ending import die_with
+from harness.launch.ending import adopt_orphans, die_with, kill_descendants
 from harness.launch.watch import ANSWER_SECONDS, STATE_SIGNAL, Watch, is_stopped
 from harness.record import Record
 from harness.record.run_id import run_folder
@@ -57,6 +57,7 @@ def supervise(rank: int, world_size: int, runs: Path, become: Become) -> Supervi
 
     Call this before anything starts threads or touches a device: the child is a fork.
     """
+    adopt_orphans()
     parent, (reader, writer) = os.getpid(), os.pipe()
     # Held back until they can be passed on: one that arrives around the fork would end this process alone.
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
@@ -120,6 +121,7 @@ class Supervisor:
 
     def leave(self) -> None:
         """End as the rank did."""
+        kill_descendants()
         code = self.code or 0
         os._exit(code if code >= 0 else 128 - code)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import JobError
+from harness.safe_text import encodable
 from harness.spec import DataSection
 from harness.worker.hub import settle_hub
 
@@ -86,6 +87,17 @@ def _json_lines(data: DataSection) -> Iterator[tuple[Mapping[str, Any], str]]:
         yield row, f"line {number}"
 
 
+def _text(value: str, path: str | None, where: str) -> str:
+    """The text. Raises JobError for half of a pair of surrogates, which JSON can spell and no text has."""
+    if encodable(value) != value:
+        lone = next(character for character in value if encodable(character) != character)
+        raise JobError(
+            f"data.path '{path}', {where}: a lone surrogate, \\u{ord(lone):04x}, is no character; write the "
+            "whole pair, or take it out"
+        )
+    return value
+
+
 def _document(data: DataSection, row: Mapping[str, Any], where: str) -> Document:
     values = []
     for name, field in (("text_field", data.text_field), ("prompt_field", data.prompt_field)):
@@ -98,23 +110,27 @@ def _document(data: DataSection, row: Mapping[str, Any], where: str) -> Document
                 f"data.{name} is '{field}', but {where} of '{data.path}' has no text there; its "
                 f"fields: {', '.join(map(str, row)) or 'none'}"
             )
-        values.append(value)
+        values.append(_text(value, data.path, where))
     return Document(text=values[0], prompt=values[1])
 
 
 def _squad(data: DataSection) -> Iterator[Document]:
     """One document per question: context and question as the prompt, the first answer as the text."""
+    count = 0
     try:
         articles = json.loads(_read_text(data.path))["data"]
         for article in articles:
             for paragraph in article["paragraphs"]:
                 for question in paragraph["qas"]:
                     if question["answers"]:
+                        count += 1
+                        where = f"question {count}"
+                        prompt = f"{paragraph['context']}\nQuestion: {question['question']}\nAnswer:"
+                        answers = [_text(answer["text"], data.path, where) for answer in question["answers"]]
                         yield Document(
-                            prompt=f"{paragraph['context']}\nQuestion: {question['question']}\nAnswer:",
-                            text=f" {question['answers'][0]['text']}",
-                            answers=tuple(answer["text"] for answer in question["answers"]),
-                        )
+                            prompt=_text(prompt, data.path, where), text=f" {answers[0]}",
+                            answers=tuple(answers),
+                        )  # fmt: skip
     except json.JSONDecodeError as error:
         raise JobError(f"data.path '{data.path}' is not JSON: {error.msg}") from error
     except (KeyError, TypeError, IndexError) as error:

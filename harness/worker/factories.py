@@ -16,7 +16,9 @@ from typing import Any
 from harness.errors import HarnessError, JobError
 from harness.import_path import put_before_packages, put_last
 from harness.provenance import package_root
+from harness.safe_text import described
 from harness.spec.factory import split_factory
+from harness.worker.telling import doing
 
 
 def configuration(model: Any) -> Any:
@@ -58,9 +60,12 @@ def _called(setting: str, spelling: str, arguments: Mapping[str, Any], root: str
     except ValueError:  # a builtin without a signature
         pass
     try:
-        return function(**arguments)
+        with doing(shown):
+            return function(**arguments)
     except HarnessError:
         raise
+    except SystemExit as error:
+        raise JobError(f"{shown} called sys.exit({error.code!r}); return what it makes instead") from error
     except Exception as error:
         raise JobError(f"{shown} raised {described_error(error)}") from error
 
@@ -93,7 +98,13 @@ def _imported(place: str, shown: str, root: str) -> ModuleType:
 
 def _import(name: str, shown: str, what: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        with doing(f"{shown}: importing {what}"):
+            return importlib.import_module(name)
+    except SystemExit as error:
+        raise JobError(
+            f"{shown}: importing {what} called sys.exit({error.code!r}); leave that to `if __name__ == "
+            "'__main__'`"
+        ) from error
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise JobError(
@@ -110,5 +121,5 @@ def _import(name: str, shown: str, what: str) -> ModuleType:
 def described_error(error: Exception) -> str:
     """Kind, message and place of an error, in one line."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    message = " ".join(str(error).split())
+    message = " ".join(described(error).split())
     return f"{type(error).__name__}: {message} ({frame.filename}, line {frame.lineno})"

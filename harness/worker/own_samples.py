@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,9 +22,11 @@ from harness.worker.dataset import (
     outside_the_allocator,
 )
 from harness.worker.factories import call_factory
+from harness.worker.telling import tell
 from harness.worker.text_samples import of_tokens
 
 INPUT_IDS = "input_ids"
+SILENT_SECONDS = 1.0
 WHAT = "a sequence of samples, each a mapping of names to tensors, arrays or numbers"
 
 
@@ -49,7 +52,14 @@ def _rows(returned: Any, shown: str, job: Job) -> list[Mapping[str, Any]]:
     ):
         raise JobError(f"{shown} returned a {type(returned).__name__}; it must return {WHAT}")
     rows: list[Mapping[str, Any]] = []
+    say_at: float | None = time.monotonic() + SILENT_SECONDS
     for row in _each(returned):
+        if say_at is not None and time.monotonic() > say_at:
+            say_at = None
+            tell(
+                f"{shown}: {len(rows):,} samples read so far; all are read before training: where the stream "
+                "does not end, stop this with Ctrl-C and set data.limit"
+            )
         if job.data.limit is not None and len(rows) == job.data.limit:
             break
         if job.task == "classification" and isinstance(row, (tuple, list)) and len(row) == 2:

@@ -14,6 +14,7 @@ from harness.spec import Job, OptimizerSection
 from harness.theory.optimizer_states import why_not
 from harness.worker.dataset import DataFacts
 from harness.worker.description import Built
+from harness.worker.failure_words import note_parameters
 from harness.worker.fp8 import narrow_products
 from harness.worker.gradient_flow import modules_without_gradient
 from harness.worker.loading.own_skeleton import why_whole
@@ -45,6 +46,7 @@ def prepare_engine(
     decaying: list[frozenset[str]] = []
 
     def note(model: nn.Module) -> None:
+        note_parameters(model)
         decaying.append(decaying_names(model, job.optimizer))
         without_gradient = modules_without_gradient(job, config)
         built.describe(model, decaying[-1], without_gradient, irregular_uses(job, model, example), whole)

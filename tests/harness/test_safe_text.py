@@ -136,3 +136,10 @@ def test_exceptions_that_cannot_be_shown_are_described() -> None:
     assert described(ValueError()) == "ValueError()"
     described(ValueError("\udc80")).encode()
     assert encodable("a\udc80") == "a\\udc80"
+
+
+def test_a_message_of_50_megabytes_keeps_both_ends_and_no_secret() -> None:
+    error = RuntimeError("password=hunter22hunter " + "x y " * 12_500_000 + "the end")
+    said = described(error)
+    assert said.startswith("password=***")
+    assert len(said) < 9_000

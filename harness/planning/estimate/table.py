@@ -71,6 +71,10 @@ def _header(asked: Question) -> list[str]:
     ]
 
 
+LOGITS_SHARE = 0.1
+"""Of the activations, from which one copy of the logits is worth a word."""
+
+
 def _of_size(asked: Question, world_size: int, rows: Sequence[EstimateRow]) -> list[str]:
     known, twins = without_twins([row for row in rows if row.scenario is not None])
     cut = next((row.scenario for row in known if row.scenario), None)
@@ -80,7 +84,28 @@ def _of_size(asked: Question, world_size: int, rows: Sequence[EstimateRow]) -> l
         lines += ["", *_memory_table(asked, known), "", *_step_table(asked, known)]
     notes = [f"{row.label}: unsupported: {row.unsupported}" for row in rows if row.unsupported]
     notes = [twins_line(twins), *notes] if twins else notes
+    notes = [*notes, *_about_logits(asked, known)]
     return lines + [part for note in (*notes, *_reasons(known)) for part in _wrapped(note)]
+
+
+def _about_logits(asked: Question, rows: Sequence[EstimateRow]) -> list[str]:
+    """What removes the logits, where a row does not fit and they are much of what a rank holds."""
+    experiment, vocabulary = asked.experiment, (asked.model.config or {}).get("vocab_size")
+    if experiment.task != "causal-lm" or experiment.loss.chunk_tokens is not None or vocabulary is None:
+        return []
+    for row in rows:
+        held = row.most_bytes("activations")
+        if row.scenario is None or row.verdict is None or row.verdict.fits or not held:
+            continue
+        tokens = row.scenario.micro_batch_size * experiment.data.sequence_length
+        logits = 4 * tokens * vocabulary
+        if logits > LOGITS_SHARE * held:
+            return [
+                f"one copy of the logits in fp32 takes {logits / GIGA:.1f} GB ({tokens:,} tokens x "
+                f"{vocabulary:,}), and the loss holds several: loss.chunk_tokens=1024, or a fused loss in a "
+                "program of your own, removes them"
+            ]
+    return []
 
 
 def _answer(asked: Question, rows: Sequence[EstimateRow]) -> str:

@@ -154,3 +154,11 @@ def test_file_that_is_not_utf8_is_refused(tmp_path: Path, source: str) -> None:
     path = tmp_path / "latin.txt"
     path.write_bytes("größe".encode("latin-1"))
     assert "is not UTF-8 text (byte 2)" in refused(source, path)
+
+
+def test_half_a_pair_of_surrogates_is_named_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "d.jsonl"
+    file.write_text('{"text": "fine"}\n{"text": "half \\ud83d"}\n')
+    data = DataSection(source="jsonl", path=str(file))
+    with pytest.raises(JobError, match=r"d\.jsonl', line 2: a lone surrogate, \\ud83d, is no character"):
+        list(read_documents(data))

@@ -48,6 +48,10 @@ def other_fields():
     return [{"x": 1.0}, {"y": 1.0}]
 
 
+def leaving():
+    raise SystemExit(4)
+
+
 def one_argument():
     return lambda batch: batch
 """
@@ -81,6 +85,7 @@ def test_arguments_reach_the_function(module: Path) -> None:
             "got an unexpected keyword argument 'depth'; its signature is linear(width=4)",
         ),
         ("broken", {}, "raised RuntimeError: no luck ("),
+        ("leaving", {}, ":leaving' called sys.exit(4); return what it makes instead"),
     ],
 )
 def test_what_cannot_be_called_is_refused(

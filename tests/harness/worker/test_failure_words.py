@@ -4,10 +4,12 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from harness.safe_text import described
 from harness.worker import failure_words
-from harness.worker.failure_words import failure_message
+from harness.worker.failure_words import failure_message, note_parameters
 
 Usage = namedtuple("Usage", "free")
 TORCH_SAVE = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 128 vs 0")
@@ -30,3 +32,33 @@ def test_a_file_cut_short_on_a_full_disk_is_called_so(
     text = failure_message(TORCH_SAVE, tmp_path)
     assert ("No space left on device" in text) == said
     assert str(TORCH_SAVE) in text
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(32, 1)
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "fully_shard doesn't support scalar parameters. Change",
+            "parameter 'scale' has no dimension",
+        ),
+        ("self.dim() cannot be 0 to view Float as Byte", "parameter 'scale' has no dimension"),
+        ("got [0] but expected shape compatible with [1, 32]", "reads parameter 'first.weight', of which"),
+        (
+            "aten.x got mixed torch.Tensor and DTensor, need",
+            "reads parameter 'first.weight', 'first.bias', of which",
+        ),
+    ],
+)
+def test_words_about_a_parameter_name_it_and_say_what_to_do(words: str, told: str, tmp_path: Path) -> None:
+    note_parameters(Scaled())
+    message = failure_message(RuntimeError(words), tmp_path)
+    assert told in message
+    assert message.endswith(f"({words})")
+    assert "or run ddp" in message
