@@ -46,7 +46,10 @@ def test_the_table_names_every_module_and_no_other() -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_the_table_names_the_commands_that_the_module_runs(name: str) -> None:
     told = {command for command in table()[name] if command.split()[0] in COMMANDS}
-    assert told == run_by(HERE / name)
+    run = run_by(HERE / name)
+    assert run <= told
+    # A command that another one printed is named by nobody.
+    assert told == run or ".printed(" in (HERE / name).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", MODULES)

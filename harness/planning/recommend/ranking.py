@@ -66,10 +66,16 @@ class Ranking:
 
     def best_by_backend(self) -> tuple[Configuration, ...]:
         """The best configuration of each backend that fits, the one to take first."""
-        found: dict[str, Configuration] = {}
+        variants: dict[str, list[Configuration]] = {}
         for configuration in self.fitting:
-            found.setdefault(configuration.backend, configuration)
-        return tuple(found.values())
+            variants.setdefault(configuration.backend, []).append(configuration)
+        leading = self.fitting[:1]
+        others = [
+            simplest_close(sorted(found, key=_by_speed))
+            for backend, found in variants.items()
+            if backend != leading[0].backend
+        ]
+        return (*leading, *sorted((c for c in others if c), key=_by_speed))
 
     def losers(self, best: Sequence[Configuration]) -> list[Loser]:
         """Each backend that is not among the best, with its fastest configuration or what it lacks to fit."""

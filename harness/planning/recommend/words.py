@@ -143,12 +143,16 @@ def _row(question: Question, configuration: Configuration) -> list[str]:
 def _title(question: Question) -> str:
     fabric = f", {question.fabric.name} between nodes" if question.fabric and question.nodes > 1 else ""
     return (
-        f"{question.model.name} ({question.model.parameters / 1e9:.3g}e9 parameters) on {question.gpus:,} x "
+        f"{question.model.name} ({_count(question.model.parameters)} parameters) on {question.gpus:,} x "
         f"{question.device.name} ({question.gpus_per_node} a node{fabric}), "
         f"{question.job.training.precision}, {question.tokens_per_step or question.tokens_asked:,} tokens "
         "per step in samples of "
         f"{question.sequence_length:,}, {PLANNED_WITH[question.preset]}"
     )
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.3g}e9" if parameters >= 1e6 else f"{parameters:,}"
 
 
 def _left_out(answer: Recommendation) -> str:

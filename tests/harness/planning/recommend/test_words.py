@@ -119,8 +119,8 @@ def test_a_faster_one_with_more_moving_parts_is_named_beside_the_recommended_one
 
 
 def test_no_sentence_calls_data_parallelism_right_where_the_recommended_one_divides_samples() -> None:
-    for per_token in (1_000, 19_000, 19_800, 20_500):
-        for communication in (0.0, 0.01, 0.5, 2.0):
+    for per_token in (1_000, 19_800):
+        for communication in (0.01, 2.0):
             given = predictors(per_token=per_token, communication=communication)
             answer = recommend(question(), Typed(), given)
             shared = registry.mesh_of(answer.best[0].label, 8).shares_samples
