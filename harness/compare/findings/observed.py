@@ -103,7 +103,7 @@ def _ranks_alone(row: Row) -> Finding | None:
         return None  # nothing was counted
     moved = [part for part in record.comm if part.phase in STEP_PHASES and part.payload_bytes]
     wrapped = record.observation.base is not None
-    if any(wrapped or (part.largest_bytes or 0) > SCALAR_BYTES for part in moved):
+    if any(wrapped or (part.largest_bytes or part.payload_bytes) > SCALAR_BYTES for part in moved):
         return None
     size = record.world.world_size
     same = _on_same_samples(record)

@@ -7,9 +7,10 @@ from harness.compare.effective import SettingDifference, setting_differences
 from harness.compare.job_equivalence import Difference
 from harness.compare.noise import Limits
 from harness.compare.wording import Digest
+from harness.diagnose.diagnosis import NOT_RERUN, diagnose
 from harness.diagnose.pair import Run
 from harness.diagnose.records import about_job, about_replicas, about_settings, how_far, steps_to_examine
-from harness.record import ObservedPart
+from harness.record import ObservationPart, ObservedPart
 from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps
 
 LIMITS = Limits(loss=1e-6, norm=1e-6, update=1e-6, weights=1e-6)
@@ -91,3 +92,21 @@ def test_another_training_is_named_by_field_with_digests_cut_short() -> None:
     assert list(about_job([found], run(label="ddp"))) == [
         "not the same training: initial weights: bbbbbbbbbbbb in ddp on 2 ranks, aaaaaaaaaaaa in the baseline"
     ]
+
+
+def test_a_script_is_compared_by_its_record_alone() -> None:
+    part = ObservationPart(command=["torchrun", "train.py"], frameworks=[], base="ddp")
+    own, said = run(label="ddp"), []
+    script = Run(
+        path=Path("script.json"),
+        record=make_record(label="observed-ddp", job_id="another").model_copy(update={"observation": part}),
+    )
+    equal = diagnose((script, own), said.append)
+    assert (equal.baseline, equal.clean, equal.verdict) == (own, True, None)
+    apart = make_steps(losses=[loss + 0.5 * (step > 1) for step, loss in enumerate(LOSSES)])
+    record = script.record.model_copy(update={"steps": apart})
+    parted = diagnose((own, Run(path=script.path, record=record)), said.append)
+    assert (parted.clean, parted.parting_step, parted.verdict) == (False, 2, None)
+    assert "the records part in step 2" in parted.explanation
+    assert NOT_RERUN in parted.explanation
+    assert said == []
