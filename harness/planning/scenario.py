@@ -79,12 +79,9 @@ class Scenario:
         shards = None
         if entry.strategy.facts.has_replicas:
             world = World(
-                rank=0,
-                world_size=world_size,
-                local_rank=0,
-                ranks_per_node=ranks_per_node,
+                rank=0, local_rank=0, world_size=world_size, ranks_per_node=ranks_per_node,
                 device=torch_device,
-            )
+            )  # fmt: skip
             shards = shard_group(world, getattr(options, "shard_size", None))
         return cls(
             model=model,
