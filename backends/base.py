@@ -280,7 +280,7 @@ class Backend(ABC):
         """For a third party: closed forms of its own, to which its runs are held byte by byte.
 
         A module or an object with `model_states(workload)` and `collectives(workload)`, as
-        `harness.theory.families.ClosedForms` says and `harness/theory/ddp.py` shows. Rank 0 evaluates them
+        `harness.forms.families.ClosedForms` says and `harness/forms/ddp.py` shows. Rank 0 evaluates them
         for every rank before the training; the record keeps the result. None: there are none.
         """
         return None

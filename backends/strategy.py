@@ -89,7 +89,7 @@ class StrategyKind:
     """One strategy of one library."""
 
     family: str
-    """Whose closed forms hold: the name of a module in `harness/theory`, such as 'fsdp2'."""
+    """Whose closed forms hold: the name of a module in `harness/forms`, such as 'fsdp2'."""
     sharding: Sharding = "none"
     """What is cut over ranks."""
     zero_stage: int | None = None

@@ -25,10 +25,10 @@ from harness.compare.volume import (
     volume_differences,
     volume_of,
 )
+from harness.forms.terms import STEP_PHASES
 from harness.record import Record
 from harness.report.sections.machine import commit_words
 from harness.store import read_runs
-from harness.theory.terms import STEP_PHASES
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "communication.md"
 GEOMETRIES = {
@@ -117,7 +117,7 @@ def document(records: dict[Cut, dict[str, Record]]) -> list[str]:
         f"{_origin(ran)}.",
         "Each figure is the payload in bytes that a rank passes to collectives per step (the size of the "
         "complete tensors) in forward, backward and step. `harness/worker/communication.py` counts it; "
-        "`harness/theory` derives the expected payload from the job alone. A plain number means that both "
+        "`harness/forms` derives the expected payload from the job alone. A plain number means that both "
         "agree to the byte, on every rank, in every phase (setup, weight digest, forward, backward, step), "
         "collective, dtype and group.",
         f"{len(ran)} runs; {len(ran) - len(differing)} agree to the byte, {len(differing)} differ.",

@@ -15,9 +15,9 @@ from tabulate import tabulate
 
 from harness.compare import measures
 from harness.compare.states import RankStates, largest, rank_states, textbook
+from harness.forms.terms import STATE_KINDS
 from harness.record import Record
 from harness.store import read_runs
-from harness.theory.terms import STATE_KINDS
 
 SHARED_KINDS = ("optimizer", "gradients", "weights")
 """In the order in which the stages of ZeRO shard them."""

@@ -13,10 +13,10 @@ from benchmarks.packed_page import packed, run, table, with_tables, write
 from harness.compare.expected import expected_states
 from harness.compare.measures import median_step_seconds
 from harness.compare.rows import reason
+from harness.forms.network import host_elements, host_link_bytes
+from harness.forms.terms import STATE_KINDS
 from harness.record import Record
 from harness.record.workload import of_record
-from harness.theory.host_link import host_elements, host_link_bytes
-from harness.theory.terms import STATE_KINDS
 
 NAME, MODULE = "offload", "benchmarks.offload_table"
 REFERENCE = "single"

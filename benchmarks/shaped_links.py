@@ -27,10 +27,10 @@ from harness.compare.ranking import Ranking, ranking
 from harness.compare.statistics import pairs_among, runs_to_judge
 from harness.errors import HarnessError
 from harness.fabric.result import read_fabric
+from harness.forms.network import crossover_bandwidth, seconds_over_link
 from harness.record import Record
 from harness.record_files import ARCHIVE_NAME
 from harness.store import read_runs
-from harness.theory.links import crossover_bandwidth, seconds_over_link
 from tests.cluster.fabric import measured_fabric
 from tests.cluster.slurm import SlurmCluster
 
@@ -58,7 +58,7 @@ each sends on the data network. Each link has a folder with its records, its rep
 right before and right after the runs (`fabric-*.json`).
 `python -m benchmarks.shaped_links {folder}` computes this page again from these files.
 
-Prediction: T(w) = T(k) + B (1/w - 1/k) (`harness/theory/links.py`), where
+Prediction: T(w) = T(k) + B (1/w - 1/k) (`harness/forms/network.py`), where
 
 - T(k) is the step time measured on the unshaped link,
 - B is the traffic per step from one node to the other, from the collectives counted in the unshaped runs;

@@ -7,10 +7,10 @@ from typing import Any
 
 from harness.backends.registry import BUILT_IN
 from harness.backends.strategy import StrategyKind
-from harness.theory.families import collectives
-from harness.theory.layout import Layout, Tensor
-from harness.theory.terms import Volume
-from harness.theory.workload import Window, Workload
+from harness.forms.families import collectives
+from harness.forms.layout import Layout, Tensor
+from harness.forms.terms import Volume
+from harness.forms.workload import Window, Workload
 
 LAYOUT = ("tied", "buffers", "blocks")
 WINDOW = ("evaluation_every", "evaluation_passes", "evaluation_spells", "digest", "checkpoint")

@@ -15,7 +15,7 @@ WITHOUT_TORCH = [
     "harness.compare.rows", "harness.config", "harness.run_directory.assemble", "harness.launch.local",
     "harness.provenance", "harness.record", "harness.report.report", "harness.report.drawing",
     "harness.report.tables", "harness.launch.cell", "harness.spec", "harness.store",
-    "harness.theory.families",
+    "harness.forms.families",
     "harness.backends.base", "backends.options", "backends.registry",
 ]  # fmt: skip
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FILE = 800
-LONGEST_FUNCTION = 50
+LONGEST_FUNCTION = 60
 SOURCES = [*sorted((ROOT / "backends").glob("*.py")), *sorted((ROOT / "harness").rglob("*.py"))]
 
 
@@ -15,7 +15,7 @@ def test_no_source_file_is_longer_than_800_lines() -> None:
     assert {path: count for path, count in lines.items() if count > LONGEST_FILE} == {}
 
 
-def test_no_function_is_longer_than_50_lines() -> None:
+def test_no_function_is_longer_than_60_lines() -> None:
     lengths = {name: length for path in SOURCES for name, length in functions(path)}
     assert {name: length for name, length in lengths.items() if length > LONGEST_FUNCTION} == {}
 

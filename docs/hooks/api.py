@@ -14,7 +14,7 @@ TOPICS = {
         "harness.compare.findings.finding",
     ),
     "Reports": ("harness.report.report", "harness.report.verify"),
-    "Closed forms": ("harness.theory.workload", "harness.theory.terms", "harness.theory.families"),
+    "Closed forms": ("harness.forms.workload", "harness.forms.terms", "harness.forms.families"),
     "Predictions": (
         "harness.planning.models",
         "harness.planning.estimate.question",

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from docs.hooks import sweeps
 from docs.hooks.sweeps import COPIES, FABRICS, PIPELINED, STAGES, Sweep, fits, gigabytes, rate, total
 from docs.hooks.tables import table
+from harness.forms.pipeline import bubble_share
 from harness.planning.estimate import EstimateRow
 from harness.planning.hardware import load_hardware
-from harness.theory.bubble import bubble_share
 
 
 def length_table() -> str:

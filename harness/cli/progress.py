@@ -7,9 +7,9 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from harness.cli.output import echo
+from harness.forms.flops import is_stub
 from harness.run_directory.events import Event, SetupEvent, StepEvent
 from harness.safe_text import harmless
-from harness.theory.device_peaks import is_stub
 
 PLAIN_LINES = 5
 """Progress lines of one run where there is no terminal."""

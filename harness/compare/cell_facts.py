@@ -7,8 +7,8 @@ from statistics import median
 
 from harness.compare.metrics import SENT, SPEED
 from harness.compare.repeats import Repeats
+from harness.forms.terms import STEP_PHASES
 from harness.record import Record
-from harness.theory.terms import STEP_PHASES
 
 GATHER = "all_gather"
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.compare.measures import rate
+from harness.forms.flops import gpu_hours, kilowatt_hours
 from harness.record import EnergyPart, Record
-from harness.theory.billion_tokens import gpu_hours, kilowatt_hours
 
 
 @dataclass(frozen=True, kw_only=True)

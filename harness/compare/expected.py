@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from harness.forms import families
+from harness.forms.terms import STEP_PHASES, ModelStates, Underived, Volume
+from harness.forms.workload import ORDINARY_STEP, Workload
 from harness.record import Record
 from harness.record.workload import known_strategy, of_record
-from harness.theory import families
-from harness.theory.terms import STEP_PHASES, ModelStates, Underived, Volume
-from harness.theory.workload import ORDINARY_STEP, Workload
 
 LOADING = Underived(
     phase="checkpoint_load", dtypes=(), reason="what loading a checkpoint communicates is the library's own"

@@ -7,14 +7,13 @@ from operator import attrgetter
 from statistics import median
 
 from harness.compare.states import after_backward, all_kinds
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.network import transport_sent_bytes
+from harness.forms.terms import STATE_KINDS, STEP_PHASES, ring_sent_bytes
+from harness.forms.textbook import gathers_updated, textbook_sent_bytes
+from harness.forms.workload import second_copy_ranks
 from harness.record import CommunicationPart, MemoryPart, Record, StepPart
 from harness.record.workload import known_strategy, layout_of
-from harness.theory.dtypes import DTYPE_BYTES
-from harness.theory.ring import ring_sent_bytes
-from harness.theory.terms import STATE_KINDS, STEP_PHASES
-from harness.theory.textbook import gathers_updated, textbook_sent_bytes
-from harness.theory.transports import transport_sent_bytes
-from harness.theory.workload import second_copy_ranks
 
 STEP_MOMENTS = ("after_forward", "after_backward", "after_step")
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")

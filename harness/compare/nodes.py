@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.compare.measures import all_ranks_counted
+from harness.forms.network import NodeTraffic, node_traffic
+from harness.forms.terms import STEP_PHASES
 from harness.record import Record
-from harness.theory.nodes import NodeTraffic, node_traffic
-from harness.theory.terms import STEP_PHASES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class NodeVolume:
 def node_volumes(record: Record) -> list[NodeVolume]:
     """One for each node in the order of the ranks; empty where nothing was counted.
 
-    Counts what the transport really sends, emulated collectives included (`harness.theory.transports`).
+    Counts what the transport really sends, emulated collectives included (`harness.forms.network`).
     """
     probed = record.windows.probed if record.windows else 0
     hosts = {part.rank: part.host for part in record.ranks}

@@ -12,9 +12,9 @@ from harness.backends.pipeline.cut import Cut
 from harness.compare.measures import first_timed
 from harness.compare.states import rank_states
 from harness.compare.timings import WAITING, Seconds, timings
+from harness.forms import pipeline
 from harness.record import RankPart, Record
 from harness.record.workload import of_record
-from harness.theory import pipeline
 
 PASSES = ("forward", "backward")
 MESSAGE = "send"

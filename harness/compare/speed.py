@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from harness.compare.run import Run
 from harness.compare.statistics import percentile_95
 from harness.compare.timings import WHOLE
-from harness.record import OverlapPart, Record
-from harness.theory.device_peaks import find_peak
-from harness.theory.flops import (
+from harness.forms.flops import (
     ModelGeometry,
+    find_peak,
     hardware_flops_per_token,
     least_flops_per_token,
     model_flops_per_token,
 )
+from harness.record import OverlapPart, Record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.compare.expected import expected_states
+from harness.forms.terms import STATE_KINDS, ModelStates
+from harness.forms.textbook import textbook_states
 from harness.record import MemoryPart, RankPart, Record
 from harness.record.workload import known_strategy, layout_of
-from harness.theory.terms import STATE_KINDS, ModelStates
-from harness.theory.textbook import textbook_states
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ from statistics import fmean
 
 from harness.backends.mesh import Mesh
 from harness.compare.expected import expected_volume
+from harness.forms.terms import BUFFERS, STEP_PHASES, Volume
+from harness.forms.textbook import TermDifference, explain, textbook_collectives
+from harness.forms.workload import ELSEWHERE, Workload
 from harness.record import CommunicationPart, Record
 from harness.record.workload import known_strategy, of_record
-from harness.theory.terms import BUFFERS, STEP_PHASES, Volume
-from harness.theory.textbook import TermDifference, explain, textbook_collectives
-from harness.theory.workload import ELSEWHERE, Workload
 
 Key = tuple[str, str, str, str]
 """(phase, collective, dtype, role of the group, or ELSEWHERE)."""

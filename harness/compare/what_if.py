@@ -6,10 +6,10 @@ from dataclasses import replace
 from statistics import fmean
 
 from harness.compare.volume import sent_per_step
+from harness.forms import families
+from harness.forms.workload import Window, Workload
 from harness.record import Record
 from harness.record.workload import of_record
-from harness.theory import families
-from harness.theory.workload import Window, Workload
 
 
 def states_on(record: Record, world_size: int) -> int | None:

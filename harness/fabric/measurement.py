@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from harness.backends.base import World
 from harness.fabric.result import FabricResult, FabricRow, pairs_to_test, sizes_to_test, whole_elements
+from harness.forms.flops import is_stub
 from harness.launch.external import external_rank, external_ranks_per_node, external_world_size
-from harness.theory.device_peaks import is_stub
 from harness.worker.devices import take_device
 from harness.worker.environment import join_process_group
 

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationErro
 from harness.atomic_write import write_atomically
 from harness.bounds import MOST_DOCUMENT_BYTES
 from harness.errors import HarnessError
+from harness.forms.flops import is_stub
 from harness.plain_files import read_plain
 from harness.record.environment import FabricPart
-from harness.theory.device_peaks import is_stub
 
 FABRIC_SCHEMA: Literal[1] = 1
 FABRIC_NAME = "fabric.json"

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from harness.errors import HarnessError
+from harness.forms import zero
+from harness.forms.ddp import bucket_count
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.network import EMULATED, transport_sent_bytes
+from harness.forms.part import within
+from harness.forms.terms import RING_PASSES, Collective
+from harness.forms.workload import Workload
 from harness.planning.constants import TimeConstants
 from harness.planning.device import Device
 from harness.planning.scenario import Scenario
 from harness.planning.work import Work
-from harness.theory import zero
-from harness.theory.ddp import bucket_count
-from harness.theory.dtypes import DTYPE_BYTES
-from harness.theory.ring import RING_PASSES
-from harness.theory.terms import Collective
-from harness.theory.transports import EMULATED, transport_sent_bytes
-from harness.theory.within import within
-from harness.theory.workload import Workload
 
 LATENCY_HIDES = frozenset({"gloo"})
 """Transports whose latency is a wait for processors, which goes on while bytes move: only the longer

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.forms.part import within
+from harness.forms.pipeline import bubble_of
 from harness.planning.attention import (
     EAGER_FORMULA,
     EAGER_SOURCE,
@@ -20,8 +22,6 @@ from harness.planning.profiles import AUTOCAST
 from harness.planning.time_term import TimeTerm
 from harness.planning.updating import device_terms, host_terms
 from harness.planning.work import Work
-from harness.theory.pipeline import bubble_of
-from harness.theory.within import within
 
 MANY_TOKENS = 2**16
 """At which the slope of an affine function is read."""
@@ -133,7 +133,7 @@ def bubble_terms(work: Work, one_pass: float) -> list[TimeTerm]:
     if not work.workload.strategy.facts.cuts_layers:
         return []
     share = bubble_of(work.workload)
-    source = "harness.theory.bubble"
+    source = "harness.forms.pipeline"
     formula = "passes x (p - 1) / (v m)"
     return [_term("bubble", work.passes * one_pass * share / (1 - share), formula, source)]
 

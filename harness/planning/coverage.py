@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from harness.errors import HarnessError
+from harness.forms.peaks.families import has_course
 from harness.planning.architectures import find_architecture
 from harness.planning.model import PlannedModel
 from harness.planning.scenario import Scenario
 from harness.spec import Job
 from harness.spec.job import axes_of
 from harness.spec.task import DEFAULT_TASK
-from harness.theory.peaks.families import has_course
 
 
 def why_states_alone(model: PlannedModel, job: Job) -> str | None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.forms.layout import Attention, Tensor
 from harness.planning.model import PlannedModel
-from harness.theory.layout import Attention, Tensor
 
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
 HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads")

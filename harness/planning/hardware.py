@@ -11,10 +11,10 @@ from pydantic import Field, PositiveFloat, model_validator
 from harness.backends.explain import suggestion
 from harness.backends.values import TypedValues
 from harness.errors import HarnessError
+from harness.forms.flops import find_peak
 from harness.planning.catalogue import read_file
 from harness.planning.device import Device, Fabric
 from harness.report.narrow import fitted
-from harness.theory.device_peaks import find_peak
 from harness.yaml_files import read_yaml_file
 
 USER_FILE = Path(".config", "harness", "hardware.yaml")

@@ -6,6 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.errors import HarnessError
+from harness.forms.activations import ActivationProfile
+from harness.forms.part import samples_at_once
+from harness.forms.peaks.course import Fullest, Phase
+from harness.forms.peaks.families import fullest_moments
+from harness.forms.peaks.walk import TRACED
+from harness.forms.zero3.states import own_settings
 from harness.planning.adapters import require_all_trained
 from harness.planning.coverage import require_activations, require_course
 from harness.planning.overhead import device_overhead
@@ -14,12 +20,6 @@ from harness.planning.profiles import activation_profile
 from harness.planning.scenario import Scenario
 from harness.planning.term import MemoryTerm
 from harness.planning.traced import Trace
-from harness.theory.activations import ActivationProfile
-from harness.theory.peaks.families import fullest_moments
-from harness.theory.peaks.ledger import Fullest, Phase
-from harness.theory.peaks.walk import TRACED
-from harness.theory.within import samples_at_once
-from harness.theory.zero3.fetching import own_settings
 
 MomentName = Literal["forward/backward", "gradient reduction", "optimizer step"]
 

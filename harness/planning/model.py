@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.theory.layout import Layout
+from harness.forms.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from harness.forms import sequence, tensor
+from harness.forms.part import within
+from harness.forms.terms import FURTHER_FORWARD, FURTHER_GRADIENTS
+from harness.forms.workload import Workload
+from harness.forms.zero3.states import fetching
 from harness.planning.communicating import Transfer
 from harness.planning.computing import ComputingTime
 from harness.planning.work import Work
-from harness.theory import sequence, tensor
-from harness.theory.terms import FURTHER_FORWARD, FURTHER_GRADIENTS
-from harness.theory.within import within
-from harness.theory.workload import Workload
-from harness.theory.zero3.fetching import fetching
 
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 OF_ACTIVATIONS = frozenset({

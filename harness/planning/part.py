@@ -8,11 +8,11 @@ from typing import Any
 
 from harness.backends.tensor_plan import HEADS, VOCABULARY
 from harness.errors import HarnessError
+from harness.forms import pipeline, tensor
+from harness.forms.activations import ActivationProfile, Gradient, Point, Saved, Segment, Size
+from harness.forms.part import within
+from harness.forms.workload import Workload
 from harness.planning.model import PlannedModel
-from harness.theory import pipeline, tensor
-from harness.theory.activations import ActivationProfile, Gradient, Point, Saved, Segment, Size
-from harness.theory.within import within
-from harness.theory.workload import Workload
 
 CUT_TYPES = ("llama", "mistral", "qwen2")
 """Types of models whose cut blocks are blocks of the same type with fewer heads and channels."""

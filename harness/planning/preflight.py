@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+from harness.forms.dtypes import COMPUTE, DTYPE_BYTES
 from harness.planning.limits import Limits
 from harness.planning.memory import MemoryPrediction, predict_memory
 from harness.planning.scenario import Scenario
@@ -13,7 +14,6 @@ from harness.planning.setup import setup_bytes
 from harness.planning.traced import Trace
 from harness.planning.verdict import Answer, Verdict
 from harness.record import PredictionPart
-from harness.theory.dtypes import COMPUTE, DTYPE_BYTES
 
 DISTRIBUTION = "sharding-harness"
 AT_LEAST = "at least"

@@ -13,14 +13,14 @@ from typing import Any
 
 from harness.backends.presets import ACCELERATOR_PRECISION, preset_changes
 from harness.errors import HarnessError
+from harness.forms.activations import ActivationProfile, from_json
+from harness.forms.part import samples_at_once, within
+from harness.forms.tensor import ranks_of
+from harness.forms.workload import Workload
 from harness.planning.part import local_config, local_profile
 from harness.planning.scenario import Scenario
 from harness.planning.traced import Trace, request_text, trace_ahead, traced
 from harness.spec import ModelSection
-from harness.theory.activations import ActivationProfile, from_json
-from harness.theory.tensor import ranks_of
-from harness.theory.within import samples_at_once, within
-from harness.theory.workload import Workload
 
 SHIPPED = Path(__file__).with_name("data") / "activations.json.xz"
 NOT_IN_A_PROFILE = frozenset({

@@ -12,18 +12,18 @@ from harness.backends.base import Preset, World
 from harness.backends.hybrid import shard_size as shard_group
 from harness.backends.mesh import Mesh
 from harness.backends.strategy import StrategyKind
+from harness.forms.activations import recomputed_until
+from harness.forms.families import model_states
+from harness.forms.fullest import fullest_rank
+from harness.forms.layout import Layout
+from harness.forms.terms import ModelStates
+from harness.forms.workload import Workload
 from harness.planning.adapters import with_adapters
 from harness.planning.constants import TimeConstants
 from harness.planning.device import Device, Fabric
 from harness.planning.geometry import heads_of
 from harness.planning.model import PlannedModel
 from harness.spec import Job
-from harness.theory.families import model_states
-from harness.theory.fullest import fullest_rank
-from harness.theory.layout import Layout
-from harness.theory.recomputation import recomputed_until
-from harness.theory.terms import ModelStates
-from harness.theory.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)

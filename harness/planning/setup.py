@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from harness.forms.dtypes import COMPUTE, DTYPE_BYTES
 from harness.planning.scenario import Scenario
-from harness.theory.dtypes import COMPUTE, DTYPE_BYTES
 
 BUILT_BYTES = 4
 """Per parameter: `worker.model.build_model` builds in fp32."""

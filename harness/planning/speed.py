@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.forms.flops import ModelGeometry, gpu_hours, kilowatt_hours, model_flops_per_token
+from harness.forms.network import guide_ratio, time_ratio
+from harness.forms.terms import PADDING
 from harness.planning.adapters import require_all_trained
 from harness.planning.communicating import Transfer, transfers
 from harness.planning.computing import ComputingTime, computing_time
@@ -15,10 +18,6 @@ from harness.planning.overlap import exposed_seconds, overlap_rule
 from harness.planning.scenario import Scenario
 from harness.planning.time_term import TimeTerm
 from harness.planning.work import Work
-from harness.theory.billion_tokens import gpu_hours, kilowatt_hours
-from harness.theory.flops import ModelGeometry, model_flops_per_token
-from harness.theory.overlap_ratios import guide_ratio, time_ratio
-from harness.theory.terms import PADDING
 
 __all__ = ["SpeedPrediction", "TimeTerm", "predict_speed"]
 
@@ -38,7 +37,7 @@ class SpeedPrediction:
     joules_per_step: float | None
     """Of all devices at their power limit: an upper bound."""
     guide_ratio: float | None = None
-    """What decision guides compute for exposed communication (`harness.theory.overlap_ratios`)."""
+    """What decision guides compute for exposed communication (`harness.forms.network`)."""
     peak_ratio: float | None = None
     """Communication over computing, both at the peaks of data sheets: above 1 some is exposed in any case."""
     remarks: tuple[str, ...] = ()

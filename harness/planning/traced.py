@@ -16,9 +16,9 @@ from typing import Any
 
 from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
+from harness.forms.activations import ActivationProfile, from_json
 from harness.import_path import module_command, safe_environment
 from harness.launch.libraries import EVERY_RANK, require_libraries
-from harness.theory.activations import ActivationProfile, from_json
 
 TRACER = "harness.worker.activation_trace"
 TRACING_SECONDS = 300

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from harness.forms.network import host_link_bytes
+from harness.forms.optimizer_step import implementation
 from harness.planning.constants import TimeConstants
 from harness.planning.time_term import TimeTerm
 from harness.planning.work import Work
-from harness.theory.host_link import host_link_bytes
-from harness.theory.optimizer_step import implementation
 
 ADAM_BYTES = {"foreach": 80, "for-loop": 80, "fused": 28}
 """Per fp32 element that AdamW reads and writes: fused 4 reads and 3 writes; else a pass per operation:

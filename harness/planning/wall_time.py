@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from harness.cells import Cell
 from harness.errors import HarnessError
+from harness.forms.flops import ModelGeometry, model_flops_per_token
 from harness.planning.device import Device
 from harness.planning.job_model import job_model
 from harness.planning.limits import limits_here
 from harness.spec import DEFAULT_STEPS, Job
 from harness.spec.task import DEFAULT_TASK
-from harness.theory.flops import ModelGeometry, model_flops_per_token
 
 CORE_FLOPS = 25e9
 """FLOP/s that training reaches on a core of a server's CPU, fp32: about what `reports/` have."""

@@ -7,15 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from harness.errors import HarnessError
-from harness.planning.geometry import Decoder, decoder
-from harness.planning.model import PlannedModel
-from harness.planning.part import part_of
-from harness.planning.scenario import Scenario
-from harness.theory import fsdp, zero
-from harness.theory.families import collectives
-from harness.theory.host_link import host_elements
-from harness.theory.sequence import with_attention
-from harness.theory.terms import (
+from harness.forms import fsdp, zero
+from harness.forms.families import collectives
+from harness.forms.network import host_elements
+from harness.forms.part import samples_at_once, within
+from harness.forms.sequence import with_attention
+from harness.forms.terms import (
     BACKWARD,
     FORWARD,
     FURTHER_BACKWARD,
@@ -26,9 +23,12 @@ from harness.theory.terms import (
     Collective,
     Volume,
 )
-from harness.theory.textbook import textbook_collectives
-from harness.theory.within import samples_at_once, within
-from harness.theory.workload import Workload
+from harness.forms.textbook import textbook_collectives
+from harness.forms.workload import Workload
+from harness.planning.geometry import Decoder, decoder
+from harness.planning.model import PlannedModel
+from harness.planning.part import part_of
+from harness.planning.scenario import Scenario
 
 FURTHER = {FORWARD: FURTHER_FORWARD, BACKWARD: FURTHER_BACKWARD, GRADIENTS: FURTHER_GRADIENTS}
 
@@ -60,7 +60,7 @@ class Work:
         """Logits of a token whose loss the rank computes; 0 on stages without the output projection.
 
         All of the vocabulary, also where ranks divide that projection: they gather what it puts out
-        (`harness.theory.tensor.LOGITS`), and each computes the loss of all of it.
+        (`harness.forms.tensor.LOGITS`), and each computes the loss of all of it.
         """
         return decoder(self.scenario.model).head_rows if self.decoder.head_rows else 0
 
@@ -129,7 +129,7 @@ class Work:
         volume = collectives(workload)
         if volume.unknown is None:
             found = tuple(c for c in volume.collectives if c.phase in STEP_PHASES and c.payload_bytes)
-            return found, f"harness.theory.{workload.strategy.family}"
+            return found, f"harness.forms.{workload.strategy.family}"
         if self.scenario.mesh.cuts_model:
             raise HarnessError(f"traffic under {self.scenario.label} is not known: {volume.unknown}")
         library = fsdp if workload.strategy.zero_stage is None else zero
@@ -138,7 +138,7 @@ class Work:
         )
         textbook = list(with_attention(workload, Volume(collectives=tuple(textbook))).collectives)
         further = _further_micro_steps(textbook, workload) if workload.strategy.stage == 3 else []
-        return (*textbook, *further), f"harness.theory.textbook: {volume.unknown}"
+        return (*textbook, *further), f"harness.forms.textbook: {volume.unknown}"
 
     @cached_property
     def unit_shares(self) -> tuple[float, tuple[float, ...], float]:

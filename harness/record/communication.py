@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from harness.forms.terms import OPERATIONS
 from harness.record.part import Part
-from harness.theory.ring import OPERATIONS
 
 
 def _known(op: str) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import field_validator
 
 from harness.bounds import LARGEST_NUMBER
+from harness.forms.layout import Use
 from harness.record.part import Part
-from harness.theory.layout import Use
 
 
 class TensorPart(Part):

@@ -10,6 +10,8 @@ from pydantic import BeforeValidator
 from harness.backends.base import Effective
 from harness.backends.strategy import StrategyKind
 from harness.command_lines import KeptCommand
+from harness.forms.flops import is_stub
+from harness.forms.terms import OwnForms
 from harness.record.answers import AnswersPart
 from harness.record.checkpoint import ResumedPart
 from harness.record.communication import CommunicationPart
@@ -25,8 +27,6 @@ from harness.record.settings import RecordedJob, RecordedMeasure
 from harness.record.steps import EvaluationPart, StepPart, WindowsPart
 from harness.record.world import WorldPart
 from harness.spec import Price, Question
-from harness.theory.device_peaks import is_stub
-from harness.theory.terms import OwnForms
 
 SCHEMA_VERSION: Literal[2] = 2
 Status = Literal["ok", "oom", "failed", "timeout", "diverged", "unsupported"]

@@ -9,13 +9,13 @@ from harness.backends.base import OptimizerKind
 from harness.backends.presets import HOOKED_WITHOUT_GATHER
 from harness.backends.registry import strategy_of
 from harness.backends.strategy import StrategyKind
+from harness.forms.activations import recomputed_until
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.layout import Attention, Layout, Tensor
+from harness.forms.workload import Window, Workload
 from harness.record.model import LayoutPart, TensorPart
 from harness.record.run import Record
 from harness.spec import Job
-from harness.theory.dtypes import DTYPE_BYTES
-from harness.theory.layout import Attention, Layout, Tensor
-from harness.theory.recomputation import recomputed_until
-from harness.theory.workload import Window, Workload
 
 NOT_CLAIMED = StrategyKind(family="not claimed")
 """In place of a third party's strategy that nothing is known of."""

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
 
 from harness.backends.base import Effective
 from harness.backends.strategy import StrategyKind
+from harness.forms.terms import OwnForms
 from harness.record import (
     AcceleratorPart,
     AnswerPart,
@@ -29,7 +30,6 @@ from harness.record import (
     Window,
 )
 from harness.record.run import with_details
-from harness.theory.terms import OwnForms
 
 Sketches = Mapping[str, Sequence[float | None]]
 """Of each parameter: see `worker/sketch.py`."""

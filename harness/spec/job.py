@@ -18,13 +18,13 @@ from pydantic import (
 
 from harness.backends.base import OptimizerImplementation, OptimizerKind, Precision
 from harness.backends.optimizer_kinds import LOW_BIT, NewtonSchulz
+from harness.forms.activations import PARTIAL_CHECKPOINTING
 from harness.spec.adapter import AdapterSection
 from harness.spec.data import IMAGES, DataSection
 from harness.spec.loss import LossSection
 from harness.spec.model import ModelSection
 from harness.spec.section import Section
 from harness.spec.task import DEFAULT_TASK, Task, require_fitting
-from harness.theory.recomputation import PARTIAL_CHECKPOINTING
 
 DEFAULT_GLOBAL_BATCH_SIZE = 8
 DEFAULT_STEPS = 20

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from harness.backends import registry
 from harness.backends.mesh import Dimension
+from harness.forms.optimizer_states import why_not
 from harness.spec.job import Job
-from harness.theory.optimizer_states import why_not
 
 
 @dataclass(frozen=True, kw_only=True)

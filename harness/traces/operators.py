@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from harness.theory.ring import OPERATIONS
+from harness.forms.terms import OPERATIONS
 
 # Operator -> (collective, index of the argument that holds the complete tensor; this rank's piece of it for
 # gather and scatter).
@@ -83,6 +83,6 @@ def dtype_of(text: str) -> str | None:
 
 def element_bytes(dtype: str) -> int | None:
     """Bytes of an element of a dtype by torch's name."""
-    from harness.theory.dtypes import DTYPE_BYTES
+    from harness.forms.dtypes import DTYPE_BYTES
 
     return 1 if dtype.startswith("float8") else DTYPE_BYTES.get(dtype)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.theory.ring import ring_sent_bytes
-from harness.theory.textbook import textbook_sent_bytes
+from harness.forms.terms import ring_sent_bytes
+from harness.forms.textbook import textbook_sent_bytes
 from harness.traces.analysis import RankTrace
 from harness.traces.collectives import Call
 from harness.traces.operators import element_bytes

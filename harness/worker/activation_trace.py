@@ -18,7 +18,7 @@ from torch.autograd import graph
 
 from harness.backends.blocks import transformer_blocks
 from harness.backends.precision import cast_parameters
-from harness.theory.activations import ActivationProfile, to_json
+from harness.forms.activations import ActivationProfile, to_json
 from harness.worker.checkpointed import enable_checkpointing
 from harness.worker.kernel_scratch import CudaAutocast, kernel_scratch
 from harness.worker.losses import summed_cross_entropy

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from harness.errors import JobError
-from harness.theory.recomputation import SELECTIVE, blocks_between
+from harness.forms.activations import SELECTIVE, blocks_between
 
 KEPT_OPERATORS = (
     "mm", "addmm", "bmm", "baddbmm", "_scaled_mm",

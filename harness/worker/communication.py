@@ -20,7 +20,7 @@ import torch.distributed as dist
 from harness.backends.mesh import Mesh
 from harness.backends.pipeline.tags import PHASES
 from harness.backends.precision import dtype_name
-from harness.theory.workload import ELSEWHERE
+from harness.forms.workload import ELSEWHERE
 from harness.traces.operators import OPERATORS
 
 MESSAGES = ("send", "recv")

@@ -6,8 +6,8 @@ import time
 
 import torch
 
+from harness.forms.flops import is_stub
 from harness.record import EnergyPart
-from harness.theory.device_peaks import is_stub
 from harness.worker.device_energy import DeviceEnergy
 from harness.worker.process_memory import nvml
 from harness.worker.processor_account import boot

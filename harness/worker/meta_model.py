@@ -10,10 +10,10 @@ import torch
 
 from harness.backends.explain import suggestion
 from harness.errors import HarnessError
+from harness.forms.layout import Layout
 from harness.record.workload import layout_of
 from harness.spec import OptimizerSection
 from harness.spec.model import CODE_SWITCH
-from harness.theory.layout import Layout
 from harness.worker.description import describe_geometry, describe_layout
 from harness.worker.model_classes import in_fp32
 from harness.worker.optimizer import decaying_names

@@ -13,9 +13,9 @@ from torch import nn
 
 from harness.backends.base import Batch
 from harness.errors import JobError
+from harness.forms.layout import Use
 from harness.spec import Job
 from harness.spec.task import DEFAULT_TASK
-from harness.theory.layout import Use
 from harness.worker.factories import described_error
 from harness.worker.gradient_flow import AnswersForMeta, needs_gradient
 from harness.worker.losses import loss_function

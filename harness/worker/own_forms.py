@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from harness.backends import registry
 from harness.backends.base import Backend, World
+from harness.forms.terms import OwnForms
+from harness.forms.workload import Window
 from harness.record.workload import NOT_CLAIMED, of_job
 from harness.run_directory.request import RunRequest
-from harness.theory.terms import OwnForms
-from harness.theory.workload import Window
 from harness.worker.description import Built
 from harness.worker.loop import Loop
 

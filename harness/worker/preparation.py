@@ -9,9 +9,9 @@ from torch import nn
 from harness.backends.base import Backend, Batch, Engine, LossScale, SetupContext, Unsupported, World
 from harness.backends.model_source import Loading
 from harness.backends.registry import parse, strategy_of
+from harness.forms.optimizer_states import why_not
 from harness.run_directory.request import RunRequest
 from harness.spec import Job, OptimizerSection
-from harness.theory.optimizer_states import why_not
 from harness.worker.dataset import DataFacts
 from harness.worker.description import Built
 from harness.worker.failure_words import note_parameters

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.backends.base import Batch, Unsupported, World
+from harness.forms.workload import part_length
 from harness.spec import Job
 from harness.spec.pairs import why_refused_along
-from harness.theory.workload import part_length
 from harness.worker.chunked_head import chunked_cross_entropy
 from harness.worker.dataset import IGNORED, LABELS
 from harness.worker.losses import ComputeLoss, token_cross_entropy

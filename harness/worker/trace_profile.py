@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from harness.theory.activations import MONOMIALS, ActivationProfile, Gradient, Point, Saved, Segment, Size
+from harness.forms.activations import MONOMIALS, ActivationProfile, Gradient, Point, Saved, Segment, Size
 from harness.worker.storage_events import Event
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from harness.backends import registry
+from harness.forms import pipeline
+from harness.forms.terms import Volume
+from harness.forms.workload import Window, Workload
 from harness.record.workload import layout_of
-from harness.theory import pipeline
-from harness.theory.terms import Volume
-from harness.theory.workload import Window, Workload
 from tests.contract.cases import GLOBAL_BATCH, LENGTH
 from tests.contract.communication import PROBED_STEP, VolumeCase
 from tests.contract.pipelines import CASES, Trained

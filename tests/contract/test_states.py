@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from harness.backends import registry
+from harness.forms.families import model_states
+from harness.forms.workload import Workload
 from harness.record.workload import layout_of
-from harness.theory.families import model_states
-from harness.theory.workload import Workload
 from tests.built_in import HYBRID, NATIVE
 from tests.contract.communication import VolumeCase
 from tests.contract.ranks import on_ranks

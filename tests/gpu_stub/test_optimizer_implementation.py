@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from harness.forms.optimizer_step import implementation
 from harness.record.workload import of_record
-from harness.theory.optimizer_step import implementation
 from tests.gpu_stub.machine import Machine
 
 

@@ -9,9 +9,9 @@ import torch.distributed as dist
 
 from harness.backends.base import BuildModel, BuildOptimizer, Engine, SetupContext
 from harness.backends.ddp import DdpBackend
-from harness.theory import ddp
-from harness.theory.terms import ModelStates, Volume
-from harness.theory.workload import Workload
+from harness.forms import ddp
+from harness.forms.terms import ModelStates, Volume
+from harness.forms.workload import Workload
 
 
 class Honest(DdpBackend):

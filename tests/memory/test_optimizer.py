@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from harness.forms.optimizer_step import step_temporary
 from harness.record import Record
 from harness.record.workload import of_record
-from harness.theory.optimizer_step import step_temporary
 from tests.memory.runs import LLAMA, compare
 
 pytestmark = pytest.mark.long(seconds=25)

@@ -9,7 +9,7 @@ import pytest
 from harness.backends.extension_builds import unmet_build
 from harness.backends.extensions import ASYNC_IO
 from harness.compare.states import rank_states
-from harness.theory.terms import STATE_KINDS
+from harness.forms.terms import STATE_KINDS
 from tests.memory.runs import compare
 
 UNMET = unmet_build(ASYNC_IO)

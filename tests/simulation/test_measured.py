@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.compare.states import after_backward, all_kinds
+from harness.forms.terms import STATE_KINDS, STEP_PHASES
 from harness.planning.simulation.comparison import simulated_peaks
 from harness.planning.simulation.process import run_simulations
 from harness.planning.simulation.request import plan_simulation
@@ -13,7 +14,6 @@ from harness.record import CommunicationPart, Record
 from harness.run_directory.simulation import SimulatedRank, Tensors
 from harness.spec import Experiment
 from harness.store import read_runs
-from harness.theory.terms import STATE_KINDS, STEP_PHASES
 
 pytestmark = [pytest.mark.long(seconds=90), pytest.mark.exhaustive]
 

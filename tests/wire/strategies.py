@@ -60,7 +60,7 @@ def measure_backend(backend: Any, world: Any, precision: str) -> dict[str, Any]:
 
 def derived_bytes(rows: list[dict[str, Any]]) -> float:
     """What the table of transports makes of counted collectives."""
-    from harness.theory.transports import transport_sent_bytes
+    from harness.forms.network import transport_sent_bytes
 
     return sum(
         transport_sent_bytes("gloo", row["op"], row["payload_bytes"], row["group_size"]) for row in rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.theory.transports import transport_sent_bytes
+from harness.forms.network import transport_sent_bytes
 from tests.wire.namespace import Namespace
 
 pytestmark = pytest.mark.long(seconds=10)

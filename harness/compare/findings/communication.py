@@ -10,7 +10,7 @@ from harness.compare.measures import reduced_bytes
 from harness.compare.rows import Row
 from harness.compare.runs import Runs
 from harness.compare.volume import VolumeDifference, volume_differences, volume_of
-from harness.theory.workload import ELSEWHERE
+from harness.forms.workload import ELSEWHERE
 
 KINDS = (
     Kind(

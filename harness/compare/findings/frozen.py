@@ -6,9 +6,9 @@ from harness.compare.findings.finding import Finding, Kind, of_cells
 from harness.compare.measures import REDUCTIONS
 from harness.compare.rows import Row
 from harness.compare.runs import Runs
+from harness.forms.dtypes import DTYPE_BYTES
 from harness.record import LayoutPart, Record
 from harness.record.workload import layout_of
-from harness.theory.dtypes import DTYPE_BYTES
 
 REDUCED_SHARE = 0.05
 """Of the frozen weights. Padding of adapters to the ranks and norms are far below it."""

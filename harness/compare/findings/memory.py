@@ -14,8 +14,8 @@ from harness.compare.rows import Row
 from harness.compare.runs import Runs
 from harness.compare.states import rank_states
 from harness.compare.wording import percent
+from harness.forms.terms import STATE_KINDS
 from harness.record import RankPart, Record
-from harness.theory.terms import STATE_KINDS
 
 STATES_TOLERANCE = 1e-3
 """Relative to the closed form. The forms are exact; this leaves room for a library's next version."""

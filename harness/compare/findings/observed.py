@@ -6,8 +6,8 @@ from harness.compare.findings.finding import Finding, Kind, of_cells
 from harness.compare.rows import Row
 from harness.compare.runs import Runs
 from harness.compare.wording import counted
+from harness.forms.terms import STEP_PHASES
 from harness.record import Record
-from harness.theory.terms import STEP_PHASES
 
 SCALAR_BYTES = 8
 """Of a collective: such as a loss or a count that is gathered for a log. A weight alone is as small, but not

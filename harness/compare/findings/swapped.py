@@ -6,8 +6,7 @@ from harness.compare.findings.finding import Finding, Kind, of_cells
 from harness.compare.rows import Row
 from harness.compare.runs import Runs
 from harness.compare.states import rank_states
-from harness.theory.zero3.swapping import BUFFER_TERM
-from harness.theory.zero3.weight_files import READ_TERM, UPDATED_TERM
+from harness.forms.zero3.states import BUFFER_TERM, READ_TERM, UPDATED_TERM
 
 KINDS = (
     Kind(

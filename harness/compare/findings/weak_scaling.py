@@ -8,8 +8,8 @@ from harness.backends.registry import REFERENCE
 from harness.compare.findings.finding import Finding, Kind
 from harness.compare.runs import Runs
 from harness.compare.speed import geometry, recomputation
+from harness.forms.flops import hardware_flops_per_token
 from harness.record import Record
-from harness.theory.flops import hardware_flops_per_token
 
 LARGEST_RATIO = 1.1
 

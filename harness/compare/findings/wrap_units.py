@@ -7,10 +7,10 @@ from harness.compare.findings.finding import Finding, Kind
 from harness.compare.rows import Row
 from harness.compare.runs import Runs
 from harness.compare.states import all_kinds
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.fullest import most_gathered_bytes
 from harness.record import MemoryPart, Record
 from harness.record.workload import of_record
-from harness.theory.dtypes import DTYPE_BYTES
-from harness.theory.gathered import most_gathered_bytes
 
 BLOCKS_AT_ONCE = 2
 """The block that computes, and one gathered ahead; `prefetch=N` of a backend comes on top."""

@@ -10,11 +10,11 @@ from harness.compare.repeats import Repeats
 from harness.compare.states import RankStates, largest, rank_states, textbook
 from harness.compare.surprises.surprise import MEMORY, SMALL_SHARE, Behaviour, Sighting
 from harness.compare.surprises.training import low_precision_masters
+from harness.forms.ddp import BUCKETS_BESIDE_GRADIENTS
+from harness.forms.terms import Term
+from harness.forms.zero import FP32_SURPLUS, SECOND_FP32_COPY
+from harness.forms.zero3.states import REDUCTION_BUCKET
 from harness.record.workload import known_strategy
-from harness.theory.ddp import BUCKETS_BESIDE_GRADIENTS
-from harness.theory.terms import Term
-from harness.theory.zero import FP32_SURPLUS, SECOND_FP32_COPY
-from harness.theory.zero3.states import REDUCTION_BUCKET
 
 CLOSE = 1e-3
 """Relative: measured bytes that are as expected."""

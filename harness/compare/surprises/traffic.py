@@ -14,9 +14,8 @@ from harness.compare.measures import (
 from harness.compare.repeats import Repeats
 from harness.compare.surprises.surprise import MEMORY, SMALL_SHARE, TRAFFIC, Behaviour, Sighting
 from harness.compare.volume import textbook_differences, volume_differences
-from harness.record import Record
-from harness.record.workload import known_strategy, of_record
-from harness.theory.terms import (
+from harness.forms.network import EMULATED
+from harness.forms.terms import (
     BACKWARD,
     FORWARD,
     FURTHER_BACKWARD,
@@ -25,9 +24,10 @@ from harness.theory.terms import (
     GRADIENTS,
     UPDATED,
 )
-from harness.theory.textbook import TermDifference
-from harness.theory.transports import EMULATED
-from harness.theory.zero3.collectives import TIED_TERM
+from harness.forms.textbook import TermDifference
+from harness.forms.zero3.collectives import TIED_TERM
+from harness.record import Record
+from harness.record.workload import known_strategy, of_record
 
 LEAST_EMULATED = 0.05
 """Of the counted bytes."""

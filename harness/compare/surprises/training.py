@@ -18,8 +18,8 @@ from harness.compare.surprises.surprise import (
     Sighting,
 )
 from harness.compare.wording import listed
+from harness.forms.dtypes import DTYPE_BYTES
 from harness.record import Record
-from harness.theory.dtypes import DTYPE_BYTES
 
 CLIPS_BY_DEFAULT = fact("zero-clips-by-default")
 CLIPPING_KEY = "gradient_clipping"

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from harness.fabric.result import FabricResult
+from harness.forms.flops import is_stub
 from harness.gpus.found import Gpus
 from harness.record import Record
 from harness.run_directory.device_note import DeviceNote
-from harness.theory.device_peaks import is_stub
 
 SINGLE, AGAIN, ON_CPU, ZERO, FULL, SHARDED = "single", "again", "cpu", "zero2", "out of memory", "fsdp"
 FABRIC = "fabric"

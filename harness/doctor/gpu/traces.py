@@ -9,8 +9,8 @@ from typing import Any
 from harness.compare.measures import all_ranks_counted
 from harness.doctor.gpu.check import Check, Finding, held
 from harness.doctor.gpu.evidence import SHARDED, Evidence, Kernels
+from harness.forms.terms import STEP_PHASES
 from harness.record import Record
-from harness.theory.terms import STEP_PHASES
 from harness.traces.kinds import KERNELS, STEP, is_communication
 
 NO_CUPTI = "it has no CUPTI"

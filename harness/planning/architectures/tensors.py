@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from harness.theory.layout import Layout, Tensor, elements
+from harness.forms.layout import Layout, Tensor, elements
 
 
 @dataclass

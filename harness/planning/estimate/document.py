@@ -156,7 +156,7 @@ def formulae(row: EstimateRow) -> list[dict[str, Any]]:
 
 def _ratios(speed: SpeedPrediction) -> list[dict[str, Any]]:
     """Communication over computing at the peaks of data sheets, and what decision guides compute."""
-    source = "harness.theory.overlap_ratios"
+    source = "harness.forms.network"
     found = [
         ("communication over computing, both at their peaks", speed.peak_ratio, "(bytes / B) / (6 P T / F)"),
         ("ratio of decision guides", speed.guide_ratio, "Ultra-Scale Playbook; carries P below stage 3"),

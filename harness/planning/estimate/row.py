@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.errors import HarnessError
+from harness.forms import pipeline
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.terms import STATE_KINDS, ModelStates
+from harness.forms.textbook import gathers_updated, textbook_sent_bytes, textbook_states
 from harness.planning.coverage import why_memory_unknown
 from harness.planning.estimate.question import Candidate, Question, candidates
 from harness.planning.estimate.traffic import TrafficLine, communication_dtypes, step_traffic
@@ -17,10 +21,6 @@ from harness.planning.speed import (
     predict_speed,
 )
 from harness.planning.verdict import Verdict
-from harness.theory import pipeline
-from harness.theory.dtypes import DTYPE_BYTES
-from harness.theory.terms import STATE_KINDS, ModelStates
-from harness.theory.textbook import gathers_updated, textbook_sent_bytes, textbook_states
 
 NO_DEVICE = "no GPU was named (--gpu)"
 
@@ -74,7 +74,7 @@ class EstimateRow:
 
     @property
     def textbook_state_bytes(self) -> float | None:
-        """Model states as the ZeRO paper counts them (`harness.theory.textbook`)."""
+        """Model states as the ZeRO paper counts them (`harness.forms.textbook`)."""
         if self.scenario is None or self.scenario.mesh.shares_samples:
             return None
         scenario, workload = self.scenario, self.scenario.workload()

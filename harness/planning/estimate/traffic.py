@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.forms import fsdp, zero
+from harness.forms.network import EMULATED, transport_sent_bytes
+from harness.forms.terms import Collective, ring_formula
+from harness.forms.workload import Role, Workload
 from harness.planning.scenario import Scenario
 from harness.planning.work import Work
-from harness.theory import fsdp, zero
-from harness.theory.ring import ring_formula
-from harness.theory.terms import Collective
-from harness.theory.transports import EMULATED, transport_sent_bytes
-from harness.theory.workload import Role, Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +35,8 @@ class TrafficLine:
 def step_traffic(scenario: Scenario) -> list[TrafficLine]:
     """Every collective of an ordinary step; empty on one rank.
 
-    A ring in the order of the ranks sends everything to the next rank (`harness.theory.nodes`): the last rank
-    of a node that the ring leaves sends it all to another node, the others send it within theirs.
+    A ring in the order of the ranks sends everything to the next rank (`harness.forms.network`): the last
+    rank of a node that the ring leaves sends it all to another node, the others send it within theirs.
     """
     if scenario.world_size == 1:
         return []

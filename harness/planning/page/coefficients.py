@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from harness.errors import HarnessError
+from harness.forms.flops import ModelGeometry, model_flops_per_token
 from harness.planning.attention import ATTENTION_BACKWARD, CAUSAL_TILE
 from harness.planning.communicating import transfers
 from harness.planning.computing import computing_coefficients
@@ -22,7 +23,6 @@ from harness.planning.page.envelope import Position, peak_candidates
 from harness.planning.scenario import Scenario
 from harness.planning.verdict import TIGHT_SHARE
 from harness.planning.work import Work
-from harness.theory.flops import ModelGeometry, model_flops_per_token
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SHORTEST, LONGEST = 128, 131072

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
+from harness.forms.activations import MONOMIALS, Point, Size
+from harness.forms.peaks.course import Ledger, Phase, Unit
+from harness.forms.peaks.families import COURSES
+from harness.forms.peaks.walk import Walk
 from harness.planning.memory import PHASES
 from harness.planning.profiles import activation_profile
 from harness.planning.scenario import Scenario
-from harness.theory.activations import MONOMIALS, Point, Size
-from harness.theory.peaks.course import Unit
-from harness.theory.peaks.families import COURSES
-from harness.theory.peaks.ledger import Ledger, Phase
-from harness.theory.peaks.walk import Walk
 
 Coefficients = tuple[int, ...]
 """One per entry of MONOMIALS."""

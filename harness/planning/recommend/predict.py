@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from harness.backends import registry
 from harness.backends.pipeline_options import parts_of
 from harness.errors import HarnessError
+from harness.forms.families import collectives
+from harness.forms.terms import STATE_KINDS
 from harness.planning.fit.search import divisors, largest_predicted
 from harness.planning.memory import MemoryPrediction, predict_memory
 from harness.planning.profiles import trace_scenarios
@@ -16,8 +18,6 @@ from harness.planning.recommend.variants import Variant
 from harness.planning.scenario import Scenario
 from harness.planning.speed import SpeedPrediction, predict_speed
 from harness.planning.verdict import Verdict
-from harness.theory.families import collectives
-from harness.theory.terms import STATE_KINDS
 
 OF_SAMPLES = ("activations", "data")
 """Kinds of memory that grow with the tokens of a sample."""

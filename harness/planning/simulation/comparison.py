@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from harness.errors import HarnessError
+from harness.forms.families import FAMILIES, collectives, model_states
+from harness.forms.network import NodeTraffic, node_traffic
+from harness.forms.terms import STATE_KINDS, STEP_PHASES, Volume, ring_sent_bytes
+from harness.forms.workload import Role, Workload
 from harness.planning.job import planned_model, scenario_of
 from harness.planning.memory import MemoryPrediction, MomentName, predict_memory
 from harness.planning.scenario import Scenario
 from harness.planning.simulation.request import Simulated
 from harness.run_directory.simulation import SimulatedRank
-from harness.theory.families import FAMILIES, collectives, model_states
-from harness.theory.nodes import NodeTraffic, node_traffic
-from harness.theory.ring import ring_sent_bytes
-from harness.theory.terms import STATE_KINDS, STEP_PHASES, Volume
-from harness.theory.workload import Role, Workload
 
 RING = "ring"
 """In place of a transport: bytes as a ring sends them, and no copies of them, as gloo makes."""

@@ -10,13 +10,13 @@ from harness.compare import measures
 from harness.compare.comparison import Comparison
 from harness.compare.repeats import Repeats
 from harness.compare.states import largest, rank_states
+from harness.forms.terms import STATE_KINDS
 from harness.report.document import Picture
 from harness.report.drawing import only_drawn
 from harness.report.formats import number
 from harness.report.palette import KINDS, LIMIT
 from harness.report.pictures.bars import Layer, bar_chart, quantity, stack, text_after, tick
 from harness.report.pictures.cells import Row, caption, cell_row, drawable, rows_of_all, told
-from harness.theory.terms import STATE_KINDS
 
 REST = "activations"
 LABELS = {**{kind: kind for kind in STATE_KINDS}, REST: "activations and buffers, up to the peak"}

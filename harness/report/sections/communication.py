@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from harness.compare.comparison import Comparison
 from harness.compare.volume import expected_payload, is_derived, volume_of
+from harness.forms.terms import STEP_PHASES
 from harness.record import CommunicationPart, Record
 from harness.report.document import Block, Column, Paragraph, Section, Table
 from harness.report.formats import megabytes, short
 from harness.report.tables import LABELS
-from harness.theory.terms import STEP_PHASES
 
 Key = tuple[str, str, str, str, int]
 PHASES = ("setup", "digest", *STEP_PHASES, "evaluation", "checkpoint", "checkpoint_load")

@@ -9,11 +9,11 @@ from harness.compare.comparison import Comparison
 from harness.compare.disturbance import disturbance
 from harness.compare.run_conditions import accelerator_facts
 from harness.compare.wording import listed
+from harness.forms.flops import is_stub
 from harness.record import EnvironmentPart, Record
 from harness.report.document import Block, Items, Section
 from harness.report.formats import number
 from harness.report.sections.slurm import slurm_jobs
-from harness.theory.device_peaks import is_stub
 
 _OF_GPUS = re.compile(r"NCCL|RCCL|TF32|^CUDA_|^CUBLAS|ALLOC_CONF|_VISIBLE_DEVICES")
 

@@ -7,10 +7,10 @@ from typing import Any
 from harness.compare.comparison import Comparison
 from harness.compare.repeats import Repeats
 from harness.compare.states import largest, rank_states, textbook
+from harness.forms.terms import STATE_KINDS
 from harness.report.document import Block, Column, Folded, Paragraph, Section, Table, plain
 from harness.report.formats import megabytes
 from harness.report.tables import LABELS
-from harness.theory.terms import STATE_KINDS
 
 TEXT = (
     "Of the first repeat, after a backward pass, on the rank that holds most of them. expected: the closed "

@@ -8,10 +8,10 @@ from harness.compare.comparison import Comparison
 from harness.compare.repeats import Repeats
 from harness.compare.scaling import strong_scaling, weak_scaling
 from harness.compare.wording import listed
+from harness.forms.flops import STUB
 from harness.record import Record
 from harness.report.figures import BASE
 from harness.spec import Question
-from harness.theory.device_peaks import STUB
 
 QUESTIONS: dict[Question, str] = {
     "speed": "which strategy is fastest?",

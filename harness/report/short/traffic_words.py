@@ -5,10 +5,10 @@ from __future__ import annotations
 from harness.compare.metrics import EXPECTED_SENT, SENT, TRANSPORT_SENT
 from harness.compare.repeats import Repeats
 from harness.compare.wording import listed, ranks
+from harness.forms.network import EMULATED
 from harness.report.formats import megabytes
 from harness.report.short.stage import Stage, sent_once
 from harness.report.short.words import levels, names, ratio, sentence
-from harness.theory.transports import EMULATED
 
 
 def traffic_sentence(stage: Stage) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.theory.loading import PIECE_ELEMENTS
+from harness.forms.loading import PIECE_ELEMENTS
 
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 

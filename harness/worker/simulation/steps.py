@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from harness.backends.base import Batch, Engine
+from harness.forms.workload import ORDINARY_STEP
 from harness.run_directory.request import RunRequest
-from harness.theory.workload import ORDINARY_STEP
 from harness.worker.communication import CommunicationCounter
 from harness.worker.memory_probe import MemoryProbe
 from harness.worker.observer import Observer

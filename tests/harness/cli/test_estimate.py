@@ -43,7 +43,7 @@ def test_details_name_formula_and_source() -> None:
     _, text, _ = run("--model", "bloom-560m", "--backends", "ddp", "--details", *MIXED)
     assert "ddp on 8 ranks, line by line" in text
     assert "2 x (8 - 1) / 8 x 2,236,858,368 bytes" in text
-    assert "harness.theory.ddp" in text
+    assert "harness.forms.ddp" in text
 
 
 def test_json_is_alone_on_standard_output() -> None:

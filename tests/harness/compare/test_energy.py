@@ -6,9 +6,9 @@ import pytest
 
 from harness.compare.comparison import Comparison
 from harness.compare.energy import usage
+from harness.forms.flops import BILLION, JOULES_PER_KILOWATT_HOUR, SECONDS_PER_HOUR
 from harness.record import EnergyPart, Record
 from harness.spec import Price
-from harness.theory.billion_tokens import BILLION, JOULES_PER_KILOWATT_HOUR, SECONDS_PER_HOUR
 from tests.records import make_ranks, make_record, on_stub
 
 TOKENS_PER_SECOND = 2048.0

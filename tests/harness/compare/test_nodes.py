@@ -6,9 +6,9 @@ import pytest
 
 from harness.compare.comparison import Comparison
 from harness.compare.nodes import node_volumes
+from harness.forms.network import NodeTraffic, node_traffic
 from harness.record import CommunicationPart, Record
 from harness.report.sections.nodes import nodes_section
-from harness.theory.nodes import NodeTraffic, node_traffic
 from tests.records import make_ranks, make_record
 
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "b"}

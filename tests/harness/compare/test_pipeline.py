@@ -7,9 +7,9 @@ import pytest
 
 from harness.compare.comparison import Comparison
 from harness.compare.pipeline import idle_share, pipeline_use
+from harness.forms.pipeline import bubble_share
 from harness.report.document import Table
 from harness.report.sections.pipeline import pipeline_section
-from harness.theory.bubble import bubble_share
 from tests.pipelines import OTHER, SAME, SHARED, make_pipeline
 from tests.records import make_record
 

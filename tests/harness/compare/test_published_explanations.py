@@ -8,9 +8,9 @@ from harness.compare.cell import Cell
 from harness.compare.comparison import Comparison
 from harness.compare.findings.groups import Statement, statements
 from harness.compare.states import rank_states
+from harness.forms.terms import STATE_KINDS
 from harness.record_files import ARCHIVE_NAME
 from harness.store import read_runs
-from harness.theory.terms import STATE_KINDS
 
 REPORTS = Path(__file__).parents[3] / "reports"
 

@@ -6,11 +6,11 @@ from functools import cache
 from typing import Any
 
 from harness.backends.registry import BUILT_IN
+from harness.forms.layout import Layout, Tensor
 from harness.planning.device import Device, Fabric
 from harness.planning.model import PlannedModel
 from harness.planning.scenario import Scenario
 from harness.spec import Job
-from harness.theory.layout import Layout, Tensor
 
 A100 = Device(
     name="A100-80",

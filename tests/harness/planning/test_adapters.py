@@ -2,18 +2,18 @@ import pytest
 
 from harness.backends.registry import BUILT_IN
 from harness.errors import HarnessError
+from harness.forms.families import collectives, model_states
+from harness.forms.layout import Layout
+from harness.forms.workload import Workload
 from harness.planning.adapters import with_adapters
 from harness.record.workload import layout_of
 from harness.spec import AdapterSection, OptimizerSection
-from harness.theory.families import collectives, model_states
-from harness.theory.layout import Layout
-from harness.theory.workload import Workload
 from harness.worker.dataset import DataFacts
 from harness.worker.description import describe_layout
 from harness.worker.model import build_model, model_config
 from harness.worker.optimizer import decaying_names
-from tests.harness.theory.layouts import LLAMA_SMALL
-from tests.harness.theory.layouts import layout_of as model_layout
+from tests.harness.forms.layouts import LLAMA_SMALL
+from tests.harness.forms.layouts import layout_of as model_layout
 from tests.harness.worker.loading.models import CONFIGS, VOCABULARY, job_of
 
 TARGETS = {"tied llama": ["q_proj", "down_proj"], "gpt2": ["c_attn", "mlp.c_proj"]}

@@ -19,12 +19,12 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from harness.backends.tensor_parallel import cut_layers
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.tensor import LOGITS
 from harness.planning.device import Device
 from harness.planning.models import load_model
 from harness.planning.speed import predict_speed
 from harness.planning.work import Work
-from harness.theory.dtypes import DTYPE_BYTES
-from harness.theory.tensor import LOGITS
 from tests.harness.planning.plans import A100, scenario
 
 RANKS, TOKENS, VOCABULARY, HIDDEN = 4, 32, 512, 64

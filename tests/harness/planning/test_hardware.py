@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError
+from harness.forms.flops import find_peak
 from harness.planning.hardware import Hardware, load_hardware
-from harness.theory.device_peaks import find_peak
 
 DEVICES = (
     "V100-16", "V100-32", "A100-40", "A100-64", "A100-80", "H100-80", "H100-80-PCIe", "H100-96", "H100-NVL",

@@ -5,9 +5,9 @@ import pytest
 from harness.batch import batch_layout
 from harness.cells import make_cell
 from harness.config import load_experiment
+from harness.forms.families import model_states
 from harness.planning.job import planned_model, scenario_of
 from harness.planning.scenario import Scenario
-from harness.theory.families import model_states
 from harness.worker.check import check_job
 
 EXPERIMENT = load_experiment(None, ["training.global_batch_size=8", "training.micro_batch_size=1"])

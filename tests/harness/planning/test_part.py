@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from harness.errors import HarnessError
+from harness.forms.pipeline import bubble_share
 from harness.planning.geometry import decoder
 from harness.planning.memory import predict_memory
 from harness.planning.models import load_model
 from harness.planning.part import local_config, part_of
 from harness.planning.scenario import Scenario
 from harness.planning.speed import SpeedPrediction, predict_speed
-from harness.theory.bubble import bubble_share
 from tests.harness.planning.plans import scenario
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from harness.backends.registry import strategy_of
+from harness.forms.layout import Layout
+from harness.forms.workload import Workload
 from harness.planning import profiles
 from harness.planning.models import load_model
 from harness.planning.profiles import config_key, find_profile, precision_route
-from harness.theory.layout import Layout
-from harness.theory.workload import Workload
 from harness.worker.activation_trace import Variant, trace_profile
 
 pytestmark = pytest.mark.long(seconds=12)

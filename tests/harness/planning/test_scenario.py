@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from harness.backends.strategy import StrategyKind
+from harness.forms.families import model_states
 from harness.planning.models import load_model
 from harness.planning.scenario import Scenario
 from harness.spec import Job
-from harness.theory.families import model_states
 
 
 def scenario(**job: object) -> Scenario:

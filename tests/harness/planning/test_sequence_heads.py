@@ -1,7 +1,7 @@
 """A catalogue's model says its heads, so what attention exchanges is planned in closed form."""
 
+from harness.forms.layout import Attention
 from harness.planning.geometry import heads_of
-from harness.theory.layout import Attention
 
 
 def test_heads_are_read_from_a_configuration() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.forms.terms import STEP_PHASES
 from harness.record import Record
-from harness.theory.terms import STEP_PHASES
 from harness.traces.analysis import RankTrace, read_traces
 from harness.traces.skew import skew_of
 from harness.traces.strategy import likeness_of

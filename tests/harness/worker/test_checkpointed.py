@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.errors import JobError
-from harness.theory.recomputation import recomputed_share
+from harness.forms.activations import recomputed_share
 from harness.worker.checkpointed import enable_checkpointing
 from harness.worker.losses import summed_cross_entropy
 from tests.harness.worker.test_model import SMALL, built, job

@@ -5,8 +5,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from harness.forms.flops import ModelGeometry, model_flops_per_token
 from harness.record import GeometryPart
-from harness.theory.flops import ModelGeometry, model_flops_per_token
 from harness.worker.description import describe_geometry
 from tests.harness.worker.test_model import SMALL, SMALL_GPT2, built, job
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.theory.activations import Size
+from harness.forms.activations import Size
 from harness.worker.storage_events import Event
 from harness.worker.trace_profile import profile_of_events, size_of
 

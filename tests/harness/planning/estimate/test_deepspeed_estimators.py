@@ -5,9 +5,9 @@ import io
 
 import pytest
 
+from harness.forms.layout import elements
+from harness.forms.terms import Term
 from harness.planning.estimate.row import EstimateRow
-from harness.theory.layout import elements
-from harness.theory.terms import Term
 from tests.harness.planning.estimate.asking import states
 
 pytestmark = pytest.mark.long(seconds=12)

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from harness.forms.layout import Layout, Tensor
 from harness.planning.estimate.question import candidates, question
 from harness.planning.estimate.row import EstimateRow
 from harness.planning.model import PlannedModel
 from harness.planning.models import load_model
 from harness.spec import Experiment
-from harness.theory.layout import Layout, Tensor
 from tests.harness.planning.estimate.asking import row, rows, states
 
 MIXED = "training.precision=bf16-mixed"

@@ -2,9 +2,9 @@
 
 import pytest
 
+from harness.forms.network import node_traffic
+from harness.forms.workload import Role, Workload
 from harness.planning.estimate.traffic import crossing_share, step_traffic
-from harness.theory.nodes import node_traffic
-from harness.theory.workload import Role, Workload
 from tests.harness.planning.estimate.asking import states
 
 MIXED = "training.precision=bf16-mixed"

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness.config import load_experiment
+from harness.forms.layout import Layout, Tensor
 from harness.planning.device import Device, Fabric
 from harness.planning.memory import MemoryPrediction, Moment
 from harness.planning.model import PlannedModel
@@ -13,7 +14,6 @@ from harness.planning.scenario import Scenario
 from harness.planning.speed import SpeedPrediction
 from harness.planning.term import MemoryTerm
 from harness.planning.time_term import TimeTerm
-from harness.theory.layout import Layout, Tensor
 
 PARAMETERS = 1_000_000
 MODEL = PlannedModel(

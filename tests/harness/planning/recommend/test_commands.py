@@ -10,11 +10,11 @@ from harness.backends.pipeline_options import parts_of
 from harness.cell_layout import job_layout, layout_of
 from harness.cli.arguments import split_backends
 from harness.config import load_experiment
+from harness.forms.workload import second_copy_ranks
 from harness.planning.recommend.commands import Typed, commands
 from harness.planning.recommend.predict import micro_batch_sizes
 from harness.planning.recommend.ranking import rank
 from harness.planning.recommend.variants import Variant, distinct_backends, variants
-from harness.theory.workload import second_copy_ranks
 
 from .invented import FABRIC, predictors, question
 

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 from harness.backends import registry
 from harness.errors import HarnessError
+from harness.forms.families import model_states
 from harness.planning.memory import MemoryPrediction, Moment
 from harness.planning.recommend.predict import Predictors
 from harness.planning.recommend.ranking import (
@@ -14,7 +15,6 @@ from harness.planning.recommend.ranking import (
 )
 from harness.planning.recommend.variants import distinct_backends, variants
 from harness.planning.scenario import Scenario
-from harness.theory.families import model_states
 
 from .invented import memory, predictors, question, speed, term, trace_nothing
 

@@ -1,12 +1,12 @@
 import pytest
 
 from harness.compare.comparison import Comparison
+from harness.forms.terms import Collective, Volume
 from harness.record import Record
 from harness.record.workload import of_record
 from harness.report.document import Table
 from harness.report.sections import communication
 from harness.report.sections.communication import communication_section
-from harness.theory.terms import Collective, Volume
 from tests.records import make_record
 from tests.volumes import make_layout
 

@@ -2,11 +2,11 @@
 
 from harness.compare.comparison import Comparison
 from harness.compare.measures import first_timed, rate
+from harness.forms.flops import find_peak
 from harness.report.outline import details_document
 from harness.report.short.outline import short_document
 from harness.report.short.title import rank_words
 from harness.report.writers.markdown import render_markdown
-from harness.theory.device_peaks import find_peak
 from tests.records import make_record, on_stub
 
 from .records import repeats

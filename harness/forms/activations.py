@@ -1,0 +1,205 @@
+"""What a training step of a bare model keeps for its backward pass, and needs meanwhile, in micro-batch and
+sequence: a profile that tracing found and that needs no torch to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import groupby
+from typing import Any
+
+MONOMIALS = ("1", "b", "s", "b s", "s²", "b s²")
+"""b: samples of a micro-batch, s: tokens of a sample."""
+SEGMENTS = ("embedding", "block", "head", "loss")
+
+
+@dataclass(frozen=True, order=True)
+class Size:
+    """Bytes as a polynomial: one coefficient per entry of MONOMIALS."""
+
+    coefficients: tuple[int, ...] = (0,) * len(MONOMIALS)
+
+    def __add__(self, other: Size) -> Size:
+        return Size(tuple(map(sum, zip(self.coefficients, other.coefficients, strict=True))))
+
+    def __sub__(self, other: Size) -> Size:
+        return self + other.times(-1)
+
+    def times(self, factor: int) -> Size:
+        return Size(tuple(factor * value for value in self.coefficients))
+
+    def at_most(self, other: Size) -> bool:
+        """Whether this is at most the other whatever b and s."""
+        return all(mine <= its for mine, its in zip(self.coefficients, other.coefficients, strict=True))
+
+    def bytes(self, micro_batch: int, sequence: int) -> int:
+        b, s = micro_batch, sequence
+        values = (1, b, s, b * s, s * s, b * s * s)
+        return sum(c * value for c, value in zip(self.coefficients, values, strict=True))
+
+    def __str__(self) -> str:
+        named = zip(self.coefficients, MONOMIALS, strict=True)
+        parts = [str(c) if name == "1" else f"{c} {name}" for c, name in named if c]
+        return " + ".join(parts).replace("+ -", "- ") or "0"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """Storages of one module that are held from the forward to the backward pass."""
+
+    module: str
+    size: Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A moment inside a segment that can be its fullest."""
+
+    module: str
+    """Whose operator runs; relative to the block."""
+    live: Size
+    """Beyond what lay there as the segment's forward pass began, or is left as its backward pass ends."""
+    ready: int
+    """Gradients of the segment that are handed over by then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradient:
+    """A parameter's gradient as it is complete."""
+
+    parameter: str
+    """Relative to the block."""
+    live: Size
+    """Beyond what is left as the segment's backward pass ends, this gradient not counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Embedding, block, head, or loss."""
+
+    saved: tuple[Saved, ...]
+    forward: tuple[Point, ...]
+    backward: tuple[Point, ...]
+    gradients: tuple[Gradient, ...]
+    """In the order in which they are complete."""
+    forward_growth: Size
+    """Held as its forward pass ends, beyond what was held as it began."""
+    held: Size
+    """Held as the backward pass of the next segment ends, beyond what is as this one's does."""
+
+    def fullest(self, micro_batch: int, sequence: int) -> Segment:
+        """Without the moments that hold no more than another between the same two gradients."""
+
+        def kept(points: tuple[Point, ...]) -> tuple[Point, ...]:
+            runs = groupby(points, key=lambda point: point.ready)
+            return tuple(
+                max(run, key=lambda point: point.live.bytes(micro_batch, sequence)) for _, run in runs
+            )
+
+        return replace(self, forward=kept(self.forward), backward=kept(self.backward))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationProfile:
+    """One training step of one model at one precision, with one attention kernel."""
+
+    embedding: Segment
+    block: Segment
+    head: Segment
+    """What follows the blocks, up to the logits."""
+    loss: Segment
+    kept: Size
+    """Left when the backward pass is over, as the loss is."""
+
+    def fullest(self, micro_batch: int, sequence: int) -> ActivationProfile:
+        """Without the moments of a segment that cannot be its fullest, whatever lies below them."""
+        segments = {name: getattr(self, name).fullest(micro_batch, sequence) for name in SEGMENTS}
+        return replace(self, **segments)
+
+    def saved_bytes(self, layers: int, micro_batch: int, sequence: int) -> int:
+        """All that is held between forward and backward pass."""
+        sizes = [*self.embedding.saved, *(self.block.saved * layers), *self.head.saved, *self.loss.saved]
+        return sum(saved.size.bytes(micro_batch, sequence) for saved in sizes)
+
+
+def to_json(profile: ActivationProfile) -> dict[str, Any]:
+    """The profile as lists and numbers."""
+    segments = {name: _segment_json(getattr(profile, name)) for name in SEGMENTS}
+    return segments | {"kept": list(profile.kept.coefficients)}
+
+
+def from_json(document: Mapping[str, Any]) -> ActivationProfile:
+    """The inverse of `to_json`."""
+    segments = {name: _segment(document[name]) for name in SEGMENTS}
+    return ActivationProfile(**segments, kept=Size(tuple(document["kept"])))
+
+
+def _segment_json(segment: Segment) -> dict[str, Any]:
+    return {
+        "saved": [[saved.module, *saved.size.coefficients] for saved in segment.saved],
+        "forward": _points_json(segment.forward),
+        "backward": _points_json(segment.backward),
+        "gradients": [[g.parameter, *g.live.coefficients] for g in segment.gradients],
+        "forward_growth": list(segment.forward_growth.coefficients),
+        "held": list(segment.held.coefficients),
+    }
+
+
+def _segment(document: Mapping[str, Any]) -> Segment:
+    return Segment(
+        saved=tuple(Saved(module=name, size=Size(tuple(size))) for name, *size in document["saved"]),
+        forward=_points(document["forward"]),
+        backward=_points(document["backward"]),
+        gradients=tuple(
+            Gradient(parameter=name, live=Size(tuple(size))) for name, *size in document["gradients"]
+        ),
+        forward_growth=Size(tuple(document["forward_growth"])),
+        held=Size(tuple(document["held"])),
+    )
+
+
+def _points_json(points: Iterable[Point]) -> list[list[Any]]:
+    return [[point.module, point.ready, *point.live.coefficients] for point in points]
+
+
+def _points(rows: Iterable[list[Any]]) -> tuple[Point, ...]:
+    return tuple(Point(module=name, ready=ready, live=Size(tuple(size))) for name, ready, *size in rows)
+
+
+SELECTIVE = "selective"
+EVERY = "every-"
+PARTIAL_CHECKPOINTING = rf"^({SELECTIVE}|{EVERY}([2-9]|[1-9][0-9]{{1,3}}))$"
+"""Values of `training.activation_checkpointing` that are neither true nor false."""
+
+RECOMPUTED_UNTIL = {
+    "BloomForCausalLM": "mlp.dense_4h_to_h",
+    "GPT2LMHeadModel": "mlp.c_proj",
+    "LlamaForCausalLM": "mlp.down_proj",
+    "MistralForCausalLM": "mlp.down_proj",
+    "Qwen2ForCausalLM": "mlp.down_proj",
+}
+"""Class of the model -> the last module of a block that saves a tensor for its backward pass, where
+`torch.utils.checkpoint` stops early. After it these blocks only add the residual, which saves nothing."""
+
+
+def recomputed_until(architecture: str | None) -> str | None:
+    """Name of that module within its block; None for an architecture that was not looked up."""
+    return RECOMPUTED_UNTIL.get(architecture or "")
+
+
+def blocks_between(checkpointing: bool | str) -> int | None:
+    """N where every N-th block recomputes all of its activations, from the first on; None: no block does."""
+    if isinstance(checkpointing, str):
+        return int(checkpointing.removeprefix(EVERY)) if checkpointing.startswith(EVERY) else None
+    return 1 if checkpointing else None
+
+
+def recomputed_share(checkpointing: bool | str, layers: int) -> Fraction:
+    """Share of the blocks' matrix products and attention that the backward pass computes once more.
+
+    Selective checkpointing keeps the outputs of both. `every-N` recomputes blocks 0, N, 2 N, ...
+    (`_set_gradient_checkpointing`, transformers 5.23, modeling_utils.py).
+    """
+    between = blocks_between(checkpointing)
+    return Fraction(-(-layers // between), layers) if between and layers else Fraction(0)

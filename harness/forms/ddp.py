@@ -1,0 +1,203 @@
+"""DistributedDataParallel of torch 2.13, natively, through Accelerate and through Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.layout import Tensor
+from harness.forms.loading import with_pickled_plans
+from harness.forms.states import replica_terms
+from harness.forms.terms import BUFFERS, GRADIENTS, Collective, ModelStates, Term, Volume, over_steps, states
+from harness.forms.workload import Workload
+
+BUCKET_BYTES = 25 * 2**20
+"""`bucket_cap_mb` of DistributedDataParallel.__init__."""
+FIRST_BUCKET_BYTES = 2**20
+"""`torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`, the smaller first bucket once they are rebuilt."""
+BROADCAST_BUCKET_BYTES = 250 * 2**20
+"""`broadcast_bucket_size` of DistributedDataParallel.__init__."""
+REBUILT = "bucket order broadcast"
+USED_PARAMETERS = "map of used parameters"
+BUCKETS_BESIDE_GRADIENTS = "DDP's buckets, beside the gradients"
+
+
+def model_states(workload: Workload) -> ModelStates:
+    """A whole replica, and unless `gradient_as_bucket_view` makes gradients views of them, DDP's buckets.
+
+    The buckets hold every gradient once more, without padding (torch 2.13,
+    `csrc/distributed/c10d/reducer.cpp`, `Reducer::initialize_buckets`); like-for-like sets the view, for
+    which Trainer has no argument.
+    """
+    terms = replica_terms(workload)
+    views = workload.like_for_like and workload.strategy.of_route.sets_bucket_view
+    if wraps(workload) and not views:
+        size = workload.layout.trained_count * workload.master_bytes
+        terms.append(Term(kind="communication", name=BUCKETS_BESIDE_GRADIENTS, bytes=size, extra=True))
+    return states(terms)
+
+
+def wraps(workload: Workload) -> bool:
+    """Whether the model is in DDP: through Accelerate one rank is on the CPU only."""
+    several = workload.world_size > 1 or workload.device == "cpu"
+    return several or workload.strategy.route == "native"
+
+
+def collectives(workload: Workload) -> Volume:
+    """Gradients all-reduced once per step in the dtype of the weights, buffers broadcast before it.
+
+    `torch/nn/parallel/distributed.py`: under `no_sync` neither gradients nor buffers cross the wire
+    (`_pre_forward`, `_post_forward`, `will_sync_module_buffers`), so accumulation changes nothing.
+    """
+    found = (*_setup(workload), *over_steps(workload, _step), *_evaluation(workload))
+    return with_pickled_plans(workload, Volume(collectives=found))
+
+
+def _setup(workload: Workload) -> list[Collective]:
+    """Shapes of what is trained are compared, then the state of rank 0 is broadcast, frozen weights too.
+
+    `_verify_param_shape_across_processes` gathers each rank's number of parameters (one int64) and
+    broadcasts sizes and strides of them all (two int64 per dimension; `torch/csrc/distributed/c10d/
+    reducer.cpp`, verify_params_across_processes); `_sync_module_states` broadcasts parameters and
+    buffers, coalesced by dtype.
+    """
+    dimensions = sum(len(tensor.shape) for tensor in workload.layout.trained)
+    found = [
+        Collective(
+            phase="setup",
+            op="all_gather",
+            dtype="int64",
+            term="number of parameters compared",
+            payload_bytes=8 * workload.world_size,
+        ),
+        Collective(
+            phase="setup",
+            op="broadcast",
+            dtype="int64",
+            term="parameter shapes compared",
+            payload_bytes=16 * dimensions,
+        ),
+    ]
+    for dtype, size in _by_dtype([*workload.layout.parameters, *workload.layout.buffers]).items():
+        found.append(
+            Collective(
+                phase="setup",
+                op="broadcast",
+                dtype=dtype,
+                term="initial state broadcast",
+                payload_bytes=size,
+                calls=1 if size <= BROADCAST_BUCKET_BYTES else None,
+            )
+        )
+    return found
+
+
+def _step(workload: Workload, step: int) -> list[Collective]:
+    reductions = _reductions(workload)
+    found = _rebuilt_buckets(workload) if step == (1 if reductions == 1 else 0) else []
+    # `require_forward_param_sync` is left true by the last forward pass that synchronised; the forward
+    # passes of an evaluation leave it false.
+    if not workload.window.follows_evaluation(step):
+        found += _buffers(workload, "forward") * reductions
+    for dtype, size in _by_dtype(workload.layout.trained).items():
+        one_bucket = step == 0 or size <= FIRST_BUCKET_BYTES
+        found.append(
+            Collective(
+                phase="backward",
+                op="all_reduce",
+                dtype=dtype,
+                term=GRADIENTS,
+                payload_bytes=size * reductions,
+                # Before the buckets are rebuilt there is one of unlimited size.
+                calls=reductions if one_bucket else None,
+            )
+        )
+    return found + _used_parameters(workload)
+
+
+def _reductions(workload: Workload) -> int:
+    """Of a step: one rank under Trainer reduces in every micro-step, if only to itself.
+
+    `Accelerator.no_sync` (accelerate 1.15) does nothing for one process, though on the CPU DDP wraps it.
+    """
+    alone = workload.world_size == 1 and workload.strategy.route == "trainer"
+    return workload.accumulation_steps if alone else 1
+
+
+def _used_parameters(workload: Workload) -> list[Collective]:
+    """Trainer sets `find_unused_parameters` for models of transformers unless it is told otherwise.
+
+    `Reducer::all_reduce_local_used_map` (reducer.cpp) then reduces one int32 per parameter.
+    """
+    if workload.strategy.route != "trainer" or workload.like_for_like:
+        return []
+    size = DTYPE_BYTES["int32"] * len(workload.layout.trained)
+    return [
+        Collective(
+            phase="backward",
+            op="all_reduce",
+            dtype="int32",
+            term=USED_PARAMETERS,
+            payload_bytes=size,
+            calls=1,
+        )
+    ]
+
+
+def _rebuilt_buckets(workload: Workload) -> list[Collective]:
+    """After the first reduction the buckets follow the order in which gradients came.
+
+    `Reducer::sync_bucket_indices` (reducer.cpp) broadcasts, as int32, the index of every parameter and
+    the number of buckets, then the size of each bucket.
+    """
+    buckets = bucket_count(workload)
+    width = DTYPE_BYTES["int32"]
+    return [
+        Collective(
+            phase="forward",
+            op="broadcast",
+            dtype="int32",
+            term=REBUILT,
+            payload_bytes=width * (len(workload.layout.trained) + 1 + buckets),
+            calls=2,
+        )
+    ]
+
+
+def bucket_count(workload: Workload) -> int:
+    """Buckets when gradients come in the reverse order of the parameters.
+
+    `compute_bucket_assignment_by_size` (reducer.cpp) closes a bucket, per dtype, once it has reached its
+    limit: FIRST_BUCKET_BYTES for the first, BUCKET_BYTES for the others.
+    """
+    open_bytes: dict[str, int] = {}
+    limits: dict[str, int] = {}
+    closed = 0
+    for tensor in reversed(workload.layout.trained):
+        size = open_bytes.get(tensor.dtype, 0) + tensor.bytes
+        if size >= limits.get(tensor.dtype, FIRST_BUCKET_BYTES):
+            closed, size = closed + 1, 0
+            limits[tensor.dtype] = BUCKET_BYTES
+        open_bytes[tensor.dtype] = size
+    return closed + sum(size > 0 for size in open_bytes.values())
+
+
+def _evaluation(workload: Workload) -> list[Collective]:
+    """Only the first pass of an evaluation broadcasts the buffers: it follows one that synchronised."""
+    spells = range(workload.window.evaluation_spells)
+    return [collective for _ in spells for collective in _buffers(workload, "evaluation")]
+
+
+def _buffers(workload: Workload, phase: str) -> list[Collective]:
+    """`_sync_buffers`: all buffers, coalesced by dtype (`broadcast_buffers` is true by default)."""
+    return [
+        Collective(phase=phase, op="broadcast", dtype=dtype, term=BUFFERS, payload_bytes=size)
+        for dtype, size in _by_dtype(workload.layout.buffers).items()
+    ]
+
+
+def _by_dtype(tensors: Sequence[Tensor]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for tensor in tensors:
+        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.bytes
+    return sizes

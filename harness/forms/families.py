@@ -1,0 +1,50 @@
+"""The closed forms by strategy family: a module each, or what a third party brings in its place."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from harness.forms import ddp, fsdp1, fsdp2, fsdp2_tensor, pipeline, single, tensor, zero0, zero3, zero12
+from harness.forms.optimizer_states import with_optimizer, with_whole_matrices
+from harness.forms.sequence import with_attention
+from harness.forms.terms import ModelStates, Volume
+from harness.forms.workload import Workload
+from harness.forms.zero_tensor import zero3_tensor, zero12_tensor
+
+
+class ClosedForms(Protocol):
+    """What one implementation of a strategy holds and communicates."""
+
+    def model_states(self, workload: Workload) -> ModelStates:
+        """What one rank holds after a backward pass, from the second step on."""
+
+    def collectives(self, workload: Workload) -> Volume:
+        """What each rank hands to collectives: over the probed steps in the phases 'forward', 'backward'
+        and 'step', over the whole run in 'setup', 'digest', 'evaluation' and 'checkpoint'."""
+
+
+FAMILIES: dict[str, ClosedForms] = {
+    "single": single,
+    "ddp": ddp,
+    "zero0": zero0,
+    "zero12": zero12,
+    "zero3": zero3,
+    "fsdp1": fsdp1,
+    "fsdp2": fsdp2,
+    "pipeline": pipeline,
+    "tensor": tensor,
+    "fsdp2-tensor": fsdp2_tensor,
+    "zero12-tensor": zero12_tensor,
+    "zero3-tensor": zero3_tensor,
+}
+
+
+def model_states(workload: Workload) -> ModelStates:
+    """The model states of the workload's family."""
+    return with_optimizer(workload, FAMILIES[workload.strategy.family].model_states(workload))
+
+
+def collectives(workload: Workload) -> Volume:
+    """The collectives of the workload's family, of attention where ranks divide samples, and of Muon."""
+    of_family = FAMILIES[workload.strategy.family].collectives(workload)
+    return with_attention(workload, with_whole_matrices(workload, of_family))

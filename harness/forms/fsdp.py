@@ -1,0 +1,200 @@
+"""What FSDP1 and FSDP2 of torch 2.13 do alike: units that are gathered, reduced and given back or kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.terms import (
+    BACKWARD,
+    FORWARD,
+    FURTHER_BACKWARD,
+    FURTHER_FORWARD,
+    GRADIENTS,
+    NORM,
+    PADDING,
+    REPLICAS,
+    Collective,
+    gathered,
+)
+from harness.forms.workload import Role, Workload
+
+REDUCED_AS_COMPUTED = "gradients are reduced in the dtype of the computation, not in fp32"
+KEPT_BY_EVALUATION = "units that an evaluation left gathered are not gathered again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """Modules whose weights are gathered at once."""
+
+    elements: int
+    padded: int
+    """Elements with padding to whole shards."""
+    kept: bool
+    """Whether its weights stay gathered between forward and backward pass."""
+    astray: bool = False
+    """Whether further micro-steps gather it again at the end of their backward pass: torch's prefetch goes by
+    the order of forward passes, and takes the last unit of the micro-step before for the next one needed. A
+    micro-step that follows uses what was gathered; the end of the step drops it."""
+    dtype: str | None = None
+    """In which it is gathered; None: the compute dtype. Counts of elements are in this dtype."""
+    reduced: tuple[int, int] | None = None
+    """Elements whose gradients are reduced, and those with padding; None: all of them."""
+
+
+def sizes(units: Sequence[Unit]) -> list[tuple[int, int]]:
+    """(elements, padded elements) of each unit."""
+    return [(unit.elements, unit.padded) for unit in units]
+
+
+def blocks_without_gradient(workload: Workload) -> str | None:
+    """Why the backward pass has no closed form; None: it goes through every block."""
+    units = dict(workload.layout.units())
+    blocks = [name for name in workload.layout.blocks if name in units]
+    frozen = [name for name in blocks if all(map(workload.layout.is_frozen, units[name]))]
+    if frozen:
+        return (
+            f"{frozen[0]} trains nothing; blocks before the first adapter have no backward pass, and what "
+            "FSDP gathers and prefetches for them was not looked up"
+        )
+    return None
+
+
+def reduced_sizes(units: Sequence[Unit]) -> list[tuple[int, int]]:
+    """(elements, padded elements) of the gradients of each unit; units without any are left out."""
+    found = [unit.reduced or (unit.elements, unit.padded) for unit in units]
+    return [sizes for sizes in found if sizes[0]]
+
+
+def gathers(
+    workload: Workload,
+    phase: str,
+    term: str,
+    units: Sequence[Unit],
+    *,
+    passes: int = 1,
+    again: bool = False,
+) -> list[Collective]:
+    """Units gathered, each in its dtype; `again`: from what the forward pass left behind.
+
+    `FSDPParamGroup.reshard` leaves pieces to a group of ranks after the forward pass where
+    `reshard_after_forward` is a number, and `unshard` gathers them there.
+    """
+    role, found = shard_role(workload), []
+    if again and workload.second_copy_ranks:
+        role = workload.regathered_in
+    kinds = dict.fromkeys(unit.dtype or workload.compute_dtype for unit in units)
+    for dtype in kinds:
+        alike = [unit for unit in units if (unit.dtype or workload.compute_dtype) == dtype]
+        found += gathered(phase, term, sizes(alike), dtype, role=role, passes=passes)
+    return found
+
+
+def shard_role(workload: Workload) -> Role:
+    """The shard group is the world unless the mesh has replicas."""
+    return "world" if workload.shards == workload.world_size else "shard"
+
+
+def reduce_dtype(workload: Workload) -> str:
+    """The policy's `reduce_dtype`, which like for like is fp32 when mixed; else the compute dtype.
+
+    `_init_param_reduce_dtypes` (FSDP1, _flat_param.py), `foreach_reduce` (FSDP2, _fsdp_collectives.py).
+    """
+    pinned = workload.like_for_like and workload.strategy.sets_reduce_dtype
+    return "float32" if workload.mixed and pinned else workload.compute_dtype
+
+
+def reduction_remarks(workload: Workload) -> list[tuple[str, str]]:
+    """Why mixed precision sends fewer bytes of gradients than reductions in fp32 would."""
+    low = workload.mixed and reduce_dtype(workload) != "float32"
+    return [(GRADIENTS, REDUCED_AS_COMPUTED)] if low else []
+
+
+def gathers_and_reductions(
+    workload: Workload, units: Sequence[Unit], step: int, *, kept_within_step: bool
+) -> list[Collective]:
+    """One step: weights gathered in every micro-step, gradients reduced in the last one.
+
+    The backward pass gives weights back; `kept_within_step`: it does so in the last micro-step only.
+    """
+    role, further = shard_role(workload), workload.accumulation_steps - 1
+    back = [unit for unit in units if not unit.kept]
+    # After an evaluation, units that keep their weights are still gathered.
+    first = back if workload.window.follows_evaluation(step) else units
+    again = 0 if kept_within_step else further
+    straight, astray = ([unit for unit in units if unit.astray is is_so] for is_so in (False, True))
+    found = [
+        *gathers(
+            workload, "forward", FORWARD, first, again=workload.window.follows_evaluation(step)
+        ),
+        *gathers(workload, "forward", FURTHER_FORWARD, straight, passes=again),
+        *gathers(workload, "forward", FURTHER_FORWARD, astray, passes=min(again, 1)),
+        *gathers(workload, "backward", BACKWARD, back, again=True),
+        *gathers(workload, "backward", FURTHER_BACKWARD, back, passes=further, again=True),
+        *gathers(workload, "backward", FURTHER_BACKWARD, astray, passes=further),
+        *gathered(
+            "backward", GRADIENTS, reduced_sizes(units), reduce_dtype(workload), op="reduce_scatter",
+            role=role,
+        ),
+    ]  # fmt: skip
+    return found + (_across_replicas(workload, units) if role == "shard" else [])
+
+
+def _across_replicas(workload: Workload, units: Sequence[Unit]) -> list[Collective]:
+    """Each rank all-reduces its reduced shard of every unit with the ranks that hold the same.
+
+    `_reduce_grad` over `_inter_node_pg` (FSDP1, _runtime_utils.py), `foreach_reduce` (FSDP2).
+    """
+    dtype, shards = reduce_dtype(workload), workload.shards
+    width = DTYPE_BYTES[dtype]
+    reduced = reduced_sizes(units)
+    total = sum(padded for _, padded in reduced) // shards * width
+    exact = sum(count for count, _ in reduced) * width // shards
+    found = [
+        Collective(
+            phase="backward", op="all_reduce", dtype=dtype, role="replica", term=REPLICAS,
+            payload_bytes=exact, calls=len(reduced),
+        )
+    ]  # fmt: skip
+    if total > exact:
+        found.append(
+            Collective(
+                phase="backward", op="all_reduce", dtype=dtype, role="replica", term=PADDING,
+                payload_bytes=total - exact, calls=0,
+            )
+        )  # fmt: skip
+    return found
+
+
+def norm(workload: Workload) -> Collective:
+    """`backends/gradients.py`, global_norm: one fp64 sum of squares over the ranks of a shard group.
+
+    Trainer has the library clip: FSDP1's `clip_grad_norm_` reduces one fp32 number;
+    `torch.nn.utils.clip_grad_norm_` stacks norms of DTensors, and each is reduced for itself.
+    """
+    dtype, numbers = "float64", 1
+    if workload.strategy.route == "trainer":
+        dtype = "float32" if workload.strategy.family == "fsdp1" else workload.master_dtype
+        numbers = 1 if workload.strategy.family == "fsdp1" else len(workload.layout.trained)
+    return Collective(
+        phase="step",
+        op="all_reduce",
+        dtype=dtype,
+        term=NORM,
+        payload_bytes=numbers * DTYPE_BYTES[dtype],
+        role=shard_role(workload),
+    )
+
+
+def evaluation(workload: Workload, units: Sequence[Unit]) -> list[Collective]:
+    """A forward pass gathers what is not gathered already; without a backward pass kept units stay."""
+    window = workload.window
+    if not window.evaluation_passes:
+        return []
+    passes, spells = window.evaluation_passes, window.evaluation_spells
+    freed = [unit for unit in units if not unit.kept]
+    return [
+        *gathers(workload, "evaluation", FORWARD, units, passes=spells),
+        *gathers(workload, "evaluation", FORWARD, freed, passes=passes - spells, again=True),
+    ]

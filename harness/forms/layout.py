@@ -1,0 +1,137 @@
+"""The tensors of a model, as closed forms need them: names, shapes and dtypes, whatever they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from typing import Literal
+
+from harness.forms.dtypes import DTYPE_BYTES
+
+Use = Literal["inputs with gradient", "inputs without gradient", "forward only"]
+"""One run of a module in a forward pass, by what the backward pass sees of it; forward only: nothing."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A parameter or buffer of the bare model."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @cached_property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Rows along the first dimension, and elements of one row."""
+        return (self.shape[0], prod(self.shape[1:])) if self.shape else (1, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Heads of a decoder, alike in all of its blocks."""
+
+    layers: int
+    heads: int
+    key_value_heads: int
+    """Fewer than `heads` where queries share keys and values."""
+    head_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """A model before any library touched it."""
+
+    parameters: tuple[Tensor, ...]
+    """In the model's order; a tied tensor once, under its first name."""
+    decaying: frozenset[str]
+    """Names of the parameters that decay: the optimizer has one group of them and one of the rest."""
+    buffers: tuple[Tensor, ...] = ()
+    blocks: tuple[str, ...] = ()
+    """Names of the transformer blocks, each of which is wrapped as one unit."""
+    tied: Mapping[str, str] = field(default_factory=dict)
+    """Further name of a tied parameter -> its first name."""
+    frozen: frozenset[str] = frozenset()
+    """Names of the parameters that are not trained."""
+    without_gradient: frozenset[str] | None = frozenset()
+    """Names of modules whose outputs need no gradient, so that no backward pass goes through them; None: not
+    known."""
+    attention: Attention | None = None
+    """None: the model does not say."""
+    uses: Mapping[str, tuple[Use, ...]] | None = field(default_factory=dict)
+    """Parameters that several modules share, or whose module does not run once -> their uses in the order of
+    a forward pass. Others are used once, tied ones once by each of their names. None: not known."""
+
+    @cached_property
+    def parameter_count(self) -> int:
+        return elements(self.parameters)
+
+    def in_dtype(self, dtype: str) -> Layout:
+        """With parameters and floating-point buffers in another dtype, as `nn.Module.to` makes it."""
+        return replace(
+            self,
+            parameters=tuple(replace(tensor, dtype=dtype) for tensor in self.parameters),
+            buffers=tuple(
+                replace(tensor, dtype=dtype) if "float" in tensor.dtype else tensor for tensor in self.buffers
+            ),
+        )
+
+    @cached_property
+    def trained(self) -> tuple[Tensor, ...]:
+        """Parameters that get gradients, in the model's order."""
+        return tuple(tensor for tensor in self.parameters if tensor.name not in self.frozen)
+
+    @cached_property
+    def trained_count(self) -> int:
+        return elements(self.trained)
+
+    @cached_property
+    def frozen_parameters(self) -> tuple[Tensor, ...]:
+        """Parameters that no optimizer updates, in the model's order."""
+        return tuple(tensor for tensor in self.parameters if tensor.name in self.frozen)
+
+    def is_frozen(self, tensor: Tensor) -> bool:
+        return tensor.name in self.frozen
+
+    def groups(self) -> list[list[Tensor]]:
+        """Parameters by optimizer group: those that decay, then the rest; empty groups are left out."""
+        return [list(group) for group in self._groups]
+
+    def units(self) -> list[tuple[str, list[Tensor]]]:
+        """Parameters by wrap unit: one per block, and '' for the rest; empty units are left out."""
+        return [(name, list(tensors)) for name, tensors in self._units]
+
+    @cached_property
+    def _groups(self) -> list[list[Tensor]]:
+        decaying = [t for t in self.trained if t.name in self.decaying]
+        rest = [t for t in self.trained if t.name not in self.decaying]
+        return [group for group in (decaying, rest) if group]
+
+    @cached_property
+    def _units(self) -> list[tuple[str, list[Tensor]]]:
+        units: dict[str, list[Tensor]] = {name: [] for name in (*self.blocks, "")}
+        depths = sorted({name.count(".") + 1 for name in self.blocks})
+        for tensor in self.parameters:
+            parts = tensor.name.split(".")
+            outer = (".".join(parts[:depth]) for depth in depths if depth < len(parts))
+            units[next((name for name in outer if name in units), "")].append(tensor)
+        return [(name, tensors) for name, tensors in units.items() if tensors]
+
+
+def elements(tensors: Iterable[Tensor]) -> int:
+    """Elements of several tensors."""
+    return sum(tensor.numel for tensor in tensors)
+
+
+def ceil_to(value: int, multiple: int) -> int:
+    """The smallest multiple that is not below `value`."""
+    return -(-value // multiple) * multiple

@@ -1,0 +1,165 @@
+"""Transports, nodes, links of another speed, the link to the host, and what a step can hide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.backends.strategy import StrategyKind
+from harness.forms.states import ADAM_MOMENTS
+from harness.forms.terms import ModelStates, ring_sent_bytes
+from harness.forms.workload import Workload
+
+EMULATED = {"gloo": {"reduce_scatter": "all_reduce"}}
+"""Transport -> collective -> what runs in its place."""
+
+
+def transport_sent_bytes(transport: str, op: str, payload_bytes: int, group_size: int) -> float:
+    """Bytes of payload that a rank hands to the network, averaged over the ranks of the group.
+
+    Without an entry in EMULATED a collective moves what a ring does; NCCL may choose trees or other
+    algorithms, which was not measured. Raises KeyError for a collective without a factor.
+    """
+    runs = EMULATED.get(transport, {}).get(op, op)
+    return ring_sent_bytes(runs, payload_bytes, group_size)
+
+
+@dataclass(frozen=True)
+class NodeTraffic:
+    """Bytes that one rank sends."""
+
+    inside: float = 0.0
+    """To ranks of its own node."""
+    between: float = 0.0
+    """To ranks of other nodes."""
+
+    def __add__(self, other: NodeTraffic) -> NodeTraffic:
+        return NodeTraffic(self.inside + other.inside, self.between + other.between)
+
+
+def node_traffic(
+    transport: str,
+    op: str,
+    payload_bytes: int,
+    group_ranks: Sequence[int],
+    rank: int,
+    hosts: Mapping[int, str],
+    *,
+    phase: str = "",
+) -> NodeTraffic:
+    """What `rank` sends for a collective of its group on a ring in the order of the ranks.
+
+    A ring sends everything to the next rank, so the host of that neighbour decides. Trees, which NCCL may
+    choose on many nodes and gloo uses to broadcast, spread differently; their sum is the same. An all-to-all
+    sends each peer as much. A message of a pipeline goes to the next rank, of the backward phase to the one
+    before; of a tied weight's gradient, that the ends swap, one of two is taken to stay with a neighbour.
+    Raises KeyError for a collective without a factor or a rank without a host.
+    """
+    size = len(group_ranks)
+    if size == 1:
+        return NodeTraffic()
+    sent = transport_sent_bytes(transport, op, payload_bytes, size)
+    if op == "all_to_all":
+        inside = sum(hosts[peer] == hosts[rank] for peer in group_ranks) - 1
+        return NodeTraffic(inside=sent * inside / (size - 1), between=sent * (size - 1 - inside) / (size - 1))
+    direction = -1 if (op, phase) == ("send", "backward") else 1
+    neighbour = group_ranks[(group_ranks.index(rank) + direction) % size]
+    if hosts[neighbour] == hosts[rank]:
+        return NodeTraffic(inside=sent)
+    return NodeTraffic(between=sent)
+
+
+def seconds_over_link(
+    known_seconds: float, crossing_bytes: float, known_bandwidth: float, bandwidth: float
+) -> float:
+    """Step time, seconds, where nodes are joined by a link of `bandwidth` instead of `known_bandwidth`.
+
+    T(w) = T(k) + B (1/w - 1/k), with B the bytes per step that one node sends to others and w, k the bus
+    bandwidth in bytes per second that each link carries (`harness fabric`, all-reduce of the same ranks).
+    All else is taken to stay: computing, what stays within a node, latency. Nothing that crosses is taken
+    to hide behind computing beyond what hid on the known link, so the result is too high for a strategy
+    that overlaps. This is the beta term of the usual alpha-beta model (Hockney 1994), as a difference.
+    """
+    return known_seconds + crossing_bytes * (1 / bandwidth - 1 / known_bandwidth)
+
+
+def crossover_bandwidth(
+    first: tuple[float, float], second: tuple[float, float], known_bandwidth: float
+) -> float | None:
+    """Bus bandwidth, bytes per second, at which two strategies take equally long; None: there is none.
+
+    Each strategy is (T(k), B) as in `seconds_over_link`. Below the result the one with fewer bytes wins.
+    """
+    seconds, sent = first[0] - second[0], second[1] - first[1]
+    if seconds * sent <= 0:
+        return None
+    return 1 / (seconds / sent + 1 / known_bandwidth)
+
+
+def host_elements(workload: Workload, expected: ModelStates) -> float:
+    """Elements that a rank updates in host memory: those of its moments there and in files, without padding
+    except that of files."""
+    on_host = [term for term in expected.terms if term.host and not term.extra]
+    moments = sum(term.bytes for term in (*on_host, *expected.files) if term.kind == "optimizer")
+    return moments / (ADAM_MOMENTS * workload.master_bytes)
+
+
+def host_link_bytes(workload: Workload, elements: float) -> float:
+    """Per step of a rank that updates `elements` on the host: gradients down, weights up, both in the compute
+    dtype; offloaded weights are read for each pass besides."""
+    width = workload.compute_bytes
+    moved = 2 * elements * width
+    if workload.offloads_weights:
+        passes = 3 if workload.activation_checkpointing else 2
+        moved += elements * width * passes * workload.accumulation_steps
+    return moved
+
+
+def replicated_ratio(ranks: int, parameters: int, tokens: int, peak_flops: float, bandwidth: float) -> float:
+    """DDP and ZeRO-1: (DP - 1) P F / (2 B T DP)."""
+    return (ranks - 1) * parameters * peak_flops / (2 * bandwidth * tokens * ranks)
+
+
+def gradient_sharded_ratio(
+    ranks: int, parameters: int, tokens: int, peak_flops: float, bandwidth: float
+) -> float:
+    """ZeRO-2: (DP - 1) P F / (4 B T DP)."""
+    return replicated_ratio(ranks, parameters, tokens, peak_flops, bandwidth) / 2
+
+
+def parameter_sharded_ratio(
+    ranks: int, sequence_length: int, micro_batch_size: int, peak_flops: float, bandwidth: float
+) -> float:
+    """ZeRO-3 and FSDP: (DP - 1) F / (2 seq mbs B)."""
+    return (ranks - 1) * peak_flops / (2 * sequence_length * micro_batch_size * bandwidth)
+
+
+def time_ratio(sent_bytes: float, parameters: int, tokens: int, peak_flops: float, bandwidth: float) -> float:
+    """Communication over computing, both at their peaks: (bytes / B) / (6 P T / F).
+
+    sent_bytes: what a rank sends per step; tokens: of a rank and step. For DDP with 2-byte gradients and a
+    ring it is 2 (DP - 1) F / (3 DP B T): P cancels.
+    """
+    return sent_bytes / bandwidth * peak_flops / (6 * parameters * tokens)
+
+
+def guide_ratio(
+    strategy: StrategyKind,
+    *,
+    ranks: int,
+    parameters: int,
+    sequence_length: int,
+    micro_batch_size: int,
+    accumulation_steps: int,
+    peak_flops: float,
+    bandwidth: float,
+) -> float:
+    """What the guide prints for a strategy; T counts all micro-steps of a rank, since DDP reduces once.
+
+    For hybrid sharding `ranks` are those of a shard group. One rank communicates nothing: 0.
+    """
+    tokens = sequence_length * micro_batch_size * accumulation_steps
+    if strategy.facts.reshards or strategy.stage == 3:
+        return parameter_sharded_ratio(ranks, sequence_length, micro_batch_size, peak_flops, bandwidth)
+    ratio = gradient_sharded_ratio if strategy.stage == 2 else replicated_ratio
+    return ratio(ranks, parameters, tokens, peak_flops, bandwidth)

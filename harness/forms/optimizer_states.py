@@ -1,0 +1,143 @@
+"""States of an optimizer other than AdamW in the masters' dtype, tensor by tensor that a rank updates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from harness.backends.base import OptimizerKind
+from harness.backends.optimizer_kinds import BLOCK_ELEMENTS, LOW_BIT, is_quantised
+from harness.backends.strategy import StrategyKind
+from harness.forms.fsdp import shard_role
+from harness.forms.layout import Tensor, ceil_to
+from harness.forms.optimizer_step import updated_tensors
+from harness.forms.states import ADAM_MOMENTS, step_counters
+from harness.forms.terms import Collective, ModelStates, Term, Volume, gathered, over_steps, states
+from harness.forms.workload import Workload
+
+SCALE_BYTES = 4
+"""fp32, one per block (`optim/subclass_8bit.py`, `OptimState8bit.zeros`)."""
+TABLE_BYTES = 256 * 4
+"""`qmap`, fp32, one per tensor and moment; bitsandbytes: one per moment."""
+FP32_BYTES = 4
+WIDE = "Adam's moments of tensors that are not quantised"
+COUNTERS = "step counters"
+WITH_MATRICES = ("single", "ddp", "fsdp2")
+"""Families whose optimizer is given each parameter by itself, whole or as rows that it can gather."""
+MUON = "Muon's updates gathered"
+WITH_DTENSORS = ("fsdp2", "fsdp2-tensor", "tensor")
+"""Families whose parameters are DTensors."""
+GATHERED_IN = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+def with_optimizer(workload: Workload, expected: ModelStates) -> ModelStates:
+    """The same states with the moments of the optimizer that the job has."""
+    if workload.optimizer == "muon":
+        return _with_muon(workload, expected)
+    if workload.optimizer not in LOW_BIT:
+        return expected
+    by_torchao = workload.optimizer == "adamw-8bit"
+    host = any(term.host for term in expected.terms if term.kind == "optimizer" and "moments" in term.name)
+    kept = [t for t in expected.terms if t.kind != "optimizer" or (by_torchao and COUNTERS in t.name)]
+    sizes = [size for call in updated_tensors(workload) for size in call]
+    low = [size for size in sizes if is_quantised(size, workload.optimizer)]
+    wide = sum(size for size in sizes if not is_quantised(size, workload.optimizer))
+    blocks = sum(-(-size // BLOCK_ELEMENTS) for size in low)
+    # bitsandbytes shares one table for each moment, counts steps outside of tensors, and never keeps bf16.
+    tables = len(low) if by_torchao else min(1, len(low))
+    width = workload.master_bytes if by_torchao else FP32_BYTES
+
+    def optimizer(name: str, size: int, *, extra: bool = False) -> Term:
+        return Term(kind="optimizer", name=name, bytes=ADAM_MOMENTS * size, host=host, extra=extra)
+
+    return states(
+        [
+            *kept,
+            optimizer("Adam's moments in 8 bits", sum(low)),
+            optimizer("scales of their blocks", SCALE_BYTES * blocks, extra=True),
+            optimizer("tables of their values", TABLE_BYTES * tables, extra=True),
+            optimizer(WIDE, wide * width),
+        ],
+        expected.files,
+    )
+
+
+def why_not(optimizer: OptimizerKind, strategy: StrategyKind, precision: str = "fp32") -> str | None:
+    """Why an optimizer, or a precision, does not run under a strategy; None: it does."""
+    shares_samples = strategy.sequence is not None or strategy.family == "pipeline"
+    if shares_samples and (precision == "fp8" or optimizer == "muon"):
+        setting = "training.precision=fp8" if precision == "fp8" else "optimizer.kind=muon"
+        return f"{setting} was not held to the reference where ranks divide samples or layers"
+    if precision == "fp8" and strategy.family.endswith("tensor"):
+        return (
+            "training.precision=fp8: torchao scales rows, and ranks of tensor parallelism hold parts of rows"
+        )
+    if optimizer == "adamw-8bit-bnb" and strategy.family in WITH_DTENSORS:
+        return (
+            "optimizer.kind=adamw-8bit-bnb: the kernels of bitsandbytes (0.50) take no DTensor, which is "
+            "what FSDP2 and tensor parallelism hand to the optimizer; adamw-8bit (torchao) runs there"
+        )
+    return _why_no_muon(strategy) if optimizer == "muon" else None
+
+
+def _why_no_muon(strategy: StrategyKind) -> str | None:
+    if strategy.family in WITH_MATRICES and strategy.route != "trainer":
+        return None
+    if strategy.zero_stage is not None:
+        return (
+            "optimizer.kind=muon needs whole matrices, and DeepSpeed hands the optimizer flat partitions; "
+            "its own Muon clips after it orthogonalises, which is another update"
+        )
+    if strategy.family == "fsdp1":
+        return "optimizer.kind=muon needs whole matrices, and FSDP1 hands the optimizer flat parameters"
+    return (
+        "optimizer.kind=muon is only run where parameters are whole or cut by rows: under "
+        f"{', '.join(WITH_MATRICES)}, natively or through Accelerate"
+    )
+
+
+def with_whole_matrices(workload: Workload, volume: Volume) -> Volume:
+    """The volume and, where ranks hold rows, what Muon gathers in each step: its updates, matrix by matrix,
+    padded to whole shards, in the dtype in which it orthogonalises."""
+    if workload.optimizer != "muon" or workload.strategy.family != "fsdp2" or workload.shards == 1:
+        return volume
+    sizes = [
+        (tensor.numel, ceil_to(rows, workload.shards) * row)
+        for tensor in workload.layout.trained
+        if _is_matrix(tensor, workload)
+        for rows, row in (tensor.rows,)
+    ]
+    dtype, role = GATHERED_IN[workload.newton_schulz], shard_role(workload)
+
+    def step(_: Workload, __: int) -> list[Collective]:
+        return gathered("step", MUON, sizes, dtype, role=role)
+
+    return replace(volume, collectives=(*volume.collectives, *over_steps(workload, step)))
+
+
+def _with_muon(workload: Workload, expected: ModelStates) -> ModelStates:
+    """Muon keeps one momentum of a matrix and counts no steps (torch 2.13, `optim/_muon.py`)."""
+    host = any(term.host for term in expected.terms if term.kind == "optimizer" and "moments" in term.name)
+    kept = [term for term in expected.terms if term.kind != "optimizer"]
+    momentum = moments = counters = 0
+    for group, sizes in zip(workload.layout.groups(), updated_tensors(workload), strict=True):
+        for parameter, size in zip(group, sizes, strict=True):
+            if _is_matrix(parameter, workload):
+                momentum += size
+            else:
+                moments, counters = moments + size, counters + 1
+    width = workload.master_bytes
+    return states(
+        [
+            *kept,
+            Term(kind="optimizer", name="Muon's momentum", bytes=momentum * width, host=host),
+            Term(kind="optimizer", name="Adam's moments", bytes=ADAM_MOMENTS * moments * width, host=host),
+            step_counters(counters, workload),
+        ],
+        expected.files,
+    )
+
+
+def _is_matrix(parameter: Tensor, workload: Workload) -> bool:
+    """Whether Muon updates it: of two dimensions, within a block."""
+    blocks = tuple(f"{name}." for name in workload.layout.blocks)
+    return len(parameter.shape) == 2 and parameter.name.startswith(blocks)

@@ -1,0 +1,1 @@
+"""What lives on a rank at the fullest moments of a step, by family."""

@@ -1,0 +1,248 @@
+"""What a rank holds as a step proceeds: the ledger by cause, and the hooks that families fill in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+from harness.forms.families import model_states
+from harness.forms.layout import Tensor, elements
+from harness.forms.optimizer_step import step_temporary, updated_tensors
+from harness.forms.workload import Workload
+
+Phase = Literal["forward", "backward", "reduction", "step"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """A cause of bytes."""
+
+    kind: str
+    """As in `harness.planning.memory.MemoryTerm`."""
+    name: str
+    formula: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fullest:
+    """A state of the ledger."""
+
+    bytes: int
+    held: dict[Holding, int]
+
+
+class Ledger:
+    """A family adds and drops; whoever drives it says how much the activations take."""
+
+    def __init__(self) -> None:
+        self.phase: Phase = "forward"
+        self.held: dict[Holding, int] = {}
+        self.activations: dict[Holding, int] = {}
+        self.fullest: dict[Phase, Fullest] = {}
+
+    def add(self, holding: Holding, count: int) -> None:
+        """Allocate bytes."""
+        if count:
+            self.held[holding] = self.held.get(holding, 0) + count
+
+    def drop(self, holding: Holding, count: int | None = None) -> None:
+        """Free bytes; None: all of this cause."""
+        if count is None:
+            self.held.pop(holding, None)
+        elif count:
+            self.held[holding] -= count
+
+    def look(self) -> None:
+        """Compare the present state with the fullest of its phase."""
+        total = sum(self.held.values()) + sum(self.activations.values())
+        fullest = self.fullest.get(self.phase)
+        if fullest is None or total > fullest.bytes:
+            held = {h: count for h, count in (self.held | self.activations).items() if count}
+            self.fullest[self.phase] = Fullest(bytes=total, held=held)
+
+    @contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        """Count as another phase inside."""
+        outer, self.phase = self.phase, phase
+        try:
+            yield
+        finally:
+            self.phase = outer
+
+    @contextmanager
+    def temporarily(self, *holdings: tuple[Holding, int]) -> Iterator[None]:
+        """Bytes that live inside only; looks at the ledger once they are there."""
+        for holding, count in holdings:
+            self.add(holding, count)
+        self.look()
+        yield
+        for holding, count in holdings:
+            self.drop(holding, count)
+
+
+DOUBLE_BYTES = 8
+NORM_COPY = Holding(
+    kind="temporary", name="fp64 copy of a gradient, for the norm", formula="8 x the largest gradient",
+    source="torch 2.13, ATen/native/ReduceOpsUtils.h, make_reduction: a reduction into fp64 casts its input",
+)  # fmt: skip
+
+
+def harness_norm(workload: Workload, largest: int) -> tuple[Holding, int]:
+    """`backends/gradients.py`, global_norm, over tensors of at most `largest` elements.
+
+    Neither dot products of short pieces (fp32 on the CPU) nor `_foreach_norm` (CUDA) copy a gradient; what
+    they add up in is less than a thousandth of it.
+    """
+    copies = workload.device == "cpu" and workload.master_dtype != "float32"
+    return NORM_COPY, DOUBLE_BYTES * largest if copies else 0
+
+
+def deepspeed_norm(workload: Workload, largest: int) -> tuple[Holding, int]:
+    """`g.data.to(get_norm_dtype())` of one gradient after the other (DeepSpeed, get_grad_norm_direct)."""
+    return NORM_COPY, DOUBLE_BYTES * largest if workload.has_fp64 else 0
+
+
+STATE_SOURCE = "harness.forms, closed forms of the model states"
+GRADIENTS = Holding(
+    kind="gradients", name="gradients so far", formula="bytes of a gradient x parameters reached",
+    source="torch 2.13, csrc/autograd/functions/accumulate_grad.h: the first gradient is kept as it comes",
+)  # fmt: skip
+
+
+BATCH_BYTES = 16
+BATCH = Holding(
+    kind="data", name="tokens and labels of the micro-batch", formula="16 b s; twice with accumulation",
+    source="harness/worker/loop.py: int64, the batch before lives until the next is there",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A block, or '' for all other modules."""
+
+    name: str
+    parameters: tuple[Tensor, ...]
+
+    @property
+    def elements(self) -> int:
+        return elements(self.parameters)
+
+
+@dataclass
+class Course:
+    """One step under one strategy; this one is a single process, which shards and reduces nothing."""
+
+    workload: Workload
+    ledger: Ledger
+    units: tuple[Unit, ...] = field(init=False)
+    root: Unit | None = field(init=False)
+    micro_step: int = 0
+
+    def __post_init__(self) -> None:
+        named = self.workload.units()
+        self.units = tuple(Unit(name, tuple(tensors)) for name, tensors in named if name)
+        self.root = next((Unit(name, tuple(tensors)) for name, tensors in named if not name), None)
+
+    @property
+    def last_micro_step(self) -> bool:
+        return self.micro_step == self.workload.accumulation_steps - 1
+
+    def begin(self) -> None:
+        """What is there as every ordinary step begins: all states but gradients."""
+        for term in model_states(self.workload).terms:
+            on_device = not term.host or self.workload.device == "cpu"
+            if on_device and (term.kind != "gradients" or self.keeps_gradient(host=term.host)):
+                holding = Holding(kind=term.kind, name=term.name, source=STATE_SOURCE)
+                self.ledger.add(holding, term.bytes)
+        batches = min(2, self.workload.accumulation_steps)
+        tokens = self.workload.micro_batch_size * (self.workload.sequence_length or 0)
+        self.ledger.add(BATCH, batches * BATCH_BYTES * tokens)
+
+    def keeps_gradient(self, *, host: bool) -> bool:
+        """Whether a gradient of the closed form stays between steps; `host`: it lies there on CUDA."""
+        return False
+
+    def before_model(self) -> None:
+        """The model's forward pass begins."""
+
+    def before_forward(self, unit: Unit) -> None:
+        """A block's forward pass begins."""
+
+    def after_forward(self, unit: Unit) -> None:
+        """A block's forward pass is over."""
+
+    def after_model(self) -> None:
+        """The model's forward pass is over, the loss is not computed yet."""
+
+    def before_backward_of_model(self) -> None:
+        """The loss has its gradient, the model's backward pass begins."""
+
+    def before_backward(self, unit: Unit) -> None:
+        """A block's backward pass begins."""
+
+    def after_backward(self, unit: Unit) -> None:
+        """A block's backward pass is over."""
+
+    def before_backward_of_embedding(self) -> None:
+        """All blocks are done; modules follow whose inputs have no gradient."""
+
+    def at_module(self, tensors: tuple[Tensor, ...], *, backward: bool) -> None:
+        """A module with these parameters of its own computes."""
+
+    def gradient_ready(self, parameter: Tensor) -> None:
+        """A parameter's gradient is complete, and no activation any more."""
+        if self.micro_step == 0:
+            self.ledger.add(GRADIENTS, parameter.numel * self.gradient_bytes)
+
+    def after_backward_of_model(self) -> None:
+        """The backward pass is over."""
+
+    def step(self) -> None:
+        """The optimizer's update, with the gradients that are there."""
+        with self.ledger.temporarily(harness_norm(self.workload, self.largest_gradient())):
+            pass
+        with self.ledger.temporarily(self.update_temporary()):
+            pass
+
+    def largest_gradient(self) -> int:
+        """Elements of the largest tensor of gradients that this rank holds."""
+        calls = updated_tensors(self.workload)
+        return max((count for call in calls for count in call), default=0)
+
+    def update_temporary(self) -> tuple[Holding, int]:
+        """What AdamW allocates while it updates on the device."""
+        found = step_temporary(self.workload)
+        holding = Holding(
+            kind="temporary", name=f"AdamW's update ({found.implementation})", formula=found.formula,
+            source=found.source,
+        )  # fmt: skip
+        on_device = not found.host or self.workload.device == "cpu"
+        return holding, found.bytes if on_device else 0
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Per element, as autograd gives it."""
+        return self.workload.master_bytes
+
+
+GLOO_GATHER = Holding(
+    kind="communication", name="gloo's copy of what it gathers", formula="the gathered bytes",
+    source="torch 2.13, csrc/distributed/c10d/ProcessGroupGloo.cpp",
+)  # fmt: skip
+GLOO_REDUCE_SCATTER = Holding(
+    kind="communication", name="gloo's copy of what it reduces", formula="the reduced bytes",
+    source="torch 2.13, csrc/distributed/c10d/ProcessGroupGloo.cpp: reduce-scatter is an all-reduce",
+)  # fmt: skip
+
+
+def gathering(workload: Workload, size: int) -> tuple[Holding, int]:
+    """While `size` bytes are gathered."""
+    return GLOO_GATHER, size if workload.transport == "gloo" else 0
+
+
+def reduce_scattering(workload: Workload, size: int) -> tuple[Holding, int]:
+    """While `size` bytes are reduced and scattered."""
+    return GLOO_REDUCE_SCATTER, size if workload.transport == "gloo" else 0

@@ -1,0 +1,181 @@
+"""FullyShardedDataParallel (FSDP1) of torch 2.13: flat units gathered, their gradients joined and reduced."""
+
+from __future__ import annotations
+
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.fsdp import reduce_dtype
+from harness.forms.fsdp1 import flat_unit, is_sharded
+from harness.forms.layout import Tensor
+from harness.forms.peaks.course import GRADIENTS, Course, Holding, Unit, gathering, reduce_scattering
+
+_FLAT = "torch 2.13, distributed/fsdp/_flat_param.py: "
+_RUNTIME = "torch 2.13, distributed/fsdp/_runtime_utils.py: "
+GATHERED = Holding(
+    kind="gathered", name="gathered units", formula="compute bytes x unit",
+    source=_FLAT + "_alloc_padded_unsharded_flat_param; the root stays gathered",
+)  # fmt: skip
+LOW = Holding(
+    kind="gathered", name="low-precision copy of units", formula="compute bytes x unit",
+    source=_FLAT + "_use_low_precision_shard, of NO_SHARD",
+)  # fmt: skip
+CAST = Holding(
+    kind="communication", name="own shard in the compute dtype", formula="compute bytes x unit / N",
+    source=_FLAT + "_use_low_precision_shard",
+)  # fmt: skip
+JOINED = Holding(
+    kind="gradients", name="gradient of the flat unit", formula="compute bytes x unit",
+    source="torch 2.13, csrc/autograd/FunctionsManual.cpp: split_with_sizes_backward joins its views'",
+)  # fmt: skip
+CONVERTED = Holding(
+    kind="communication", name="the same in the reduce dtype", formula="reduce bytes x unit",
+    source=_RUNTIME + "_post_backward_hook",
+)  # fmt: skip
+REDUCED = Holding(
+    kind="gradients", name="reduced gradients", formula="4 x unit / N", source=_RUNTIME + "_reduce_grad"
+)
+REDUCED_LOW = Holding(
+    kind="communication", name="reduced shard in the reduce dtype", formula="reduce bytes x unit / N",
+    source=_RUNTIME + "_reduce_grad",
+)  # fmt: skip
+ACCUMULATED = Holding(
+    kind="gradients", name="unsharded gradients of micro-steps", formula="compute bytes x P",
+    source=_RUNTIME + "_post_backward_hook without synchronisation",
+)  # fmt: skip
+
+
+class Fsdp1Course(Course):
+    """One unit per block and the root, sharded or not."""
+
+    def begin(self) -> None:
+        super().begin()
+        workload = self.workload
+        self._sharded = is_sharded(workload)
+        self._pieces = workload.shards if self._sharded else 1
+        ranks = workload.shards if self._sharded else workload.world_size
+        self._lengths = {
+            unit.name: flat_unit(unit.parameters, workload.compute_dtype, ranks).length
+            for unit in (*self.units, *([self.root] if self.root else []))
+        }
+        self._reduced = DTYPE_BYTES[reduce_dtype(workload)]
+        self._width = workload.compute_bytes
+        self._there: set[str] = set()
+
+    @property
+    def gradient_bytes(self) -> int:
+        return self._width
+
+    # Weights
+
+    def before_model(self) -> None:
+        if self.root:
+            self._gather(self.root)
+
+    def before_forward(self, unit: Unit) -> None:
+        self._gather(unit)
+        if self.workload.options.get("forward_prefetch"):
+            self._ahead(self.units.index(unit) + 1)
+
+    def after_forward(self, unit: Unit) -> None:
+        if self.workload.strategy.facts.reshards or not self._sharded:
+            self._free(unit)
+
+    def after_model(self) -> None:
+        if self.root and not self._sharded:
+            self._free(self.root)
+
+    def before_backward_of_model(self) -> None:
+        if self.root:
+            self._gather(self.root)
+        self._ahead_backward(len(self.units) - 1)
+
+    def before_backward(self, unit: Unit) -> None:
+        self._gather(unit)
+        self._ahead_backward(self.units.index(unit) - 1)
+
+    def _ahead_backward(self, index: int) -> None:
+        """`_pre_backward_hook` gathers the next unit before this one computes, unless told otherwise."""
+        if self.workload.options.get("backward_prefetch") in (None, "pre"):
+            self._ahead(index)
+
+    def _ahead(self, index: int) -> None:
+        if 0 <= index < len(self.units):
+            self._gather(self.units[index])
+
+    def _gather(self, unit: Unit) -> None:
+        mixed = self.workload.mixed
+        if unit.name in self._there or not (self._sharded or mixed):
+            return
+        self._there.add(unit.name)
+        size = self._lengths[unit.name] * self._width
+        if not self._sharded:
+            self.ledger.add(LOW, size)
+            self.ledger.look()
+            return
+        self.ledger.add(GATHERED, size)
+        cast = size // self._pieces if mixed else 0
+        with self.ledger.temporarily((CAST, cast), gathering(self.workload, size)):
+            pass
+
+    def _free(self, unit: Unit) -> None:
+        if unit.name in self._there:
+            self._there.discard(unit.name)
+            self.ledger.drop(GATHERED if self._sharded else LOW, self._lengths[unit.name] * self._width)
+
+    # Gradients
+
+    def gradient_ready(self, parameter: Tensor) -> None:
+        # Views of the flat parameter: their gradients wait until all of the unit are there.
+        self.ledger.add(GRADIENTS, parameter.numel * self._width)
+
+    def after_backward(self, unit: Unit) -> None:
+        self._join(unit)
+
+    def after_backward_of_model(self) -> None:
+        if self.root:
+            self._join(self.root)
+
+    def _join(self, unit: Unit) -> None:
+        size = self._lengths[unit.name] * self._width
+        self.ledger.add(JOINED, size)
+        self.ledger.look()
+        self.ledger.drop(GRADIENTS, unit.elements * self._width)
+        if self.last_micro_step or self.workload.strategy.facts.reshards or not self._sharded:
+            self._free(unit)
+        if not self.last_micro_step:
+            if self.micro_step == 0:
+                self.ledger.add(ACCUMULATED, size)
+            self.ledger.drop(JOINED)
+            return
+        if self.micro_step:
+            self.ledger.drop(JOINED)  # added to what the micro-steps before left, in its place
+            self.ledger.drop(ACCUMULATED, size)
+            self.ledger.add(JOINED, size)
+        with self.ledger.during("reduction"):
+            self._reduce(self._lengths[unit.name])
+        self.ledger.drop(JOINED)
+
+    def _reduce(self, length: int) -> None:
+        converted = length * self._reduced if self._reduced != self._width else 0
+        self.ledger.add(CONVERTED, converted)
+        self.ledger.look()
+        if self._sharded:
+            self._scatter(length)
+        elif self._reduced != self.workload.master_bytes:
+            with self.ledger.temporarily((REDUCED, length * self.workload.master_bytes)):
+                pass
+            self.ledger.add(REDUCED, length * self.workload.master_bytes)
+        else:
+            self.ledger.drop(CONVERTED if converted else JOINED)
+            self.ledger.add(REDUCED, length * self._reduced)
+        self.ledger.drop(CONVERTED)
+
+    def _scatter(self, length: int) -> None:
+        own = length // self._pieces
+        low = self._reduced != self.workload.master_bytes
+        self.ledger.add(REDUCED_LOW if low else REDUCED, own * self._reduced)
+        with self.ledger.temporarily(reduce_scattering(self.workload, length * self._reduced)):
+            pass
+        if low:
+            self.ledger.add(REDUCED, own * self.workload.master_bytes)
+            self.ledger.look()
+            self.ledger.drop(REDUCED_LOW)

@@ -1,0 +1,219 @@
+"""fully_shard (FSDP2) of torch 2.13: units gathered, also ahead, and their gradients reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.fsdp import reduce_dtype
+from harness.forms.fsdp2 import reshards_root
+from harness.forms.layout import Tensor
+from harness.forms.peaks.course import GRADIENTS, Course, Holding, Unit, gathering, reduce_scattering
+
+_COLLECTIVES = "torch 2.13, distributed/fsdp/_fully_shard/_fsdp_collectives.py: "
+_GROUP = "torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param_group.py: "
+GATHERED = Holding(
+    kind="gathered", name="gathered units", formula="compute bytes x unit",
+    source=_COLLECTIVES + "foreach_all_gather_copy_out",
+)  # fmt: skip
+FLAT = Holding(
+    kind="gathered", name="all-gather output, before it is copied out", formula="compute bytes x unit",
+    source=_COLLECTIVES + "foreach_all_gather",
+)  # fmt: skip
+RETAINED = Holding(
+    kind="gathered", name="all-gather output, after it was copied out", formula="compute bytes x unit",
+    source=_GROUP + "wait_for_unshard keeps it in the forward pass until the next unit (AllGatherState)",
+)  # fmt: skip
+CAST = Holding(
+    kind="communication", name="own shard in the compute dtype", formula="compute bytes x unit / N",
+    source=_COLLECTIVES + "_get_param_all_gather_inputs",
+)  # fmt: skip
+LEFT_BEHIND = Holding(
+    kind="weights", name="units between the passes, within a group of ranks",
+    formula="compute bytes x unit / reshard",
+    source="torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py: to_sharded_post_forward",
+)  # fmt: skip
+REDUCE_INPUT = Holding(
+    kind="communication", name="reduce-scatter input", formula="reduce bytes x unit",
+    source=_GROUP + "post_backward frees it in the next unit's (ReduceScatterState)",
+)  # fmt: skip
+REDUCED = Holding(
+    kind="gradients", name="reduced gradients", formula="4 x unit / N", source=_COLLECTIVES + "foreach_reduce"
+)
+REDUCED_LOW = Holding(
+    kind="communication", name="reduce-scatter output in the reduce dtype", formula="reduce bytes x unit / N",
+    source=_COLLECTIVES + "foreach_reduce",
+)  # fmt: skip
+ACCUMULATED = Holding(
+    kind="gradients", name="unsharded gradients of micro-steps", formula="reduce bytes x P",
+    source="torch 2.13, _fsdp_param.py: to_accumulated_grad_if_needed",
+)  # fmt: skip
+
+
+class Fsdp2Course(Course):
+    """One unit per block and the root, which encloses them."""
+
+    def begin(self) -> None:
+        super().begin()
+        self._ahead: set[str] = set()
+        """Units that are gathered but not copied out yet."""
+        self._explicit = int(self.workload.options.get("prefetch") or 0)
+        self._reduce_bytes = DTYPE_BYTES[reduce_dtype(self.workload)]
+
+    # Forward pass
+
+    def before_model(self) -> None:
+        if self.root:
+            self._gather(self.root, forward=True)
+        self._gather_ahead(self.units[: self._explicit])
+
+    def before_forward(self, unit: Unit) -> None:
+        self._gather(unit, forward=True)
+        following = self.units.index(unit) + 1
+        self._gather_ahead(self.units[following : following + self._explicit])
+
+    def after_forward(self, unit: Unit) -> None:
+        if self.workload.strategy.facts.reshards:
+            self._leave_behind(unit)
+
+    def after_model(self) -> None:
+        if self.root and self._root_reshards:
+            self._leave_behind(self.root)
+        self.ledger.drop(RETAINED)
+
+    # Backward pass
+
+    def before_backward_of_model(self) -> None:
+        if self.root and self._root_reshards:
+            self._gather(self.root, forward=False)
+        self._gather_ahead_of(len(self.units))
+
+    def before_backward(self, unit: Unit) -> None:
+        if self.workload.strategy.facts.reshards:
+            self._gather(unit, forward=False)
+            self._gather_ahead_of(self.units.index(unit))
+
+    def after_backward(self, unit: Unit) -> None:
+        self._free(unit)
+        self._reduce(unit)
+
+    def gradient_ready(self, parameter: Tensor) -> None:
+        if self._keeps_fresh:
+            self.ledger.add(GRADIENTS, parameter.numel * self.gradient_bytes)
+
+    @property
+    def _keeps_fresh(self) -> bool:
+        """Whether a gradient is a tensor of its own; later micro-steps add to it where dtypes agree."""
+        return self.micro_step == 0 or self._reduce_bytes != self.workload.compute_bytes
+
+    def _drop_fresh(self, unit: Unit) -> None:
+        """The root's gradients stay while blocks give back theirs."""
+        if self._keeps_fresh:
+            self.ledger.drop(GRADIENTS, unit.elements * self.gradient_bytes)
+
+    def after_backward_of_model(self) -> None:
+        if self.root:
+            self._free(self.root)
+            self._reduce(self.root)
+        self.ledger.drop(REDUCE_INPUT)
+
+    @property
+    def gradient_bytes(self) -> int:
+        return self.workload.compute_bytes
+
+    @property
+    def _root_reshards(self) -> bool:
+        return reshards_root(self.workload)
+
+    def _padded(self, unit: Unit) -> int:
+        """Elements of a unit with every parameter's rows padded to whole shards."""
+        shards = self.workload.shards
+        return sum(-(-t.rows[0] // shards) * t.rows[1] for t in unit.parameters) * shards
+
+    def _gather(self, unit: Unit, *, forward: bool) -> None:
+        size = self._padded(unit) * self.workload.compute_bytes
+        if self.workload.shards == 1:
+            self.ledger.add(GATHERED, size)
+            self.ledger.look()
+            return
+        if unit.name not in self._ahead:
+            self._start_gather(unit)
+        self._ahead.discard(unit.name)
+        self.ledger.drop(RETAINED)
+        if forward:  # what the unit before was gathered into is let go of now, this one's is kept
+            self.ledger.drop(FLAT, size)
+            self.ledger.add(RETAINED, size)
+        self.ledger.add(GATHERED, size)
+        self.ledger.look()
+        if not forward:
+            self.ledger.drop(FLAT, size)
+            self.ledger.drop(LEFT_BEHIND, self._left_behind(unit))
+
+    def _leave_behind(self, unit: Unit) -> None:
+        """Free a unit after the forward pass, but for what its group of ranks keeps of it."""
+        self.ledger.add(LEFT_BEHIND, self._left_behind(unit))
+        self.ledger.look()
+        self._free(unit)
+
+    def _left_behind(self, unit: Unit) -> int:
+        ranks = self.workload.second_copy_ranks
+        return self._padded(unit) // ranks * self.workload.compute_bytes if ranks else 0
+
+    def _start_gather(self, unit: Unit) -> None:
+        size = self._padded(unit) * self.workload.compute_bytes
+        cast = size // self.workload.shards if self.workload.mixed else 0
+        self.ledger.add(FLAT, size)
+        with self.ledger.temporarily((CAST, cast), gathering(self.workload, size)):
+            pass
+
+    def _gather_ahead_of(self, index: int) -> None:
+        """In the backward pass the unit before (`_backward_prefetch`), or as many as were asked for."""
+        count = self._explicit or 1
+        if self.workload.strategy.facts.reshards:
+            self._gather_ahead(self.units[max(0, index - count) : index][::-1])
+
+    def _gather_ahead(self, units: Sequence[Unit]) -> None:
+        for unit in units:
+            if unit.name not in self._ahead and self.workload.shards > 1:
+                self._ahead.add(unit.name)
+                self._start_gather(unit)
+
+    def _free(self, unit: Unit) -> None:
+        self.ledger.drop(GATHERED, self._padded(unit) * self.workload.compute_bytes)
+
+    def _reduce(self, unit: Unit) -> None:
+        if not self.last_micro_step:
+            self._accumulate(unit)
+            return
+        with self.ledger.during("reduction"):
+            padded = self._padded(unit)
+            self.ledger.drop(REDUCE_INPUT)
+            self.ledger.add(REDUCE_INPUT, padded * self._reduce_bytes)
+            self.ledger.look()
+            self._drop_gradients(unit)
+            self._scatter(padded)
+
+    def _scatter(self, padded: int) -> None:
+        own = padded // self.workload.shards
+        low = self._reduce_bytes != self.workload.master_bytes
+        output = REDUCED_LOW if low else REDUCED
+        self.ledger.add(output, own * self._reduce_bytes)
+        size = padded * self._reduce_bytes if self.workload.shards > 1 else 0
+        with self.ledger.temporarily(reduce_scattering(self.workload, size)):
+            pass
+        if low:
+            self.ledger.add(REDUCED, own * self.workload.master_bytes)
+            self.ledger.look()
+            self.ledger.drop(REDUCED_LOW)
+
+    def _drop_gradients(self, unit: Unit) -> None:
+        self._drop_fresh(unit)
+        if self.workload.accumulation_steps > 1:
+            self.ledger.drop(ACCUMULATED, unit.elements * self._reduce_bytes)
+
+    def _accumulate(self, unit: Unit) -> None:
+        """Without a reduction gradients add up in the reduce dtype."""
+        if self.micro_step == 0:
+            self.ledger.add(ACCUMULATED, unit.elements * self._reduce_bytes)
+            self.ledger.look()
+        self._drop_fresh(unit)

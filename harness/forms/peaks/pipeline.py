@@ -1,0 +1,164 @@
+"""The fullest moments of a rank of a pipeline: one micro-batch in a pass, others waiting for theirs.
+
+torch 2.13, distributed/pipelining: `stage.py` keeps inputs, outputs and the graph of every micro-batch from
+its forward to its backward pass (`fwd_cache`); `schedules.py` has the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from harness.forms.activations import ActivationProfile, Gradient, Segment, Size
+from harness.forms.layout import Layout
+from harness.forms.part import samples_at_once
+from harness.forms.peaks.course import Course, Fullest, Holding, Ledger, Phase
+from harness.forms.peaks.walk import Walk
+from harness.forms.pipeline import cut_of, micro_batches_of, options_of, place_of, ranks_of
+from harness.forms.workload import Workload
+
+EMPTY = Segment(saved=(), forward=(), backward=(), gradients=(), forward_growth=Size(), held=Size())
+IN_FLIGHT = Holding(
+    kind="activations", name="of the other micro-batches in flight",
+    formula="what a forward pass of the rank's stages keeps x micro-batches between their passes",
+    source="torch 2.13, distributed/pipelining/stage.py: fwd_cache",
+)  # fmt: skip
+LOGITS = Holding(
+    kind="activations", name="logits of a micro-batch in its backward pass", formula="compute bytes x b s V",
+    source="torch 2.13, distributed/pipelining/stage.py: the outputs of a stage stay",
+)  # fmt: skip
+TARGETS = Holding(
+    kind="data", name="tokens and labels of the micro-step, stacked", formula="16 b s",
+    source="backends/pipeline/engine.py: the last stage's target",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A rank's pass of one micro-batch through one of its stages."""
+
+    backward: bool
+    stage: int
+    """Among the stages of the rank, from 0."""
+
+
+def order(workload: Workload) -> Iterator[Pass]:
+    """The passes of one rank in one micro-step, in order.
+
+    GPipe: all forward passes, then all backward passes. 1F1B: the ranks behind this one, and itself, each
+    hold one micro-batch before backward and forward passes alternate (`Schedule1F1B`). Interleaved:
+    micro-batches in rounds of as many as there are ranks, stage after stage (`_get_warmup_ops`).
+    """
+    ranks, micro = ranks_of(workload), micro_batches_of(workload)
+    stages = cut_of(workload).stages // ranks
+    behind = ranks - 1 - place_of(workload)
+    per_round = micro // max(1, micro // ranks)
+    schedule = options_of(workload).schedule
+    if schedule == "gpipe":
+        ahead = micro
+    elif schedule == "1f1b":
+        ahead = min(micro, behind + 1)
+    else:
+        ahead = min(micro * stages, (stages - 1) * per_round + 2 * behind + 1)
+    for step in range(micro * stages + ahead):
+        if step < micro * stages:
+            yield Pass(False, step // per_round % stages)
+        if (done := step - ahead + 1) >= 0 and done < micro * stages:
+            yield Pass(True, stages - 1 - done // per_round % stages)
+
+
+class PipelineCourse(Course):
+    """The blocks of one stage at a time; gradients add up over micro-batches."""
+
+    def begin(self) -> None:
+        super().begin()
+        self._blocks = {unit.name: unit for unit in self.units}
+        if place_of(self.workload) == ranks_of(self.workload) - 1:
+            tokens = self.workload.micro_batch_size * (self.workload.sequence_length or 0)
+            self.ledger.add(TARGETS, 16 * tokens)
+
+    def come_to(self, blocks: tuple[str, ...], *, first: bool) -> None:
+        """A stage's pass begins. first: none of its gradients is there yet."""
+        self.units = tuple(self._blocks[name] for name in blocks)
+        self.micro_step = 0 if first else 1
+
+
+def pipeline_moments(workload: Workload, profile: ActivationProfile) -> dict[Phase, Fullest]:
+    """The fullest moment of each phase, over the passes of a rank that differ."""
+    assert workload.sequence_length is not None
+    ledger = Ledger()
+    course = PipelineCourse(workload, ledger)
+    cut, place = cut_of(workload), place_of(workload)
+    samples = samples_at_once(workload)
+    table = workload.layout.parameters[0]
+    walks = [
+        _StageWalk(course, of_stage(profile, workload.layout, stage, cut.stages),
+                   cut.blocks_of(stage), samples, workload.sequence_length,
+                   vocabulary=table.shape[0] if stage == cut.stages - 1 else 0)
+        for stage in cut.of_rank(place)
+    ]  # fmt: skip
+    course.begin()
+    in_flight, reached = [0] * len(walks), [False] * len(walks)
+    seen: set[tuple[Pass, int, tuple[bool, ...]]] = set()
+    for _ in range(min(2, workload.accumulation_steps)):
+        for each in order(workload):
+            in_flight[each.stage] -= each.backward
+            others = sum(count * walk.kept for count, walk in zip(in_flight, walks, strict=True))
+            state = (each, others, tuple(reached))  # whose gradients are there
+            if state not in seen:
+                seen.add(state)
+                ledger.add(IN_FLIGHT, others)
+                walks[each.stage].go(backward=each.backward, first=not reached[each.stage])
+                ledger.drop(IN_FLIGHT)
+            in_flight[each.stage] += not each.backward
+            reached[each.stage] |= each.backward
+    ledger.activations = {}
+    with ledger.during("step"):
+        course.step()
+    return ledger.fullest
+
+
+class _StageWalk(Walk):
+    """One micro-batch through one stage."""
+
+    def __init__(
+        self, course: PipelineCourse, profile: ActivationProfile, blocks: tuple[str, ...], samples: int,
+        sequence: int, *, vocabulary: int,
+    ) -> None:  # fmt: skip
+        super().__init__(course, profile, micro_batch=samples, sequence=sequence)
+        self._stage, self._blocks = course, blocks
+        self._logits = samples * sequence * vocabulary * course.workload.compute_bytes
+        self.kept = profile.saved_bytes(len(blocks), samples, sequence) + self._logits
+        """Bytes from the forward to the backward pass of a micro-batch."""
+
+    def go(self, *, backward: bool, first: bool) -> None:
+        self._stage.come_to(self._blocks, first=first)
+        if backward:
+            self._ledger.add(LOGITS, self._logits)
+            self._backward()
+            self._ledger.drop(LOGITS)
+        else:
+            self._forward()
+
+
+def of_stage(profile: ActivationProfile, layout: Layout, stage: int, stages: int) -> ActivationProfile:
+    """The profile of one stage: blocks, the embedding on the first, head and loss on the last.
+
+    A tied weight has a gradient on either end; in one process that of the head waits for the embedding's.
+    """
+    is_first, is_last = stage == 0, stage == stages - 1
+    embedding, head = profile.embedding, profile.head
+    if layout.tied:
+        embedding = replace(embedding, held=_without_constant(embedding.held))
+        firsts = [Gradient(parameter=name, live=Size()) for name in dict.fromkeys(layout.tied.values())]
+        head = replace(head, gradients=(*head.gradients, *firsts))
+    return replace(
+        profile,
+        embedding=embedding if is_first else EMPTY,
+        head=head if is_last else EMPTY,
+        loss=profile.loss if is_last else EMPTY,
+    )
+
+
+def _without_constant(size: Size) -> Size:
+    return Size((0, *size.coefficients[1:]))

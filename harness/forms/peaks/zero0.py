@@ -1,0 +1,68 @@
+"""DeepSpeed 0.19.8, ZeRO stage 0: whole gradients, flattened to be reduced, and widened for the update."""
+
+from __future__ import annotations
+
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.peaks.course import GRADIENTS, Course, Holding, harness_norm
+from harness.forms.zero import reduce_dtype
+from harness.forms.zero0 import FALLBACK_BUCKET_ELEMENTS
+
+FLATTENED = Holding(
+    kind="communication", name="gradients flattened to be reduced", formula="compute bytes x at most 5e8",
+    source="DeepSpeed 0.19.8, runtime/engine.py: allreduce_bucket",
+)  # fmt: skip
+CONVERTED = Holding(
+    kind="communication", name="the same in the reduce dtype", formula="reduce bytes x at most 5e8",
+    source=FLATTENED.source,
+)  # fmt: skip
+WIDENED = Holding(
+    kind="gradients", name="fp32 gradients for the update", formula="4 P",
+    source="DeepSpeed 0.19.8, runtime/fp16/unfused_optimizer.py: step",
+)  # fmt: skip
+FLOAT_COPY = Holding(
+    kind="temporary", name="fp32 copy of a weight, for the norm", formula="4 x the largest parameter",
+    source="DeepSpeed 0.19.8, runtime/utils.py: get_weight_norm",
+)  # fmt: skip
+
+
+class Zero0Course(Course):
+    """Data parallelism by DeepSpeed's engine."""
+
+    @property
+    def gradient_bytes(self) -> int:
+        return self.workload.compute_bytes
+
+    def after_backward_of_model(self) -> None:
+        if not self.last_micro_step:
+            return
+        reduced = DTYPE_BYTES[reduce_dtype(self.workload)]
+        bucket = self._largest_bucket()
+        converted = bucket * reduced if reduced != self.workload.compute_bytes else 0
+        flattened = (FLATTENED, bucket * self.workload.compute_bytes)
+        with self.ledger.during("reduction"), self.ledger.temporarily(flattened, (CONVERTED, converted)):
+            pass
+
+    def _largest_bucket(self) -> int:
+        """`allreduce_no_retain`: a bucket is reduced once it exceeds its limit."""
+        largest = held = 0
+        for parameter in self.workload.layout.parameters:
+            held += parameter.numel
+            largest = max(largest, held)
+            if held > FALLBACK_BUCKET_ELEMENTS:
+                held = 0
+        return largest
+
+    def step(self) -> None:
+        parameters = self.workload.layout.parameters
+        largest = max(parameter.numel for parameter in parameters)
+        if self.workload.precision == "fp32":
+            with self.ledger.temporarily(harness_norm(self.workload, largest)):
+                pass
+            super().step()
+            return
+        with self.ledger.temporarily((FLOAT_COPY, 4 * largest)):
+            pass
+        self.ledger.add(WIDENED, 4 * self.workload.layout.parameter_count)
+        super().step()
+        self.ledger.drop(WIDENED)
+        self.ledger.drop(GRADIENTS)

@@ -1,0 +1,264 @@
+"""Pipeline parallelism of torch 2.13: states by stage, and what stages send each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.backends.pipeline.cut import Cut, why_not_cut
+from harness.backends.pipeline_options import PipelineOptions
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.layout import Tensor, elements
+from harness.forms.loading import with_pickled_plans
+from harness.forms.states import ADAM_MOMENTS, buffer_terms, step_counters
+from harness.forms.terms import GRADIENTS, NORM, Collective, ModelStates, Term, Volume, over_steps, states
+from harness.forms.workload import Workload
+
+
+def bubble_share(*, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> float:
+    """(p - 1) / (v m + p - 1) of the time of the passes, for p ranks of v stages and m micro-batches.
+
+    GPipe and 1F1B have v = 1 and the same share: 1F1B saves memory, not time. All stages are taken to last
+    equally long, a message no time. Sources: GPipe (arXiv 1811.06965, section 2.3); interleaved stages:
+    Narayanan et al. (arXiv 2104.04473, section 2.2), whose ratio to the ideal time this turns into a share.
+    """
+    return (ranks - 1) / (stages_per_rank * micro_batches + ranks - 1)
+
+
+ACTIVATIONS = "activations sent to the next stage"
+ACTIVATION_GRADIENTS = "gradients of activations sent to the stage before"
+ARRIVED = "received from the stages around"
+"""Of sends: the other side's payload, which nobody sends twice."""
+TIED = "gradient of the tied weight exchanged"
+VOTE = "agreement of the stages on static shapes"
+VOTE_DTYPE = "int32"
+RECEIVED = "where activations and their gradients arrive"
+
+
+def options_of(workload: Workload) -> PipelineOptions:
+    """The backend's options as typed."""
+    return PipelineOptions.model_validate(dict(workload.options))
+
+
+def ranks_of(workload: Workload) -> int:
+    """Ranks of one pipeline."""
+    mesh = workload.mesh or options_of(workload).mesh(workload.world_size)
+    return mesh.size("pipeline")
+
+
+def cut_of(workload: Workload) -> Cut:
+    """How the model is cut."""
+    ranks = ranks_of(workload)
+    return Cut(ranks=ranks, stages=options_of(workload).stages_on(ranks), blocks=workload.layout.blocks)
+
+
+def place_of(workload: Workload) -> int:
+    """The rank's place in its pipeline."""
+    mesh = workload.mesh or options_of(workload).mesh(workload.world_size)
+    return mesh.coordinates(workload.rank)["pipeline"]
+
+
+def micro_batches_of(workload: Workload) -> int:
+    """Parts of the batch of a micro-step."""
+    return options_of(workload).micro_batches or ranks_of(workload)
+
+
+def bubble_of(workload: Workload) -> float:
+    """Share of the passes that ranks wait by the schedule alone."""
+    cut = cut_of(workload)
+    return bubble_share(
+        ranks=cut.ranks,
+        micro_batches=micro_batches_of(workload),
+        stages_per_rank=cut.stages // cut.ranks,
+    )
+
+
+def held(workload: Workload) -> list[Tensor]:
+    """Parameters of this rank's stages, in the model's order; a tied one on both ends of the pipeline."""
+    cut, place = cut_of(workload), place_of(workload)
+    names = [tensor.name for tensor in workload.layout.parameters]
+    stages = cut.stage_by_name([*names, *workload.layout.tied])
+    own = set(cut.of_rank(place))
+    tied_here = {first for name, first in workload.layout.tied.items() if stages[name] in own}
+    return [t for t in workload.layout.parameters if stages[t.name] in own or t.name in tied_here]
+
+
+def updated_tensors(workload: Workload) -> list[list[int]]:
+    """Elements of each parameter of the rank's stages, by group of the optimizer."""
+    own = {tensor.name for tensor in held(workload)}
+    groups = workload.layout.groups()
+    return [[tensor.numel for tensor in group if tensor.name in own] for group in groups]
+
+
+def model_states(workload: Workload) -> ModelStates:
+    """Weights, gradients and Adam's states of the rank's stages, and buffers for what arrives.
+
+    `PipelineStage` allocates one for each micro-batch and keeps it (torch 2.13,
+    distributed/pipelining/stage.py, `_prepare_forward_infra` and `_create_grad_recv_info`).
+    """
+    tensors = held(workload)
+    size = elements(tensors) * workload.master_bytes
+    before, behind = neighbours(workload)
+    return states(
+        [
+            Term(kind="weights", name="weights of the rank's stages", bytes=size),
+            Term(kind="gradients", name="gradients of the rank's stages", bytes=size),
+            Term(kind="optimizer", name="Adam's moments", bytes=ADAM_MOMENTS * size),
+            step_counters(len(tensors), workload),
+            Term(
+                kind="communication",
+                name=RECEIVED,
+                bytes=(before + behind) * (crossing_bytes(workload) or 0),
+                extra=True,
+            ),
+            *buffer_terms(workload),
+        ]
+    )
+
+
+def neighbours(workload: Workload) -> tuple[int, int]:
+    """How many of the rank's stages have one before them, and how many one behind them."""
+    cut = cut_of(workload)
+    own = cut.of_rank(place_of(workload))
+    return sum(stage > 0 for stage in own), sum(stage < cut.stages - 1 for stage in own)
+
+
+def crossing_bytes(workload: Workload) -> int | None:
+    """Hidden states of a micro-step at one border of two stages; None: the sequence length is not known.
+
+    samples x length x width of the model, in the dtype of the weights: autocast leaves the residual stream as
+    the embedding made it.
+    """
+    if workload.sequence_length is None:
+        return None
+    hidden = workload.layout.parameters[0].shape[-1]
+    return workload.micro_batch_size * workload.sequence_length * hidden * workload.master_bytes
+
+
+def collectives(workload: Workload) -> Volume:
+    """Hidden states forward, their gradients backward, one all-reduce of gradients over the pipelines."""
+    cut = cut_of(workload)
+    reason = why_not_cut(blocks=len(cut.blocks), ranks=cut.ranks, stages=cut.stages)
+    if reason is not None or crossing_bytes(workload) is None:
+        return Volume(unknown=reason or "the sequence length is not known")
+    found = (*over_steps(workload, _step), *_evaluation(workload))
+    return with_pickled_plans(workload, Volume(collectives=found))
+
+
+def _step(workload: Workload, step: int) -> list[Collective]:
+    before, behind = neighbours(workload)
+    size = (crossing_bytes(workload) or 0) * workload.accumulation_steps
+    messages = micro_batches_of(workload) * workload.accumulation_steps
+    found = [
+        *_messages(workload, "forward", ACTIVATIONS, sent=behind, received=before, size=size, calls=messages),
+        *_messages(
+            workload,
+            "backward",
+            ACTIVATION_GRADIENTS,
+            sent=before,
+            received=behind,
+            size=size,
+            calls=messages,
+        ),
+    ]
+    if step == 0:
+        found += _vote(workload, before + behind)
+    return [*found, *_tied(workload), *_gradients(workload), _norm(workload)]
+
+
+def _messages(
+    workload: Workload, phase: str, term: str, *, sent: int, received: int, size: int, calls: int
+) -> Iterable[Collective]:
+    """sent, received: borders; size: bytes at one of them, in so many calls."""
+    for op, borders, of_term in (("send", sent, term), ("recv", received, ARRIVED)):
+        if borders:
+            yield Collective(
+                phase=phase,
+                op=op,
+                dtype=workload.master_dtype,
+                term=of_term,
+                payload_bytes=borders * size,
+                calls=borders * calls,
+                role="pipeline",
+            )
+
+
+def _vote(workload: Workload, borders: int) -> list[Collective]:
+    """Before its first micro-batch each stage tells the next, then the one before, that it knows its shapes.
+
+    `_warmup_forward_vote` and `_warmup_backward_result` (stage.py): one int32 each.
+    """
+    size = DTYPE_BYTES[VOTE_DTYPE] * borders
+    return [
+        Collective(
+            phase="backward",
+            op=op,
+            dtype=VOTE_DTYPE,
+            term=term,
+            payload_bytes=size,
+            calls=borders,
+            role="pipeline",
+        )
+        for op, term in (("send", VOTE), ("recv", ARRIVED))
+    ]
+
+
+def _tied(workload: Workload) -> list[Collective]:
+    """The ends of a pipeline swap their gradients of what both hold, and add them up."""
+    ends = (0, ranks_of(workload) - 1)
+    firsts = set(workload.layout.tied.values()) if place_of(workload) in ends else set()
+    shared = [tensor for tensor in workload.layout.parameters if tensor.name in firsts]
+    return [
+        Collective(
+            phase="backward",
+            op=op,
+            dtype=workload.master_dtype,
+            term=term,
+            payload_bytes=elements(shared) * workload.master_bytes,
+            calls=len(shared),
+            role="pipeline",
+        )
+        for op, term in (("send", TIED), ("recv", ARRIVED))
+        if shared
+    ]
+
+
+def _gradients(workload: Workload) -> list[Collective]:
+    """Tensor by tensor after the last backward pass, over the ranks that hold the same stages."""
+    if ranks_of(workload) == workload.world_size:
+        return []
+    tensors = held(workload)
+    return [
+        Collective(
+            phase="backward",
+            op="all_reduce",
+            dtype=workload.master_dtype,
+            term=GRADIENTS,
+            payload_bytes=elements(tensors) * workload.master_bytes,
+            calls=len(tensors),
+            role="data",
+        )
+    ]
+
+
+def _norm(workload: Workload) -> Collective:
+    return Collective(
+        phase="step",
+        op="all_reduce",
+        dtype="float64",
+        term=NORM,
+        payload_bytes=DTYPE_BYTES["float64"],
+        role="pipeline",
+    )
+
+
+def _evaluation(workload: Workload) -> list[Collective]:
+    """The micro-batches of each pass, forward alone."""
+    before, behind = neighbours(workload)
+    passes = workload.window.evaluation_passes
+    if not passes:
+        return []
+    size = (crossing_bytes(workload) or 0) * passes
+    calls = micro_batches_of(workload) * passes
+    return list(
+        _messages(workload, "evaluation", ACTIVATIONS, sent=behind, received=before, size=size, calls=calls)
+    )

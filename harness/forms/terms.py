@@ -1,0 +1,262 @@
+"""Bytes of a ring, named terms of model states, and named collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.workload import Role, Workload
+
+RING_PASSES = {
+    "all_reduce": 2,
+    "all_gather": 1,
+    "reduce_scatter": 1,
+    "all_to_all": 1,
+    "broadcast": 1,
+    "reduce": 1,
+    "gather": 1,
+    "scatter": 1,
+    "barrier": 0,
+}
+MESSAGES = ("permute", "send", "recv")
+"""From one rank to one other."""
+OPERATIONS = frozenset({*RING_PASSES, *MESSAGES})
+"""Every collective and message that is counted."""
+
+
+def ring_sent_bytes(op: str, payload_bytes: int, group_size: int) -> float:
+    """Bytes that one rank of a ring sends, on average, for a collective on `payload_bytes`.
+
+    passes x (n - 1) / n x payload; all-reduce has two passes, a barrier none, the others one.
+    `send` and `permute`, which hands all of it to one other rank, send what they are given, `recv` nothing.
+    Raises KeyError for a collective without a factor.
+    """
+    if op == "permute":
+        return float(payload_bytes) if group_size > 1 else 0.0
+    if op in ("send", "recv"):
+        return float(payload_bytes) if op == "send" else 0.0
+    # Whole numbers up to the division, which rounds once.
+    return RING_PASSES[op] * (group_size - 1) * payload_bytes / group_size
+
+
+def ring_formula(op: str, payload_bytes: int, group_size: int) -> str:
+    """How `ring_sent_bytes` comes about, with its figures, in bytes."""
+    if op == "recv":
+        return "0 bytes: the other side sends them"
+    if op in MESSAGES:
+        return f"all {payload_bytes:,} bytes, to the next rank"
+    passes = RING_PASSES[op]
+    factor = f"{passes} x " if passes != 1 else ""
+    return f"{factor}({group_size} - 1) / {group_size} x {payload_bytes:,} bytes"
+
+
+STATE_KINDS = ("weights", "gradients", "masters", "optimizer")
+"""Kinds that make the model states; every byte of them has a closed form."""
+STEP_PHASES = ("forward", "backward", "step")
+
+GRADIENTS = "gradients reduced"
+REPLICAS = "gradients reduced across replicas"
+FORWARD = "weights gathered for the forward pass"
+BACKWARD = "weights gathered for the backward pass"
+UPDATED = "updated weights gathered"
+FURTHER_GRADIENTS = "gradients reduced in further micro-steps"
+FURTHER_FORWARD = "weights gathered for the forward pass of further micro-steps"
+FURTHER_BACKWARD = "weights gathered for the backward pass of further micro-steps"
+PADDING = "padding"
+NORM = "gradient norm"
+OVERFLOW = "overflow flag"
+BUFFERS = "buffers broadcast"
+DIGEST = "weights gathered for their digest"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """A part of one kind, with the reason why it is there."""
+
+    kind: str
+    """Kind of memory, such as 'weights'."""
+    name: str
+    """What it is, in a few words."""
+    bytes: int
+    """Its size on the rank."""
+    host: bool = False
+    """Lies in host memory also when the run computes on another device."""
+    extra: bool = False
+    """Beyond the rank's own share of the strategy: padding, copies, counters, buffers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one rank holds of parameters that are cut over ranks, in elements."""
+
+    own: int
+    padding: int
+    padding_name: str
+    """Why there is padding."""
+
+    def terms(
+        self, kind: str, name: str, width: int, *, host: bool = False, extra: bool = False
+    ) -> list[Term]:
+        """The own elements under `name` and the padding under its own, at `width` bytes per element.
+
+        `extra`: the own elements too are beyond the strategy's share, as in a second copy.
+        """
+        return [
+            Term(kind=kind, name=name, bytes=self.own * width, host=host, extra=extra),
+            Term(kind=kind, name=self.padding_name, bytes=self.padding * width, host=host, extra=True),
+        ]
+
+    def unpadded(self) -> Share:
+        """The same without padding."""
+        return replace(self, padding=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelStates:
+    """What one rank holds between its backward pass and its update, from the second step on."""
+
+    terms: tuple[Term, ...]
+    """Parts of the model states."""
+    files: tuple[Term, ...] = ()
+    """Parts that lie in files instead."""
+
+    def kinds(self, *, host: bool | None = None) -> dict[str, int]:
+        """Bytes by kind; `host` True or False: only what lies there or on the device."""
+        sums: dict[str, int] = {}
+        for term in self.terms:
+            if host is None or term.host == host:
+                sums[term.kind] = sums.get(term.kind, 0) + term.bytes
+        return sums
+
+    @property
+    def file_bytes(self) -> int:
+        return sum(term.bytes for term in self.files)
+
+    @property
+    def model_state_bytes(self) -> int:
+        kinds = self.kinds()
+        return sum(kinds.get(kind, 0) for kind in STATE_KINDS)
+
+
+def states(terms: Sequence[Term], files: Sequence[Term] = ()) -> ModelStates:
+    """Collect terms; those of no bytes are left out."""
+    return ModelStates(
+        terms=tuple(term for term in terms if term.bytes), files=tuple(term for term in files if term.bytes)
+    )
+
+
+def merged(terms: Iterable[Term]) -> list[Term]:
+    """Terms that differ in their size only, added up."""
+    found: dict[Term, int] = {}
+    for term in terms:
+        kind = replace(term, bytes=0)
+        found[kind] = found.get(kind, 0) + term.bytes
+    return [replace(kind, bytes=size) for kind, size in found.items()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """Calls of one kind that have one cause."""
+
+    phase: str
+    """Phase of the run."""
+    op: str
+    """Operation, such as 'all_reduce'."""
+    dtype: str
+    """Dtype of the tensors."""
+    term: str
+    """The cause, in a few words."""
+    payload_bytes: int
+    """Of all calls together: size of the whole tensors that they work on."""
+    calls: int | None = 1
+    """None: how many depends on the order in which gradients become ready. 0: a part of calls that are
+    counted under another term, such as their padding."""
+    role: Role = "world"
+    """What the group is for: all ranks, one copy of the weights, or the same shard."""
+
+    def sent_bytes(self, workload: Workload) -> float:
+        """Ring bytes that a rank sends."""
+        return ring_sent_bytes(self.op, self.payload_bytes, workload.group_size(self.role))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Underived:
+    """Collectives of a phase whose payload does not follow from the job."""
+
+    phase: str
+    """Phase of the run."""
+    dtypes: tuple[str, ...]
+    """Empty: whatever the dtype."""
+    reason: str
+    """Why there is no closed form."""
+
+    def covers(self, phase: str, dtype: str) -> bool:
+        return phase == self.phase and (not self.dtypes or dtype in self.dtypes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Volume:
+    """What a run is expected to communicate, or why that is not known."""
+
+    collectives: tuple[Collective, ...] = ()
+    """Calls with their cause."""
+    remarks: tuple[tuple[str, str], ...] = ()
+    """(term, why this implementation moves less under it than the textbook, or by another collective)."""
+    unknown: str | None = None
+    """Why the steps and evaluations could not be derived; None: they were."""
+    underived: tuple[Underived, ...] = ()
+    """Phases without a closed form."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnForms:
+    """Closed forms that a third party's backend brought, evaluated for one run."""
+
+    states: tuple[ModelStates, ...]
+    """By rank."""
+    volume: Volume
+    """Collectives expected of the run."""
+    steps: tuple[int, ...]
+    """The probed steps that the volume sums up."""
+
+
+def over_steps(workload: Workload, one_step: Callable[[Workload, int], list[Collective]]) -> list[Collective]:
+    """The collectives of all probed steps."""
+    return [collective for step in workload.window.steps for collective in one_step(workload, step)]
+
+
+Sizes = Sequence[tuple[int, int]]
+"""(elements, elements with padding) of each unit that is gathered or reduced at once."""
+
+
+def gathered(
+    phase: str,
+    term: str,
+    sizes: Sizes,
+    dtype: str,
+    *,
+    op: str = "all_gather",
+    role: Role = "world",
+    calls: int | None = None,
+    passes: int = 1,
+) -> list[Collective]:
+    """Collectives over units, their padding under a term of its own."""
+    width = DTYPE_BYTES[dtype]
+    total = sum(numel for numel, _ in sizes) * width * passes
+    padding = sum(padded_numel - numel for numel, padded_numel in sizes) * width * passes
+    count = len(sizes) * passes if calls is None else calls * passes
+    found = []
+    if sizes and passes:
+        found.append(
+            Collective(
+                phase=phase, op=op, dtype=dtype, term=term, payload_bytes=total, calls=count, role=role
+            )
+        )
+    if padding:
+        found.append(
+            Collective(
+                phase=phase, op=op, dtype=dtype, term=PADDING, payload_bytes=padding, calls=0, role=role
+            )
+        )
+    return found

@@ -1,0 +1,183 @@
+"""What the papers count for a strategy, whatever the library, and what explains the difference to it.
+
+Memory: the ZeRO paper (arXiv 1910.02054, section 5 and figure 1). Communication: the same, section 7, and the
+FSDP paper (arXiv 2304.11277).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness.backends.base import Precision
+from harness.backends.strategy import SHARDINGS, StrategyKind
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.terms import (
+    BACKWARD,
+    FORWARD,
+    GRADIENTS,
+    REPLICAS,
+    STEP_PHASES,
+    UPDATED,
+    Collective,
+    Volume,
+)
+from harness.forms.workload import Role, Workload
+
+SHARDED_KINDS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("masters", "optimizer"),
+    ("masters", "optimizer", "gradients"),
+    ("masters", "optimizer", "gradients", "weights"),
+)
+"""By stage."""
+ELEMENT_BYTES: dict[str, dict[str, int]] = {
+    "mixed": {"weights": 2, "gradients": 2, "masters": 4, "optimizer": 8},
+    "fp32": {"weights": 4, "gradients": 4, "masters": 0, "optimizer": 8},
+    "bf16": {"weights": 2, "gradients": 2, "masters": 0, "optimizer": 4},
+}
+
+
+def textbook_states(
+    stage: int, parameters: int, shards: int, precision: Precision, *, trained: int | None = None
+) -> dict[str, float]:
+    """Bytes per rank and kind with Adam; `trained`: how many of the parameters get gradients, by default all.
+
+    Mixed precision, per parameter: 2 weights, 2 gradients, 12 of fp32 master and moments: DDP 16 P, ZeRO-1
+    4 P + 12 P / N, ZeRO-2 2 P + 14 P / N, ZeRO-3 16 P / N. All fp32: 4, 4 and 8.
+    """
+    updated = parameters if trained is None else trained
+    widths = ELEMENT_BYTES["mixed" if precision.endswith("-mixed") else precision]
+    pieces = {True: shards, False: 1}
+    return {
+        kind: width * (parameters if kind == "weights" else updated) / pieces[kind in SHARDED_KINDS[stage]]
+        for kind, width in widths.items()
+    }
+
+
+def textbook_sent_bytes(
+    sharding: str,
+    parameters: int,
+    world_size: int,
+    *,
+    weight_bytes: int,
+    reduce_bytes: int,
+    shard_size: int | None = None,
+    trained: int | None = None,
+    after_update: bool = False,
+    second_copy_ranks: int | None = None,
+) -> float | None:
+    """Bytes that a rank sends per optimizer step with one synchronisation; None: no closed form here.
+
+    With P parameters, f = (N - 1) / N, w and r bytes per element of gathered weights and reduced
+    gradients: DDP 2 f P r; ZeRO-1 and ZeRO-2 and SHARD_GRAD_OP f P (w + r); ZeRO-3 and FULL_SHARD
+    f P (2 w + r); hybrid the same within S ranks, plus an all-reduce of P / S over N / S replicas.
+    Of layers in stages: None, since activations cross, whose size the parameters do not tell.
+    Of frozen weights no gradient is reduced; `trained` counts the others. `after_update`: weights are
+    gathered after their update, so only those that have one. `second_copy_ranks`: the backward pass gathers
+    within groups of so many ranks, which keep a copy (hpZ, arXiv 2306.10209, section 3.2).
+    """
+    facts = SHARDINGS.get(sharding)
+    shards = shard_size if facts and facts.has_replicas else world_size
+    if facts is None or not shards or facts.cuts_layers:
+        return None
+    if sharding == "single":
+        return 0.0
+    updated = parameters if trained is None else trained
+    if sharding == "none":
+        return 2 * (world_size - 1) / world_size * updated * reduce_bytes
+    replicas = world_size // shards
+    moved = updated if after_update else parameters
+    passes = 2 if facts.reshards and second_copy_ranks is None else 1
+    inside = (shards - 1) / shards * (passes * weight_bytes * moved + reduce_bytes * updated)
+    if facts.reshards and second_copy_ranks:
+        inside += (second_copy_ranks - 1) / second_copy_ranks * weight_bytes * moved
+    return inside + 2 * (replicas - 1) / replicas * updated / shards * reduce_bytes
+
+
+def gathers_updated(strategy: StrategyKind) -> bool:
+    """ZeRO 1 and 2 gather what they have updated, the others what they are about to use."""
+    return strategy.zero_stage in (1, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TermDifference:
+    """One cause of what an implementation sends beyond the textbook, or less."""
+
+    term: str
+    expected_bytes: float
+    """Ring bytes per rank and step."""
+    textbook_bytes: float
+    remark: str
+
+    @property
+    def difference(self) -> float:
+        return self.expected_bytes - self.textbook_bytes
+
+
+def textbook_collectives(workload: Workload, *, weight_dtype: str, reduce_dtype: str) -> list[Collective]:
+    """What `textbook_sent_bytes` adds up, collective by collective, under the terms of the families."""
+    strategy, trained = workload.strategy, workload.layout.trained_count
+    count = trained if gathers_updated(strategy) else workload.layout.parameter_count
+    weights, gradients = count * DTYPE_BYTES[weight_dtype], trained * DTYPE_BYTES[reduce_dtype]
+    role: Role = "shard" if strategy.facts.has_replicas else "world"
+    again: Role = role if workload.second_copy_ranks is None else "shard"
+
+    def gather(phase: str, term: str) -> Collective:
+        return Collective(
+            phase=phase, op="all_gather", dtype=weight_dtype, term=term, payload_bytes=weights,
+            role=role if term != BACKWARD else again,
+        )  # fmt: skip
+
+    def reduce(op: str) -> Collective:
+        return Collective(
+            phase="backward", op=op, dtype=reduce_dtype, term=GRADIENTS, payload_bytes=gradients, role=role
+        )
+
+    if strategy.sharding == "single" or strategy.facts.cuts_layers:
+        return []
+    if strategy.sharding == "none":
+        return [reduce("all_reduce")]
+    found = [gather("step", UPDATED) if gathers_updated(strategy) else gather("forward", FORWARD)]
+    if strategy.facts.reshards:
+        found.append(gather("backward", BACKWARD))
+    found.append(reduce("reduce_scatter"))
+    if strategy.facts.has_replicas:
+        found.append(
+            Collective(
+                phase="backward", op="all_reduce", dtype=reduce_dtype, term=REPLICAS,
+                payload_bytes=gradients // workload.shards, role="replica",
+            )
+        )  # fmt: skip
+    return found
+
+
+def explain(workload: Workload, volume: Volume, textbook: Iterable[Collective]) -> list[TermDifference]:
+    """Expected minus textbook, term by term, per step; terms that agree are left out.
+
+    The differences add up to the whole difference.
+    """
+    expected = _by_term(workload, (c for c in volume.collectives if c.phase in STEP_PHASES))
+    steps = len(workload.window.steps)
+    given = _by_term(workload, textbook)
+    remarks = dict(volume.remarks)
+    found = []
+    for term in dict.fromkeys((*given, *expected)):
+        ours, theirs = expected.get(term, 0.0) / steps, given.get(term, 0.0)
+        if ours != theirs:
+            found.append(
+                TermDifference(
+                    term=term,
+                    expected_bytes=ours,
+                    textbook_bytes=theirs,
+                    remark=remarks.get(term, "" if theirs else "the textbook leaves it out"),
+                )
+            )
+    return found
+
+
+def _by_term(workload: Workload, collectives: Iterable[Collective]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for collective in collectives:
+        sums[collective.term] = sums.get(collective.term, 0.0) + collective.sent_bytes(workload)
+    return sums

@@ -1,0 +1,271 @@
+"""What decides the memory and the communication of one rank; built from a record or from a model alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.backends.base import OptimizerImplementation, OptimizerKind, Precision, Preset
+from harness.backends.hybrid import SECOND_COPY
+from harness.backends.mesh import Mesh
+from harness.backends.model_source import Loading
+from harness.backends.optimizer_kinds import NewtonSchulz
+from harness.backends.strategy import StrategyKind
+from harness.forms.dtypes import COMPUTE, DTYPE_BYTES
+from harness.forms.layout import Layout, Tensor
+
+Role = str
+"""What a group of ranks is for: 'world'; 'shard' or 'replica' of hybrid sharding; else the dimensions of the
+mesh along which it lies, such as 'tensor' or 'data+sequence'."""
+ELSEWHERE = "other"
+"""In place of a role: a group whose ranks are not those that a role has."""
+ORDINARY_STEP = 2
+"""The first step that does as all later ones: before it Adam has no states, DDP orders its buckets and
+ZeRO-3 records its trace."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """What of a run is summed up; by default one ordinary step."""
+
+    steps: tuple[int, ...] = (ORDINARY_STEP,)
+    """Indices, from 0, of the probed steps."""
+    evaluation_every: int | None = None
+    evaluation_passes: int = 0
+    """Forward passes of one rank in all evaluations."""
+    evaluation_spells: int = 0
+    """Spells of such passes without a training step between them."""
+    digest: bool = False
+    """Whether the initial weights are gathered for their digest."""
+    checkpoint: bool = False
+
+    @classmethod
+    def of_run(
+        cls,
+        probed: tuple[int, ...],
+        *,
+        every: int | None,
+        evaluated: Collection[int],
+        batches: int,
+        **rest: bool,
+    ) -> Window:
+        """`evaluated` holds the steps taken before each evaluation, which runs `batches` passes per rank.
+
+        Where evaluations are asked for, one pass more follows the last probed step, for its memory.
+        """
+        if not every:
+            return cls(steps=probed, evaluation_every=every, **rest)
+        after_probed = [step + 1 for step in probed[-1:]]
+        ran = list(evaluated) if batches else []
+        return cls(
+            steps=probed,
+            evaluation_every=every,
+            evaluation_passes=len(ran) * batches + len(after_probed),
+            evaluation_spells=len({*ran, *after_probed}),
+            **rest,
+        )
+
+    def follows_evaluation(self, step: int) -> bool:
+        """Whether an evaluation ran between the step before and this one."""
+        return bool(self.evaluation_every) and step > 0 and step % (self.evaluation_every or 1) == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A model, trained under one strategy, as one rank sees it."""
+
+    layout: Layout
+    strategy: StrategyKind
+    world_size: int
+    rank: int = 0
+    shard_size: int | None = None
+    """Ranks that share one copy of the weights; None: all."""
+    mesh: Mesh | None = None
+    """The dimensions of the ranks; None: all of them are data parallel."""
+    ranks_per_node: int | None = None
+    """None: one node."""
+    precision: Precision = "fp32"
+    preset: Preset = "like-for-like"
+    micro_batch_size: int = 1
+    accumulation_steps: int = 1
+    sequence_length: int | None = None
+    gradient_clipping: float | None = 1.0
+    """Largest norm of the gradient; None or 0: no clipping."""
+    activation_checkpointing: bool | str = False
+    """As `training.activation_checkpointing` of the job."""
+    recomputed_until: str | None = None
+    """The module of each block in which its recomputation stops; None: not known."""
+    optimizer: OptimizerKind = "adamw"
+    newton_schulz: NewtonSchulz = "fp32"
+    """Precision in which Muon orthogonalises."""
+    optimizer_implementation: OptimizerImplementation = "default"
+    """As the job has it; 'default': torch chooses by device."""
+    original_parameters: bool = True
+    """FSDP1: whether the optimizer holds original parameters, not the flat one of each unit."""
+    loading: Loading = "full"
+    """How initial weights reached ranks that shard them."""
+    gathers_for_hooks: bool = True
+    """ZeRO-3 gathers each parameter to attach its hook, as DeepSpeed does unless it is kept from it."""
+    device: str = "cpu"
+    transport: str = "gloo"
+    has_fp64: bool = True
+    """Whether the device has fp64, in which DeepSpeed adds up norms."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the backend, as typed after its name."""
+    window: Window = Window()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of the libraries by distribution; closed forms take the newest of one that is missing."""
+
+    @property
+    def ranks_per_sample(self) -> int:
+        """Ranks that divide the sequence of each sample; 1: none do."""
+        return self.mesh.size("sequence") if self.mesh is not None else 1
+
+    @property
+    def part_length(self) -> int | None:
+        """Tokens of each sample that a rank computes, padding of its sequence included; None: no text."""
+        length = self.sequence_length
+        return None if length is None else part_length(length, self.ranks_per_sample)
+
+    @property
+    def like_for_like(self) -> bool:
+        return self.preset == "like-for-like"
+
+    @property
+    def mixed(self) -> bool:
+        return self.precision.endswith("-mixed")
+
+    @property
+    def compute_dtype(self) -> str:
+        """Dtype of the weights that a library casts for computing; `single:precision=fp32` widens them."""
+        return "float32" if self.widened else COMPUTE[self.precision]
+
+    @property
+    def widened(self) -> bool:
+        """Whether the whole model is made fp32 whatever the job's precision."""
+        return bool(self.options.get("precision") == "fp32")
+
+    @property
+    def master_dtype(self) -> str:
+        """Dtype of the weights that the optimizer updates: fp32 unless precision or options say otherwise."""
+        low = self.precision == "bf16" or self.options.get("master_dtype") == "compute"
+        return self.compute_dtype if low else "float32"
+
+    @property
+    def compute_bytes(self) -> int:
+        return DTYPE_BYTES[self.compute_dtype]
+
+    @property
+    def master_bytes(self) -> int:
+        return DTYPE_BYTES[self.master_dtype]
+
+    def held_dtype(self, tensor: Tensor) -> str:
+        """Dtype in which a library holds a parameter between its uses: masters if it is trained.
+
+        DeepSpeed casts the whole model at low precision (`_configure_distributed_model`, engine.py).
+        Accelerate 1.15 makes fp32 what is trained, and leaves frozen weights as they are
+        (`fsdp2_prepare_model`, fsdp_utils.py).
+        """
+        if "float" not in tensor.dtype:
+            return tensor.dtype  # packed 4-bit weights
+        in_deepspeed = self.strategy.zero_stage is not None and self.precision != "fp32"
+        if in_deepspeed or self.widened or self.options.get("master_dtype") == "compute":
+            return self.compute_dtype
+        return tensor.dtype if self.layout.is_frozen(tensor) else self.master_dtype
+
+    def by_held_dtype(self, tensors: Iterable[Tensor]) -> dict[str, list[Tensor]]:
+        """Parameters by the dtype in which they are held, in their order."""
+        found: dict[str, list[Tensor]] = {}
+        for tensor in tensors:
+            found.setdefault(self.held_dtype(tensor), []).append(tensor)
+        return found
+
+    def held_bytes(self, tensor: Tensor) -> int:
+        """Per element."""
+        return DTYPE_BYTES[self.held_dtype(tensor)]
+
+    def units(self) -> list[tuple[str, list[Tensor]]]:
+        """Parameters by wrap unit, as the layout has them, unless an option wraps the whole model as one."""
+        whole = self.options.get("auto_wrap") == "none"
+        return [("", list(self.layout.parameters))] if whole else self.layout.units()
+
+    @property
+    def offload(self) -> str:
+        """'none', 'optimizer', 'cpu', 'nvme' or 'nvme-all'."""
+        return str(self.options.get("offload", "none"))
+
+    @property
+    def swaps_into_files(self) -> bool:
+        """Whether optimizer states lie in files between updates."""
+        return self.offload in ("nvme", "nvme-all")
+
+    @property
+    def offloads_weights(self) -> bool:
+        """Whether weights lie in host memory, or in files, while no module uses them."""
+        return self.offload in ("cpu", "nvme-all")
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether optimizer states lie in host memory."""
+        return self.offload != "none"
+
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped; options of DeepSpeed's backends overrule the job."""
+        own = self.options.get("gradient_clipping")
+        limit = self.gradient_clipping if own is None else own
+        return (limit or 0.0) > 0 or bool(self.options.get("default_clipping"))
+
+    @property
+    def shards(self) -> int:
+        """Ranks of a shard group."""
+        return self.shard_size or self.world_size
+
+    @property
+    def second_copy_ranks(self) -> int | None:
+        """Ranks of a group that keeps a second copy of the weights between their uses in a step and gathers
+        from it: of hpZ, or those to which FSDP2 reshards; None: there is none."""
+        return second_copy_ranks(self.options)
+
+    @property
+    def regathered_in(self) -> Role:
+        """The group in which weights are gathered that were gathered before in the same step."""
+        return "world" if self.second_copy_ranks is None else "shard"
+
+    @property
+    def shard_rank(self) -> int:
+        """Position within the shard group; groups are consecutive ranks."""
+        return self.rank % self.shards
+
+    def group_size(self, role: Role) -> int:
+        """Ranks in a group of this role."""
+        if self.mesh is not None and self.mesh.shares_samples:
+            return self.mesh.group_size(role)
+        if role == "shard":
+            return self.second_copy_ranks or self.shards
+        return self.world_size // self.shards if role == "replica" else self.world_size
+
+    def group_ranks(self, role: Role, rank: int) -> list[int]:
+        """Ranks of the group of this role that `rank` is in: shard groups are rows of the mesh, replica
+        groups its columns (`init_device_mesh`)."""
+        if self.mesh is not None and self.mesh.shares_samples:
+            return self.mesh.group(role, rank)
+        size = self.shards
+        if role == "shard":
+            size = self.group_size(role)
+            first = rank - rank % size
+            return list(range(first, first + size))
+        return list(
+            range(rank % size, self.world_size, size) if role == "replica" else range(self.world_size)
+        )
+
+
+def second_copy_ranks(options: Mapping[str, Any]) -> int | None:
+    """As `Workload.second_copy_ranks`, from the options of a backend."""
+    return next((int(size) for name in SECOND_COPY if (size := options.get(name))), None)
+
+
+def part_length(sequence_length: int, parts: int) -> int:
+    """Tokens of each of `parts` equal parts of a sample, whose end is padded."""
+    return -(-sequence_length // parts)

@@ -1,0 +1,97 @@
+"""What the stages of DeepSpeed ZeRO have in common (DeepSpeed 0.19.8), natively and through Accelerate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from harness.backends.library_facts import holds
+from harness.backends.presets import COMMUNICATION_DTYPE, DATA_TYPES, ZERO_BUCKET_DEFAULT, zero_changes
+from harness.forms.loading import PHASE
+from harness.forms.terms import Collective, Volume
+from harness.forms.workload import Workload
+
+TAG_DIGEST_BYTES = 20
+"""SHA-1."""
+FP32_SURPLUS = "gradients add up in fp32"
+"""Beyond the textbook's 2 bytes per gradient."""
+SECOND_FP32_COPY = "second fp32 copy"
+"""Of weights that are fp32 already: DeepSpeed clones them for the optimizer as it does low-precision ones."""
+
+
+def preset_values(workload: Workload) -> dict[str, Any]:
+    """What the preset sets in DeepSpeed's configuration."""
+    stage = workload.strategy.stage
+    count = workload.layout.parameter_count
+    changes = zero_changes(stage, workload.precision, workload.preset, count)
+    return {change.setting: change.value for change in changes}
+
+
+def bucket_elements(workload: Workload) -> int:
+    """`reduce_bucket_size`: as given, else by the preset."""
+    given = workload.options.get("reduce_bucket_size")
+    if given is not None:
+        return int(given)
+    return int(preset_values(workload).get("reduce_bucket_size", ZERO_BUCKET_DEFAULT))
+
+
+def reduce_dtype(workload: Workload) -> str:
+    """`DeepSpeedEngine.communication_data_type`; like for like it is set to fp32 at mixed precision.
+
+    Where ranks divide samples `seq_parallel_communication_data_type` takes its place, which is fp32
+    (DeepSpeed 0.19.8, engine.py, `_configure_distributed_model`).
+    """
+    pinned = COMMUNICATION_DTYPE in preset_values(workload) or workload.strategy.sequence is not None
+    return "float32" if pinned else workload.compute_dtype
+
+
+def gradient_accumulation_bytes(workload: Workload) -> int:
+    """Bytes per element in which micro-steps add up: the compute dtype's unless the preset says fp32.
+
+    DeepSpeed 0.19.8, `runtime/engine.py`, `DeepSpeedEngine.get_data_types`.
+    """
+    return 4 if DATA_TYPES in preset_values(workload) else workload.compute_bytes
+
+
+def broadcast_model(workload: Workload) -> list[Collective]:
+    """`DeepSpeedEngine._broadcast_model` sends every parameter in the model's compute dtype."""
+    as_bytes = holds("zero-broadcasts-bytes", workload.versions)
+    size = sum(tensor.numel * workload.held_bytes(tensor) for tensor in workload.layout.parameters)
+    return [
+        Collective(
+            phase="setup", op="broadcast", dtype="uint8" if as_bytes else workload.compute_dtype,
+            term="initial weights broadcast", payload_bytes=size, calls=len(workload.layout.parameters),
+        )
+    ]  # fmt: skip
+
+
+def bucket_calls(workload: Workload) -> int | None:
+    """1 where all gradients fit into one bucket; else it depends on the order in which they come."""
+    return 1 if workload.layout.trained_count <= bucket_elements(workload) else None
+
+
+def buckets_filled(workload: Workload) -> int:
+    """Buckets that the gradients of one backward pass fill, taken from the last parameter to the first.
+
+    A bucket is reduced when the next gradient would not fit into it; no gradient is split, so one that is
+    larger than a bucket is reduced alone (DeepSpeed 0.19.8, stage3.py
+    `reduce_independent_p_g_buckets_and_remove_grads`, and its namesake of stages 1 and 2).
+    """
+    limit, filled, buckets = bucket_elements(workload), 0, 1
+    for parameter in reversed(workload.layout.trained):
+        if filled and filled + parameter.numel > limit:
+            buckets, filled = buckets + 1, 0
+        filled += parameter.numel
+    return buckets
+
+
+def with_checkpoint(workload: Workload, volume: Volume) -> Volume:
+    """`_checkpoint_tag_validation` (DeepSpeed 0.19.8, engine.py) compares digests of the tag by their
+    largest and smallest bytes. Each rank writes the partitions it holds; nothing is gathered."""
+    if not workload.window.checkpoint:
+        return volume
+    compared = Collective(
+        phase=PHASE, op="all_reduce", dtype="uint8", term="checkpoint's tag compared",
+        payload_bytes=2 * TAG_DIGEST_BYTES, calls=2,
+    )  # fmt: skip
+    return replace(volume, collectives=(*volume.collectives, compared))

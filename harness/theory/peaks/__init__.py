@@ -1,2 +1,0 @@
-"""What lives on a rank at the fullest moments of a step, by family: its states, activations, and what its
-library allocates meanwhile."""

@@ -1,0 +1,80 @@
+"""What strategies hold at the fullest moments, on a model that only has weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.harness.forms.peaks.plain import held, layout, moments
+
+BLOCK = 10**6
+MODEL = layout(4, BLOCK)
+"""Elements; at fp32 a block has 4e6 bytes."""
+
+
+def test_ddp_holds_its_buckets_in_the_forward_pass_too() -> None:
+    like = moments("ddp", MODEL, 2)
+    assert held(like["forward"], "gradients") == 4 * 4 * BLOCK
+    defaults = moments("ddp", MODEL, 2, preset="library-defaults")
+    assert held(defaults["forward"], "gradients") == 0
+    assert held(defaults["step"], "gradients") + held(defaults["step"], "communication") == 2 * 4 * 4 * BLOCK
+
+
+def test_fsdp2_gathers_the_next_unit_of_the_backward_pass_ahead() -> None:
+    found = moments("fsdp", MODEL, 2)
+    assert held(found["backward"], "gathered") == 2 * 4 * BLOCK
+    three = moments("fsdp", MODEL, 2, options={"prefetch": 3})
+    assert held(three["forward"], "gathered") == (3 + 2) * 4 * BLOCK
+
+
+def test_fsdp_without_resharding_holds_all_units_until_the_backward_pass() -> None:
+    found = moments("fsdp-grad-op", MODEL, 2)
+    assert held(found["forward"], "gathered") == (4 + 1) * 4 * BLOCK
+
+
+def test_fsdp1_joins_the_gradients_of_a_unit() -> None:
+    found = moments("fsdp1", MODEL, 2)
+    assert held(found["backward"], "gradients", without="reduced") == 2 * 4 * BLOCK
+
+
+def test_zero2_frees_gradients_of_other_partitions_where_zero1_keeps_them() -> None:
+    bucket = {"options": {"reduce_bucket_size": BLOCK}}
+    one, two = (moments(f"zero{stage}", MODEL, 4, **bucket) for stage in (1, 2))
+    assert held(one["backward"], "gradients") == 4 * 4 * BLOCK
+    assert held(two["backward"], "gradients") <= 2 * 4 * BLOCK
+
+
+def test_zero3_reduces_by_bucket() -> None:
+    found = moments("zero3", MODEL, 4, options={"reduce_bucket_size": 2 * BLOCK})
+    ordered = sum(c for h, c in found["reduction"].held.items() if h.name == "bucket ordered by rank")
+    assert ordered == 2 * 4 * BLOCK
+
+
+@pytest.mark.parametrize("backend", ["zero1", "zero2", "zero3"])
+def test_zero_flattens_the_gradients_of_its_partition_for_the_update(backend: str) -> None:
+    found = moments(backend, MODEL, 2)
+    flat = sum(count for holding, count in found["step"].held.items() if "flat gradients" in holding.name)
+    assert flat == 2 * 4 * BLOCK
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "fsdp1", "zero3"])
+def test_gloo_copies_what_it_gathers(backend: str) -> None:
+    on_gpu = moments(backend, layout(4, BLOCK, root=8 * BLOCK), 2)
+    on_cpu = moments(backend, layout(4, BLOCK, root=8 * BLOCK), 2, device="cpu", transport="gloo")
+
+    def copies(found: object) -> bool:
+        return any("gloo" in h.name for fullest in found.values() for h in fullest.held)  # type: ignore[attr-defined]
+
+    assert copies(on_cpu)
+    assert not copies(on_gpu)
+
+
+def test_further_micro_steps_keep_whole_gradients_under_fsdp() -> None:
+    found = moments("fsdp", MODEL, 2, accumulation_steps=3)
+    assert held(found["forward"], "gradients") == 4 * 4 * BLOCK
+
+
+def test_offloaded_states_lie_on_the_host_on_cuda_alone() -> None:
+    on_gpu = moments("fsdp", MODEL, 2, options={"offload": "cpu"})
+    assert held(on_gpu["step"], "optimizer") == held(on_gpu["step"], "weights") == 0
+    on_cpu = moments("fsdp", MODEL, 2, options={"offload": "cpu"}, device="cpu", transport="gloo")
+    assert held(on_cpu["step"], "optimizer") == 2 * 2 * 4 * BLOCK

@@ -1,0 +1,31 @@
+"""The ledger keeps the fullest state of each phase."""
+
+from __future__ import annotations
+
+from harness.forms.peaks.course import Holding, Ledger
+
+WEIGHTS = Holding(kind="weights", name="weights")
+BUFFER = Holding(kind="communication", name="buffer")
+SAVED = Holding(kind="activations", name="saved")
+
+
+def test_the_fullest_state_of_a_phase_names_its_causes() -> None:
+    ledger = Ledger()
+    ledger.add(WEIGHTS, 10)
+    ledger.activations = {SAVED: 5}
+    with ledger.temporarily((BUFFER, 7)):
+        pass
+    ledger.look()
+    assert ledger.fullest["forward"].bytes == 22
+    assert ledger.fullest["forward"].held == {WEIGHTS: 10, BUFFER: 7, SAVED: 5}
+    assert ledger.held == {WEIGHTS: 10, BUFFER: 0}
+
+
+def test_phases_are_kept_apart() -> None:
+    ledger = Ledger()
+    ledger.add(WEIGHTS, 10)
+    ledger.look()
+    with ledger.during("reduction"), ledger.temporarily((BUFFER, 1)):
+        pass
+    assert (ledger.fullest["forward"].bytes, ledger.fullest["reduction"].bytes) == (10, 11)
+    assert ledger.phase == "forward"

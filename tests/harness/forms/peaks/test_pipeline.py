@@ -1,0 +1,53 @@
+from dataclasses import replace
+
+import pytest
+
+from harness.backends.mesh import Mesh
+from harness.backends.strategy import StrategyKind
+from harness.forms.layout import Layout
+from harness.forms.peaks.pipeline import order
+from harness.forms.workload import Workload
+
+
+def workload(ranks: int, micro_batches: int, schedule: str, place: int) -> Workload:
+    return Workload(
+        layout=Layout(parameters=(), decaying=frozenset(), blocks=tuple(f"h.{n}" for n in range(16))),
+        strategy=StrategyKind(family="pipeline", sharding="pipeline"),
+        world_size=ranks,
+        rank=place,
+        mesh=Mesh.of(ranks, {"pipeline": ranks, "data": None}),
+        options={"schedule": schedule, "micro_batches": micro_batches},
+    )
+
+
+def most_in_flight(given: Workload) -> int:
+    now = most = 0
+    for each in order(given):
+        now += -1 if each.backward else 1
+        most = max(most, now)
+    assert now == 0
+    return most
+
+
+def test_gpipe_holds_all_micro_batches_and_1f1b_those_of_the_ranks_behind() -> None:
+    assert [most_in_flight(workload(4, 8, "gpipe", place)) for place in range(4)] == [8, 8, 8, 8]
+    assert [most_in_flight(workload(4, 8, "1f1b", place)) for place in range(4)] == [4, 3, 2, 1]
+    assert most_in_flight(workload(4, 2, "1f1b", 0)) == 2
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 2), (2, 8), (4, 4), (4, 8), (4, 3)])
+def test_interleaved_passes_run_in_the_order_of_torch(ranks: int, micro_batches: int) -> None:
+    from torch.distributed.pipelining import schedules
+
+    for place in range(ranks):
+        torchs = schedules.ScheduleInterleaved1F1B.__new__(schedules.ScheduleInterleaved1F1B)
+        torchs.n_local_stages, torchs.pp_group_size = 2, ranks
+        torchs._n_microbatches = micro_batches
+        torchs.microbatches_per_round = micro_batches // max(1, micro_batches // ranks)
+        expected = [
+            (action.computation_type == schedules._ComputationType.FULL_BACKWARD, action.stage_index)
+            for action in torchs._calculate_single_rank_operations(place)
+            if action is not None
+        ]
+        given = replace(workload(ranks, micro_batches, "interleaved", place))
+        assert [(p.backward, p.stage * ranks + place) for p in order(given)] == expected

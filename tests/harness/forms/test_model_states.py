@@ -1,0 +1,167 @@
+from itertools import pairwise
+
+import pytest
+
+from harness.backends.registry import BUILT_IN, strategy_of
+from harness.forms.families import model_states
+from harness.forms.fsdp1 import flat_unit
+from harness.forms.layout import Layout, Tensor
+from harness.forms.terms import ModelStates
+from harness.forms.textbook import textbook_states
+from harness.forms.workload import Workload
+from harness.forms.zero import FP32_SURPLUS
+from tests.harness.forms.layouts import BLOOM_560M, BLOOM_SMALL, LLAMA_SMALL, layout_of
+
+GEOMETRIES = {"bloom": BLOOM_560M, "bloom-small": BLOOM_SMALL, "llama-small": LLAMA_SMALL}
+STAGES = ("ddp", "zero1", "zero2", "zero3")
+FSDP = ("fsdp", "fsdp1", "fsdp-grad-op", "fsdp1-grad-op")
+
+
+def workload(backend: str, ranks: int, config: dict, **changes) -> Workload:
+    values = {"precision": "bf16-mixed"} | changes
+    strategy = BUILT_IN[backend].strategy
+    assert strategy is not None
+    return Workload(layout=layout_of(config), strategy=strategy, world_size=ranks, **values)
+
+
+def kinds(backend: str, ranks: int, config: dict, **changes) -> dict[str, int]:
+    states = model_states(workload(backend, ranks, config, **changes))
+    return states.kinds()
+
+
+def named(states: ModelStates) -> int:
+    """What DeepSpeed holds beyond the paper and says so: straddling parameters, sums in fp32."""
+    return sum(t.bytes for t in states.terms if "straddle" in t.name or t.name == FP32_SURPLUS)
+
+
+def parameters(config: dict) -> int:
+    return kinds("single", 1, config, precision="fp32")["weights"] // 4
+
+
+def test_the_layout_is_the_published_model() -> None:
+    assert parameters(BLOOM_560M) == 559_214_592
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("backend", [*STAGES[1:], *FSDP])
+def test_optimizer_states_fall_as_one_over_the_ranks_from_zero1_on(backend: str, geometry: str) -> None:
+    assert_falls(backend, "optimizer", GEOMETRIES[geometry])
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("backend", ["zero1", "zero2", "zero3", *FSDP])
+def test_gradients_fall_as_one_over_the_ranks(backend: str, geometry: str) -> None:
+    """ZeRO-1 too has only its partition left after a backward pass; the textbook gives it all of them."""
+    assert_falls(backend, "gradients", GEOMETRIES[geometry])
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("backend", ["zero3", *FSDP])
+def test_weights_fall_as_one_over_the_ranks_from_zero3_on(backend: str, geometry: str) -> None:
+    assert_falls(backend, "weights", GEOMETRIES[geometry])
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [
+        ("ddp", "optimizer"),
+        ("ddp", "gradients"),
+        ("ddp", "weights"),
+        ("zero1", "weights"),
+        ("zero2", "weights"),
+    ],
+)
+def test_what_a_strategy_does_not_shard_stays_whole(backend: str, kind: str, geometry: str) -> None:
+    sizes = [kinds(backend, ranks, GEOMETRIES[geometry])[kind] for ranks in (1, 2, 4)]
+    # ZeRO pads each of two groups to 2 N elements of 2 bytes.
+    assert max(sizes) - min(sizes) <= 2 * 2 * 8
+
+
+def assert_falls(backend: str, kind: str, config: dict) -> None:
+    """The shares of all ranks make the whole, byte for byte, and none is above its N-th part by much."""
+    (whole,) = shares(backend, 1, kind, config)
+    for ranks in (2, 4):
+        parts = shares(backend, ranks, kind, config)
+        assert sum(parts) == whole
+        assert max(parts) <= whole / ranks * 1.05
+
+
+def shares(backend: str, ranks: int, kind: str, config: dict) -> list[int]:
+    """Each rank's own share, without the named terms beyond it."""
+    held = [model_states(workload(backend, ranks, config, rank=rank)) for rank in range(ranks)]
+    return [
+        sum(term.bytes for term in states.terms if term.kind == kind and not term.extra) for states in held
+    ]
+
+
+def test_padding_is_small_but_a_straddling_embedding_is_not() -> None:
+    """DeepSpeed keeps the whole gradient of a parameter that reaches into two partitions on both ranks."""
+    for backend in ("zero1", "zero2", "zero3", "fsdp", "fsdp1"):
+        states = model_states(workload(backend, 4, BLOOM_560M, rank=1))
+        padding = sum(t.bytes for t in states.terms if "padding" in t.name or "alignment" in t.name)
+        assert padding < 1e-3 * states.model_state_bytes
+    (embedding, *_) = layout_of(BLOOM_560M).parameters
+    states = model_states(workload("zero1", 4, BLOOM_560M, rank=0))
+    (straddling,) = (term.bytes for term in states.terms if "straddle" in term.name)
+    partition = next(term.bytes for term in states.terms if term.name == "partition")
+    assert embedding.shape == (250880, 1024)
+    assert straddling == pytest.approx(2 * 250880 * 1024 - partition, rel=1e-3)
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_strategies_hold_less_the_more_they_shard(ranks: int, geometry: str) -> None:
+    config = GEOMETRIES[geometry]
+    held = [kinds(name, ranks, config) for name in STAGES]
+    sizes = [sum(of.get(kind, 0) for kind in ("weights", "optimizer", "masters")) for of in held]
+    assert all(more >= less for more, less in pairwise(sizes))
+    assert sizes[0] > sizes[1] > sizes[3]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("backend", ["ddp", "zero2", "zero3", "fsdp", "fsdp1"])
+def test_a_large_model_is_the_textbook_within_a_thousandth(backend: str, ranks: int) -> None:
+    """Bytes in all; which kind holds them differs where fp32 weights are their own masters."""
+    states = model_states(workload(backend, ranks, BLOOM_560M))
+    book = textbook_states(BUILT_IN[backend].strategy.stage, parameters(BLOOM_560M), ranks, "bf16-mixed")
+    assert states.model_state_bytes - named(states) == pytest.approx(sum(book.values()), rel=1e-3)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_estimators_of_deepspeed_agree_but_for_the_gradients_they_count(ranks: int) -> None:
+    """Stage 2 adds the fp32 gradients that live inside the update, stage 3 counts them instead."""
+    stage2 = pytest.importorskip("deepspeed.runtime.zero.stage_1_and_2")
+    stage3 = pytest.importorskip("deepspeed.runtime.zero.stage3")
+    count = parameters(BLOOM_560M)
+    _, two = stage2.estimate_zero2_model_states_mem_needs(count, ranks, cpu_offload=False)
+    _, three, layer = stage3.estimate_zero3_model_states_mem_needs(
+        count, 0, ranks, cpu_offload=False, cpu_offload_params=False
+    )
+    assert layer == 0
+    for backend, estimate, more in (("zero2", two, 4), ("zero3", three, 2)):
+        states = model_states(workload(backend, ranks, BLOOM_560M))
+        held = states.model_state_bytes - named(states)
+        assert held + more * count / ranks == pytest.approx(estimate, rel=1e-3)
+
+
+def test_fsdp1_aligns_each_parameter_and_pads_the_unit() -> None:
+    """37 elements of bf16 compute begin at multiples of 8; 3 ranks pad the end to a multiple of 3."""
+    unit = flat_unit([Tensor(name, (37,), "float32") for name in "ab"], "bfloat16", 3)
+    assert unit.offsets == (0, 40)
+    assert unit.length == 78
+
+
+def test_fsdp2_pads_rows_and_the_last_rank_holds_none() -> None:
+    layout = Layout(parameters=(Tensor("a", (5, 3), "float32"),), decaying=frozenset("a"))
+    strategy = BUILT_IN["fsdp"].strategy
+    assert strategy is not None
+    held = [
+        model_states(Workload(layout=layout, strategy=strategy, world_size=4, rank=rank)) for rank in range(4)
+    ]
+    assert [states.kinds()["weights"] for states in held] == [2 * 3 * 4] * 4
+    assert [states.kinds()["optimizer"] - 4 for states in held] == [48, 48, 24, 0]
+
+
+def test_a_third_party_has_no_closed_form() -> None:
+    assert strategy_of("mine") is None
