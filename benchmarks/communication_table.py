@@ -15,9 +15,10 @@ from pathlib import Path
 from tabulate import tabulate
 
 from harness.backends import registry
-from harness.compare.measures import sent_bytes_per_step, textbook_bytes_per_step
-from harness.compare.rows import reason
-from harness.compare.volume import (
+from harness.forms.terms import STEP_PHASES
+from harness.judge.measures import sent_bytes_per_step, textbook_bytes_per_step
+from harness.judge.rows import reason
+from harness.judge.volume import (
     expected_payload,
     expected_sent_bytes_per_step,
     measured_payload,
@@ -25,7 +26,6 @@ from harness.compare.volume import (
     volume_differences,
     volume_of,
 )
-from harness.forms.terms import STEP_PHASES
 from harness.record import Record
 from harness.report.sections.machine import commit_words
 from harness.store import read_runs

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from benchmarks.packed_page import packed, run, table, with_tables, write
 from harness.backends.not_run import NOT_RUN
-from harness.compare.states import all_kinds
 from harness.forms.terms import STATE_KINDS
+from harness.judge.states import all_kinds
 from harness.record import Record
 
 NAME = "equivalences"

@@ -23,8 +23,8 @@ from pathlib import Path
 from tabulate import tabulate
 
 from benchmarks.measuring import harness_command, progress, run_quietly
-from harness.compare.comparison import Comparison
-from harness.compare.findings import balance, data_loading, impossible, machine, warmup
+from harness.judge.comparison import Comparison
+from harness.judge.findings import balance, data_loading, impossible, machine, warmup
 from harness.store import read_runs
 
 IDLE, LOADED = "idle", "loaded"

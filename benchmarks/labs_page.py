@@ -16,7 +16,7 @@ from tabulate import tabulate
 
 from harness.archive import write_archive
 from harness.cli.labs import SPENT
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.labs.catalogue import LABS, Lab, Variant
 from harness.labs.fill import fill
 from harness.record import Record

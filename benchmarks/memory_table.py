@@ -13,9 +13,9 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from harness.compare import measures
-from harness.compare.states import RankStates, largest, rank_states, textbook
 from harness.forms.terms import STATE_KINDS
+from harness.judge import measures
+from harness.judge.states import RankStates, largest, rank_states, textbook
 from harness.record import Record
 from harness.store import read_runs
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.packed_page import packed, run, table, with_tables, write
-from harness.compare.expected import expected_states
-from harness.compare.measures import median_step_seconds
-from harness.compare.rows import reason
 from harness.forms.network import host_elements, host_link_bytes
 from harness.forms.terms import STATE_KINDS
+from harness.judge.expected import expected_states
+from harness.judge.measures import median_step_seconds
+from harness.judge.rows import reason
 from harness.record import Record
 from harness.record.workload import of_record
 

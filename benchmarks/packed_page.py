@@ -11,7 +11,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from harness.archive import write_archive
-from harness.compare.volume import volume_differences
+from harness.judge.volume import volume_differences
 from harness.record import Record
 from harness.record_files import ARCHIVE_NAME, RECORD_NAME
 from harness.store import read_runs

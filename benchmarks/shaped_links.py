@@ -20,14 +20,14 @@ from tabulate import tabulate
 
 from benchmarks.on_cluster import NOISE_RUNS, run_matrix
 from benchmarks.publishing import publish
-from harness.compare.measures import step_seconds
-from harness.compare.nodes import node_volumes
-from harness.compare.order_words import unranked_words
-from harness.compare.ranking import Ranking, ranking
-from harness.compare.statistics import pairs_among, runs_to_judge
 from harness.errors import HarnessError
 from harness.fabric.result import read_fabric
 from harness.forms.network import crossover_bandwidth, seconds_over_link
+from harness.judge.measures import step_seconds
+from harness.judge.nodes import node_volumes
+from harness.judge.order_words import unranked_words
+from harness.judge.ranking import Ranking, ranking
+from harness.judge.statistics import pairs_among, runs_to_judge
 from harness.record import Record
 from harness.record_files import ARCHIVE_NAME
 from harness.store import read_runs

@@ -33,7 +33,7 @@ _HOMES = {
 
 
 class _ComparePackage(ModuleType):
-    """The package `harness.compare`, which Python puts in the place of a function of that name."""
+    """The package `harness.judge`, which Python puts in the place of a function of that name."""
 
     def __call__(self, *arguments: Any, **settings: Any) -> "Results":
         from harness.api.runs import compare
@@ -55,4 +55,4 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-import_module("harness.compare").__class__ = _ComparePackage
+import_module("harness.judge").__class__ = _ComparePackage

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.compare.comparison import Comparison
-from harness.compare.metrics import metrics_in
-from harness.compare.rows import Row
 from harness.errors import HarnessError
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import metrics_in
+from harness.judge.rows import Row
 from harness.nested import leaves
 from harness.record.run_id import run_folder
 

@@ -10,9 +10,9 @@ from harness.cli import COMMANDS
 WITHOUT_TORCH = [
     "harness.api.estimates", "harness.api.runs",
     "harness.batch", "harness.cells", "harness.cli", *(f"harness.cli.{name}" for name in COMMANDS),
-    "harness.compare.comparison",
-    "harness.compare.findings.catalogue", "harness.compare.measures", "harness.compare.parity",
-    "harness.compare.rows", "harness.config", "harness.run_directory.assemble", "harness.launch.local",
+    "harness.judge.comparison",
+    "harness.judge.findings.catalogue", "harness.judge.measures", "harness.judge.parity",
+    "harness.judge.rows", "harness.config", "harness.run_directory.assemble", "harness.launch.local",
     "harness.provenance", "harness.record", "harness.report.report", "harness.report.drawing",
     "harness.report.tables", "harness.launch.cell", "harness.spec", "harness.store",
     "harness.forms.families",

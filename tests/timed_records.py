@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from harness.compare.comparison import Comparison
-from harness.compare.findings.finding import Finding
+from harness.judge.comparison import Comparison
+from harness.judge.findings.finding import Finding
 from harness.record import ProcessorPart, RankPart, Record
 from tests.records import make_ranks, make_record, make_steps
 

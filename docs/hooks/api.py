@@ -8,10 +8,10 @@ TOPICS = {
     "Backends": ("harness.backends.base", "harness.backends.registry", "harness.backends.strategy"),
     "Settings and records": ("harness.config", "harness.store", "harness.record_files"),
     "Comparisons": (
-        "harness.compare.comparison",
-        "harness.compare.rows",
-        "harness.compare.metrics",
-        "harness.compare.findings.finding",
+        "harness.judge.comparison",
+        "harness.judge.rows",
+        "harness.judge.metrics",
+        "harness.judge.findings.finding",
     ),
     "Reports": ("harness.report.report", "harness.report.verify"),
     "Closed forms": ("harness.forms.workload", "harness.forms.terms", "harness.forms.families"),
@@ -33,7 +33,7 @@ what they are made of, and what a backend or an analysis of your own imports. To
 ```python
 from pathlib import Path
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.store import read_runs
 
 runs, problems = read_runs([Path("reports/default/runs.tar.xz")])

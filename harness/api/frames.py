@@ -6,10 +6,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from harness.backends.explain import choices
-from harness.compare.comparison import Comparison
-from harness.compare.metrics import METRICS
-from harness.compare.rows import Row
 from harness.errors import HarnessError
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import METRICS
+from harness.judge.rows import Row
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -9,14 +9,14 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.compare.comparison import Comparison
 from harness.errors import HarnessError
+from harness.judge.comparison import Comparison
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
     from harness.api.frames import Kind
-    from harness.compare.findings.finding import Finding
+    from harness.judge.findings.finding import Finding
     from harness.record import Record
 
 
@@ -41,7 +41,7 @@ class Results:
 
     @cached_property
     def comparison(self) -> Comparison:
-        """The runs judged by their reference (`harness.compare.comparison`)."""
+        """The runs judged by their reference (`harness.judge.comparison`)."""
         return Comparison(self.records)
 
     @property

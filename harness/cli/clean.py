@@ -13,8 +13,8 @@ import click
 from harness.bounds import MOST_REPORT_BYTES
 from harness.cli.options import PATH, common, json_option
 from harness.cli.output import echo
-from harness.compare.wording import counted
 from harness.errors import HarnessError
+from harness.judge.wording import counted
 from harness.launch.owner import without_record
 from harness.plain_files import read_plain
 from harness.record import Record

@@ -40,10 +40,10 @@ from harness.cli.output import echo
 from harness.cli.preflight import force_option
 from harness.cli.price import priced
 from harness.cli.view import View, view_options
-from harness.compare.wording import ranks
 from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.given_cells import plan_with_files
+from harness.judge.wording import ranks
 from harness.launch.external import started_as_rank
 from harness.launch.requeued import made_in_job, requeued_job
 from harness.record import Record
@@ -51,8 +51,8 @@ from harness.spec import CompareSection
 from harness.store import Store, keep_runs
 
 if TYPE_CHECKING:
-    from harness.compare.comparison import Comparison
-    from harness.compare.rows import Row
+    from harness.judge.comparison import Comparison
+    from harness.judge.rows import Row
     from harness.planning.fit.comparison import LargestBatches
 
 RECORDS_SUFFIX = ".runs"
@@ -259,7 +259,7 @@ def _present(
 
 def _texts(runs: Sequence[tuple[Path, Record]], view: View) -> tuple[Comparison, str, str]:
     """The comparison, its table and its document."""
-    from harness.compare.comparison import Comparison
+    from harness.judge.comparison import Comparison
     from harness.report.terminal import finding_lines, terminal_table
 
     comparison = Comparison(record for _, record in runs)

@@ -14,13 +14,13 @@ from harness.cli.arguments import split_backends
 from harness.cli.doctor_gpu import examine_gpus
 from harness.cli.options import PATH, common, json_option, with_new_options
 from harness.cli.output import echo
-from harness.compare.rows import reason
-from harness.compare.wording import ranks
 from harness.doctor.check import SelfCheck, document, self_check
 from harness.doctor.coverage import cover
 from harness.doctor.known import traps_of
 from harness.errors import HarnessError
 from harness.gpus.found import find_gpus
+from harness.judge.rows import reason
+from harness.judge.wording import ranks
 from harness.launch.device import device_of
 from harness.launch.libraries import EVERY_RANK, require_libraries
 from harness.provenance import package_versions

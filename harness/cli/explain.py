@@ -12,8 +12,8 @@ from harness.backends.explain import available
 from harness.cli import completion
 from harness.cli.options import common, json_option
 from harness.cli.output import echo
-from harness.compare.findings.catalogue import kinds
 from harness.errors import HarnessError
+from harness.judge.findings.catalogue import kinds
 from harness.report.narrow import WIDTH
 
 

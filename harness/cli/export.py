@@ -31,7 +31,7 @@ export.add_command(program("torchrun", "Write a program with DDP, FSDP1 or FSDP2
 @common
 def tracking(runs: tuple[Path, ...], to: Any, output: Path) -> int:
     """Log records to TensorBoard, MLflow or Weights & Biases (offline), one run each."""
-    from harness.compare.comparison import Comparison
+    from harness.judge.comparison import Comparison
     from harness.store import read_runs
     from harness.tracking import export_runs
 

@@ -12,8 +12,8 @@ import click
 
 from harness.cli.options import PATH, backends_option, common, json_option, measuring, set_option
 from harness.cli.output import echo
-from harness.compare.wording import counted
 from harness.errors import HarnessError
+from harness.judge.wording import counted
 from harness.labs.catalogue import LABS, Lab, Scale, Variant, find_lab
 from harness.launch.spent import Spent
 from harness.report.narrow import fitted

@@ -11,9 +11,9 @@ import click
 from harness.cli.options import PATH, common, json_option, wide_option
 from harness.cli.output import echo
 from harness.cli.selection import all_runs
-from harness.compare.comparison import Comparison
-from harness.compare.metrics import SPEED, STEP
-from harness.compare.rows import Row, reason
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import SPEED, STEP
+from harness.judge.rows import Row, reason
 from harness.record import Record
 from harness.record.run import Status
 from harness.report.formats import megabytes, milliseconds, number

@@ -74,7 +74,7 @@ def _present(record: Record, store: Store, as_json: bool, view: View) -> None:
     if as_json:
         echo(record.model_dump_json(indent=1))
     elif record.steps:
-        from harness.compare.comparison import Comparison
+        from harness.judge.comparison import Comparison
         from harness.report.terminal import terminal_table
 
         echo(terminal_table(Comparison([record]), wide=view.wide))

@@ -9,8 +9,8 @@ import click
 
 from harness.cells import Cell
 from harness.cli.output import echo
-from harness.compare.wording import ranks
 from harness.errors import HarnessError
+from harness.judge.wording import ranks
 from harness.launch.external import external_rank
 from harness.launch.local import LocalLauncher
 from harness.record import PredictionPart

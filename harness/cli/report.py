@@ -12,9 +12,9 @@ from harness.atomic_write import stream_number
 from harness.cli.options import EXIT_STRICT, PATH, common, warn_skipped
 from harness.cli.output import begin, echo
 from harness.cli.price import given_price, price_option
-from harness.compare.comparison import Comparison
-from harness.compare.fail_on import failures, parse_conditions
 from harness.errors import HarnessError
+from harness.judge.changes import failures, parse_conditions
+from harness.judge.comparison import Comparison
 from harness.launch.owner import lines_about
 from harness.record_files import ARCHIVE_NAME, is_folder_of_runs, place_of_runs
 from harness.report.destination import require_writable

@@ -218,12 +218,12 @@ def _present_run(record: Record, store: Store, as_json: bool, view: View) -> int
             f"(record: {path})"
         )
     if record.status != "ok":
-        from harness.compare.rows import reason
+        from harness.judge.rows import reason
 
         raise HarnessError(f"run {record.status}: {reason(record)} (record and logs: {path.parent})")
     if not as_json:
-        from harness.compare.comparison import Comparison
-        from harness.compare.findings.launcher import overridden_text
+        from harness.judge.comparison import Comparison
+        from harness.judge.findings.launcher import overridden_text
         from harness.report.terminal import terminal_table
 
         echo(terminal_table(Comparison([record]), wide=view.wide))

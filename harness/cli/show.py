@@ -14,9 +14,9 @@ from harness.cli import completion
 from harness.cli.options import common, json_option, runs_option
 from harness.cli.output import echo
 from harness.cli.selection import LATEST, one_run
-from harness.compare.comparison import Comparison
-from harness.compare.metrics import METRICS
-from harness.compare.rows import reason
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import METRICS
+from harness.judge.rows import reason
 from harness.nested import leaves
 from harness.record import ObservationPart, Record
 from harness.report.figures import figure_text

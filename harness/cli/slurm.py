@@ -28,9 +28,9 @@ from harness.cli.options import (
 from harness.cli.output import echo
 from harness.cli.preflight import force_option, show
 from harness.cli.slurm_job import begin, finish, gate
-from harness.compare.wording import counted
 from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.judge.wording import counted
 from harness.planning.forecast import Forecast
 from harness.planning.limits import Limits
 from harness.report.narrow import fitted

@@ -9,7 +9,7 @@ import click
 
 from harness.cli.options import PATH, common, json_option
 from harness.cli.output import begin, echo
-from harness.compare.wording import counted
+from harness.judge.wording import counted
 from harness.report.verify import verify as verify_report
 from harness.store import without_collection
 

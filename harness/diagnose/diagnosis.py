@@ -7,11 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.backends.registry import REFERENCE
-from harness.compare.distance import Distance, distance
-from harness.compare.effective import SettingDifference, setting_differences
-from harness.compare.job_equivalence import Difference, job_differences
-from harness.compare.noise import Limits, measure_noise
-from harness.compare.parity import first_divergent_step
 from harness.diagnose.noise_runs import NoiseRuns, find_noise_runs
 from harness.diagnose.pair import Run
 from harness.diagnose.records import (
@@ -33,6 +28,11 @@ from harness.diagnose.rerun import (
 )
 from harness.diagnose.tensors import TensorNoise
 from harness.diagnose.verdict import StepVerdict, first_parting_step, sentences
+from harness.judge.distance import Distance, distance
+from harness.judge.effective import SettingDifference, setting_differences
+from harness.judge.job_equivalence import Difference, job_differences
+from harness.judge.noise import Limits, measure_noise
+from harness.judge.parity import first_divergent_step
 from harness.launch.cell import modules_to_preload
 from harness.launch.local import LocalLauncher
 from harness.record import Record

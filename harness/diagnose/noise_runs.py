@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from harness.backends.registry import REFERENCE
-from harness.compare.noise import Limits, Noise, measure_noise
-from harness.compare.parity import judge
-from harness.compare.run import Run as JudgedRun
 from harness.diagnose.pair import Run
 from harness.errors import HarnessError
+from harness.judge.noise import Limits, Noise, measure_noise
+from harness.judge.parity import judge
+from harness.judge.run import Run as JudgedRun
 from harness.record import Record
 from harness.record_files import RecordFiles
 from harness.store import read_record

@@ -8,10 +8,10 @@ from pathlib import Path
 from harness.archive import archive_of
 from harness.backends.explain import suggestion
 from harness.cells import canonical_label
-from harness.compare.cell import Cell
-from harness.compare.parity import has_dropout
-from harness.compare.rows import reason
 from harness.errors import HarnessError
+from harness.judge.cell import Cell
+from harness.judge.parity import has_dropout
+from harness.judge.rows import reason
 from harness.nested import differences
 from harness.record import Record
 from harness.record_files import place_of_runs

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.compare.distance import Distance
-from harness.compare.effective import SettingDifference
-from harness.compare.explain import explain
-from harness.compare.job_equivalence import Difference
-from harness.compare.noise import Limits
-from harness.compare.wording import percent, words
 from harness.diagnose.pair import Run
+from harness.judge.distance import Distance
+from harness.judge.effective import SettingDifference
+from harness.judge.explain import explain
+from harness.judge.job_equivalence import Difference
+from harness.judge.noise import Limits
+from harness.judge.wording import percent, words
 
 FIRST_STEPS = 4
 """Most defects act from the start, long before losses show them."""

@@ -11,10 +11,10 @@ from harness.backends import registry
 from harness.backends.registry import REFERENCE
 from harness.batch import BatchLayout, reference_layout
 from harness.cells import make_cell
-from harness.compare.rows import reason
 from harness.diagnose.tensors import Examined
 from harness.errors import HarnessError
 from harness.gpus.found import find_gpus
+from harness.judge.rows import reason
 from harness.launch.cell import run_cell
 from harness.launch.local import LocalLauncher
 from harness.noise_labels import noise_labels

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.compare.gradient_scale import name_scale
-from harness.compare.wording import percent
 from harness.diagnose.tensors import Comparison, Examined, TensorDifference, TensorNoise, compare_tensors
+from harness.judge.explain import name_scale
+from harness.judge.wording import percent
 from harness.record import WorldPart
 
 SHOWN_TENSORS = 3

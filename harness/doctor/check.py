@@ -10,11 +10,11 @@ from typing import Any
 
 from harness.backends import registry
 from harness.cells import plan
-from harness.compare.comparison import Comparison
-from harness.compare.findings.finding import Finding
-from harness.compare.rows import Row, reason
 from harness.config import load_experiment
 from harness.doctor.coverage import Coverage, Defect
+from harness.judge.comparison import Comparison
+from harness.judge.findings.finding import Finding
+from harness.judge.rows import Row, reason
 from harness.launch.cell import modules_to_preload, run_cell
 from harness.launch.local import LocalLauncher
 from harness.record import Record

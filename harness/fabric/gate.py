@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from harness.compare.wording import counted
 from harness.errors import HarnessError
 from harness.fabric.result import FabricResult
+from harness.judge.wording import counted
 
 DECIMAL = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.atomic_write import write_atomically
-from harness.compare.wording import listed
 from harness.errors import HarnessError
 from harness.fabric.result import FabricResult, FabricRow
+from harness.judge.wording import listed
 from harness.report.document import Picture
 from harness.report.drawing import draw
 from harness.report.formats import number

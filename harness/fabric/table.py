@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tabulate import tabulate
 
-from harness.compare.wording import counted
 from harness.fabric.result import FabricResult, FabricRow
+from harness.judge.wording import counted
 from harness.report.formats import NOT_AVAILABLE, gigabytes, number
 
 HEADERS = ("operation", "ranks", "bytes", "repeats", "time us (best..worst)", "algbw GB/s", "busbw GB/s")

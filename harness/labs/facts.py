@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from harness.compare.comparison import Comparison
-from harness.compare.repeats import Repeats
+from harness.judge.comparison import Comparison
+from harness.judge.repeats import Repeats
 from harness.record import Record
 
 NO_LOSS: tuple[float, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from harness.compare.findings.weak_scaling import work_per_rank
+from harness.judge.findings.weak_scaling import work_per_rank
 from harness.labs.document import GB, MIB, MISSING, LabTable, ratio, scaled, shown
 from harness.labs.facts import Facts, baseline, cells, remarks, strategies
 from harness.record import Record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.compare.speed import median_step
+from harness.judge.speed import median_step
 from harness.labs.document import GB, MISSING, LabTable, scaled, shown
 from harness.labs.facts import Facts, cells, remarks, strategies
 from harness.record import OverlapPart, Record

@@ -11,9 +11,9 @@ from harness.backends.base import World
 from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
 from harness.backends.unsupported import Unsupported
 from harness.cells import Cell
-from harness.compare.cell import Cell as NamedCell
-from harness.compare.cell import name_cells
 from harness.errors import HarnessError
+from harness.judge.cell import Cell as NamedCell
+from harness.judge.cell import name_cells
 from harness.planning.coverage import why_memory_unknown
 from harness.planning.job import data_bytes, planned_model, scenario_of, scenario_of_request
 from harness.planning.job_model import job_model

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.compare.cell import Cell
-from harness.compare.changes import Change, changes, pairs, settings, shares_occasions
-from harness.compare.comparison import Comparison
-from harness.compare.metrics import metrics_in
-from harness.compare.statistics import LEVEL, runs_to_judge
-from harness.compare.wording import listed
+from harness.judge.cell import Cell
+from harness.judge.changes import Change, changes, pairs, settings, shares_occasions
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import metrics_in
+from harness.judge.statistics import LEVEL, runs_to_judge
+from harness.judge.wording import listed
 from harness.report.cells import report_cells
 from harness.report.document import (
     Block,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 
 
 @dataclass(frozen=True, kw_only=True)

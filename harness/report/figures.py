@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.compare.metrics import BY_KEY, Metric, Unit
+from harness.judge.metrics import BY_KEY, Metric, Unit
 from harness.report.document import Column
 from harness.report.formats import megabytes, milliseconds, number, scientific, short
 

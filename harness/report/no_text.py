@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.compare.comparison import Comparison
-from harness.compare.measures import counts_samples
+from harness.judge.comparison import Comparison
+from harness.judge.measures import counts_samples
 
 NO_TEXT = "tokens/s: samples/s, since samples that are no text count as one token"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.document import Block, Document, Folded, Picture, Section, Table
 from harness.report.pictures.memory import memory_picture
 from harness.report.pictures.time import overlap_picture, phases_picture

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from harness.atomic_write import stream_number, write_all_atomically
 from harness.bounds import MOST_REPORT_BYTES
-from harness.compare.comparison import Comparison
 from harness.errors import HarnessError
+from harness.judge.comparison import Comparison
 from harness.plain_files import read_plain
 from harness.record import Record
 from harness.report.document import Document

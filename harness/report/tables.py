@@ -6,15 +6,15 @@ from typing import Any
 
 from tabulate import tabulate
 
-from harness.compare.comparison import Comparison
-from harness.compare.expected import unjudged_amounts
-from harness.compare.measures import counts_samples
-from harness.compare.metrics import RATES, SENT, SPEED, STEP, Metric, metrics_in
-from harness.compare.ranking import Ranking
-from harness.compare.repeats import Repeats
-from harness.compare.rows import Row, reason
-from harness.compare.statistics import median_interval, percentile_95, value_range
-from harness.compare.wording import both
+from harness.judge.comparison import Comparison
+from harness.judge.expected import unjudged_amounts
+from harness.judge.measures import counts_samples
+from harness.judge.metrics import RATES, SENT, SPEED, STEP, Metric, metrics_in
+from harness.judge.ranking import Ranking
+from harness.judge.repeats import Repeats
+from harness.judge.rows import Row, reason
+from harness.judge.statistics import median_interval, percentile_95, value_range
+from harness.judge.wording import both
 from harness.report.document import Column, Shown, Table
 from harness.report.figures import figure_column, figure_text
 from harness.report.formats import (

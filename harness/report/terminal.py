@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from harness.compare.comparison import Comparison
-from harness.compare.findings.groups import statements
-from harness.compare.metrics import SENT, SPEED
+from harness.judge.comparison import Comparison
+from harness.judge.findings.groups import statements
+from harness.judge.metrics import SENT, SPEED
 from harness.report.document import Column, Table
 from harness.report.narrow import WIDTH, narrow
 from harness.report.no_text import NO_TEXT, of_no_text

@@ -11,8 +11,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from harness.bounds import MOST_REPORT_BYTES
-from harness.compare.wording import counted
 from harness.errors import HarnessError
+from harness.judge.wording import counted
 from harness.plain_files import read_plain
 from harness.report.document import Document
 from harness.report.drawing import RENDERER, renderer

@@ -8,8 +8,8 @@ import pytest
 
 from harness.backends import library_facts
 from harness.backends.library_facts import FACTS, explain, fact, holds, unsupported
-from harness.compare.comparison import Comparison
-from harness.compare.findings.catalogue import kinds
+from harness.judge.comparison import Comparison
+from harness.judge.findings.catalogue import kinds
 from harness.record import Record
 from tests.records import make_record
 

@@ -9,9 +9,9 @@ import pytest
 from harness.backends import registry
 from harness.backends.registry import Entry
 from harness.cells import plan
-from harness.compare.comparison import Comparison
 from harness.config import load_experiment
 from harness.doctor.check import ABOUT_TIME
+from harness.judge.comparison import Comparison
 from harness.provenance import module_fingerprint
 from harness.report.tables import WITHOUT_FORM, WITHOUT_FORM_MEANS
 from harness.report.terminal import terminal_table

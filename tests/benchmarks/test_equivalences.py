@@ -1,7 +1,7 @@
 from benchmarks.equivalences import NAME, held, page_with_tables, records, same_states, traffic
 from benchmarks.packed_page import DOCS
-from harness.compare.states import rank_states
-from harness.compare.volume import volume_differences
+from harness.judge.states import rank_states
+from harness.judge.volume import volume_differences
 
 RAN = records()
 

@@ -1,7 +1,7 @@
 from benchmarks.offload_table import NAME, buffers_on_host, largest_difference, page_with_table, records
 from benchmarks.packed_page import DOCS
-from harness.compare.comparison import Comparison
-from harness.compare.states import rank_states
+from harness.judge.comparison import Comparison
+from harness.judge.states import rank_states
 
 RAN = records()
 HELD = ("weights", "gathered", "gradients", "masters", "optimizer", "communication")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.nodes import node_volumes
+from harness.judge.nodes import node_volumes
 from harness.record import Record
 from tests.cluster.fabric import measured_fabric
 from tests.cluster.matrices import render

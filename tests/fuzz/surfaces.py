@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from harness.backends import registry
 from harness.brought.rows import exactly_as_given, like_for_like, read_files
 from harness.cells import plan
-from harness.compare.comparison import Comparison
 from harness.config import load_experiment
 from harness.fabric.result import read_fabric
+from harness.judge.comparison import Comparison
 from harness.planning.calibration.document import read_calibration
 from harness.planning.hardware import load_hardware
 from harness.record.text import record_text

@@ -19,10 +19,10 @@ from pathlib import Path
 from tabulate import tabulate
 
 from harness.archive import write_archive
-from harness.compare.comparison import Comparison
-from harness.compare.metrics import BY_KEY
-from harness.compare.rows import Row
-from harness.compare.wording import listed
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import BY_KEY
+from harness.judge.rows import Row
+from harness.judge.wording import listed
 from harness.record_files import ARCHIVE_NAME, RECORD_NAME
 from harness.report.report import write_report
 from harness.store import read_runs

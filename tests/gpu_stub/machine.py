@@ -11,8 +11,8 @@ from pathlib import Path
 from harness.backends import registry
 from harness.batch import batch_layout, reference_layout
 from harness.cells import canonical_label, make_cell
-from harness.compare.comparison import Comparison
 from harness.config import load_experiment
+from harness.judge.comparison import Comparison
 from harness.launch.cell import run_cell
 from harness.noise_labels import noise_labels, tensor_sizes
 from harness.record import Record

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from harness.backends import registry
-from harness.compare.comparison import Comparison
-from harness.compare.findings.finding import Finding
 from harness.doctor.check import ABOUT_TIME
+from harness.judge.comparison import Comparison
+from harness.judge.findings.finding import Finding
 from tests.built_in import SEQUENCE, strategy
 from tests.gpu_stub.machine import Machine
 from tests.traps.clean import LABELS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import Record
 from tests.gpu_stub.log import counted_collectives, told_collectives
 from tests.gpu_stub.machine import Machine

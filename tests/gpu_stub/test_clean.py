@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.compare.comparison import Comparison
-from harness.compare.metrics import BY_KEY
-from harness.compare.rows import Row
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import BY_KEY
+from harness.judge.rows import Row
 from tests.gpu_stub.log import (
     counted_collectives,
     largest_held_bytes,

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from harness.command_lines import by_name, inside, without_passwords
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.document import Code, Folded, Paragraph
 from harness.report.sections.reproduce import reproduce_section
 from tests.records import make_record

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.comparison import Comparison
-from harness.compare.findings import balance
+from harness.judge.comparison import Comparison
+from harness.judge.findings import balance
 from harness.worker.processor_account import read
 from tests.harness.cli.command_line import SMALL, harness, records
 from tests.plugins import register

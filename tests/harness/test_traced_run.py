@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare import speed
-from harness.compare.run import Run
-from harness.compare.timings import timings
+from harness.judge import speed
+from harness.judge.run import Run
+from harness.judge.timings import timings
 from harness.record import Record
 from tests.harness.cli.command_line import SMALL, harness, records
 

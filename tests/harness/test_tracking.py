@@ -5,7 +5,7 @@ from click.testing import CliRunner
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from harness.cli import harness
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import EvaluationPart
 from harness.store import write_record
 from harness.tracking import scalars, settings

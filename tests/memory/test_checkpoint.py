@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.document import Folded, Table
 from harness.report.sections.communication import communication_section
 from harness.report.sections.memory import memory_section

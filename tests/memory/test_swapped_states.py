@@ -8,8 +8,8 @@ import pytest
 
 from harness.backends.extension_builds import unmet_build
 from harness.backends.extensions import ASYNC_IO
-from harness.compare.states import rank_states
 from harness.forms.terms import STATE_KINDS
+from harness.judge.states import rank_states
 from tests.memory.runs import compare
 
 UNMET = unmet_build(ASYNC_IO)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.comparison import Comparison
-from harness.compare.job_equivalence import job_differences
+from harness.judge.comparison import Comparison
+from harness.judge.job_equivalence import job_differences
 from harness.record import Record
 from harness.record.model import DIGEST_KIND
 from harness.resume import find_checkpoint

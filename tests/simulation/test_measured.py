@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.states import after_backward, all_kinds
 from harness.forms.terms import STATE_KINDS, STEP_PHASES
+from harness.judge.states import after_backward, all_kinds
 from harness.planning.simulation.comparison import simulated_peaks
 from harness.planning.simulation.process import run_simulations
 from harness.planning.simulation.request import plan_simulation

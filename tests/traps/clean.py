@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from harness.backends import registry
 from harness.backends.base import World
-from harness.compare.metrics import BY_KEY
-from harness.compare.rows import Row
-from harness.compare.states import rank_states
-from harness.compare.volume import volume_differences
+from harness.judge.metrics import BY_KEY
+from harness.judge.rows import Row
+from harness.judge.states import rank_states
+from harness.judge.volume import volume_differences
 from tests.built_in import MULTIPLYING
 
 from .matrix import Matrix

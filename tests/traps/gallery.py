@@ -16,8 +16,8 @@ from pathlib import Path
 from tabulate import tabulate
 
 from benchmarks.publishing import publish
-from harness.compare.comparison import Comparison
-from harness.compare.findings.finding import Finding
+from harness.judge.comparison import Comparison
+from harness.judge.findings.finding import Finding
 from harness.record_files import ARCHIVE_NAME
 from harness.store import read_runs
 

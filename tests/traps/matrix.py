@@ -12,10 +12,10 @@ from pathlib import Path
 from harness.backends import registry
 from harness.batch import batch_layout, reference_layout
 from harness.cells import canonical_label, make_cell
-from harness.compare.comparison import Comparison
-from harness.compare.findings.finding import Finding
 from harness.config import load_experiment
 from harness.doctor.check import ABOUT_TIME
+from harness.judge.comparison import Comparison
+from harness.judge.findings.finding import Finding
 from harness.launch.cell import run_cell
 from harness.noise_labels import noise_labels, tensor_sizes
 from harness.record import Record

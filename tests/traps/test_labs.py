@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.compare.comparison import Comparison
-from harness.compare.findings.finding import Finding
+from harness.judge.comparison import Comparison
+from harness.judge.findings.finding import Finding
 from harness.record import Record
 from tests.docs.markdown import ROOT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.compare.findings.catalogue import kinds
+from harness.judge.findings.catalogue import kinds
 
 from .page import page, rows
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.comparison import Comparison
-from harness.compare.rows import reason
+from harness.judge.comparison import Comparison
+from harness.judge.rows import reason
 from harness.store import read_runs
 from tests.harness.cli.command_line import SHORT, harness_process
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.compare.comparison import Comparison
-from harness.compare.findings.finding import Finding
+from harness.judge.comparison import Comparison
+from harness.judge.findings.finding import Finding
 from harness.record import Record
 from tests.records import make_ranks, make_record, make_steps
 

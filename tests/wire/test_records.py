@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.measures import sent_bytes_per_step, transport_bytes_per_step
+from harness.judge.measures import sent_bytes_per_step, transport_bytes_per_step
 from harness.store import read_runs
 from tests.wire.namespace import Namespace, Traffic
 

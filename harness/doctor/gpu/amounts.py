@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.compare.states import rank_states
-from harness.compare.volume import volume_differences
 from harness.doctor.gpu.check import Check, Finding, held
 from harness.doctor.gpu.evidence import RUNS, SHARDED, ZERO, Evidence
+from harness.judge.states import rank_states
+from harness.judge.volume import volume_differences
 
 STRATEGIES = (ZERO, SHARDED)
 NORM_SHARE = 0.01

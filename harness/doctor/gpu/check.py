@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from harness.compare.rows import reason
 from harness.doctor.gpu.evidence import Evidence
+from harness.judge.rows import reason
 
 Verdict = Literal["ok", "failed", "skipped", "n/a"]
 Finding = tuple[Verdict, str]

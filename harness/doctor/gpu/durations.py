@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from statistics import median
 
-from harness.compare.measures import first_timed
 from harness.doctor.gpu.check import Check, Finding, held
 from harness.doctor.gpu.evidence import SHARDED, ZERO, Evidence
+from harness.judge.measures import first_timed
 from harness.record import RankPart
 
 PHASE_TOLERANCE = STEP_TOLERANCE = 0.02

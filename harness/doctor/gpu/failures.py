@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from harness.compare.rows import reason
 from harness.doctor.gpu.check import Check, Finding, held
 from harness.doctor.gpu.evidence import FULL, SHARDED, Evidence
+from harness.judge.rows import reason
 
 MOST_SECONDS = 15.0
 

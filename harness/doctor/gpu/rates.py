@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from harness.compare.run import Run
-from harness.compare.speed import compute_dtype, model_flops_per_second, share_of, sheet_peak
 from harness.doctor.gpu.check import Check, Finding, held
 from harness.doctor.gpu.evidence import FABRIC, SHARDED, Evidence
 from harness.forms.flops import find_peak
+from harness.judge.run import Run
+from harness.judge.speed import compute_dtype, model_flops_per_second, share_of, sheet_peak
 
 LEAST_SHARE, MOST_SHARE = 0.40, 1.05
 """Of the data sheet: large products reach 60 to 90 %; a sheet's clock may be exceeded a little."""

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from harness.compare.measures import all_ranks_counted
 from harness.doctor.gpu.check import Check, Finding, held
 from harness.doctor.gpu.evidence import SHARDED, Evidence, Kernels
 from harness.forms.terms import STEP_PHASES
+from harness.judge.measures import all_ranks_counted
 from harness.record import Record
 from harness.traces.kinds import KERNELS, STEP, is_communication
 

@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from statistics import mean, median
 
-from harness.compare.measures import step_seconds
 from harness.errors import HarnessError
 from harness.fabric.result import FabricResult, read_fabric
+from harness.judge.measures import step_seconds
 from harness.planning.device import Device, Fabric
 from harness.planning.hardware import load_hardware
 from harness.planning.model import PlannedModel

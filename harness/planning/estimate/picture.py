@@ -9,8 +9,8 @@ from typing import Any
 
 from harness.atomic_write import write_atomically
 from harness.backends.registry import strategy_of
-from harness.compare.wording import listed
 from harness.errors import HarnessError
+from harness.judge.wording import listed
 from harness.planning.estimate.question import Question
 from harness.planning.estimate.row import EstimateRow, estimate
 from harness.report.document import Picture

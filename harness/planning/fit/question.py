@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.backends.pipeline.cut import not_whole
-from harness.compare.wording import ranks
 from harness.errors import HarnessError
+from harness.judge.wording import ranks
 from harness.planning.fit.search import divisors
 from harness.spec import Experiment
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from harness.batch import batch_layout
 from harness.cells import Cell, make_cell, reusable
-from harness.compare.rows import reason
 from harness.errors import HarnessError
+from harness.judge.rows import reason
 from harness.launch.cell import run_cell
 from harness.launch.local import EventHandler, LocalLauncher
 from harness.planning.coverage import why_memory_unknown

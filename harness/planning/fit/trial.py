@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness.compare import measures
+from harness.judge import measures
 from harness.record import Record
 
 FITTING = ("ok", "diverged")

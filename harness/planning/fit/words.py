@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
-from harness.compare.wording import counted, listed, percent
+from harness.judge.wording import counted, listed, percent
 from harness.planning.fit.answer import Found
 from harness.planning.fit.limit import Limit
 from harness.planning.fit.trial import Trial

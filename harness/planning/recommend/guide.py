@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.compare.wording import percent
+from harness.judge.wording import percent
 from harness.planning.recommend.predict import Configuration, Predictors, smallest_need
 from harness.planning.recommend.question import Question
 from harness.planning.recommend.ranking import CLOSE_SHARE

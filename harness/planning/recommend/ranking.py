@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from harness.backends import registry
 from harness.backends.entry import Entry
 from harness.backends.hybrid import SECOND_COPY
-from harness.compare.wording import percent
 from harness.errors import HarnessError
+from harness.judge.wording import percent
 from harness.planning.estimate.support import why_not_divided
 from harness.planning.recommend.predict import (
     Configuration,

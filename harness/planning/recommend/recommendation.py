@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 from harness.backends import registry
 from harness.backends.base import Preset
-from harness.compare.wording import listed, percent
 from harness.errors import HarnessError
+from harness.judge.wording import listed, percent
 from harness.planning.recommend.commands import Commands, Typed, commands
 from harness.planning.recommend.guide import Advice, advise, guide_line
 from harness.planning.recommend.predict import Configuration, Predictors

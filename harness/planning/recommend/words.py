@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.compare.wording import listed
+from harness.judge.wording import listed
 from harness.planning.recommend.predict import Configuration
 from harness.planning.recommend.question import Question
 from harness.planning.recommend.ranking import CLOSE_SHARE

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from harness.compare.repeats import Repeats, place_to_compare
-from harness.compare.wording import ranks
+from harness.judge.repeats import Repeats, place_to_compare
+from harness.judge.wording import ranks
 from harness.report.formats import one_line, shortened
 from harness.report.palette import look_of_record
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.compare.comparison import Comparison
-from harness.compare.wording import counted, listed
+from harness.judge.comparison import Comparison
+from harness.judge.wording import counted, listed
 from harness.report.document import Picture
 from harness.report.formats import number, scientific
 from harness.report.pictures.cells import MOST_NAMED

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import ceil, copysign, floor, log1p, log10
 
-from harness.compare.repeats import Repeats
-from harness.compare.wording import ranks
+from harness.judge.repeats import Repeats
+from harness.judge.wording import ranks
 from harness.report.pictures.cells import Row, cell_row
 from harness.report.pictures.labels import spread
 from harness.report.pictures.loss_layers import (

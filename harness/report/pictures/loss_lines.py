@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from harness.compare.comparison import Comparison
-from harness.compare.repeats import Repeats
+from harness.judge.comparison import Comparison
+from harness.judge.repeats import Repeats
 
 Curve = dict[int, float]
 

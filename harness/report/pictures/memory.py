@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from harness.compare import measures
-from harness.compare.comparison import Comparison
-from harness.compare.repeats import Repeats
-from harness.compare.states import largest, rank_states
 from harness.forms.terms import STATE_KINDS
+from harness.judge import measures
+from harness.judge.comparison import Comparison
+from harness.judge.repeats import Repeats
+from harness.judge.states import largest, rank_states
 from harness.report.document import Picture
 from harness.report.drawing import only_drawn
 from harness.report.formats import number

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.compare.scaling import Point
-from harness.compare.wording import listed
+from harness.judge.scaling import Point
+from harness.judge.wording import listed
 from harness.report.document import Picture
 from harness.report.formats import percent, shortened
 from harness.report.palette import FAMILIES, GREY, look_of_record

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.compare.comparison import Comparison
-from harness.compare.metrics import SPEED
-from harness.compare.repeats import Place, Repeats, rivals
-from harness.compare.statistics import Interval, interval_runs, shown_interval
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import SPEED
+from harness.judge.repeats import Place, Repeats, rivals
+from harness.judge.statistics import Interval, interval_runs, shown_interval
 from harness.report.document import Picture
 from harness.report.drawing import only_drawn
 from harness.report.formats import number

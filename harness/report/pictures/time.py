@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
-from harness.compare import speed
-from harness.compare.comparison import Comparison
-from harness.compare.repeats import Repeats
-from harness.compare.timings import DATA, WAITING
+from harness.judge import speed
+from harness.judge.comparison import Comparison
+from harness.judge.repeats import Repeats
+from harness.judge.timings import DATA, WAITING
 from harness.record import RankPart
 from harness.report.document import Picture
 from harness.report.drawing import only_drawn

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from harness.compare.comparison import Comparison
-from harness.compare.metrics import SPEED
-from harness.compare.order_words import unranked_words
-from harness.compare.ranking import Ranking, frontier
-from harness.compare.repeats import Repeats, place_to_compare, rank_speeds
-from harness.compare.wording import listed, ranks
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import SPEED
+from harness.judge.order_words import unranked_words
+from harness.judge.ranking import Ranking, frontier
+from harness.judge.repeats import Repeats, place_to_compare, rank_speeds
+from harness.judge.wording import listed, ranks
 from harness.report.document import Picture
 from harness.report.formats import number
 from harness.report.palette import GREY

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.compare.comparison import Comparison
-from harness.compare.metrics import EXPECTED_SENT, SENT, TEXTBOOK_SENT
-from harness.compare.repeats import Repeats
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import EXPECTED_SENT, SENT, TEXTBOOK_SENT
+from harness.judge.repeats import Repeats
 from harness.report.document import Picture
 from harness.report.drawing import only_drawn
 from harness.report.formats import number, short

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import CheckpointPart, Record
 from harness.report.document import Block, Column, Paragraph, Section, Table
 from harness.report.formats import megabytes, milliseconds

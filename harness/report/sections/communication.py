@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from harness.compare.comparison import Comparison
-from harness.compare.volume import expected_payload, is_derived, volume_of
 from harness.forms.terms import STEP_PHASES
+from harness.judge.comparison import Comparison
+from harness.judge.volume import expected_payload, is_derived, volume_of
 from harness.record import CommunicationPart, Record
 from harness.report.document import Block, Column, Paragraph, Section, Table
 from harness.report.formats import megabytes, short

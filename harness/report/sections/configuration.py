@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.compare.comparison import Comparison
-from harness.compare.repeats import Repeats
-from harness.compare.wording import ranks
+from harness.judge.comparison import Comparison
+from harness.judge.repeats import Repeats
+from harness.judge.wording import ranks
 from harness.nested import differences
 from harness.record import Record
 from harness.report.document import Block, Folded, Paragraph, Section, yaml_code

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from harness.compare.comparison import Comparison
-from harness.compare.energy import Usage, usage
-from harness.compare.repeats import Repeats
+from harness.judge.comparison import Comparison
+from harness.judge.energy import Usage, usage
+from harness.judge.repeats import Repeats
 from harness.report.document import Block, Column, Paragraph, Section, Table
 from harness.report.formats import number
 from harness.report.tables import LABELS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from statistics import median
 
-from harness.compare import measures
-from harness.compare.comparison import Comparison
+from harness.judge import measures
+from harness.judge.comparison import Comparison
 from harness.report.document import Block, Column, Heading, Paragraph, Table
 from harness.report.figures import figure_column
 from harness.report.formats import milliseconds

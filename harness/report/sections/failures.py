@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.compare.cell import Cell, name_cells
-from harness.compare.comparison import Comparison
-from harness.compare.repeats import Repeats, job_marks
-from harness.compare.rows import reason
+from harness.judge.cell import Cell, name_cells
+from harness.judge.comparison import Comparison
+from harness.judge.repeats import Repeats, job_marks
+from harness.judge.rows import reason
 from harness.record import Record
 from harness.report.document import Items, Paragraph, Section
 

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from harness.compare.cell import Backends, Cell, name_cells
-from harness.compare.comparison import Comparison
-from harness.compare.findings.catalogue import kinds
-from harness.compare.findings.finding import Finding
-from harness.compare.findings.groups import (
-    DOCUMENT,
-    ROLES,
-    Statement,
-    role_of,
-    statements,
-)
-from harness.compare.wording import words
+from harness.judge.cell import Backends, Cell, name_cells
+from harness.judge.comparison import Comparison
+from harness.judge.findings.catalogue import kinds
+from harness.judge.findings.finding import Finding
+from harness.judge.findings.groups import DOCUMENT, ROLES, Statement, role_of, statements
+from harness.judge.wording import words
 from harness.report.document import Block, Column, Folded, Heading, Items, Paragraph, Section, Table
 from harness.report.formats import milliseconds, percent
 

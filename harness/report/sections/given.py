@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import GivenPart
 from harness.report.document import Block, Paragraph, Section
 from harness.report.given import given_table, summary

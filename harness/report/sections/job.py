@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.backends.registry import REFERENCE
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.record.workload import layout_of
 from harness.report.document import Block, Folded, Paragraph, Section, yaml_code

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from harness.compare.comparison import Comparison
-from harness.compare.noise import BAND_FACTOR, CUT_BAND, TIGHT_FACTOR, UNMEASURED_FACTOR, Level, Limits, Noise
-from harness.compare.wording import listed
+from harness.judge.comparison import Comparison
+from harness.judge.noise import BAND_FACTOR, CUT_BAND, TIGHT_FACTOR, UNMEASURED_FACTOR, Level, Limits, Noise
+from harness.judge.wording import listed
 from harness.report.document import Block, Column, Folded, Items, Paragraph, Section, Table
 from harness.report.figures import figure_column
 from harness.report.formats import scientific, short

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from harness.backends.trainer.alone import LIBRARY_ALONE
-from harness.compare.cell import Cell, name_cells
-from harness.compare.comparison import Comparison
+from harness.judge.cell import Cell, name_cells
+from harness.judge.comparison import Comparison
 from harness.report.document import Column, Paragraph, Section, Table
 
 TITLE = "What Trainer does alone"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.document import Block, Column, Heading, Section, Table
 from harness.report.formats import number
 from harness.report.pictures.loss import loss_picture

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from harness.compare.comparison import Comparison
-from harness.compare.disturbance import disturbance
-from harness.compare.run_conditions import accelerator_facts
-from harness.compare.wording import listed
 from harness.forms.flops import is_stub
+from harness.judge.comparison import Comparison
+from harness.judge.disturbance import disturbance
+from harness.judge.run_conditions import accelerator_facts
+from harness.judge.wording import listed
 from harness.record import EnvironmentPart, Record
 from harness.report.document import Block, Items, Section
 from harness.report.formats import number

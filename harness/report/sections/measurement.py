@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.compare.comparison import Comparison
-from harness.compare.wording import listed
+from harness.judge.comparison import Comparison
+from harness.judge.wording import listed
 from harness.record import Record
 from harness.report.document import Block, Column, Folded, Paragraph, Section, Table, yaml_code
 from harness.spec import LEAST_TIMED_STEPS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.compare import measures
-from harness.compare.comparison import Comparison
+from harness.judge import measures
+from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.report.document import Block, Column, Folded, Paragraph, Section, Table
 from harness.report.formats import megabytes

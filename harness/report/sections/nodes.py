@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.compare.comparison import Comparison
-from harness.compare.nodes import node_volumes
+from harness.judge.comparison import Comparison
+from harness.judge.nodes import node_volumes
 from harness.report.document import Column, Paragraph, Section, Table
 from harness.report.formats import megabytes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.document import Paragraph, Section
 from harness.report.tables import not_comparable_table
 

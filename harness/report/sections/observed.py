@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import ObservationPart
 from harness.report.document import Block, Column, Paragraph, Section, Table
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.compare.cell import Cell, name_cells
-from harness.compare.comparison import Comparison
-from harness.compare.repeats import Repeats, job_marks
-from harness.compare.speed import median_step
+from harness.judge.cell import Cell, name_cells
+from harness.judge.comparison import Comparison
+from harness.judge.repeats import Repeats, job_marks
+from harness.judge.speed import median_step
 from harness.record import OverlapPart
 from harness.report.document import Block, Column, Folded, Items, Paragraph, Section, Table
 from harness.report.formats import milliseconds, percent

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from harness.compare.comparison import Comparison
-from harness.compare.pipeline import PipelineUse, pipeline_use
-from harness.compare.repeats import Repeats
+from harness.judge.comparison import Comparison
+from harness.judge.pipeline import PipelineUse, pipeline_use
+from harness.judge.repeats import Repeats
 from harness.report.document import Column, Paragraph, Section, Table
 from harness.report.formats import megabytes, milliseconds, percent
 from harness.report.tables import LABELS

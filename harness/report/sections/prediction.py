@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.document import Column, Paragraph, Section, Table
 from harness.report.formats import megabytes, percent, signed_percent
 

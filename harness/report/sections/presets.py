@@ -8,9 +8,9 @@ from typing import get_args
 from harness.backends import registry
 from harness.backends.base import Preset
 from harness.backends.presets import BESIDE_ZERO_OPTIMIZATION, Change, preset_changes
-from harness.compare.comparison import Comparison
-from harness.compare.repeats import Repeats
-from harness.compare.wording import listed
+from harness.judge.comparison import Comparison
+from harness.judge.repeats import Repeats
+from harness.judge.wording import listed
 from harness.record import Record
 from harness.report.document import Column, Paragraph, Section, Table
 

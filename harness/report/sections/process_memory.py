@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import MemoryPart, Record
 from harness.report.document import Block, Column, Paragraph, Table
 from harness.report.formats import megabytes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.compare.comparison import Comparison
-from harness.compare.statistics import LEAST_FOR_P95, LEVEL, MOST_DIVISIONS, interval_runs
+from harness.judge.comparison import Comparison
+from harness.judge.statistics import LEAST_FOR_P95, LEVEL, MOST_DIVISIONS, interval_runs
 from harness.report.document import Items, Section
 from harness.report.formats import percent
 from harness.report.no_text import NO_TEXT, of_no_text

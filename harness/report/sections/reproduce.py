@@ -8,9 +8,9 @@ from typing import Any
 
 from harness.backends.registry import REFERENCE
 from harness.command_lines import by_name
-from harness.compare.comparison import Comparison
-from harness.compare.rows import Row
-from harness.compare.wording import listed
+from harness.judge.comparison import Comparison
+from harness.judge.rows import Row
+from harness.judge.wording import listed
 from harness.record import Record
 from harness.report.document import Block, Code, Folded, Paragraph, Section, yaml_code
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from harness.compare.comparison import Comparison
-from harness.compare.expected import unjudged_amounts
-from harness.compare.occasions import PAUSE_SECONDS
-from harness.compare.order_words import occasions_words, runs_needed_words
-from harness.compare.statistics import LEVEL
-from harness.compare.wording import counted, listed
+from harness.judge.comparison import Comparison
+from harness.judge.expected import unjudged_amounts
+from harness.judge.occasions import PAUSE_SECONDS
+from harness.judge.order_words import occasions_words, runs_needed_words
+from harness.judge.statistics import LEVEL
+from harness.judge.wording import counted, listed
 from harness.report.document import Block, Folded, Paragraph, Section
 from harness.report.formats import percent
 from harness.report.pictures.throughput import throughput_picture

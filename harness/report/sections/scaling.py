@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.compare.comparison import Comparison
-from harness.compare.scaling import Point, run_seconds, strong_scaling, weak_scaling
+from harness.judge.comparison import Comparison
+from harness.judge.scaling import Point, run_seconds, strong_scaling, weak_scaling
 from harness.report.document import Block, Column, Heading, Paragraph, Section, Table
 from harness.report.figures import figure_column
 from harness.report.formats import milliseconds, number, percent

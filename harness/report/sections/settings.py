@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.compare.cell import name_cells
-from harness.compare.comparison import Comparison
-from harness.compare.effective import Effect
-from harness.compare.wording import words
+from harness.judge.cell import name_cells
+from harness.judge.comparison import Comparison
+from harness.judge.effective import Effect
+from harness.judge.wording import words
 from harness.report.document import Column, Paragraph, Section, Shown, Table
 
 TITLE = "Settings in force that differ"

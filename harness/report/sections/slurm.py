@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.document import Column, Folded, Table, plain
 from harness.report.formats import megabytes, number
 from harness.report.tables import LABELS

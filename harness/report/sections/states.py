@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.compare.comparison import Comparison
-from harness.compare.repeats import Repeats
-from harness.compare.states import largest, rank_states, textbook
 from harness.forms.terms import STATE_KINDS
+from harness.judge.comparison import Comparison
+from harness.judge.repeats import Repeats
+from harness.judge.states import largest, rank_states, textbook
 from harness.report.document import Block, Column, Folded, Paragraph, Section, Table, plain
 from harness.report.formats import megabytes
 from harness.report.tables import LABELS

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from harness.compare.cell import name_cells
-from harness.compare.comparison import Comparison
-from harness.compare.surprises.catalogue import surprises
+from harness.judge.cell import name_cells
+from harness.judge.comparison import Comparison
+from harness.judge.surprises import surprises
 from harness.report.document import Column, Paragraph, Section, Table
 
 KEY = "surprises_all"

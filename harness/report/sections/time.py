@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
-from harness.compare import measures, speed
-from harness.compare.comparison import Comparison
-from harness.compare.repeats import Repeats
-from harness.compare.run import Run
-from harness.compare.statistics import LEAST_FOR_P95
-from harness.compare.steady_state import LEAST_STEPS, SAME_SHARE
-from harness.compare.timings import DATA, PHASES, WAITING
+from harness.judge import measures, speed
+from harness.judge.comparison import Comparison
+from harness.judge.repeats import Repeats
+from harness.judge.run import Run
+from harness.judge.statistics import LEAST_FOR_P95, LEAST_STEPS, SAME_SHARE
+from harness.judge.timings import DATA, PHASES, WAITING
 from harness.report.document import Column, Heading, Paragraph, Section, Table
 from harness.report.formats import NOT_AVAILABLE, milliseconds, number
 from harness.report.sections.evaluation import evaluation_blocks

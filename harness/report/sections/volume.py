@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from harness.compare.comparison import Comparison
-from harness.compare.metrics import SENT, metrics_in
-from harness.compare.repeats import Repeats
-from harness.compare.rows import Row
-from harness.compare.volume import textbook_differences, volume_differences, volume_of, why_unknown
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import SENT, metrics_in
+from harness.judge.repeats import Repeats
+from harness.judge.rows import Row
+from harness.judge.volume import textbook_differences, volume_differences, volume_of, why_unknown
 from harness.report.document import Block, Column, Paragraph, Section, Table, plain
 from harness.report.tables import LABELS
 

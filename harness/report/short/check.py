@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.compare.comparison import Comparison
-from harness.compare.wording import counted
+from harness.judge.comparison import Comparison
+from harness.judge.wording import counted
 from harness.report.document import Code, Line, Section
 from harness.report.sections.reproduce import commands_of
 from harness.spec import Question

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.compare.comparison import Comparison
-from harness.compare.pipeline import pipeline_use
-from harness.compare.ranking import frontier
-from harness.compare.repeats import Repeats
-from harness.compare.slowest import explain_slowest
-from harness.compare.what_if import sent_with, states_on
-from harness.compare.wording import ranks
+from harness.judge.comparison import Comparison
+from harness.judge.pipeline import pipeline_use
+from harness.judge.ranking import frontier
+from harness.judge.repeats import Repeats
+from harness.judge.slowest import explain_slowest, sent_with, states_on
+from harness.judge.wording import ranks
 from harness.report.document import Items, Line, Section
 from harness.report.formats import megabytes, percent
 from harness.report.short.stage import Stage, bytes_frontier, peak, sent_once, stage

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.compare.expected import unjudged_amounts
-from harness.compare.wording import ranks
+from harness.judge.expected import unjudged_amounts
+from harness.judge.wording import ranks
 from harness.report.formats import megabytes, percent
 from harness.report.short.stage import Stage, peak
 from harness.report.short.words import levels, names, sentence

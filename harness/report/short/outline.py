@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from harness.compare.comparison import Comparison
-from harness.compare.scaling import strong_scaling, weak_scaling
+from harness.judge.comparison import Comparison
+from harness.judge.scaling import strong_scaling, weak_scaling
 from harness.report.cells import report_cells
 from harness.report.document import Block, Document, Folded, Picture, Section
 from harness.report.pictures.loss import loss_picture

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.backends.registry import PLANTED
-from harness.compare.cell import Cell, name_cells
-from harness.compare.comparison import Comparison
-from harness.compare.repeats import Repeats
-from harness.compare.wording import listed
+from harness.judge.cell import Cell, name_cells
+from harness.judge.comparison import Comparison
+from harness.judge.repeats import Repeats
+from harness.judge.wording import listed
 from harness.report.formats import percent, scientific
 from harness.report.short.words import sentence
 

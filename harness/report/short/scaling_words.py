@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from harness.compare.comparison import Comparison
-from harness.compare.metrics import SPEED
-from harness.compare.scaling import Point, strong_scaling, weak_scaling
-from harness.compare.wording import counted, ranks
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import SPEED
+from harness.judge.scaling import Point, strong_scaling, weak_scaling
+from harness.judge.wording import counted, ranks
 from harness.report.formats import number, percent
 from harness.report.short.words import sentence
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.compare.comparison import Comparison
-from harness.compare.wording import listed
+from harness.judge.comparison import Comparison
+from harness.judge.wording import listed
 from harness.record import WorldPart
 from harness.report.document import Line, Section
 from harness.report.short.title import job_words, rank_words

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.compare.metrics import SPEED
-from harness.compare.order_words import ONE_OCCASION, slowest_words, unranked_words
-from harness.compare.ranking import Ranking
-from harness.compare.repeats import Repeats, rank_speeds
-from harness.compare.speed import shares_cores
-from harness.compare.statistics import LEVEL, median_interval
-from harness.compare.wording import counted, listed, ranks
+from harness.judge.metrics import SPEED
+from harness.judge.order_words import ONE_OCCASION, slowest_words, unranked_words
+from harness.judge.ranking import Ranking
+from harness.judge.repeats import Repeats, rank_speeds
+from harness.judge.speed import shares_cores
+from harness.judge.statistics import LEVEL, median_interval
+from harness.judge.wording import counted, listed, ranks
 from harness.report.formats import number, percent
 from harness.report.short.stage import Stage
 from harness.report.short.words import names, sentence

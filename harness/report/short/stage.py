@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from harness.backends.registry import PLANTED
-from harness.compare.comparison import Comparison
-from harness.compare.metrics import SENT, SPEED
-from harness.compare.ranking import Ranking
-from harness.compare.repeats import Place, Repeats, place_to_compare
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import SENT, SPEED
+from harness.judge.ranking import Ranking
+from harness.judge.repeats import Place, Repeats, place_to_compare
 from harness.report.figures import BASE
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.compare.comparison import Comparison
-from harness.compare.expected import unjudged_amounts
-from harness.compare.metrics import SENT, SPEED, STEP
-from harness.compare.repeats import Repeats, job_marks
-from harness.compare.wording import ranks
+from harness.judge.comparison import Comparison
+from harness.judge.expected import unjudged_amounts
+from harness.judge.metrics import SENT, SPEED, STEP
+from harness.judge.repeats import Repeats, job_marks
+from harness.judge.wording import ranks
 from harness.report.document import Block, Column, Heading, Line, Section, Shown, Table
 from harness.report.figures import BASE, figure_column
 from harness.report.formats import NOT_AVAILABLE, percent

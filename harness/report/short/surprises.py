@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from harness.compare.comparison import Comparison
-from harness.compare.surprises.catalogue import surprises
-from harness.compare.surprises.surprise import Surprise
-from harness.compare.wording import counted
+from harness.judge.comparison import Comparison
+from harness.judge.surprises import Surprise, surprises
+from harness.judge.wording import counted
 from harness.report.document import Items, Line, Section
 from harness.report.sections.surprises import KEY, TITLE
 from harness.report.short.budget import fitting, shortened

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.compare.comparison import Comparison
-from harness.compare.repeats import Repeats
-from harness.compare.scaling import strong_scaling, weak_scaling
-from harness.compare.wording import listed
 from harness.forms.flops import STUB
+from harness.judge.comparison import Comparison
+from harness.judge.repeats import Repeats
+from harness.judge.scaling import strong_scaling, weak_scaling
+from harness.judge.wording import listed
 from harness.record import Record
 from harness.report.figures import BASE
 from harness.spec import Question

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.compare.metrics import EXPECTED_SENT, SENT, TRANSPORT_SENT
-from harness.compare.repeats import Repeats
-from harness.compare.wording import listed, ranks
 from harness.forms.network import EMULATED
+from harness.judge.metrics import EXPECTED_SENT, SENT, TRANSPORT_SENT
+from harness.judge.repeats import Repeats
+from harness.judge.wording import listed, ranks
 from harness.report.formats import megabytes
 from harness.report.short.stage import Stage, sent_once
 from harness.report.short.words import levels, names, ratio, sentence

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.compare.comparison import Comparison
-from harness.compare.findings.catalogue import kinds
-from harness.compare.findings.groups import statements
-from harness.compare.wording import counted, listed
+from harness.judge.comparison import Comparison
+from harness.judge.findings.catalogue import kinds
+from harness.judge.findings.groups import statements
+from harness.judge.wording import counted, listed
 from harness.report.document import Items, Line, Section
 from harness.report.short.budget import shortened
 from harness.report.short.memory_words import memory_sentence

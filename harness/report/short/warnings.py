@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.compare.cell import name_cells
-from harness.compare.comparison import Comparison
-from harness.compare.findings.groups import Statement, statements
-from harness.compare.wording import counted, listed
+from harness.judge.cell import name_cells
+from harness.judge.comparison import Comparison
+from harness.judge.findings.groups import Statement, statements
+from harness.judge.wording import counted, listed
 from harness.report.document import Items, Line, Section
 from harness.report.sections.findings import no_findings
 from harness.report.short.budget import fitting, shortened

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from harness.backends.strategy import ROUTE_PREFIXES
-from harness.compare.wording import listed
+from harness.judge.wording import listed
 
 Level = tuple[list[str], float]
 """Labels whose figures are written alike, and the first of these."""

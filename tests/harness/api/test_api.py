@@ -28,11 +28,11 @@ def test_version_is_the_installed_one(tmp_path: Path) -> None:
 
 
 def test_compare_is_called_and_is_a_package() -> None:
-    import harness.compare.rows
+    import harness.judge.rows
 
-    assert harness.compare.rows.make_rows([]) == []
+    assert harness.judge.rows.make_rows([]) == []
     with pytest.raises(harness.HarnessError, match="backend 'zero4' is unknown"):
-        harness.compare(backends=["zero4"], quiet=True)
+        harness.judge(backends=["zero4"], quiet=True)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

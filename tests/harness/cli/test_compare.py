@@ -9,7 +9,7 @@ import pytest
 
 from harness.doctor.check import ABOUT_TIME
 from harness.store import read_record, write_record
-from tests.harness.compare.test_rows import ROW_KEYS
+from tests.harness.judge.test_rows import ROW_KEYS
 
 from .command_line import harness, records, refused
 from .conftest import Comparison

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.findings.catalogue import kinds
 from harness.config import load_experiment
 from harness.errors import HarnessError
+from harness.judge.findings.catalogue import kinds
 from harness.report.narrow import WIDTH
 from harness.shipped import names, resolve
 from harness.slurm.site import load_site

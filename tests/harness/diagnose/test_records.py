@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from harness.compare.distance import distance
-from harness.compare.effective import SettingDifference, setting_differences
-from harness.compare.job_equivalence import Difference
-from harness.compare.noise import Limits
-from harness.compare.wording import Digest
 from harness.diagnose.diagnosis import NOT_RERUN, diagnose
 from harness.diagnose.pair import Run
 from harness.diagnose.records import about_job, about_replicas, about_settings, how_far, steps_to_examine
+from harness.judge.distance import distance
+from harness.judge.effective import SettingDifference, setting_differences
+from harness.judge.job_equivalence import Difference
+from harness.judge.noise import Limits
+from harness.judge.wording import Digest
 from harness.record import ObservationPart, ObservedPart
 from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.labs.catalogue import LABS, Variant, find_lab
 from harness.labs.fill import fill
 from harness.store import read_runs

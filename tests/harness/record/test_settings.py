@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli import harness
-from harness.compare.comparison import Comparison
 from harness.errors import HarnessError
+from harness.judge.comparison import Comparison
 from harness.record import ObservationPart, Record
 from harness.record.settings import seen_job
 from harness.report.outline import details_document

@@ -1,4 +1,4 @@
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import ErrorPart, Record
 from harness.report.before_after import before_after
 from harness.report.document import Document

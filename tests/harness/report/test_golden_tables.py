@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.document import Document
 from harness.report.outline import details_document
 from harness.report.writers.csv import MANIFEST, render_csv

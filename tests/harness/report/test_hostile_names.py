@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import EnvironmentPart
 from harness.report.before_after import before_after
 from harness.report.document import Document

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record_files import ARCHIVE_NAME
 from harness.report.outline import details_document
 from harness.store import read_runs

@@ -1,4 +1,4 @@
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.document import Document, Folded, Table
 from harness.report.outline import LONGEST_OPEN_TABLE, details_document
 from harness.report.writers.html import render_html

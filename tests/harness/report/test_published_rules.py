@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare.comparison import Comparison
-from harness.compare.statistics import runs_to_judge
+from harness.judge.comparison import Comparison
+from harness.judge.statistics import runs_to_judge
 from harness.record_files import ARCHIVE_NAME
 from harness.report.document import Table
 from harness.report.manifest import read_manifest

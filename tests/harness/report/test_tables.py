@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import ErrorPart, Record
 from harness.report.tables import cell_line, main_table, results_table, spread_table
 from tests.records import LOSSES, make_record, make_steps, make_weights

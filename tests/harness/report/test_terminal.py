@@ -1,6 +1,6 @@
 """What a terminal shows: it fits the width, and explains its marks."""
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.narrow import WIDTH, narrow
 from harness.report.terminal import terminal_table
 from tests.records import make_record

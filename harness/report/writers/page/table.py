@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, get_args
 
-from harness.compare.parity import Parity
+from harness.judge.parity import Parity
 from harness.record.run import Status
 from harness.report.cells import ReportCell
 from harness.report.document import Align, Table

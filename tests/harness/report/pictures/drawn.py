@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.report.document import Picture
 from harness.report.drawing import draw

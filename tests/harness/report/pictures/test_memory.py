@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import MemoryPart, Record
 from harness.report.pictures.memory import LABELS, REST, memory_picture
 from tests.harness.report.pictures.drawn import compared, made, rows_of, texts

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from harness.backends.registry import BUILT_IN
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.document import Picture
 from harness.report.palette import FAMILIES, look_of
 from harness.report.pictures.loss import loss_picture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.document import Picture
 from harness.report.drawing import complete, draw, first_drawn
 from harness.report.pictures.cells import MOST_CELLS

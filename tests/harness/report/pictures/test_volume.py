@@ -1,7 +1,7 @@
 """Communication: what was sent against the textbook and what is expected."""
 
-from harness.compare.comparison import Comparison
-from harness.compare.metrics import SENT, TEXTBOOK_SENT
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import SENT, TEXTBOOK_SENT
 from harness.report.pictures.volume import volume_picture
 from tests.harness.report.pictures.drawn import compared, made, rows_of, texts
 from tests.records import make_communication, make_record

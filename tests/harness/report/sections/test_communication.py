@@ -1,7 +1,7 @@
 import pytest
 
-from harness.compare.comparison import Comparison
 from harness.forms.terms import Collective, Volume
+from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.record.workload import of_record
 from harness.report.document import Table

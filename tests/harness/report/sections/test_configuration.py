@@ -1,4 +1,4 @@
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.document import Code, Folded, Paragraph
 from harness.report.sections.configuration import configuration_section, difference
 from tests.records import make_record

@@ -1,4 +1,4 @@
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import EnergyPart, Record
 from harness.report.document import Paragraph, Section, Table
 from harness.report.sections.energy import energy_section

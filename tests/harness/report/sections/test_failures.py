@@ -1,4 +1,4 @@
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import ErrorPart
 from harness.report.document import Items
 from harness.report.sections.failures import failures_section

@@ -1,5 +1,5 @@
-from harness.compare.comparison import Comparison
-from harness.compare.findings.groups import ROLES, role_of
+from harness.judge.comparison import Comparison
+from harness.judge.findings.groups import ROLES, role_of
 from harness.report.document import Folded, Items, Table
 from harness.report.outline import details_document
 from harness.report.sections.findings import MOST_OF_A_KIND, findings_section, flat

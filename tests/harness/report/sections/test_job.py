@@ -1,4 +1,4 @@
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.report.document import Code, Folded
 from harness.report.sections.job import job_section

@@ -1,4 +1,4 @@
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.document import Folded, Items, Table
 from harness.report.sections.levels import levels_section
 from tests.records import LOSSES, make_record, make_steps, make_weights

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.document import Table
 from harness.report.sections.library_alone import library_alone_section
 from tests.records import make_record

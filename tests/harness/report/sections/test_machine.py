@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.document import Folded, Items
 from harness.report.sections.machine import machine_section
 from tests.records import ENVIRONMENT, make_record

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from harness.cells import plan
-from harness.compare.comparison import Comparison
 from harness.config import load_experiment
+from harness.judge.comparison import Comparison
 from harness.record_files import ARCHIVE_NAME
 from harness.report.document import Code, Folded, Table
 from harness.report.sections.measurement import measurement_section

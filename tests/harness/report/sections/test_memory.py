@@ -1,4 +1,4 @@
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.document import Table
 from harness.report.sections.memory import memory_section
 from tests.records import make_record

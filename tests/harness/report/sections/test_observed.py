@@ -1,4 +1,4 @@
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import ObservationPart, Record
 from harness.report.document import Paragraph, Table
 from harness.report.outline import details_document

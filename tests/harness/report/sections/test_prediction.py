@@ -1,4 +1,4 @@
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.sections.prediction import prediction_section
 from tests.records import make_prediction, make_record
 

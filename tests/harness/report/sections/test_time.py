@@ -1,11 +1,11 @@
 from typing import Any
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import ArtifactPart, EvaluationPart, OverlapPart, Record, WaitPart
 from harness.report.document import Folded, Heading, Items, Section, Table
 from harness.report.sections.overlap import overlap_section
 from harness.report.sections.time import time_section
-from tests.harness.compare.findings.test_time import billion, ranks, run
+from tests.harness.judge.findings.test_time import billion, ranks, run
 from tests.pipelines import make_pipeline
 from tests.records import make_effective
 

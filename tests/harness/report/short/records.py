@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.report.short.stage import Stage, stage
 from tests.records import make_record, make_steps

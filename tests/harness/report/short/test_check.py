@@ -1,4 +1,4 @@
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.document import Code, Line
 from harness.report.short.check import MOST_WORDS, VERIFY, check_section
 from tests.records import make_record

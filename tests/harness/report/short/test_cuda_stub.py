@@ -1,8 +1,8 @@
 """A report never claims a GPU where a CUDA stub stood in for one, nor a speed."""
 
-from harness.compare.comparison import Comparison
-from harness.compare.measures import first_timed, rate
 from harness.forms.flops import find_peak
+from harness.judge.comparison import Comparison
+from harness.judge.measures import first_timed, rate
 from harness.report.outline import details_document
 from harness.report.short.outline import short_document
 from harness.report.short.title import rank_words

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.record_files import ARCHIVE_NAME
 from harness.report.document import Document, Picture

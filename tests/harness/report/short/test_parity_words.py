@@ -1,4 +1,4 @@
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import ErrorPart, Record
 from harness.report.short.parity_words import endings_sentence, parity_sentence
 from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights

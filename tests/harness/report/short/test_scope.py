@@ -1,4 +1,4 @@
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.report.document import Line
 from harness.report.short.scope import scope_section

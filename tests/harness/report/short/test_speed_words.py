@@ -2,7 +2,7 @@ from random import Random
 
 import pytest
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.report.short.speed_words import NOTHING_TIMED, speed_sentence
 from harness.report.short.stage import stage

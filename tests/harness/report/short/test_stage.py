@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.report.short.stage import bytes_frontier, peak, stage
 from tests.records import NORMS, make_communication, make_ranks, make_record, make_steps, make_weights

@@ -1,4 +1,4 @@
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.report.document import Heading, Line, Table
 from harness.report.short.summary import FIGURES, MOST_ROWS, TIED, UNTESTED, summary_cells, summary_section

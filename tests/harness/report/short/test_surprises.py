@@ -1,8 +1,8 @@
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.document import Items, Section
 from harness.report.sections.surprises import KEY, surprises_all_section
 from harness.report.short.surprises import MOST_LINES, WORDS_OF_LINE, surprises_section
-from tests.harness.compare.surprises.moving import moving
+from tests.harness.judge.surprises.moving import moving
 
 LABELS = ("zero1", "zero2", "zero3", "fsdp", "fsdp1", "fsdp-hybrid")
 

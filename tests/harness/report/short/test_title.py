@@ -1,6 +1,6 @@
 import pytest
 
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import Record
 from harness.report.short.title import QUESTIONS, STRONG, WEAK, title
 from harness.spec import Question

@@ -1,5 +1,5 @@
-from harness.compare.comparison import Comparison
-from harness.compare.findings.groups import statements
+from harness.judge.comparison import Comparison
+from harness.judge.findings.groups import statements
 from harness.record import Record
 from harness.report.document import Items
 from harness.report.short.speed_words import NOTHING_TIMED

@@ -1,4 +1,4 @@
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.report.document import Items, Line
 from harness.report.short.warnings import MOST_LINES, WORDS_OF_LINE, warnings_section
 from tests.records import LOSSES, make_record, make_steps, make_weights

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli import harness
-from harness.compare.comparison import Comparison
+from harness.judge.comparison import Comparison
 from harness.record import Record
 from tests.observed import run_script
 

@@ -188,7 +188,7 @@ def test_figures_of_a_script_equal_those_of_the_harness(runs: Runs, case: str) -
 
 
 def test_no_finding_about_correctness_is_raised_of_a_sound_script(runs: Runs) -> None:
-    from harness.compare.comparison import Comparison
+    from harness.judge.comparison import Comparison
 
     about_machine = {"busy-machine", "few-timed-steps", "noisy-timing"}
     found = {finding.id for finding in Comparison([runs.observed("torch_ddp.py")]).findings}

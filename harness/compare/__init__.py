@@ -1,1 +1,0 @@
-"""Same-job check and parity: pure functions of records, no torch."""

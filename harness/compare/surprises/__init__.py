@@ -1,1 +1,0 @@
-"""Measured differences from the textbook and from defaults, and defaults that would change results."""

@@ -1,0 +1,1 @@
+"""Same-job check, parity, findings: pure functions of records that yield values; no torch."""

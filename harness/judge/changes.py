@@ -1,0 +1,332 @@
+"""The same job before and after: what was configured otherwise, and which figures moved beyond noise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal
+
+from harness.backends.explain import choices
+from harness.errors import HarnessError
+from harness.judge.cell import Cell
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import Metric, metrics_in
+from harness.judge.occasions import occasions
+from harness.judge.ranking import difference, significance_on_occasions
+from harness.judge.repeats import Repeats
+from harness.judge.run import Run
+from harness.judge.run_conditions import labelled, varying, words
+from harness.judge.statistics import Interval, value_range
+from harness.nested import leaves
+from harness.record import Record
+
+OF_ONE_RUN = ("SLURM_JOB_ID",)
+"""Variables that are never the same in two runs."""
+LASTING = {"python", "platform", "cpu", "cores", "memory_bytes", "gpus", "packages", "code"}
+"""What stays the same from run to run on one machine."""
+Judgement = Literal["beyond noise", "within noise", "inconclusive", "not judged", "equal", "n/a"]
+"""'inconclusive': the test finds a difference, but the intervals of both sides overlap, or not every occasion
+that they share orders them alike."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One figure of one cell on both sides, medians over repeats."""
+
+    backend: str
+    world_size: int
+    metric: Metric
+    before: float | None
+    after: float | None
+    extent: Interval | None
+    """Of after / before, of any run of one side and any of the other."""
+    judgement: Judgement
+
+    @property
+    def key(self) -> str:
+        """The metric, as programs call it."""
+        return self.metric.key
+
+    @property
+    def relative(self) -> float | None:
+        """(after - before) / before; None where one is missing or before is zero."""
+        if self.before is None or self.after is None or not self.before:
+            return None
+        return self.after / self.before - 1
+
+    @property
+    def is_worse(self) -> bool | None:
+        """Whether the figure moved away from what is better; None: neither direction is, or it is unknown."""
+        if self.relative is None or self.metric.better is None:
+            return None
+        return (self.relative < 0) == (self.metric.better == "higher")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A setting that differs between the sides."""
+
+    backend: str
+    """Empty: of job, machine or versions, which all cells share."""
+    field: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One backend and world size on both sides; None where a side lacks it."""
+
+    backend: str
+    world_size: int
+    before: Repeats | None
+    after: Repeats | None
+
+
+def pairs(before: Comparison, after: Comparison) -> list[Pair]:
+    """Cells of both sides by backend and world size, in the order of the baseline, new ones last."""
+    groups = [side.groups for side in (before, after)]
+    names: dict[int, list[str]] = {}
+    for side in groups:
+        for size in {group.world_size for group in side}:
+            found = varying(group.record for group in side if group.world_size == size)
+            names[size] = list(dict.fromkeys([*names.get(size, []), *found]))
+    sides = [{_name(group, names[group.world_size]): group for group in side} for side in groups]
+    keys = dict.fromkeys([*sides[0], *sides[1]])
+    return [
+        Pair(backend=key[0], world_size=key[1], before=sides[0].get(key), after=sides[1].get(key))
+        for key in keys
+    ]
+
+
+def _name(group: Repeats, names: Sequence[str]) -> tuple[str, int]:
+    """Backend and world size, with what differs within a side; not what only the sides differ in."""
+    return labelled(group.backend, words(group.record, names)), group.world_size
+
+
+def changes(before: Comparison, after: Comparison) -> list[Change]:
+    """Every measure of every cell that both sides have."""
+    both = [pair for pair in pairs(before, after) if pair.before is not None and pair.after is not None]
+    numbers = joint_occasions(before, after)
+    return [_change(pair, metric, len(both), numbers) for pair in both for metric in metrics_in("changes")]
+
+
+def joint_occasions(before: Comparison, after: Comparison) -> dict[Run, int]:
+    """The occasion of each run of both sides, in one numbering."""
+    runs = [row.run for side in (before, after) for row in side.rows]
+    return dict(zip(runs, occasions([run.record for run in runs]), strict=True))
+
+
+def shares_occasions(before: Comparison, after: Comparison) -> bool:
+    """Whether runs of both sides were made on one occasion, so that a day is not taken for the change."""
+    numbers = joint_occasions(before, after)
+    left, right = ({numbers[row.run] for row in side.rows} for side in (before, after))
+    return not left.isdisjoint(right)
+
+
+def settings(before: Comparison, after: Comparison) -> list[Setting]:
+    """What differs in job, machine and versions, and in what was in force for each backend.
+
+    All runs of a side count: a field that has several values there has a list of them.
+    """
+    if not before.rows or not after.rows:
+        return []
+    left, right = ([_shared(row.record) for row in side.rows] for side in (before, after))
+    shared = _differences(left, right, "")
+    for pair in pairs(before, after):
+        if pair.before is not None and pair.after is not None:
+            shared += _differences(_own(pair.before), _own(pair.after), f"{pair.backend}, {pair.world_size}")
+    return shared
+
+
+def _change(pair: Pair, metric: Metric, cells: int, numbers: Mapping[Run, int]) -> Change:
+    assert pair.before is not None
+    assert pair.after is not None
+    left, right = pair.before.values(metric.key), pair.after.values(metric.key)
+    before, after = pair.before.median(metric.key), pair.after.median(metric.key)
+    return Change(
+        backend=pair.backend, world_size=pair.world_size, metric=metric, before=before, after=after,
+        extent=_ratios(right, left), judgement=_judge(pair.before, pair.after, metric, cells, numbers),
+    )  # fmt: skip
+
+
+def _judge(
+    before: Repeats, after: Repeats, metric: Metric, cells: int, numbers: Mapping[Run, int]
+) -> Judgement:
+    """Within the occasions that both sides share or, where they share none, as if there was one."""
+    left, right = (_by_occasion(side, metric, numbers) for side in (before, after))
+    if not left or not right:
+        return "n/a"
+    if before.median(metric.key) == after.median(metric.key):
+        return "equal"
+    if metric.is_count:
+        return "beyond noise"
+    if left.keys().isdisjoint(right):
+        left, right = ({0: list(chain.from_iterable(side.values()))} for side in (left, right))
+    tested = significance_on_occasions(right, left, cells)
+    held = difference(right, left, cells)
+    return "inconclusive" if tested == "beyond noise" and held == "within noise" else held
+
+
+def _by_occasion(side: Repeats, metric: Metric, numbers: Mapping[Run, int]) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for row in side.rows:
+        if (value := row.figures[metric.key]) is not None:
+            found.setdefault(numbers[row.run], []).extend(metric.clock([value]))
+    return found
+
+
+def _ratios(values: Sequence[float], base: Sequence[float]) -> Interval | None:
+    above, below = value_range(values), value_range(base)
+    if above is None or below is None or below.low <= 0:
+        return None
+    return Interval(above.low / below.high, above.high / below.low)
+
+
+def _shared(record: Record) -> dict[str, Any]:
+    environment = record.environment
+    variables = {k: v for k, v in environment.variables.items() if k not in OF_ONE_RUN}
+    return {
+        "job": record.job.model_dump(mode="json"),
+        "environment": environment.model_dump(include=LASTING) | {"variables": variables},
+        "measure": record.measure.model_dump() if record.measure else None,
+        "commit": environment.git.commit if environment.git else None,
+    }
+
+
+def _own(repeats: Repeats) -> list[dict[str, Any]]:
+    """Of the runs that came as far as to have a configuration."""
+    return [
+        {
+            "effective": row.record.backend.in_force(),
+            "native_config": row.record.backend.native_config,
+            "world": row.record.world.model_dump(),
+        }
+        for row in repeats.rows
+        if row.record.backend.effective is not None
+    ]
+
+
+def _differences(before: Sequence[Any], after: Sequence[Any], backend: str) -> list[Setting]:
+    """Leaves whose values over the documents of a side are not those of the other's; none of no documents."""
+    if not before or not after:
+        return []
+    left, right = [_by_path(d) for d in before], [_by_path(d) for d in after]
+    found = []
+    for field in dict.fromkeys(field for values in (*left, *right) for field in values):
+        old, new = _values(left, field), _values(right, field)
+        if any(value not in new for value in old) or any(value not in old for value in new):
+            found.append(Setting(backend=backend, field=field, before=_one(old), after=_one(new)))
+    return found
+
+
+def _by_path(document: Any) -> dict[str, Any]:
+    return {".".join(keys): value for keys, value in leaves(document)}
+
+
+def _values(documents: Sequence[dict[str, Any]], field: str) -> list[Any]:
+    """Each value of a field once, in the order of the documents."""
+    values: list[Any] = []
+    for document in documents:
+        if document.get(field) not in values:
+            values.append(document.get(field))
+    return values
+
+
+def _one(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else values
+
+
+EXAMPLE = "peak_bytes>+5%,tokens_per_second<-3%"
+DOUBTS = {
+    "not judged": "; too few runs to tell it from noise",
+    "inconclusive": "; beyond noise by the test, but the runs of both sides overlap",
+}
+_CONDITION = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Fails where a measure rises above, or falls below, so much relative to the baseline."""
+
+    measure: str
+    above: bool
+    relative: float
+
+    def __str__(self) -> str:
+        return f"{self.measure}{'>' if self.above else '<'}{self.relative * 100:+g}%"
+
+    def met_by(self, change: Change) -> bool:
+        """Whether a change is beyond the limit; one within the noise is not, one not judged may be."""
+        if change.judgement in ("within noise", "equal") or change.relative is None:
+            return False
+        return change.relative > self.relative if self.above else change.relative < self.relative
+
+
+def parse_conditions(text: str) -> list[Condition]:
+    """Read comma-separated conditions. Raises HarnessError for what is none."""
+    found = []
+    for piece in text.split(","):
+        match = _CONDITION.fullmatch(piece)
+        if match is None:
+            raise HarnessError(
+                f"--fail-on was given '{piece.strip()}'; a condition is a measure, < or >, and percent of "
+                f"change with its sign, as in {EXAMPLE}"
+            )
+        measure, sign, percent = match.groups()
+        known = [metric.key for metric in metrics_in("changes")]
+        if measure not in known:
+            raise HarnessError(
+                f"--fail-on: measure '{measure}' is unknown. Available: {choices(measure, known)}"
+            )
+        limit = float(percent) / 100
+        if (sign == ">" and limit < 0) or (sign == "<" and limit > 0):
+            raise HarnessError(
+                f"--fail-on was given '{piece.strip()}', which no change at all would meet; write > with a "
+                f"rise and < with a fall, as in {EXAMPLE}"
+            )
+        found.append(Condition(measure=measure, above=sign == ">", relative=limit))
+    return found
+
+
+def failures(conditions: Sequence[Condition], before: Comparison, after: Comparison) -> list[str]:
+    """What fails, in a line each: a condition that is met, and a result that the baseline had and is gone.
+
+    A condition that cannot be checked fails too: silence would look like success.
+    """
+    lines = [line for pair in pairs(before, after) if (line := _lost(pair)) is not None]
+    for change in changes(before, after):
+        for condition in conditions:
+            if condition.measure != change.key:
+                continue
+            where = Cell(change.backend, change.world_size)
+            if condition.met_by(change):
+                doubt = DOUBTS.get(change.judgement, "")
+                lines.append(
+                    f"{where}: {change.key} changed by {(change.relative or 0) * 100:+.1f} %, from "
+                    f"{change.before:g} to {change.after:g} ({condition}){doubt}"
+                )
+            elif change.before is not None and change.after is None:
+                lines.append(f"{where}: {change.key} is n/a now, {change.before:g} before ({condition})")
+            elif change.before == 0 and change.after and condition.above:
+                lines.append(f"{where}: {change.key} was 0, is {change.after:g} ({condition})")
+    for condition in conditions:
+        if not any(c.before is not None for c in changes(before, after) if c.key == condition.measure):
+            lines.append(f"{condition} could not be checked: no cell of both sides has the measure")
+    return lines
+
+
+def _lost(pair: Pair) -> str | None:
+    """A cell that had a whole result before and has none now."""
+    if pair.before is None or not pair.before.succeeded:
+        return None
+    title = pair.before.cell
+    if pair.after is None:
+        return f"{title}: is in the baseline and not in the other records"
+    if not pair.after.succeeded:
+        return f"{title}: was ok, is {pair.after.status}"
+    if any(not row.is_comparable for row in pair.after.rows):
+        return f"{title}: is not the same job as the others any more"
+    return None

@@ -1,0 +1,204 @@
+"""Records compared with each other: rows, cells, findings and settings, each computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+from harness.judge.cell import Cell
+from harness.judge.effective import SETTINGS, Effect, Setting
+from harness.judge.findings.catalogue import find_all
+from harness.judge.findings.finding import Finding
+from harness.judge.noise import Noise
+from harness.judge.ranking import Ranking
+from harness.judge.repeats import Place, Runs, rankings, repeat_spreads
+from harness.judge.rows import Row, make_rows
+from harness.record import Record
+
+NAMES = frozenset(setting.name for setting in SETTINGS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingValue:
+    """One value of a setting and the cells in which it is in force."""
+
+    value: Any
+    cells: tuple[Cell, ...]
+    """Each once, in the order of the rows."""
+    is_of_reference: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferingSetting:
+    """A setting with more than one value within a job; runs of which it is not known are left out."""
+
+    job_id: str
+    setting: str
+    effect: Effect
+    values: tuple[SettingValue, ...]
+    """The reference's first."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "job_id": self.job_id,
+            "setting": self.setting,
+            "changes": self.effect,
+            "values": [
+                {
+                    "value": value.value,
+                    "cells": [{"backend": cell.label, "world_size": cell.world_size} for cell in value.cells],
+                    "is_of_reference": value.is_of_reference,
+                }
+                for value in self.values
+            ],
+        }
+
+
+def differing_settings(rows: Sequence[Row]) -> list[DifferingSetting]:
+    """Of each job of comparable rows, what changes the mathematics first."""
+    runs = [row for row in rows if row.record.status in ("ok", "diverged")]
+    jobs: dict[str, list[Row]] = {}
+    for row in runs:
+        jobs.setdefault(row.record.job_id, []).append(row)
+    found = [
+        DifferingSetting(job_id=job_id, setting=setting.name, effect=setting.effect, values=values)
+        for job_id, of_job in jobs.items()
+        for setting in SETTINGS
+        if len(values := _values(setting, of_job)) > 1
+    ]
+    found += [differing for row in runs for differing in _known_of_pair(row)]
+    return sorted(found, key=lambda differing: differing.effect != "mathematics")
+
+
+def _known_of_pair(row: Row) -> list[DifferingSetting]:
+    """Settings known only of a run and its reference, such as constants by parameter."""
+    if row.reference is None:
+        return []
+    return [
+        DifferingSetting(
+            job_id=row.record.job_id,
+            setting=difference.setting,
+            effect=difference.effect,
+            values=tuple(
+                SettingValue(value=value, cells=(run.cell,), is_of_reference=run is row.reference)
+                for value, run in ((difference.reference, row.reference), (difference.given, row.run))
+            ),
+        )
+        for difference in row.judgement.settings
+        if difference.setting not in NAMES
+    ]
+
+
+def _values(setting: Setting, runs: Sequence[Row]) -> tuple[SettingValue, ...]:
+    known: dict[str, tuple[Any, list[Row]]] = {}
+    for row in runs:
+        value = setting.read(row.record)
+        if value is not None:
+            known.setdefault(repr(value), (value, []))[1].append(row)
+    values = [
+        SettingValue(
+            value=value,
+            cells=tuple(dict.fromkeys(row.cell for row in of_value)),
+            is_of_reference=any(row.is_reference for row in of_value),
+        )
+        for value, of_value in known.values()
+    ]
+    return tuple(sorted(values, key=lambda value: not value.is_of_reference))
+
+
+class Comparison(Runs):
+    """Runs judged by the references of their jobs; every part is computed on first use and kept."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        super().__init__(make_rows(records))
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[Row]) -> Self:
+        """A part of another comparison, whose rows stay judged as they are."""
+        part = cls(())
+        part.rows = list(rows)
+        return part
+
+    @cached_property
+    def comparable(self) -> Self:
+        """The runs that may be compared with each other: those that are the same job as their reference."""
+        rows = [row for row in self.rows if row.is_comparable]
+        return self if len(rows) == len(self.rows) else self.of_rows(rows)
+
+    @cached_property
+    def not_comparable(self) -> Self:
+        """The other runs."""
+        return self.of_rows(row for row in self.rows if not row.is_comparable)
+
+    @cached_property
+    def by_job(self) -> dict[str, Self]:
+        """The runs of each job, jobs in the order of the rows."""
+        jobs: dict[str, list[Row]] = {}
+        for row in self.rows:
+            jobs.setdefault(row.record.job_id, []).append(row)
+        if len(jobs) == 1:
+            return dict.fromkeys(jobs, self)
+        parts = {job_id: self.of_rows(rows) for job_id, rows in jobs.items()}
+        for job_id, part in parts.items():
+            # The same cells, so that their figures are not computed again.
+            part.groups = [group for group in self.groups if group.record.job_id == job_id]
+        return parts
+
+    @cached_property
+    def noises(self) -> dict[str, Noise]:
+        """What counts as rounding, by job; jobs without a reference have none."""
+        return {row.record.job_id: row.noise for row in self.rows if row.noise is not None}
+
+    @cached_property
+    def rankings(self) -> dict[Place, Ranking]:
+        """The order of the cells of each place by speed, as far as their runs support one."""
+        return rankings(self.groups)
+
+    @cached_property
+    def occasions(self) -> int:
+        """On how many occasions its timed runs were made."""
+        return len({run.occasion for group in self.groups for run in group.runs if run.step_seconds})
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """Every finding, in the order of the catalogue."""
+        return find_all(self)
+
+    @cached_property
+    def settings(self) -> list[DifferingSetting]:
+        """Settings in force that differ between comparable runs of a job."""
+        return differing_settings(self.comparable.rows)
+
+    @cached_property
+    def repeat_spreads(self) -> dict[str, float | None]:
+        """How far repeats of a cell lie from each other."""
+        return repeat_spreads(self.groups)
+
+    def as_json(self) -> dict[str, Any]:
+        """The document of `compare --json`."""
+        ids = list(self.by_job)
+        return {
+            "job_id": ids[0] if len(ids) == 1 else None,
+            "job_ids": ids,
+            "rows": [row.as_json() for row in self.rows],
+            "not_comparable": [_not_comparable(row) for row in self.not_comparable.rows],
+            "noise": {job_id: noise.as_json() for job_id, noise in self.noises.items()},
+            "repeat_spreads": self.repeat_spreads,
+            "settings": [setting.as_json() for setting in self.settings],
+            "findings": [finding.as_json() for finding in self.findings],
+        }
+
+
+def _not_comparable(row: Row) -> dict[str, Any]:
+    """A run that is not the job of the others: the run it was compared with, and each field that differs."""
+    record, other = row.record, row.same_job_as
+    return {
+        "backend": row.label,
+        "world_size": record.world.world_size,
+        "repeat": record.repeat,
+        "run_id": record.run_id,
+        "beside": other.record.run_id if other is not None else None,
+        "differences": [difference.as_json() for difference in row.judgement.not_same_job],
+    }

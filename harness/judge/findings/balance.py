@@ -1,0 +1,146 @@
+"""Ranks that slow down the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.judge.disturbance import PERSISTENT_RUNS, is_beyond_noise
+from harness.judge.findings.finding import Finding, Kind
+from harness.judge.repeats import Place, Repeats, Runs
+from harness.judge.run import Run
+from harness.judge.timings import Seconds
+
+LEAST_STEPS = 5
+"""With fewer a slow rank cannot be distinguished from a disturbance."""
+PERSISTENT_SHARE = 0.8
+"""A rank is persistently slower if it is the slowest in at least this share of the steps."""
+LEAST_SHARE_OF_STEP = 0.05
+"""A smaller share of the step is not reported."""
+SLOWER = 1.25
+"""Its median must also be this many times that of the others: cores of one machine differ by less."""
+
+KINDS = (
+    Kind(
+        id="slow-rank",
+        title="One rank is persistently slower and makes the others wait",
+        cause="The rank has more work (longer samples, a larger shard), a slower or hotter device, fewer or "
+        "shared CPU cores, or a slower link.",
+        confirm="The values hold each rank's median. Collectives synchronise the ranks, so step times look "
+        "alike: the comparison uses the time up to the end of the forward pass, data loading, and computing "
+        "in traced steps. What other programs and a hypervisor took from the rank (`ranks[].processors` of "
+        "the record) is subtracted first. Reported if the same rank is more than 1.25 times slower in every "
+        "repeat of the cell, or in every cell of that many ranks, three runs at least; of fewer runs only if "
+        "it is more than twice as slow, since neighbours on the same core go unnoticed. Not judged in "
+        "records without `processors`: older ones, and systems other than Linux.",
+        fix="Check the rank's host and device (clocks, other processes, `runtime.threads_per_rank`); give "
+        "every rank samples of equal length.",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowRank:
+    """How much slower a rank of one run is than the others, without what the machine took from it."""
+
+    rank: int
+    what: str
+    """The part of the step that is compared."""
+    factor: float
+    """Median of the rank over that of the others."""
+    medians: dict[str, float]
+    """Seconds by rank, as measured."""
+
+
+def find(runs: Runs) -> list[Finding]:
+    """One finding per run of a cell of which a rank is slow in all runs."""
+    slow = {run: slow_ranks(run) for group in runs.groups for run in group.runs if run.timings is not None}
+    places: dict[Place, list[Run]] = {}
+    for group in runs.groups:
+        places.setdefault(group.place, []).extend(run for run in group.runs if run in slow)
+    found = []
+    for group in runs.groups:
+        own = [run for run in group.runs if run in slow]
+        shown = _persistent([slow[run] for run in own], [slow[run] for run in places[group.place]])
+        found += [_finding(group, one) for one in shown]
+    return found
+
+
+def _persistent(of_cell: Sequence[list[SlowRank]], of_place: Sequence[list[SlowRank]]) -> list[SlowRank]:
+    """Of each run of a cell how slow the rank is that is slow in all of them; none if there is none."""
+    for first in of_cell[0] if of_cell else []:
+        if len(own := _same(first, of_cell)) < len(of_cell):
+            continue
+        everywhere = len(of_place) >= PERSISTENT_RUNS and len(_same(first, of_place)) == len(of_place)
+        if everywhere or is_beyond_noise([slow.factor for slow in own]):
+            return own
+    return []
+
+
+def _same(first: SlowRank, runs: Sequence[list[SlowRank]]) -> list[SlowRank]:
+    """The same rank in the same part of the step, of those runs in which it is slow."""
+    return [slow for of_run in runs for slow in of_run if (slow.rank, slow.what) == (first.rank, first.what)]
+
+
+def _finding(group: Repeats, slow: SlowRank) -> Finding:
+    return Finding(
+        id="slow-rank",
+        about=group.cell,
+        text=f"rank {slow.rank} is persistently slower in {slow.what} and makes the others wait",
+        values={"rank": slow.rank, "what": slow.what, "median_seconds": slow.medians},
+    )
+
+
+def slow_ranks(run: Run) -> list[SlowRank]:
+    """The slow rank in each part of the step that has one; none where the machine's share is not known."""
+    found = []
+    for what, series in _series(run).items():
+        slowest = persistently_slowest(series)
+        if slowest is None or run.disturbance is None or run.median_step_seconds is None:
+            continue
+        lost = run.disturbance.lost_by_rank[slowest] / len(run.step_seconds)
+        medians = np.median(series, axis=1)
+        others = float(np.median(np.delete(medians, slowest)))
+        own = float(medians[slowest]) - lost
+        if own > SLOWER * others and own - others > LEAST_SHARE_OF_STEP * run.median_step_seconds:
+            ranks = [rank.rank for rank in run.record.ranks]
+            found.append(
+                SlowRank(
+                    rank=ranks[slowest],
+                    what=what,
+                    factor=own / others if others else math.inf,
+                    medians=dict(zip(map(str, ranks), medians.tolist(), strict=True)),
+                )
+            )
+    return found
+
+
+def persistently_slowest(series: Seconds) -> int | None:
+    """Index of the rank that is slowest in most steps; None: there is none."""
+    if series.shape[0] < 2 or series.shape[1] < LEAST_STEPS:
+        return None
+    counts = np.bincount(series.argmax(axis=0))
+    rank = int(counts.argmax())
+    return rank if counts[rank] >= PERSISTENT_SHARE * series.shape[1] else None
+
+
+def _series(run: Run) -> dict[str, Seconds]:
+    """Series of seconds that contain no waiting for a slower rank, by name."""
+    timed = run.timings
+    if timed is None:
+        return {}
+    found = {"whole steps": timed.steps}
+    if run.record.world.mesh.size("pipeline") > 1:
+        return found  # stages differ in what they compute
+    if "forward" in timed.seconds:
+        # Ranks end a step at the same time but may begin it at different ones. A rank that begins early
+        # waits in the forward pass for the others, so all are measured from the earliest begin.
+        start = timed.steps.max(axis=0) - timed.steps
+        found["fetching and forward pass"] = start + timed.data + timed.seconds["forward"]
+    traced = [[part.compute_seconds for part in rank.overlap] for rank in run.record.ranks]
+    if len({len(parts) for parts in traced}) == 1 and traced[0]:
+        found["computing (traced steps)"] = np.array(traced)
+    return found

@@ -1,0 +1,95 @@
+"""Impossible speed: faster than the device, or steps shorter than the sum of their phases."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.judge import measures, speed
+from harness.judge.findings.finding import Finding, Kind
+from harness.judge.repeats import Runs
+from harness.judge.rows import Row
+
+MEASURED_MARGIN = 1.25
+"""A measured peak holds for one second; at another clock and load the machine may be faster."""
+CLOCK_SHARE = 0.01
+CLOCK_SECONDS = 1e-4
+"""The clocks of host and device may differ by so much of a step, and by so much at its borders."""
+
+KINDS = (
+    Kind(
+        id="faster-than-possible",
+        title="Throughput exceeds the peak of the devices: timing is not synchronised",
+        cause="The timer stopped before the device had finished, so it measured only the launch of a step.",
+        confirm="The values hold the least FLOP/s that the tokens need (6 N plus half of the "
+        "attention term, per token) and the peak of the devices.",
+        fix="Synchronise the device (`torch.cuda.synchronize()`) before each reading of the clock, or time "
+        "with CUDA events. With the library's timers, enable their synchronisation.",
+    ),
+    Kind(
+        id="inconsistent-timing",
+        title="Steps are shorter than their phases, so one of the two clocks is wrong",
+        cause="The step's timer does not wait for the device, or phases were timed twice.",
+        confirm="The values hold the seconds of a step and the sum of its phases on the rank where they "
+        "differ most.",
+        fix="Synchronise the device at both ends of the step; read events only then.",
+    ),
+)
+
+
+def find(runs: Runs) -> list[Finding]:
+    """At most one finding of each kind per run."""
+    found = []
+    for row in runs.rows:
+        found += _beyond_peak(row)
+        found += _shorter_than_parts(row)
+    return found
+
+
+def _beyond_peak(row: Row) -> list[Finding]:
+    record = row.record
+    for peak, margin in ((speed.sheet_peak(record), 1.0), (speed.measured_peak(record), MEASURED_MARGIN)):
+        achieved = speed.least_flops_per_second(row.run) if peak is not None else None
+        if peak is not None and achieved is not None and achieved > margin * peak.flops_per_second:
+            return [
+                Finding(
+                    id="faster-than-possible",
+                    about=row.cell,
+                    text=f"needs {achieved / 1e12:.3g} TFLOP/s but the devices reach "
+                    f"{peak.flops_per_second / 1e12:.3g} ({peak.source}): timing is not synchronised",
+                    values={
+                        "least_flops_per_second": achieved,
+                        "peak_flops_per_second": peak.flops_per_second,
+                        "peak_source": peak.source,
+                    },
+                )
+            ]
+    return []
+
+
+def _shorter_than_parts(row: Row) -> list[Finding]:
+    """The timed step that is shortest compared with its phases."""
+    record, timed = row.record, row.run.timings
+    if timed is None or timed.phases is None:
+        return []
+    # On CUDA the host fetches the next batch while the device still works on the last.
+    parts = timed.phases + timed.data if record.world.device == "cpu" else timed.phases
+    missing = parts - timed.steps * (1 + CLOCK_SHARE) - CLOCK_SECONDS
+    rank, step = np.unravel_index(missing.argmax(), missing.shape)
+    if missing[rank, step] <= 0:
+        return []
+    values = {
+        "rank": record.ranks[rank].rank,
+        "step": record.steps[measures.first_timed(record) + int(step)].step,
+        "step_seconds": float(timed.steps[rank, step]),
+        "phase_seconds": float(parts[rank, step]),
+    }
+    return [
+        Finding(
+            id="inconsistent-timing",
+            about=row.cell,
+            text=f"step {values['step']:g} of rank {values['rank']:g} took "
+            f"{values['step_seconds']:.4g} s, its phases {values['phase_seconds']:.4g} s: the step's timer "
+            "stopped too early",
+            values=values,
+        )
+    ]

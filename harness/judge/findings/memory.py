@@ -1,0 +1,295 @@
+"""Memory that differs from the closed form, that grows, or that is unbalanced between ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from statistics import fmean, median
+from typing import Any
+
+from harness.forms.terms import STATE_KINDS
+from harness.judge import measures
+from harness.judge.findings.finding import Finding, Kind
+from harness.judge.repeats import Runs
+from harness.judge.rows import Row
+from harness.judge.states import all_kinds, rank_states
+from harness.judge.wording import percent
+from harness.record import RankPart, Record
+
+SMALLEST_COPY = 0.25
+"""Of the weights that a rank should hold. A copy of fp32 weights in half precision is half of them; batches,
+losses and scalars of the harness itself are a few kilobytes."""
+LASTING = ("after_backward", "after_step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HiddenCopy:
+    """Bytes of one rank as large as a copy of its weights."""
+
+    rank: int
+    kind: str
+    """'other': the backend lists them nowhere; 'gathered': as weights of other ranks."""
+    measured_bytes: int
+    expected_bytes: int
+    """Of 'other', what the reference holds."""
+
+
+def hidden_copies(record: Record, reference: Record | None) -> list[HiddenCopy]:
+    """At most one per rank and kind. 'other' is judged against the reference on the same sort of device."""
+    if record.backend.claim is None and record.backend.own_forms is None:
+        return []
+    base = _least_unlisted(reference.ranks[0]) if reference is not None and reference.ranks else None
+    parts = {part.rank: part for part in record.ranks}
+    found = []
+    for states in rank_states(record):
+        if states.expected is None:
+            continue
+        form = states.expected.kinds()
+        kinds = [("gathered", states.measured.get("gathered", 0), form.get("gathered", 0))]
+        unlisted = _least_unlisted(parts[states.rank])
+        if unlisted is not None and base is not None:
+            kinds.append(("other", unlisted, base))
+        found += [
+            HiddenCopy(rank=states.rank, kind=kind, measured_bytes=measured, expected_bytes=expected)
+            for kind, measured, expected in kinds
+            if measured - expected > SMALLEST_COPY * form.get("weights", 0) > 0
+        ]
+    return found
+
+
+def _least_unlisted(part: RankPart) -> int | None:
+    """What lasts: a transport may hold a buffer for a while, and the first step has no optimizer states."""
+    found = [
+        kinds["other"]
+        for moment in part.memory
+        if moment.step > 0 and moment.moment in LASTING and "other" in (kinds := all_kinds(moment))
+    ]
+    return min(found, default=None)
+
+
+STATES_TOLERANCE = 1e-3
+"""Relative to the closed form. The forms are exact; this leaves room for a library's next version."""
+GROWTH_BYTES = 1024
+"""Per step at every moment; libraries move scalars and events of a few bytes."""
+FILES = "swapped states"
+"""Kind of what lies in files."""
+IMBALANCE = 0.1
+"""(largest - smallest) / mean over ranks. Padding of a model worth sharding is far below it."""
+
+KINDS = (
+    Kind(
+        id="memory-differs",
+        title="Measured model states differ from the closed form of the strategy",
+        cause="The library holds something that it did not hold when the form was derived, keeps a copy, or "
+        "uses other dtypes than the job asks for. A third party's backend is held to the strategy that it "
+        "claims, or to the closed forms that it brings; unlisted memory of the size of its weights is then a "
+        "difference too.",
+        confirm="The values hold the kind, both figures and the rank; the table of model states has the "
+        "named terms of the form.",
+        fix="Check dtypes first: masters or optimizer states of half the size are bf16, gradients of "
+        "twice the size are fp32 copies. Then compare the library's version with that of the form.",
+    ),
+    Kind(
+        id="memory-grows",
+        title="Allocated memory grows from step to step",
+        cause="Something keeps a tensor of every step: a loss with its graph in a list, a hook that stores "
+        "activations, gradients that are never freed.",
+        confirm="The values hold the growth per step of each rank, the median over all pairs of probed "
+        "steps; it is there at every moment of the step. A tensor that is kept in only some steps shows "
+        "with five or more probed steps. On CUDA `measure.memory_snapshot: true` names the "
+        "allocating stack.",
+        fix="Store `loss.detach()` or a float, remove hooks after use, call `zero_grad(set_to_none=True)`.",
+    ),
+    Kind(
+        id="memory-imbalance",
+        title="Ranks hold very different amounts of memory",
+        cause="One rank has a larger batch, or keeps something that the others do not. The comparison first "
+        "subtracts what the strategy itself distributes unevenly, if a closed form gives it. Rank 0 alone or "
+        "a mean over ranks would hide the imbalance. On a CPU some of it is chance: gloo finishes a "
+        "collective in its own thread and holds the buffer until then, so peaks can differ between ranks "
+        "that hold the same; the largest call of a step is subtracted for that.",
+        confirm="The message names the ranks that differ most; the values hold peak and model states of "
+        "every rank, and what closed forms expect. A rank that keeps something does so in every repeat, and "
+        "gloo's buffers are not model states.",
+        fix="Check what only that rank does: logging, gathering, its samples.",
+    ),
+)
+
+
+def find(runs: Runs) -> list[Finding]:
+    """At most one finding of each kind per run."""
+    looked = (look(row) for row in runs.rows for look in (_differs, _grows, _imbalance))
+    return [finding for finding in looked if finding is not None]
+
+
+def _differs(row: Row) -> Finding | None:
+    found: list[dict[str, Any]] = []
+    for states in rank_states(row.record):
+        if states.expected is None:
+            continue
+        expected = states.expected.kinds()
+        measured_kinds = states.measured | {FILES: states.file_bytes or 0}
+        expected[FILES] = states.expected.file_bytes
+        for kind in (*STATE_KINDS, FILES):
+            measured, form = measured_kinds.get(kind, 0), expected.get(kind, 0)
+            if abs(measured - form) > STATES_TOLERANCE * form:
+                found.append(
+                    {"rank": states.rank, "kind": kind, "measured_bytes": measured, "expected_bytes": form}
+                )
+    found += [
+        vars(copy) for copy in hidden_copies(row.record, row.reference.record if row.reference else None)
+    ]
+    if not found:
+        return None
+    first = max(found, key=lambda f: abs(f["measured_bytes"] - f["expected_bytes"]))
+    where = (
+        f"that its backend does not list; the reference holds {first['expected_bytes']:,}"
+        if first["kind"] == "other"
+        else f"of {first['kind']}, the closed form gives {first['expected_bytes']:,}"
+    )
+    return Finding(
+        id="memory-differs",
+        about=row.cell,
+        text=f"rank {first['rank']} holds {first['measured_bytes']:,} bytes {where}",
+        values={"differences": found},
+    )
+
+
+def _grows(row: Row) -> Finding | None:
+    growth = {part.rank: grown for part in row.record.ranks if (grown := growth_bytes(part)) > GROWTH_BYTES}
+    if not growth:
+        return None
+    return Finding(
+        id="memory-grows",
+        about=row.cell,
+        text=f"allocated memory grows by {max(growth.values()):,} bytes per step",
+        values={"bytes_per_step_by_rank": {str(rank): grown for rank, grown in growth.items()}},
+    )
+
+
+def growth_bytes(part: RankPart) -> int:
+    """Growth per step of what stays: the median slope over all pairs of probed steps (Theil-Sen); 0: none.
+
+    A leak shows at every moment of a step. What a library holds for a while, such as a buffer of a
+    collective that another thread finishes, shows at one; so of each step the moment counts at which it is
+    least above the least of its kind. A single rise among several steps is no leak: a library allocates
+    something once. Before the second step Adam has no states, so the first is left out.
+    """
+    lasting = _lasting_bytes(part)
+    rises = [after - before > GROWTH_BYTES for (_, before), (_, after) in pairwise(lasting)]
+    if not any(rises) or (sum(rises) == 1 and len(rises) > 1):
+        return 0
+    slopes = [(after - before) / (later - earlier)
+              for (earlier, before), (later, after) in combinations(lasting, 2)]  # fmt: skip
+    return max(0, int(median(slopes)))
+
+
+def _lasting_bytes(part: RankPart) -> list[tuple[int, int]]:
+    """(step, bytes above the least of all steps) at the moment of the step where that is smallest."""
+    above: dict[int, list[int]] = {}
+    for moment in measures.STEP_MOMENTS:
+        series = [
+            (m.step, m.allocated_bytes)
+            for m in part.memory
+            if m.moment == moment and m.step > 0 and m.allocated_bytes is not None
+        ]
+        least = min((size for _, size in series), default=0)
+        for step, size in series:
+            above.setdefault(step, []).append(size - least)
+    return [(step, min(sizes)) for step, sizes in sorted(above.items())]
+
+
+def _imbalance(row: Row) -> Finding | None:
+    if row.record.status not in ("ok", "diverged"):
+        return None  # ranks were cut off at different moments
+    peaks = _lasting_peaks(row.record)
+    states = rank_states(row.record)
+    held = {of_rank.rank: of_rank.measured_bytes for of_rank in states}
+    expected = {s.rank: s.expected.model_state_bytes for s in states if s.expected is not None}
+    if row.record.world.mesh.size("pipeline") > 1:
+        peaks = {}  # stages hold activations of other numbers of micro-batches, and one of them the logits
+    gaps = (
+        _gap("a peak", peaks, expected, by_chance=_held_by_transport(row.record)),
+        _gap("model states", held, expected),
+    )
+    wide = [gap for gap in gaps if gap is not None and gap.share > IMBALANCE]
+    if not wide:
+        return None
+    return Finding(
+        id="memory-imbalance",
+        about=row.cell,
+        text=max(wide, key=lambda gap: gap.share).sentence,
+        values={
+            "peak_bytes_by_rank": list(peaks.values()),
+            "model_state_bytes_by_rank": list(held.values()),
+            "expected_model_state_bytes_by_rank": list(expected.values()),
+        },
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Gap:
+    """The ranks with most and least of something, minus what closed forms give for each by design."""
+
+    what: str
+    largest: tuple[int, int]
+    """A rank and its bytes, as measured."""
+    smallest: tuple[int, int]
+    uneven_by_design: bool
+    """Whether closed forms expect different bytes of the two."""
+    by_chance: int
+    """Bytes that may lie between the two without a reason."""
+    share: float
+    """Bytes between the two, less those by design or by chance, over the mean of all ranks."""
+
+    @property
+    def sentence(self) -> str:
+        """'rank 1 has a peak of 150 bytes, rank 0 of 100: a gap of 40 % of the mean over ranks'."""
+        (most, most_bytes), (least, least_bytes) = self.largest, self.smallest
+        text = f"rank {most} has {self.what} of {most_bytes:,} bytes, rank {least} of {least_bytes:,}: "
+        text += f"a gap of {percent(self.share)} of the mean over ranks"
+        less = ["what the closed forms expect of each"] if self.uneven_by_design else []
+        less += ["a buffer that gloo may hold"] if self.by_chance else []
+        return text + (f", minus {' and '.join(less)}" if less else "")
+
+
+def _held_by_transport(record: Record) -> int:
+    """Bytes that gloo's threads may still hold on one rank at its peak and not on another: one call's."""
+    if record.world.collectives != "gloo":
+        return 0
+    in_steps = (part for part in record.comm if part.phase in ("forward", "backward", "step"))
+    return max((part.largest_bytes or 0 for part in in_steps), default=0)
+
+
+def _gap(what: str, held: dict[int, int], expected: dict[int, int], by_chance: int = 0) -> _Gap | None:
+    """Gap between ranks, minus what may differ by chance; None if nothing was held or measured."""
+    if not sum(held.values()):
+        return None
+    design = expected if expected.keys() == held.keys() else dict.fromkeys(held, 0)
+    beyond = {rank: size - design[rank] for rank, size in held.items()}
+    most, least = max(beyond, key=beyond.__getitem__), min(beyond, key=beyond.__getitem__)
+    return _Gap(
+        what=what,
+        largest=(most, held[most]),
+        smallest=(least, held[least]),
+        uneven_by_design=design[most] != design[least],
+        by_chance=by_chance,
+        share=max(0, beyond[most] - beyond[least] - by_chance) / fmean(held.values()),
+    )
+
+
+def _lasting_peaks(record: Record) -> dict[int, int]:
+    """By rank, the peak of the probed step in which it was least.
+
+    What a rank holds it holds in every step; gloo's threads give buffers back when they come to it, so
+    that the peak of a single step differs between ranks by chance.
+    """
+    lowest = {}
+    for part in record.ranks:
+        steps: dict[int, int] = {}
+        for held in part.memory:
+            if held.moment in measures.STEP_MOMENTS and held.peak_bytes is not None:
+                steps[held.step] = max(steps.get(held.step, 0), held.peak_bytes)
+        if steps:
+            lowest[part.rank] = min(steps.values())
+    return lowest

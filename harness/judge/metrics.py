@@ -1,0 +1,173 @@
+"""The figures of a run, each once: its key, how it is read, aggregated and written, and where it is shown.
+
+`compare --json`, the tables, CSV, `--fail-on`, the report before and after and the tracking export follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from statistics import median
+from typing import Literal
+
+from harness.judge import measures
+from harness.judge.parity import Judgement
+from harness.judge.run import Run
+from harness.judge.states import expected_model_state_bytes
+from harness.judge.volume import expected_sent_bytes_per_step
+from harness.record import Record
+
+Unit = Literal["tokens/s", "samples/s", "seconds", "bytes", "nats/token", "relative", "step"]
+Place = Literal["results", "data", "changes", "tracking", "volume", "parity"]
+"""'results': a column of the main table; 'data': of its CSV and JSON only; 'changes': compared before and
+after, and allowed in --fail-on; 'tracking': exported to experiment trackers; 'volume': columns of the section
+on communication; 'parity': values of the finding that a run diverged."""
+SPEED = "tokens_per_second"
+"""Key of the metric that backends are compared by."""
+STEP = "step_seconds"
+"""Key of the mean timed step, from which the rates follow."""
+SENT = "sent_bytes_per_step"
+EXPECTED_SENT = "expected_sent_bytes_per_step"
+TEXTBOOK_SENT = "textbook_sent_bytes_per_step"
+TRANSPORT_SENT = "transport_sent_bytes_per_step"
+RATES = ("tokens/s", "samples/s")
+Read = Callable[[Run, Judgement], float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One figure of a run."""
+
+    key: str
+    """Its name for programs, with the unit."""
+    title: str
+    """Heading of a column."""
+    unit: Unit
+    read: Read
+    """The value of one run; None if it was not measured."""
+    name: str = ""
+    """Label of an axis, without the unit."""
+    pool: Callable[[Run], Sequence[float]] | None = None
+    """The values behind the figure, aggregated over all repeats together; None: the figure of each run."""
+    aggregate: Callable[[Sequence[float]], float] = median
+    """The figure of a cell of the values of its repeats."""
+    better: Literal["higher", "lower"] | None = "lower"
+    is_count: bool = False
+    """A count, not a timing: any difference is one, however few the runs."""
+    follows: str | None = None
+    """Key of a metric that changes in the same way; a verdict names that one only."""
+    shown: tuple[Place, ...] = ("data", "changes", "tracking")
+
+    def clock(self, values: Sequence[float]) -> list[float]:
+        """The values as they are compared: of rates the seconds per unit, so that one clock ranks all."""
+        return [_inverse(value) for value in values] if self.unit in RATES else list(values)
+
+    def middle(self, values: Sequence[float]) -> float:
+        """The median by that clock: of an even number of rates not the mean of the two in the middle."""
+        return rate_median(values) if self.unit in RATES else median(values)
+
+
+def rate_median(rates: Sequence[float]) -> float:
+    """The rate at the median of the seconds per unit."""
+    return _inverse(median(map(_inverse, rates)))
+
+
+def _inverse(value: float) -> float:
+    return 1 / value if value else inf
+
+
+def _of_record(read: Callable[[Record], float | None]) -> Read:
+    return lambda run, _: read(run.record)
+
+
+def _largest(pool: Callable[[Run], Sequence[float]]) -> Read:
+    return lambda run, _: max(pool(run), default=None)
+
+
+METRICS = (
+    Metric(
+        key=SPEED, title="tokens/s", unit="tokens/s", better="higher", name="throughput",
+        read=lambda run, _: run.tokens_per_second, aggregate=rate_median,
+        shown=("results", "changes", "tracking"),
+    ),
+    Metric(
+        key="samples_per_second", title="samples/s", unit="samples/s", better="higher",
+        follows=SPEED, read=lambda run, _: run.samples_per_second, aggregate=rate_median,
+        shown=("changes", "tracking"),
+    ),
+    Metric(
+        key="evaluation_samples_per_second", title="held-out samples/s", unit="samples/s", better="higher",
+        read=_of_record(measures.evaluation_rate), aggregate=rate_median, shown=("tracking",),
+    ),
+    Metric(
+        key=STEP, title="step ms", unit="seconds", follows=SPEED, read=lambda run, _: run.mean_step_seconds,
+        shown=("results", "changes", "tracking"),
+    ),
+    Metric(
+        key="peak_bytes", title="peak MB/rank", unit="bytes", name="peak memory of a rank",
+        read=_largest(lambda run: run.rank_peaks), pool=lambda run: run.rank_peaks, aggregate=max,
+        shown=("results", "changes", "tracking"),
+    ),
+    Metric(
+        key="model_state_bytes", title="states MB", unit="bytes", is_count=True,
+        read=_of_record(measures.model_state_bytes), shown=("results", "changes", "tracking"),
+    ),
+    Metric(
+        key="expected_model_state_bytes", title="expected states MB", unit="bytes", better=None,
+        read=_of_record(expected_model_state_bytes), shown=(),
+    ),
+    Metric(
+        key=SENT, title="sent MB/step", unit="bytes", is_count=True,
+        name="sent by a rank per step", read=_of_record(measures.sent_bytes_per_step),
+        shown=("results", "changes", "tracking", "volume"),
+    ),
+    Metric(
+        key=EXPECTED_SENT, title="expected", unit="bytes", better=None,
+        read=_of_record(expected_sent_bytes_per_step), shown=("results", "volume"),
+    ),
+    Metric(
+        key=TEXTBOOK_SENT, title="textbook", unit="bytes", better=None,
+        read=_of_record(measures.textbook_bytes_per_step), shown=("results", "volume"),
+    ),
+    Metric(
+        key=TRANSPORT_SENT, title="on the transport", unit="bytes",
+        read=_of_record(measures.transport_bytes_per_step), shown=("volume",),
+    ),
+    Metric(
+        key="max_loss_difference", title="loss diff", unit="nats/token", aggregate=max,
+        read=lambda _, judgement: judgement.loss_difference,
+        shown=("results", "changes", "tracking", "parity"),
+    ),
+    Metric(
+        key="max_grad_norm_difference", title="norm diff", unit="relative", aggregate=max,
+        read=lambda _, judgement: judgement.norm_difference,
+        shown=("results", "changes", "tracking", "parity"),
+    ),
+    Metric(
+        key="final_weights_difference", title="final weights", unit="relative", aggregate=max,
+        read=lambda _, judgement: judgement.weights_difference, shown=("parity",),
+    ),
+    Metric(
+        key="update_difference", title="distance moved", unit="relative", aggregate=max,
+        read=lambda _, judgement: judgement.update_difference, shown=("parity",),
+    ),
+    Metric(
+        key="first_divergent_step", title="first step beyond", unit="step", better="higher",
+        read=lambda _, judgement: judgement.first_divergent_step, aggregate=min, shown=("parity",),
+    ),
+    Metric(
+        key="predicted_peak_bytes", title="predicted peak MB/rank", unit="bytes", better=None, aggregate=max,
+        read=_of_record(measures.predicted_peak_bytes), shown=(),
+    ),
+    Metric(
+        key="host_peak_bytes", title="host peak MB/rank", unit="bytes", aggregate=max,
+        read=_of_record(measures.host_peak_bytes),
+    ),
+)  # fmt: skip
+BY_KEY = {metric.key: metric for metric in METRICS}
+
+
+def metrics_in(*places: Place) -> list[Metric]:
+    """The metrics that are shown in any of these places, in their order."""
+    return [metric for metric in METRICS if not set(places).isdisjoint(metric.shown)]

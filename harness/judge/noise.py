@@ -1,0 +1,276 @@
+"""How much of a difference rounding explains: measured by repeating the reference in other ways.
+
+The reference run with another split of the same batch, and another order of sums in the backward pass, adds
+the same numbers in another order: what then differs is rounding. At a mixed precision it is also run in fp32,
+which shows what the low precision changes, and with cast weights instead of autocast, which shows what the
+place of rounding changes. Ranks along 'tensor' also round parts of a sum before they are added: for them it
+is run with sums that are added up so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from harness.backends.registry import REFERENCE
+from harness.judge.distance import Distance, distance, movement
+from harness.judge.job_equivalence import is_another_computation
+from harness.judge.wording import percent
+from harness.record import Record
+
+
+def differing_answers(reference: Record, other: Record) -> int | None:
+    """Samples with another answer; None where one of the two has none."""
+    if reference.answers is None or other.answers is None:
+        return None
+    theirs = {answer.sample: answer.text for answer in other.answers.given}
+    return sum(theirs.get(answer.sample) != answer.text for answer in reference.answers.given)
+
+
+TIGHT_FACTOR = 10.0
+"""Another backend sums in an order of its own: it may lie as far again as a few measured orders do."""
+UNMEASURED_FACTOR = 100.0
+"""Units of fp32 rounding where nothing was measured: 20 steps with clipping were seen to reach 25."""
+BAND_FACTOR = 3.0
+"""Libraries round to the low precision at other places than the reference does, but not at more."""
+TIGHT, BAND, CUT_BAND = "tight", "band", "band of cut layers"
+"""Names of levels."""
+PROJECTIONS = 8
+"""Of a sketch, as `worker/sketch.py` makes it."""
+OVERESTIMATE = 1.0 + 2.0 / (2.0 * PROJECTIONS) ** 0.5
+"""How far a distance estimated from the projections may lie above the true one: two standard errors."""
+UNIT_ROUNDOFF = {
+    "fp32": 2.0**-23,
+    "bf16-mixed": 2.0**-8,
+    "bf16": 2.0**-8,
+    "fp16-mixed": 2.0**-11,
+    "fp8": 2.0**-3,
+}
+"""Relative spacing of the compute dtype."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Largest distance that a level allows."""
+
+    loss: float
+    norm: float
+    update: float
+    weights: float
+    parameters: dict[str, float] = field(default_factory=dict)
+
+    def exceeded(self, found: Distance) -> dict[str, tuple[float, float]]:
+        """What lies beyond: its name to (found, allowed)."""
+        beyond = {
+            name: (value, limit)
+            for name in ("loss", "norm", "update", "weights")
+            if (value := getattr(found, name)) is not None and not value <= (limit := getattr(self, name))
+        }
+        for name, value in found.parameters.items():
+            if name in self.parameters and not value <= self.parameters[name]:
+                beyond[name] = (value, self.parameters[name])
+        return beyond
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """How the limits of one level were found."""
+
+    name: str
+    factor: float
+    """Limit over what was seen: a choice, not a measurement."""
+    repetitions: tuple[str, ...]
+    """Labels of the runs of the reference in other ways; empty: nothing was measured."""
+    seen: Distance
+    """The largest distance of a repetition from the reference."""
+    rounding: str
+    """Dtype whose spacing bounds the limits from below."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """The levels of one job and how they were found."""
+
+    tight: Limits
+    band: Limits | None
+    """None in fp32: there is no lower precision that could explain a difference."""
+    cut_band: Limits | None = None
+    """The band of runs whose ranks cut layers; None: it was not measured, or the precision is fp32."""
+    derivation: tuple[str, ...]
+    """One sentence for each limit."""
+    levels: tuple[Level, ...] = ()
+    """The same for programs."""
+    answers: int | None = None
+    """Most generated answers in which a repetition differs from the reference; None: none were generated."""
+
+    def widest(self, record: Record) -> Limits:
+        """What rounding explains at most of a run's distance."""
+        cut = record.world.mesh.size("tensor") > 1
+        return (self.cut_band if cut else None) or self.band or self.tight
+
+    def of_level(self, name: str) -> Limits | None:
+        """The limits of a level."""
+        return {TIGHT: self.tight, BAND: self.band, CUT_BAND: self.cut_band}[name]
+
+    def as_json(self) -> dict[str, Any]:
+        document = asdict(self)
+        for name in ("answers", "cut_band"):
+            if document[name] is None:
+                del document[name]
+        levels = [level | {"repetitions": list(level["repetitions"])} for level in document["levels"]]
+        return document | {"derivation": list(self.derivation), "levels": levels}
+
+
+def measure_noise(reference: Record, repeats: Iterable[Record]) -> Noise:
+    """Derive the limits of a job from its reference and repetitions of it.
+
+    Without repetitions only the lower bounds are left: one unit of rounding in fp32, and of the compute
+    dtype for the band. A plain repeat adds in the same order, often to the same bits: it counts, but beside
+    another split only. A split changes more than the order where layers normalise over micro-batches.
+    """
+    repeats = [r for r in repeats if r.status == "ok" and not is_another_computation(r, reference)]
+    in_parts = [r for r in repeats if _adds_up_parts(r)]
+    others = [r for r in repeats if _other_precision(r) and r not in in_parts]
+    splits = [r for r in repeats if r not in in_parts and r not in others]
+    given = reference.job.training.precision
+    # A record from elsewhere may name one that nobody knows: it gets the tightest limits.
+    precision = next((known for known in UNIT_ROUNDOFF if known == given), "fp32")
+    if not any(is_variant(record) for record in splits):
+        splits = []
+    factor = TIGHT_FACTOR if splits else UNMEASURED_FACTOR
+    measured = [distance(reference, record) for record in splits]
+    tight = _limits(reference, measured, factor, UNIT_ROUNDOFF["fp32"])
+    sentences = [_sentence(TIGHT, tight, factor, splits, "fp32")]
+    levels = [_level(TIGHT, factor, splits, measured, "fp32")]
+    band = cut_band = None
+    if precision != "fp32" or others:
+        unit = "fp32" if others else precision
+        measured = [distance(reference, record) for record in others]
+        band = _limits(reference, measured, BAND_FACTOR, UNIT_ROUNDOFF[unit], _other_sign(reference))
+        if others:
+            band = _larger(band, tight)
+        sentences.append(_sentence(BAND, band, BAND_FACTOR, others, unit))
+        levels.append(_level(BAND, BAND_FACTOR, others, measured, unit))
+    if band is not None and in_parts:
+        measured = [distance(reference, record) for record in in_parts]
+        cut_band = _larger(_limits(reference, measured, BAND_FACTOR, UNIT_ROUNDOFF["fp32"]), band)
+        sentences.append(_sentence(CUT_BAND, cut_band, BAND_FACTOR, in_parts, "fp32"))
+        levels.append(_level(CUT_BAND, BAND_FACTOR, in_parts, measured, "fp32"))
+    answers = [n for record in splits if (n := differing_answers(reference, record)) is not None]
+    return Noise(
+        tight=tight, band=band, cut_band=cut_band, derivation=tuple(sentences), levels=tuple(levels),
+        answers=max(answers, default=None),
+    )  # fmt: skip
+
+
+def is_repetition(record: Record) -> bool:
+    """Whether a run of the reference only measures noise: it has options, or is a further repeat."""
+    return is_variant(record) or (record.backend.name == REFERENCE and record.repeat > 0)
+
+
+def is_variant(record: Record) -> bool:
+    """Whether a run is the reference with another split or precision."""
+    options = record.backend.options.values()
+    return record.backend.name == REFERENCE and any(value is not None for value in options)
+
+
+def _other_sign(reference: Record) -> float:
+    """How far two runs part in one element whose gradient differs in sign, where rounding decides that.
+
+    Adam's first update is the learning rate with the sign of the gradient, whatever its size: twice the
+    learning rate lie between the two. One of 1,024 elements was seen to make all of a matrix's distance.
+    """
+    if reference.job.optimizer.kind == "muon":
+        return 0.0
+    return 2.0 * max((step.learning_rate for step in reference.steps), default=0.0)
+
+
+def _adds_up_parts(record: Record) -> bool:
+    return record.backend.options.get("partial_sums") is not None
+
+
+def _other_precision(record: Record) -> bool:
+    options = record.backend.options
+    return options.get("precision") is not None or options.get("states") is not None
+
+
+def _limits(
+    reference: Record, measured: list[Distance], factor: float, unit: float, element: float = 0.0
+) -> Limits:
+    """factor x the largest distance of a repetition, at least factor x one unit of rounding.
+
+    `element`: how far rounding may move one element of a parameter, whatever was measured.
+    """
+    losses = [abs(step.loss) for step in reference.steps if step.loss is not None]
+    moved = movement(reference)
+    total = sum(value**2 for value in moved.values()) ** 0.5
+    size = reference.final_weights.l2_norm if reference.final_weights else None
+    # Each update is rounded to the spacing of the weight that it is added to.
+    rounding = unit * (size or 0.0) / total if total else unit
+
+    def largest(name: str, bound: float) -> float:
+        return max([bound, *(v for d in measured if (v := getattr(d, name)) is not None)])
+
+    weights = largest("weights", rounding)
+    sketch = (reference.final_weights.sketch if reference.final_weights else None) or {}
+    return Limits(
+        loss=factor * largest("loss", unit * max(losses, default=1.0)),
+        norm=factor * largest("norm", unit),
+        # A difference of two lengths may be small by chance; estimated from eight projections it has a
+        # standard error of the distance between the two over the root of eight.
+        update=factor * max(largest("update", rounding), weights / PROJECTIONS**0.5),
+        weights=factor * weights,
+        parameters={
+            name: max(
+                factor
+                * max(
+                    [weights, unit * sketch[name][0] / (moved.get(name) or total)]
+                    + [d.parameters[name] for d in measured if name in d.parameters]
+                ),
+                OVERESTIMATE * element / (moved.get(name) or total),
+            )
+            for name in sketch
+            if total
+        },
+    )
+
+
+def _level(name: str, factor: float, repeats: list[Record], measured: list[Distance], unit: str) -> Level:
+    def largest(measure: str) -> float | None:
+        return max((v for d in measured if (v := getattr(d, measure)) is not None), default=None)
+
+    return Level(
+        name=name,
+        factor=factor,
+        repetitions=tuple(dict.fromkeys(record.backend.label for record in repeats)),
+        seen=Distance(
+            loss=largest("loss"), norm=largest("norm"), update=largest("update"), weights=largest("weights")
+        ),
+        rounding=unit,
+    )
+
+
+def _larger(left: Limits, right: Limits) -> Limits:
+    names = ("loss", "norm", "update", "weights")
+    return Limits(
+        **{name: max(getattr(left, name), getattr(right, name)) for name in names},
+        parameters={
+            name: max(left.parameters.get(name, 0.0), right.parameters.get(name, 0.0))
+            for name in left.parameters | right.parameters
+        },
+    )
+
+
+def _sentence(level: str, limits: Limits, factor: float, repeats: list[Record], unit: str) -> str:
+    numbers = (
+        f"losses within {limits.loss:.1e} nats, gradient norms within {percent(limits.norm)}, distance "
+        f"moved within {percent(limits.update)}, final weights within {percent(limits.weights)} of the "
+        "distance moved"
+    )
+    if repeats:
+        names = ", ".join(dict.fromkeys(r.backend.label for r in repeats))
+        source = f"{factor:g} times how far {names} lies from the reference, at least"
+    else:
+        source = "not measured, since no other split of the reference is here:"
+    return f"{level}: {numbers} ({source} {factor:g} units of {unit} rounding)"

@@ -1,0 +1,227 @@
+"""The repeats of one job, backend and world size, summed up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from harness.backends.registry import REFERENCE
+from harness.judge.cell import Cell
+from harness.judge.distance import aligned
+from harness.judge.metrics import BY_KEY, METRICS, SPEED, STEP, Metric
+from harness.judge.occasions import Spread, spread
+from harness.judge.parity import Parity
+from harness.judge.ranking import Ranking, ranking
+from harness.judge.rows import Row
+from harness.judge.run import Run
+from harness.judge.speed import shares_cores
+from harness.record import Record
+
+# Worst first: a row of repeats is as good as its worst one.
+LEVELS: tuple[Parity, ...] = ("diverged", "unjudged", "band", "tight", "exact")
+RepeatsKey = tuple[str, str, int]
+Place = tuple[str, int, str]
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Runs of one job, backend and world size, in the order of the records."""
+
+    rows: Sequence[Row]
+
+    @property
+    def record(self) -> Record:
+        """The first repeat, for what all repeats share."""
+        return self.rows[0].record
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """The run of each row."""
+        return [row.run for row in self.rows]
+
+    @property
+    def label(self) -> str:
+        """The backend with its options, and in brackets how its runs differ from others of it."""
+        return self.rows[0].label
+
+    @property
+    def backend(self) -> str:
+        """The backend with its options, without the brackets."""
+        return self.rows[0].backend
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.record.world.world_size
+
+    @property
+    def key(self) -> RepeatsKey:
+        """Job, backend and number of ranks."""
+        return self.record.job_id, self.label, self.world_size
+
+    @property
+    def place(self) -> Place:
+        """Job, number of ranks and run conditions: only runs that share them are compared."""
+        return self.record.job_id, self.world_size, self.rows[0].label_suffix
+
+    @property
+    def cell(self) -> Cell:
+        """The label and the number of ranks."""
+        return self.rows[0].cell
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether the others are compared with it."""
+        return self.record.backend.name == REFERENCE
+
+    @property
+    def status(self) -> str:
+        """The status that repeats share, or each with its count."""
+        statuses = [row.record.status for row in self.rows]
+        kinds = list(dict.fromkeys(statuses))
+        return kinds[0] if len(kinds) == 1 else ", ".join(f"{k} x{statuses.count(k)}" for k in kinds)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether every repeat succeeded."""
+        return all(row.record.status == "ok" for row in self.rows)
+
+    @property
+    def parity(self) -> Parity:
+        """That of the worst repeat."""
+        return min((row.judgement.parity for row in self.rows), key=LEVELS.index)
+
+    @property
+    def timed_steps(self) -> list[list[float]]:
+        """Seconds of the timed steps of each repeat."""
+        return [run.step_seconds for run in self.runs]
+
+    @cached_property
+    def step_seconds(self) -> list[float]:
+        """Every timed step of every repeat."""
+        return [seconds for steps in self.timed_steps for seconds in steps]
+
+    @cached_property
+    def rank_peaks(self) -> list[int]:
+        """Peak bytes of every rank of every repeat."""
+        return [peak for run in self.runs for peak in run.rank_peaks]
+
+    @cached_property
+    def figures(self) -> dict[str, float | None]:
+        """Every metric of the cell, by its key."""
+        pools = {metric: self.pool(metric) for metric in METRICS}
+        return {metric.key: metric.aggregate(pool) if pool else None for metric, pool in pools.items()}
+
+    def pool(self, metric: Metric) -> list[float]:
+        """The values that a figure of the cell is made of."""
+        if metric.pool is None:
+            return self.values(metric.key)
+        return [value for run in self.runs for value in metric.pool(run)]
+
+    def values(self, key: str) -> list[float]:
+        """One figure per repeat, those that have none left out."""
+        return [value for row in self.rows if (value := row.figures[key]) is not None]
+
+    def clock(self, key: str) -> dict[int, list[float]]:
+        """The figures of the repeats by occasion, of rates the seconds per unit: what is compared."""
+        found: dict[int, list[float]] = {}
+        for row in self.rows:
+            if (value := row.figures[key]) is not None:
+                found.setdefault(row.run.occasion, []).extend(BY_KEY[key].clock([value]))
+        return found
+
+    @cached_property
+    def spread(self) -> Spread:
+        """How far the mean timed steps of the repeats lie apart, within and between occasions."""
+        return spread(self.clock(STEP))
+
+    def median(self, key: str) -> float | None:
+        """Median over the repeats."""
+        values = self.values(key)
+        return BY_KEY[key].middle(values) if values else None
+
+
+def group_repeats(rows: Sequence[Row]) -> list[Repeats]:
+    """Rows of one job, label and world size together, in their first order."""
+    groups: dict[RepeatsKey, list[Row]] = {}
+    for row in rows:
+        record = row.record
+        groups.setdefault((record.job_id, row.label, record.world.world_size), []).append(row)
+    return [Repeats(group) for group in groups.values()]
+
+
+def rivals(groups: Sequence[Repeats]) -> dict[Place, list[Repeats]]:
+    """By place, those whose throughputs may be compared: successful, timed, and not the reference.
+
+    Those that diverged do other work; the reference is one process on the whole batch.
+    """
+    found: dict[Place, list[Repeats]] = {}
+    for group in groups:
+        if group.succeeded and group.parity != "diverged" and not group.is_reference and group.values(SPEED):
+            found.setdefault(group.place, []).append(group)
+    return found
+
+
+def rankings(groups: Sequence[Repeats]) -> dict[Place, Ranking]:
+    """Of each place the order of its rivals by seconds per token, which step times and rates share."""
+    return {place: rank_speeds(compared) for place, compared in rivals(groups).items()}
+
+
+def rank_speeds(groups: Sequence[Repeats]) -> Ranking:
+    """The order of cells of one place by seconds per token."""
+    return ranking({group.label: group.clock(SPEED) for group in groups})
+
+
+def place_to_compare(groups: Sequence[Repeats]) -> Place | None:
+    """Where most backends were timed; of equals the largest world size. None where nothing was.
+
+    Several ranks come before one, which has nothing to shard, and ranks that have their cores for
+    themselves before those that take turns on them. The reference decides where nothing else was timed.
+    """
+    timed = [g for g in groups if g.succeeded and g.values(SPEED)]
+    timed = [g for g in timed if not g.is_reference] or timed
+    counts = Counter(g.place for g in timed)
+
+    def worth(group: Repeats) -> tuple[bool, bool, int, int]:
+        size = group.world_size
+        return size > 1, not shares_cores(group.record), counts[group.place], size
+
+    return max(timed, key=worth).place if timed else None
+
+
+def job_marks(groups: Sequence[Repeats]) -> dict[str, str]:
+    """Suffix that names the job, ', job 0123456789ab'; empty if there is only one."""
+    jobs = {group.record.job_id for group in groups}
+    return {job: f", job {job}" if len(jobs) > 1 else "" for job in jobs}
+
+
+def repeat_spreads(groups: Sequence[Repeats]) -> dict[str, float | None]:
+    """For each cell that succeeded more than once: the largest loss difference of its repeats.
+
+    None where a loss of one of them is missing.
+    """
+    marks = job_marks(groups)
+    spreads: dict[str, float | None] = {}
+    for group in groups:
+        succeeded = [run for run in group.runs if run.record.status == "ok"]
+        if len(succeeded) > 1:
+            first, *others = (run.series for run in succeeded)
+            differences = [aligned(first, other).largest_loss_difference for other in others]
+            known = [value for value in differences if value is not None]
+            name = f"{group.cell.key}{marks[group.record.job_id]}"
+            spreads[name] = max(known) if len(known) == len(differences) else None
+    return spreads
+
+
+class Runs:
+    """Rows in the order in which they are shown."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self.rows = list(rows)
+
+    @cached_property
+    def groups(self) -> list[Repeats]:
+        """The rows by cell: the repeats of one job, backend and world size together."""
+        return group_repeats(self.rows)

@@ -1,0 +1,223 @@
+"""Records to comparison rows: each run with the reference of its own job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from harness.backends.registry import BUILT_IN, REFERENCE
+from harness.judge.cell import Cell
+from harness.judge.expected import unjudged_amounts
+from harness.judge.job_equivalence import job_differences
+from harness.judge.metrics import METRICS
+from harness.judge.noise import Noise, is_repetition, is_variant, measure_noise
+from harness.judge.occasions import occasions
+from harness.judge.parity import Judgement, judge
+from harness.judge.resumed import from_step
+from harness.judge.run import Run
+from harness.judge.run_conditions import labelled, varying, words
+from harness.record import ErrorPart, Record
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Row:
+    """One run and how it compares with its reference; equal to itself only, which makes it a key."""
+
+    run: Run
+    judgement: Judgement
+    label_suffix: str = ""
+    """What its label shows in brackets; empty if nothing."""
+    reference: Run | None = None
+    """The run that it was judged by."""
+    noise: Noise | None = None
+    """What counts as rounding in this job."""
+    same_job_as: Run | None = None
+    """The run that it must be the same job as; `judgement.not_same_job` holds where it is not."""
+
+    @property
+    def record(self) -> Record:
+        """The record as it was read."""
+        return self.run.record
+
+    @property
+    def label(self) -> str:
+        """The backend with its options, and in brackets how its runs differ from others of it."""
+        return self.run.label
+
+    @property
+    def backend(self) -> str:
+        """The label without the brackets."""
+        return self.run.backend
+
+    @property
+    def cell(self) -> Cell:
+        """The label and the number of ranks."""
+        return self.run.cell
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is the run that it was judged by."""
+        return self.reference is self.run
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether its figures may be compared with those of the others."""
+        return not self.judgement.not_same_job
+
+    @property
+    def is_of_another_job(self) -> bool:
+        """Whether its job is not that of the run it was compared with."""
+        return self.same_job_as is not None and self.same_job_as.record.job_id != self.record.job_id
+
+    def as_json(self) -> dict[str, Any]:
+        """The row of `compare --json`: bytes per rank, rates over all ranks, None if not measured."""
+        return dict(self.figures)
+
+    @cached_property
+    def figures(self) -> Mapping[str, Any]:
+        """The same, not to be changed: computed once for every section of a report."""
+        record = self.record
+        return {
+            "backend": self.label,
+            "world_size": record.world.world_size,
+            "repeat": record.repeat,
+            "job_id": record.job_id,
+            "status": record.status,
+            "reason": reason(record),
+            "run_id": record.run_id,
+            **{metric.key: metric.read(self.run, self.judgement) for metric in METRICS},
+            "parity": self.judgement.parity,
+            "parity_reason": self.judgement.reason,
+            "not_judged": list(unjudged_amounts(record)),
+        }
+
+
+def reason(record: Record, *, with_rank: bool = True) -> str | None:
+    """Why a run has no complete result, in one line; None if it has. `with_rank` names who failed."""
+    if record.reasons:
+        return "; ".join(record.reasons)
+    if record.error is None:
+        return None
+    where = f" ({_where(record.error)})" if with_rank and record.error.rank is not None else ""
+    message = record.error.message.strip() or "no message"
+    return f"{record.error.kind}{where}: {message.splitlines()[0]}"
+
+
+def _where(error: ErrorPart) -> str:
+    """The rank that failed, the step that it was in and what it did."""
+    step = [f"step {error.step}"] if error.step is not None else []
+    phase = [error.phase] if error.phase is not None else []
+    return ", ".join([f"rank {error.rank}", *step, *phase])
+
+
+def make_rows(records: Iterable[Record]) -> list[Row]:
+    """Judge each run by the reference run of the same job; in the order of `in_order`.
+
+    Variants of the reference only serve to measure noise and get no row.
+    """
+    records = in_order(records)
+    references = _references(records)
+    noises = {
+        job_id: measure_noise(
+            reference,
+            [
+                r
+                for r in records
+                if r.job_id == job_id and r is not reference and is_repetition(r) and r.resumed is None
+            ],
+        )
+        for job_id, reference in references.items()
+    }
+    stand_ins = _stand_ins(records, references)
+    listed = [r for r in records if not (is_variant(r) and r.job_id in references)]
+    suffixes = dict(zip(map(id, listed), _label_suffixes(listed), strict=True))
+    runs = {
+        id(r): Run(record=r, label=labelled(r.backend.label, suffixes.get(id(r), "")), occasion=occasion)
+        for r, occasion in zip(records, occasions(records), strict=True)
+    }
+    rows = []
+    for record in listed:
+        run, noise = runs[id(record)], noises.get(record.job_id)
+        judge_by = _reference_of(record, runs.get(id(references.get(record.job_id))))
+        stand_in = runs.get(id(stand_ins.get(record.job_id)))
+        rows.append(
+            Row(
+                run=run, label_suffix=suffixes[id(record)], reference=judge_by, noise=noise,
+                judgement=judge(judge_by, run, noise, stand_in=stand_in),
+                same_job_as=stand_in if record.job_id in stand_ins else judge_by,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _reference_of(record: Record, reference: Run | None) -> Run | None:
+    """The reference, from the step on at which a resumed run began."""
+    if reference is None or record.resumed is None:
+        return reference
+    return replace(reference, record=from_step(reference.record, record.resumed.step))
+
+
+def _references(records: Iterable[Record]) -> dict[str, Record]:
+    """The reference of each job that has one; one that worked is preferred."""
+    found: dict[str, Record] = {}
+    for record in records:
+        if record.backend.label == REFERENCE and record.resumed is None:
+            known = found.get(record.job_id)
+            if known is None or known.status != "ok":
+                found[record.job_id] = record
+    return found
+
+
+def _stand_ins(records: Sequence[Record], references: dict[str, Record]) -> dict[str, Record | None]:
+    """For each job whose reference has no result, the run that the others must be the same job as."""
+    succeeded = next((reference for reference in references.values() if reference.status == "ok"), None)
+    found: dict[str, Record | None] = {}
+    for job_id in dict.fromkeys(record.job_id for record in records):
+        reference = references.get(job_id)
+        if reference is None and succeeded is not None:
+            # If another job has a reference and this one has none, this one does not belong here.
+            found[job_id] = succeeded
+        elif reference is None or reference.status != "ok":
+            found[job_id] = most_agreed([r for r in records if r.job_id == job_id and r.status == "ok"])
+    return found
+
+
+def in_order(records: Iterable[Record]) -> list[Record]:
+    """Jobs as they come; in each by ranks, nodes and backend as they are listed, third parties last."""
+    records = list(records)
+    jobs = {job_id: place for place, job_id in enumerate(dict.fromkeys(r.job_id for r in records))}
+    listed = {name: place for place, name in enumerate(BUILT_IN)}
+    labels = {label: place for place, label in enumerate(dict.fromkeys(r.backend.label for r in records))}
+
+    def place(record: Record) -> tuple[int, ...]:
+        world, backend = record.world, record.backend
+        of_backend = listed.get(backend.name, len(listed)), labels[backend.label]
+        return jobs[record.job_id], world.world_size, world.nodes, *of_backend, record.repeat
+
+    return sorted(records, key=place)
+
+
+def _label_suffixes(records: Sequence[Record]) -> list[str]:
+    """For each record, how it differs from others of its job and world size; empty if it does not."""
+    places: dict[tuple[str, int], list[Record]] = {}
+    for record in records:
+        places.setdefault((record.job_id, record.world.world_size), []).append(record)
+    names = {place: varying(of_place) for place, of_place in places.items()}
+    return [words(record, names[record.job_id, record.world.world_size]) for record in records]
+
+
+def most_agreed(records: Sequence[Record]) -> Record | None:
+    """Among runs without a reference, the one whose job most others share; the first on a tie.
+
+    Each is compared with the first of every group so far, not against all others: a matrix may be large.
+    """
+    groups: list[list[Record]] = []
+    for record in records:
+        own = next((group for group in groups if not job_differences(group[0], record)), None)
+        if own is None:
+            groups.append([record])
+        else:
+            own.append(record)
+    return max(groups, key=len)[0] if groups else None

@@ -1,0 +1,659 @@
+"""Differences from the textbook and from defaults as data: where each was measured, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.backends import registry
+from harness.backends.library_facts import fact
+from harness.backends.presets import TIMER_WAITS, preset_changes
+from harness.forms.ddp import BUCKETS_BESIDE_GRADIENTS
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.network import EMULATED
+from harness.forms.terms import (
+    BACKWARD,
+    FORWARD,
+    FURTHER_BACKWARD,
+    FURTHER_FORWARD,
+    FURTHER_GRADIENTS,
+    GRADIENTS,
+    UPDATED,
+    Term,
+)
+from harness.forms.textbook import TermDifference
+from harness.forms.zero import FP32_SURPLUS, SECOND_FP32_COPY
+from harness.forms.zero3.collectives import TIED_TERM
+from harness.forms.zero3.states import REDUCTION_BUCKET
+from harness.judge.cell import Cell
+from harness.judge.comparison import Comparison
+from harness.judge.effective import clipping, master_dtypes
+from harness.judge.measures import (
+    reduced_dtypes,
+    sent_bytes_per_step,
+    textbook_bytes_per_step,
+    transport_bytes_per_step,
+)
+from harness.judge.repeats import Repeats
+from harness.judge.states import RankStates, largest, rank_states, textbook
+from harness.judge.volume import textbook_differences, volume_differences
+from harness.judge.wording import listed, ranks
+from harness.record import Record
+from harness.record.workload import known_strategy, of_record
+from harness.spec import Question
+
+Cause = Literal["library", "transport", "preset"]
+TRAFFIC: tuple[Question, ...] = ("speed", "scaling", "footprint")
+MEMORY: tuple[Question, ...] = ("memory", "footprint")
+PARITY: tuple[Question, ...] = ("parity",)
+NAMES = {"deepspeed": "DeepSpeed", "torch": "torch", "accelerate": "Accelerate"}
+CHANGES_TRAINING = math.inf
+"""Effect of what trains something else than the job asks for: before every difference of cost."""
+WOULD_CHANGE_TRAINING = 0.4
+"""Effect of a default that would do so without this harness's setting: ranked as 40 % of bytes."""
+MOST_LABELS = 2
+"""In a sentence."""
+SMALL_SHARE = 0.01
+"""Of the textbook's bytes: less is norms, flags and padding, and no surprise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Behaviour:
+    """What a library or transport does, and since when; nothing is said of it unless a record shows it."""
+
+    id: str
+    """Stable."""
+    what: str
+    """What a record shows; `{figure}` stands for its number."""
+    advice: str
+    """What to set, or why nothing need be done."""
+    questions: tuple[Question, ...]
+    """Which of them it bears on."""
+    packages: tuple[str, ...] = ("deepspeed",)
+    """Whose versions the sentence names."""
+    cause: Cause = "library"
+    figure_is_ratio: bool = True
+    """Whether a figure below 1 means that it costs less than the textbook."""
+    since: str = ""
+    """Versions known to do so, and where their source says it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sighting:
+    """A behaviour in the records of one cell."""
+
+    behaviour: Behaviour
+    figure: float | None = None
+    """Usually measured bytes relative to those without it."""
+    effect: float | None = None
+    """Where the size of the effect is not that of the figure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surprise:
+    """A behaviour and every cell in which it was seen under the same versions."""
+
+    behaviour: Behaviour
+    versions: str
+    """'DeepSpeed 0.19.8'; empty where the text names them."""
+    cells: tuple[Cell, ...]
+    figures: tuple[float, ...]
+    """One for each cell that has one."""
+    effect: float
+    """Largest relative change; the order of the list."""
+    transport: str
+
+    @property
+    def what(self) -> str:
+        """'1.5 x the textbook's bytes: gradients are all-reduced'."""
+        return self.behaviour.what.format(figure=self.figure)
+
+    @property
+    def figure(self) -> str:
+        """'1.5', or '1.17 to 1.25' over the cells."""
+        texts = list(dict.fromkeys(f"{figure:.3g}" for figure in sorted(self.figures)))
+        return " to ".join([texts[0], texts[-1]] if len(texts) > 1 else texts)
+
+    @property
+    def saves(self) -> bool:
+        """Whether it costs less than the textbook."""
+        return bool(self.figures) and self.behaviour.figure_is_ratio and max(self.figures) < 1
+
+    @property
+    def origin(self) -> str:
+        """'DeepSpeed 0.19.8, not the transport'."""
+        match self.behaviour.cause:
+            case "transport":
+                return f"{self.transport} in {self.versions}, not the library"
+            case "preset":
+                return "The harness's preset"
+        is_traffic = self.behaviour.questions[: len(TRAFFIC)] == TRAFFIC
+        return f"{self.versions}, not the transport" if is_traffic else self.versions
+
+    @property
+    def short_cells(self) -> str:
+        """'zero1 and 2 more on 2 ranks'; without ranks where they differ between backends."""
+        sizes: dict[str, list[int]] = {}
+        for cell in self.cells:
+            sizes.setdefault(cell.label, []).append(cell.world_size)
+        names = listed(list(sizes), MOST_LABELS)
+        first = next(iter(sizes.values()))
+        alike = all(of_label == first for of_label in sizes.values())
+        return f"{names} on {ranks(*first)}" if alike else names
+
+
+def merged(sightings: Iterable[tuple[Repeats, Sighting]]) -> list[Surprise]:
+    """Sightings of one behaviour under the same versions as one: what costs most first, savings last."""
+    alike: dict[tuple[Behaviour, str, str], list[tuple[Repeats, Sighting]]] = {}
+    for group, sighting in sightings:
+        versions = versions_of(group.record, sighting.behaviour.packages)
+        transport = group.record.world.collectives
+        alike.setdefault((sighting.behaviour, versions, transport), []).append((group, sighting))
+    found = [
+        Surprise(
+            behaviour=behaviour,
+            versions=versions,
+            cells=tuple(dict.fromkeys(group.cell for group, _ in seen)),
+            figures=tuple(s.figure for _, s in seen if s.figure is not None),
+            effect=max(map(_effect, (sighting for _, sighting in seen))),
+            transport=transport,
+        )
+        for (behaviour, versions, transport), seen in alike.items()
+    ]
+    return sorted(found, key=lambda surprise: (surprise.saves, -surprise.effect))
+
+
+def _effect(sighting: Sighting) -> float:
+    if sighting.effect is not None:
+        return sighting.effect
+    return abs(sighting.figure - 1) if sighting.figure is not None else 0.0
+
+
+def versions_of(record: Record, packages: Iterable[str]) -> str:
+    """'DeepSpeed 0.19.8 and torch 2.13.0+cpu', as the run saw them; packages it did not see are left out."""
+    known = record.environment.packages | record.backend.versions
+    return listed([f"{NAMES[package]} {known[package]}" for package in packages if package in known])
+
+
+CLIPS_BY_DEFAULT = fact("zero-clips-by-default")
+CLIPPING_KEY = "gradient_clipping"
+SINCE_CLIPPING = (
+    f"DeepSpeed {CLIPS_BY_DEFAULT.first} (runtime/constants.py, GRADIENT_CLIPPING_DEFAULT, "
+    "https://github.com/deepspeedai/DeepSpeed/pull/8068); 0.14.5 to 0.19.2 do not clip"
+)
+CLIPPED = Behaviour(
+    id="clipped-by-default",
+    figure_is_ratio=False,
+    what="gradients are clipped at {figure}, unasked: the default of DeepSpeed since "
+    + CLIPS_BY_DEFAULT.first,
+    advice="Set gradient_clipping: 0.0.",
+    questions=PARITY,
+    since=SINCE_CLIPPING,
+)
+CLIPPING_PINNED = Behaviour(
+    id="clipping-set-by-harness",
+    figure_is_ratio=False,
+    what=f"since {CLIPS_BY_DEFAULT.first} DeepSpeed clips at 1.0 if gradient_clipping is unset; here "
+    "{figure} is set",
+    advice="Set it yourself.",
+    questions=PARITY,
+    since=SINCE_CLIPPING,
+)
+WAITS_EFFECT = 0.05
+"""Bytes do not show a wait for the device: ranked as 5 % of bytes."""
+WAITS_FOR_DEVICE = Behaviour(
+    id="waits-for-the-device",
+    what="the throughput timer waits for the GPU in every micro-step, as no other backend does",
+    advice='Set timers: {"throughput": {"enabled": false}}.',
+    questions=("speed", "scaling"),
+    since="DeepSpeed 0.19.8, utils/timer.py, ThroughputTimer: enabled and synchronized by default",
+)
+
+
+def find_in_training(group: Repeats) -> list[Sighting]:
+    """What the first repeat of a cell shows."""
+    record = group.record
+    looked = (_clipping, _masters, _reduction, _accumulation, _replaced, _refused, _waits)
+    return [sighting for look in looked if (sighting := look(record)) is not None]
+
+
+def _clipping(record: Record) -> Sighting | None:
+    """In force unasked, or kept away by this harness."""
+    version = record.backend.versions.get("deepspeed")
+    config, in_force = record.backend.native_config, clipping(record)
+    if version is None or not CLIPS_BY_DEFAULT.includes(version) or not config or in_force is None:
+        return None
+    if CLIPPING_KEY in config:
+        return Sighting(
+            behaviour=CLIPPING_PINNED, figure=float(config[CLIPPING_KEY]), effect=WOULD_CHANGE_TRAINING
+        )
+    asked = record.job.training.gradient_clipping
+    if in_force == "none" or asked == float(in_force):
+        return None
+    return Sighting(behaviour=CLIPPED, figure=float(in_force), effect=CHANGES_TRAINING)
+
+
+def low_precision_masters(record: Record) -> list[str]:
+    """Dtypes below fp32 of weights that the optimizer updates although the job asks for mixed precision."""
+    if not _mixed(record):
+        return []
+    return [dtype for dtype in master_dtypes(record) or () if DTYPE_BYTES.get(dtype, 4) < 4]
+
+
+def _masters(record: Record) -> Sighting | None:
+    low = low_precision_masters(record)
+    if not low:
+        return None
+    behaviour = Behaviour(
+        id="masters-in-low-precision",
+        what=f"the optimizer updates {listed(low)} weights: small updates vanish",
+        advice="Load the model in fp32 and let the mixed-precision policy cast.",
+        questions=(*PARITY, *MEMORY),
+        packages=_packages(record),
+        since="torch 2.13, distributed/fsdp: masters have the dtype in which the model was loaded",
+    )
+    return Sighting(behaviour=behaviour, effect=CHANGES_TRAINING)
+
+
+def _reduction(record: Record) -> Sighting | None:
+    """Gradients that cross the wire in low precision at mixed precision, as the library does by default."""
+    low = [dtype for dtype in reduced_dtypes(record) if DTYPE_BYTES.get(dtype, 4) < 4]
+    if not _mixed(record) or not low:
+        return None
+    behaviour = Behaviour(
+        id="reduced-in-low-precision",
+        what=f"gradients are averaged in {listed(low)}: half the bytes, coarser sums",
+        advice=_setting(record, "wire"),
+        questions=("parity", "speed"),
+        packages=_packages(record),
+        since="DeepSpeed 0.19.8 (communication_data_type) and FSDP of torch 2.13 (reduce_dtype): the "
+        "compute dtype by default",
+    )
+    return Sighting(behaviour=behaviour, effect=DTYPE_BYTES[low[0]] / DTYPE_BYTES["float32"])
+
+
+def _accumulation(record: Record) -> Sighting | None:
+    """Micro-steps that add up in low precision at mixed precision."""
+    effective = record.backend.effective
+    dtype = effective.accumulation_dtype if effective else None
+    if not _mixed(record) or record.world.accumulation_steps == 1 or DTYPE_BYTES.get(dtype or "", 4) >= 4:
+        return None
+    behaviour = Behaviour(
+        id="accumulated-in-low-precision",
+        what=f"micro-steps add up in {dtype}, which drops what is below 1/256 of the sum",
+        advice=_setting(record, "micro-steps"),
+        questions=PARITY,
+        packages=_packages(record),
+        since="DeepSpeed 0.19.8, runtime/engine.py, get_data_types",
+    )
+    return Sighting(behaviour=behaviour, effect=CHANGES_TRAINING)
+
+
+def _replaced(record: Record) -> Sighting | None:
+    """A library that runs another strategy than it was asked for."""
+    effective = record.backend.effective
+    if effective is None or effective.requested_strategy in (None, effective.strategy):
+        return None
+    behaviour = Behaviour(
+        id="strategy-replaced",
+        what=f"asked for {effective.requested_strategy}, runs {effective.strategy}",
+        advice="Use more ranks, or read it as what it runs.",
+        questions=("parity", "memory", "speed", "scaling"),
+        packages=_packages(record),
+        since="read back from the library",
+    )
+    on_one_rank = record.world.world_size == 1  # which has nothing to shard
+    return Sighting(behaviour=behaviour, effect=0.0 if on_one_rank else CHANGES_TRAINING)
+
+
+def _refused(record: Record) -> Sighting | None:
+    """A cell that was not run because of what a version of a library would have done."""
+    reason = next((text for text in record.reasons if text.startswith(tuple(NAMES))), None)
+    if record.status != "unsupported" or reason is None:
+        return None
+    behaviour = Behaviour(
+        id="not-run",
+        what=f"not run: {reason.rstrip('.').replace('{', '{{').replace('}', '}}')}",
+        advice="",
+        questions=("speed", "memory", "parity"),
+        packages=(),
+        since="read back from the library",
+    )
+    return Sighting(behaviour=behaviour, effect=0.0)
+
+
+def _waits(record: Record) -> Sighting | None:
+    """DeepSpeed's own timer, where there is a device to wait for."""
+    effective = record.backend.effective
+    waits = effective is not None and effective.details.get(TIMER_WAITS)
+    if not waits or record.world.device == "cpu":
+        return None
+    return Sighting(behaviour=WAITS_FOR_DEVICE, effect=WAITS_EFFECT)
+
+
+def _mixed(record: Record) -> bool:
+    return record.job.training.precision.endswith("-mixed")
+
+
+def _packages(record: Record) -> tuple[str, ...]:
+    """The library whose default it is: DeepSpeed where it runs, else torch."""
+    own = [name for name in ("deepspeed", "torch") if name in record.backend.versions]
+    return tuple(own[:1])
+
+
+def _setting(record: Record, about: str) -> str:
+    """What the like-for-like preset sets for this strategy, as advice; '' where it sets nothing."""
+    strategy, effective = registry.strategy_of(record.backend.name), record.backend.effective
+    if strategy is None or effective is None:
+        return ""
+    changes = preset_changes(
+        strategy, record.job.training.held_precision, "like-for-like", effective.parameter_count
+    )
+    found = [change for change in changes if about in change.reason]
+    return f"Set {listed([f'{c.setting}: {c.value}' for c in found])}." if found else ""
+
+
+CLOSE = 1e-3
+"""Relative: measured bytes that are as expected."""
+LIMITED_EFFECT = 0.1
+"""Of a bucket that the preset limits to 25 MiB: large beside a small model, nothing beside a large one."""
+CLEARLY_LESS = 0.97
+"""Of the textbook's bytes."""
+
+SECOND_COPY = Behaviour(
+    id="second-fp32-copy",
+    what="{figure} x the textbook's states: an fp32 copy of weights that are fp32 already",
+    advice="No action: mixed precision has it anyway.",
+    questions=MEMORY,
+    since="DeepSpeed 0.14.5 to 0.19.8, runtime/zero/stage_1_and_2.py and stage3.py clone the partition in "
+    "fp32 whatever its dtype",
+)
+FP32_GRADIENTS = Behaviour(
+    id="gradients-add-up-in-fp32",
+    what="{figure} x the textbook's states: gradients take 4 bytes, the textbook counts 2",
+    advice='data_types: {"grad_accum_dtype": "bf16"} halves them and adds micro-steps up in bf16.',
+    questions=MEMORY,
+    cause="preset",
+    since="like-for-like sets grad_accum_dtype to fp32, as DDP and FSDP add up; DeepSpeed's default is the "
+    "model's dtype (runtime/engine.py, get_data_types)",
+)
+BUCKET = Behaviour(
+    id="persistent-reduction-bucket",
+    figure_is_ratio=False,
+    what="a reduction bucket of {figure} x the textbook's states stays allocated",
+    advice="Set reduce_bucket_size: 5e8 elements by default, whatever the model.",
+    questions=MEMORY,
+    since="DeepSpeed 0.19.8, runtime/zero/stage3.py, ipg_buckets",
+)
+GRADIENTS_TWICE = Behaviour(
+    id="gradients-twice",
+    figure_is_ratio=False,
+    what="a second copy of the gradients, {figure} x the textbook's states, in DDP's buckets",
+    advice="Set gradient_as_bucket_view=True.",
+    questions=MEMORY,
+    packages=("torch",),
+    since="torch 2.13, csrc/distributed/c10d/reducer.cpp",
+)
+GRADIENTS_CUT = Behaviour(
+    id="gradients-cut-at-stage-1",
+    what="{figure} x the textbook's gradients: stage 1 keeps only its part of them after the last micro-step",
+    advice="Nothing; compare peaks, which include complete gradients.",
+    questions=MEMORY,
+    since="DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py, copy_grads_in_partition",
+)
+WEIGHTS_CUT = Behaviour(
+    id="weights-cut-between-steps",
+    what="{figure} x the textbook's states: weights are sharded again after the backward pass",
+    advice="Nothing; the peak includes the gathered weights.",
+    questions=MEMORY,
+    packages=("torch",),
+    since="torch 2.13, distributed/fsdp: SHARD_GRAD_OP and reshard_after_forward=False",
+)
+BY_NAME = {
+    FP32_SURPLUS: FP32_GRADIENTS,
+    REDUCTION_BUCKET: BUCKET,
+    BUCKETS_BESIDE_GRADIENTS: GRADIENTS_TWICE,
+}
+"""By the name of the closed form's term; other extra terms are shown by their name."""
+BY_THEMSELVES = (REDUCTION_BUCKET, BUCKETS_BESIDE_GRADIENTS)
+"""Buffers, which are no model states: their figure is their own size."""
+
+
+def find_in_states(group: Repeats) -> list[Sighting]:
+    """Every one of a cell whose model states were measured; [] where closed form or textbook has none."""
+    states, book = largest(rank_states(group.record)), textbook(group.record)
+    if states is None or states.expected is None or not book:
+        return []
+    return [*_extra(group, states, sum(book.values())), *_less(group, states, book)]
+
+
+def _extra(group: Repeats, states: RankStates, total: float) -> list[Sighting]:
+    assert states.expected is not None
+    strategy, found = known_strategy(group.record), []
+    for term in states.expected.terms:
+        if not term.extra or term.bytes < SMALL_SHARE * total or not _as_expected(states, term.kind):
+            continue
+        is_zero = strategy is not None and strategy.zero_stage is not None
+        surplus = term.bytes / total
+        figure = surplus if term.name in BY_THEMSELVES else 1 + surplus
+        limited = term.name == REDUCTION_BUCKET and group.record.world.preset == "like-for-like"
+        effect = min(surplus, LIMITED_EFFECT) if limited else surplus
+        found.append(Sighting(behaviour=_behaviour(term, is_zero=is_zero), figure=figure, effect=effect))
+    return found
+
+
+def _behaviour(term: Term, *, is_zero: bool) -> Behaviour:
+    if term.name.startswith(SECOND_FP32_COPY):
+        return SECOND_COPY
+    return BY_NAME.get(term.name) or Behaviour(
+        id="other-states",
+        what=f"{{figure}} x the textbook's states: {term.kind}, {term.name}",
+        advice="No action: the implementation does so.",
+        questions=MEMORY,
+        packages=("deepspeed",) if is_zero else ("torch",),
+    )
+
+
+def _less(group: Repeats, states: RankStates, book: dict[str, float]) -> list[Sighting]:
+    strategy = known_strategy(group.record)
+    if strategy is None or group.world_size == 1:
+        return []
+    total = sum(book.values())
+    gradients = states.measured.get("gradients", 0)
+    if (
+        strategy.zero_stage == 1
+        and gradients < CLEARLY_LESS * book["gradients"]
+        and _as_expected(states, "gradients")
+    ):
+        saved = (book["gradients"] - gradients) / total
+        return [Sighting(behaviour=GRADIENTS_CUT, figure=gradients / book["gradients"], effect=saved)]
+    share = states.measured_bytes / total
+    other_dtype = low_precision_masters(group.record)
+    if strategy.zero_stage is None and strategy.stage == 2 and share < CLEARLY_LESS and not other_dtype:
+        return [Sighting(behaviour=WEIGHTS_CUT, figure=share)]
+    return []
+
+
+def _as_expected(states: RankStates, kind: str) -> bool:
+    assert states.expected is not None
+    form = states.expected.kinds().get(kind, 0)
+    return abs(states.measured.get(kind, 0) - form) <= CLOSE * form
+
+
+LEAST_EMULATED = 0.05
+"""Of the counted bytes."""
+MANY_CALLS = 2.0
+"""Gathers relative to one per block."""
+CALLS_EFFECT = 0.3
+"""A gather costs latency, which bytes do not show: ranked as 30 % of bytes."""
+FEWER_MICRO_STEPS = "Use fewer, larger micro-batches."
+
+ALL_REDUCED = Behaviour(
+    id="gradients-all-reduced",
+    what="{figure} x the textbook's bytes: gradients are all-reduced, not reduce-scattered",
+    advice="use_multi_rank_bucket_allreduce=false reaches the textbook, in more calls.",
+    questions=TRAFFIC,
+    since="DeepSpeed 0.12.4 (use_multi_rank_bucket_allreduce, true by default, "
+    "https://github.com/deepspeedai/DeepSpeed/pull/4695); 0.12.3 reduced each part to its owner",
+)
+REDUCED_EVERY_MICRO_STEP = Behaviour(
+    id="reduced-every-micro-step",
+    what="{figure} x the textbook's bytes: gradients are reduced in every micro-step",
+    advice="Accumulate with stage 1, which reduces once per step.",
+    questions=TRAFFIC,
+    since="DeepSpeed 0.12.0 to 0.19.8, runtime/engine.py, allreduce_gradients: stages 2 and 3 communicate "
+    "before the boundary too",
+)
+MOVED_EVERY_MICRO_STEP = Behaviour(
+    id="moved-every-micro-step",
+    what="{figure} x the textbook's bytes: every micro-step gathers weights and reduces gradients",
+    advice=FEWER_MICRO_STEPS,
+    questions=TRAFFIC,
+    since="DeepSpeed 0.19.8, runtime/zero/stage3.py, independent_gradient_partition_epilogue",
+)
+GATHERED_EVERY_MICRO_STEP = Behaviour(
+    id="gathered-every-micro-step",
+    what="{figure} x the textbook's bytes: weights are gathered in every micro-step",
+    advice=FEWER_MICRO_STEPS,
+    questions=TRAFFIC,
+    packages=("torch",),
+    since="torch 2.13, distributed/fsdp: the backward pass gives weights back",
+)
+ROOT_KEPT = Behaviour(
+    id="root-not-resharded",
+    what="{figure} x the textbook's bytes: the root unit stays gathered between forward and backward pass",
+    advice="Nothing; the root's weights take memory meanwhile.",
+    questions=TRAFFIC,
+    packages=("torch",),
+    since="torch 2.13, distributed/fsdp: FSDP1 always, fully_shard unless the root gets "
+    "reshard_after_forward=True",
+)
+WEIGHTS_KEPT = Behaviour(
+    id="weights-stay-gathered",
+    what="{figure} x the textbook's bytes: small models stay gathered up to default thresholds",
+    advice="To shard strictly set stage3_max_live_parameters, stage3_max_reuse_distance and "
+    "stage3_param_persistence_threshold to 0.",
+    questions=(*TRAFFIC, *MEMORY),
+    since="DeepSpeed 0.19.8, runtime/zero/config.py",
+)
+TIED_TWICE = Behaviour(
+    id="tied-weights-gathered-twice",
+    what="{figure} x the textbook's bytes: tied weights are gathered at each use",
+    advice="Leave stage3_max_reuse_distance above 0.",
+    questions=TRAFFIC,
+    since="DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py",
+)
+BY_TERM: dict[tuple[str, str], Behaviour] = {
+    ("zero12", GRADIENTS): ALL_REDUCED,
+    ("zero12", FURTHER_GRADIENTS): REDUCED_EVERY_MICRO_STEP,
+    ("zero3", FORWARD): WEIGHTS_KEPT,
+    ("zero3", BACKWARD): WEIGHTS_KEPT,
+    ("zero3", UPDATED): WEIGHTS_KEPT,
+    ("zero3", TIED_TERM): TIED_TWICE,
+    ("fsdp1", BACKWARD): ROOT_KEPT,
+    ("fsdp2", BACKWARD): ROOT_KEPT,
+    **{("zero3", term): MOVED_EVERY_MICRO_STEP
+       for term in (FURTHER_FORWARD, FURTHER_BACKWARD, FURTHER_GRADIENTS)},
+    **{(family, term): GATHERED_EVERY_MICRO_STEP
+       for family in ("fsdp1", "fsdp2") for term in (FURTHER_FORWARD, FURTHER_BACKWARD)},
+}  # fmt: skip
+"""By family and term of the closed form; other terms are shown with the remark of the closed form."""
+MODULE_BY_MODULE = Behaviour(
+    id="gathers-by-module",
+    what="{figure} x as many gathers per forward pass as one per block: module by module",
+    advice="Compare zero3:leaf_module=blocks, which gathers by block.",
+    questions=TRAFFIC,
+    since="DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py",
+)
+
+
+def find_in_traffic(group: Repeats) -> list[Sighting]:
+    """Every one of a cell whose bytes were counted."""
+    return [*_terms(group.record), *_emulated(group.record), *_by_module(group.record)]
+
+
+def _terms(record: Record) -> list[Sighting]:
+    """The terms of a behaviour together, relative to all that the textbook sends."""
+    strategy, textbook = known_strategy(record), textbook_bytes_per_step(record)
+    if strategy is None or not textbook or volume_differences(record) != []:
+        return []
+    surplus: dict[Behaviour, float] = {}
+    for difference in textbook_differences(record) or ():
+        behaviour = BY_TERM.get((strategy.family, difference.term)) or _unlisted(difference, strategy.family)
+        surplus[behaviour] = surplus.get(behaviour, 0.0) + difference.difference
+    return [
+        Sighting(behaviour=behaviour, figure=1 + sent / textbook)
+        for behaviour, sent in surplus.items()
+        if abs(sent) >= SMALL_SHARE * textbook
+    ]
+
+
+def _unlisted(difference: TermDifference, family: str) -> Behaviour:
+    remark = f" ({difference.remark})" if difference.remark else ""
+    return Behaviour(
+        id="other-traffic",
+        what=f"{{figure}} x the textbook's bytes: {difference.term}{remark}",
+        advice="No action: the implementation does so.",
+        questions=TRAFFIC,
+        packages=("deepspeed",) if family.startswith("zero") else ("torch",),
+    )
+
+
+def _emulated(record: Record) -> list[Sighting]:
+    """What the transport sends for the same calls, relative to what is counted."""
+    transport = record.world.collectives
+    replaced = EMULATED.get(transport, {})
+    counted, moved = sent_bytes_per_step(record), transport_bytes_per_step(record)
+    if not replaced or not counted or moved is None or moved < (1 + LEAST_EMULATED) * counted:
+        return []
+    words = " and ".join(
+        f"{one.replace('_', '-')} runs as {other.replace('_', '-')}" for one, other in replaced.items()
+    )
+    behaviour = Behaviour(
+        id="transport-emulates",
+        what=f"{{figure}} x the counted bytes cross the wire: {words}",
+        advice="Compare counted bytes.",
+        questions=TRAFFIC,
+        packages=("torch",),
+        cause="transport",
+        since="torch 2.13, csrc/distributed/c10d/ProcessGroupGloo.cpp; confirmed by bytes on a wire "
+        "(docs/bytes-on-the-wire.md)",
+    )
+    return [Sighting(behaviour=behaviour, figure=moved / counted)]
+
+
+def _by_module(record: Record) -> list[Sighting]:
+    """Counted calls of a forward pass, relative to one for each block and the root."""
+    strategy, workload = known_strategy(record), of_record(record)
+    if strategy is None or strategy.family != "zero3" or workload is None or record.windows is None:
+        return []
+    passes = record.windows.probed * record.world.accumulation_steps
+    calls = sum(
+        row.calls
+        for row in record.comm
+        if row.rank == 0 and row.phase == "forward" and row.op == "all_gather"
+    )
+    by_block = len(workload.layout.units())
+    if not passes or calls < MANY_CALLS * by_block * passes:
+        return []
+    return [Sighting(behaviour=MODULE_BY_MODULE, figure=calls / passes / by_block, effect=CALLS_EFFECT)]
+
+
+RULES: tuple[Callable[[Repeats], list[Sighting]], ...] = (find_in_training, find_in_traffic, find_in_states)
+
+
+def surprises(comparison: Comparison, question: Question = "all") -> list[Surprise]:
+    """Those that bear on the question, costs first and savings last; only of built-in backends.
+
+    What a third party's backend does differently is not a library's: it is a finding or its own matter.
+    """
+    found = merged(
+        (group, sighting)
+        for group in comparison.groups
+        if registry.strategy_of(group.record.backend.name) is not None
+        for rule in RULES
+        for sighting in rule(group)
+    )
+    return [s for s in found if question == "all" or question in s.behaviour.questions]

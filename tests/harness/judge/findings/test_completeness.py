@@ -1,0 +1,59 @@
+import pytest
+
+from harness.judge.comparison import Comparison
+from harness.judge.findings.finding import Finding
+from harness.judge.findings.groups import statements
+from harness.record import Record
+from tests.records import ENVIRONMENT, make_record
+
+
+def missing(*records: Record) -> list[Finding]:
+    comparison = Comparison([make_record(), *records])
+    return [finding for finding in comparison.findings if finding.id == "runs-missing"]
+
+
+def run(repeat: int, label: str = "ddp", command: str = "harness compare", **changes: object) -> Record:
+    name = f"{label}-{repeat}"
+    return make_record(label=label, repeat=repeat, run_id=name, command=command.split(), **changes)
+
+
+def test_a_gap_is_named() -> None:
+    (finding,) = missing(run(0), run(2), run(4))
+    assert finding.values == {"missing": [1, 3], "runs": 5}
+    assert finding.message == (
+        "ddp on 2 ranks: 2 of 5 runs are missing from the records: numbers 1 and 3, counted from 0"
+    )
+
+
+@pytest.mark.parametrize("option", ["--repeats 3", "--repeats=3"])
+def test_the_command_says_how_many_there_should_be(option: str) -> None:
+    (finding,) = missing(run(0, command=f"harness compare {option}"), run(1))
+    assert finding.values == {"missing": [2], "runs": 3}
+    assert "1 of 3 runs is missing from the records: number 2," in finding.message
+
+
+def test_cells_that_lack_the_same_runs_are_told_together() -> None:
+    found = missing(run(1), run(1, label="zero1"))
+    (told,) = statements(found)
+    assert told.sentence.startswith(
+        "ddp and zero1 on 2 ranks: 1 of 2 runs is missing from the records: number 0"
+    )
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [run(0), run(1)],
+        [run(0, command="harness compare --repeats 1")],
+        [run(0, command="harness compare --repeats all")],
+        # Runs of a cell that were made on two machines stand apart in the tables.
+        [run(0), run(1, environment=ENVIRONMENT | {"cpu": "another"})],
+        [run(0, command="harness compare --repeats 3", status="unsupported", reasons=["no"], steps=[])],
+    ],
+)
+def test_without_a_gap_nothing_is_said(records: list[Record]) -> None:
+    assert missing(*records) == []
+
+
+def test_a_run_that_failed_is_not_missing() -> None:
+    assert missing(run(0, status="failed", steps=[]), run(1)) == []

@@ -1,0 +1,41 @@
+from harness.judge.comparison import Comparison
+from harness.judge.findings.divergence import _exceeded, find
+from tests.records import LOSSES, NORMS, make_record, make_steps, make_weights
+
+BEYOND = (
+    ("loss", 2.1e-4, 6.6e-6),
+    ("norm", 0.19, 1.2e-6),
+    ("update", 0.01, 1e-2 / 2),
+    ("weights", 0.14, 3e-5),
+    ("a.bias", 1.0, 0.11),
+)
+
+
+def test_the_measures_farthest_beyond_their_limits_are_told_and_the_others_counted() -> None:
+    assert _exceeded(BEYOND) == (
+        "a gradient norm differs by 19 %, 0.00012 % allowed; "
+        "final weights differ by 14 % of the distance that they moved, 0.0030 % allowed; "
+        "a loss differs by 2.1e-04 nats per token, 6.6e-06 allowed; and 2 more"
+    )
+
+
+def test_the_whole_model_is_told_before_its_parameters_and_three_without_a_count() -> None:
+    assert _exceeded((BEYOND[2], BEYOND[4])) == (
+        "the distance that the weights moved differs by 1.0 %, 0.50 % allowed; "
+        "a.bias differs by 100 % of the distance it moved, 11 % allowed"
+    )
+    assert "more" not in _exceeded(BEYOND[:3])
+    assert _exceeded(()) == ""
+
+
+def test_what_is_not_a_number_comes_first() -> None:
+    assert _exceeded((BEYOND[1], ("weights", float("nan"), 3e-5))).startswith("final weights differ by nan %")
+
+
+def test_a_run_that_diverged_tells_what_lies_beyond() -> None:
+    steps = make_steps([LOSSES[0] + 0.5, *LOSSES[1:]], [norm * 1.5 for norm in NORMS])
+    other = make_record(label="ddp", steps=steps, final_weights=make_weights("c" * 64))
+    (found, *_) = find(Comparison([make_record(), other]))
+    assert "(a gradient norm differs by 50 %, " in found.message
+    assert "a loss differs by 5.0e-01 nats per token, " in found.message
+    assert list(found.values["exceeded"]) == ["loss", "norm"]

@@ -1,0 +1,195 @@
+import pytest
+
+from harness.judge.comparison import Comparison
+from harness.judge.findings.catalogue import kinds
+from harness.judge.findings.memory import _gap, find
+from harness.record import LayoutPart, MemoryPart, Record, TensorPart
+from harness.record.observation import ObservationPart
+from tests.records import make_effective, make_ranks, make_record
+
+LAYOUT = LayoutPart(
+    parameters=[TensorPart(name="a.w", shape=[100, 10], dtype="float32")],
+    decaying=["a.w"],
+    buffers=[],
+    blocks=["a", "b", "c"],
+)
+EXACT = {"weights": 4000, "gradients": 4000, "optimizer": 8004}
+
+
+def moment(step: int, name: str, allocated: int, **changes) -> MemoryPart:
+    values = {"peak_bytes": allocated, "kinds": EXACT} | changes
+    return MemoryPart(step=step, moment=name, allocated_bytes=allocated, **values)
+
+
+def run(memory: list[list[MemoryPart]], label: str = "ddp", **changes) -> Record:
+    ranks = make_ranks(len(memory))
+    parts = [part.model_copy(update={"memory": of}) for part, of in zip(ranks, memory, strict=True)]
+    return make_record(label=label, world_size=len(memory), layout=LAYOUT, ranks=parts, **changes)
+
+
+def ids(record: Record) -> list[str]:
+    return [finding.id for finding in find(Comparison([record]))]
+
+
+def steady(**changes) -> list[MemoryPart]:
+    moments = ("after_forward", "after_backward", "after_step")
+    return [moment(step, name, 16_004, **changes) for step in (1, 2) for name in moments]
+
+
+def test_exact_and_steady_memory_gives_no_finding() -> None:
+    assert ids(run([steady(), steady()])) == []
+
+
+def test_states_off_by_more_than_a_thousandth_are_a_finding_with_both_figures() -> None:
+    half = EXACT | {"optimizer": 4004}
+    (finding,) = find(Comparison([run([steady(kinds=half)] * 2)]))
+    assert finding.id == "memory-differs"
+    assert finding.values["differences"] == [
+        {"rank": rank, "kind": "optimizer", "measured_bytes": 4004, "expected_bytes": 8004} for rank in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "found"),
+    [("torch.optim.sgd.SGD", []), ("torch.optim.adamw.AdamW", ["memory-differs"])],
+)
+def test_an_observed_script_is_held_to_adams_states_only_if_it_steps_adam(
+    optimizer: str, found: list[str]
+) -> None:
+    record = run([steady(kinds=EXACT | {"optimizer": 4000})] * 2)
+    backend = record.backend.model_copy(update={"effective": make_effective(optimizer=optimizer)})
+    seen = ObservationPart(command=["python", "train.py"], frameworks=[], base="ddp")
+    assert ids(record.model_copy(update={"backend": backend, "observation": seen})) == found
+
+
+def test_a_kind_that_should_not_be_there_is_a_finding() -> None:
+    assert ids(run([steady(kinds=EXACT | {"masters": 4000})])) == ["memory-differs"]
+
+
+def test_bytes_outside_the_allocator_count_as_held() -> None:
+    memory = steady(kinds={"weights": 4000, "gradients": 4000}, outside_kinds={"optimizer": 8004})
+    assert ids(run([memory])) == []
+
+
+def test_the_first_step_has_no_states_to_compare() -> None:
+    assert ids(run([[moment(0, "after_backward", 8000, kinds={"weights": 4000, "gradients": 4000})]])) == []
+
+
+def leaking(per_step: int, moments=("after_forward", "after_backward", "after_step")) -> list[MemoryPart]:
+    names = ("after_forward", "after_backward", "after_step")
+    return [
+        moment(step, name, 16_004 + (per_step * step if name in moments else 0), peak_bytes=20_000)
+        for step in (1, 2, 3)
+        for name in names
+    ]
+
+
+def test_growth_at_every_moment_is_a_leak() -> None:
+    (finding,) = find(Comparison([run([leaking(4000), leaking(0)])]))
+    assert finding.id == "memory-grows"
+    assert finding.values == {"bytes_per_step_by_rank": {"0": 4000}}
+
+
+def test_growth_at_one_moment_is_a_buffer_that_is_held_for_a_while() -> None:
+    assert ids(run([leaking(4000, moments=("after_backward",))])) == []
+
+
+def held(*allocated: int, moments=("after_forward", "after_backward", "after_step")) -> list[MemoryPart]:
+    """One probed step per figure; other moments stay at 16,004 bytes."""
+    names = ("after_forward", "after_backward", "after_step")
+    return [
+        moment(step, name, 16_004 + (more if name in moments else 0), peak_bytes=20_000)
+        for step, more in enumerate(allocated, start=1)
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize("begin", [0, 4000])
+def test_a_leak_in_every_second_step_is_half_as_steep(begin: int) -> None:
+    steps = [begin, 4000, begin + 4000, 8000, begin + 8000]
+    (finding,) = find(Comparison([run([held(*steps)])]))
+    (growth,) = finding.values["bytes_per_step_by_rank"].values()
+    assert growth == pytest.approx(2000, rel=0.35)
+
+
+def test_what_is_allocated_once_is_no_leak() -> None:
+    assert ids(run([held(0, 0, 4000, 4000, 4000)])) == []
+    assert ids(run([held(0, 0, 4000)])) == []
+
+
+def test_buffers_that_linger_at_changing_moments_are_no_leak() -> None:
+    jitter = [
+        *held(0, 9000, 0, 3000, moments=("after_forward",))[0::3],
+        *held(0, 0, 5000, 6000, moments=("after_backward",))[1::3],
+        *held(0, 0, 0, 0)[2::3],
+    ]
+    assert ids(run([sorted(jitter, key=lambda m: m.step)])) == []
+
+
+def test_a_leak_shows_through_lingering_buffers() -> None:
+    steady = held(0, 4000, 8000, 12_000)
+    jitter = [
+        m.model_copy(update={"allocated_bytes": m.allocated_bytes + 9000})
+        if (m.step, m.moment) in {(3, "after_backward"), (4, "after_forward")}
+        else m
+        for m in steady
+    ]
+    (finding,) = find(Comparison([run([jitter])]))
+    assert finding.values == {"bytes_per_step_by_rank": {"0": 4000}}
+
+
+def test_memory_that_shrinks_is_no_leak() -> None:
+    assert ids(run([leaking(-2000)])) == []
+
+
+def test_one_probed_step_cannot_show_a_leak() -> None:
+    assert ids(run([leaking(4000)[:3]])) == []
+
+
+def test_a_rank_that_holds_much_more_is_a_finding() -> None:
+    (finding,) = find(Comparison([run([steady(), steady(peak_bytes=40_000)])]))
+    assert finding.id == "memory-imbalance"
+    assert finding.values["peak_bytes_by_rank"] == [16_004, 40_000]
+    assert finding.values["expected_model_state_bytes_by_rank"] == [16_004, 16_004]
+    assert finding.message == (
+        "ddp on 2 ranks: rank 1 has a peak of 40,000 bytes, rank 0 of 16,004: a gap of 86 % of the mean "
+        "over ranks"
+    )
+
+
+def test_the_rank_that_differs_is_named_among_many() -> None:
+    memory = [steady(peak_bytes=20_000) for _ in range(8)]
+    memory[5] = steady(peak_bytes=24_000)
+    (finding,) = find(Comparison([run(memory)]))
+    assert "rank 5 has a peak of 24,000 bytes, rank 0 of 20,000: a gap of 20 % of the mean" in finding.message
+
+
+def test_a_peak_higher_by_one_buffer_of_the_transport_is_chance() -> None:
+    record = run([steady(), steady(peak_bytes=20_000)])
+    comm = [part.model_copy(update={"largest_bytes": 4000}) for part in record.comm]
+    assert comm
+    assert [finding.id for finding in find(Comparison([record]))] == ["memory-imbalance"]
+    assert find(Comparison([record.model_copy(update={"comm": comm})])) == []
+    on_gpus = record.world.model_copy(update={"collectives": "nccl"})
+    found = find(Comparison([record.model_copy(update={"comm": comm, "world": on_gpus})]))
+    assert [finding.id for finding in found] == ["memory-imbalance"]
+
+
+def test_chance_on_a_cpu_is_among_the_causes() -> None:
+    assert "gloo" in kinds()["memory-imbalance"].cause
+
+
+def test_what_the_strategy_itself_cuts_unevenly_is_no_finding() -> None:
+    forms: list[dict[int, int]] = [{0: 80, 1: 130}, {0: 80, 1: 80}, {}]
+    gaps = [_gap("a peak", {0: 100, 1: 150}, form) for form in forms]
+    assert [gap.share for gap in gaps if gap is not None] == [0, 50 / 125, 50 / 125]
+    assert _gap("a peak", {}, {}) is None
+
+
+def test_a_gap_less_what_the_strategy_cuts_unevenly_says_so() -> None:
+    gap = _gap("a peak", {0: 100, 1: 150}, {0: 80, 1: 90})
+    assert gap is not None
+    assert gap.sentence == (
+        "rank 1 has a peak of 150 bytes, rank 0 of 100: a gap of 32 % of the mean over ranks, minus what the "
+        "closed forms expect of each"
+    )

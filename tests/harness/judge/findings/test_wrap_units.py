@@ -1,0 +1,99 @@
+import pytest
+
+from harness.judge.comparison import Comparison
+from harness.judge.findings.finding import Finding
+from harness.judge.findings.wrap_units import find
+from harness.record import BackendPart, LayoutPart, MemoryPart, TensorPart
+from tests.records import make_effective, make_ranks, make_record
+
+BLOCKS = ["a", "b", "c", "d"]
+LAYOUT = LayoutPart(
+    parameters=[
+        TensorPart(name=name, shape=[100, 8], dtype="float32")
+        for name in ("root", *(f"{b}.w" for b in BLOCKS))
+    ],
+    decaying=["root"],
+    buffers=[],
+    blocks=BLOCKS,
+)
+ONE = 3200
+"""Bytes of each parameter."""
+SLACK = 24
+"""The padding that the limit leaves to the root and two blocks, on 2 ranks."""
+
+
+def findings(
+    units: list[str],
+    *,
+    most: int | None,
+    least: int | None,
+    kept: int = 0,
+    prefetch: int | None = None,
+    **details,
+) -> list[Finding]:
+    options = {"prefetch": prefetch} if prefetch else {}
+    effective = make_effective(wrap_units=units, details={"shard_size": 2} | details)
+    part = BackendPart(
+        label="mine", name="mine", options=options, effective=effective, native_config={}, versions={}
+    )
+    held = MemoryPart(
+        step=1,
+        moment="after_forward",
+        allocated_bytes=50_000,
+        peak_bytes=60_000,
+        kinds={"weights": 8000, "gathered": kept},
+        gathered_peak_bytes=most,
+        gathered_least_bytes=least,
+    )
+    ranks = [rank.model_copy(update={"memory": [held]}) for rank in make_ranks(2)]
+    record = make_record(label="mine", world_size=2, layout=LAYOUT, ranks=ranks, backend=part)
+    return find(Comparison([record]))
+
+
+def test_one_unit_for_several_blocks_is_a_finding_with_what_was_gathered() -> None:
+    (finding,) = findings([""], most=5 * ONE, least=5 * ONE)
+    assert finding.id == "one-wrap-unit"
+    assert "root and 0 of 4 blocks" in finding.message
+    assert finding.values == {
+        "wrap_units": 0,
+        "blocks": 4,
+        "gathered_peak_bytes": 5 * ONE,
+        "gathered_least_bytes": 5 * ONE,
+        "root_and_largest_blocks_bytes": 3 * ONE + SLACK,
+    }
+
+
+def test_blocks_left_to_the_root_are_a_finding() -> None:
+    (finding,) = findings(["c", ""], most=None, least=None)
+    assert "root and 1 of 4 blocks" in finding.message
+
+
+def test_a_unit_per_block_is_none() -> None:
+    assert findings([*BLOCKS, ""], most=3 * ONE, least=ONE) == []
+
+
+@pytest.mark.parametrize("kept", [0, 5 * ONE], ids=["given back", "root kept"])
+def test_units_that_are_listed_but_not_there_are_a_finding(kept: int) -> None:
+    (finding,) = findings([*BLOCKS, ""], most=5 * ONE, least=5 * ONE, kept=kept)
+    assert f"{5 * ONE:,} bytes of weights at once" in finding.message
+    assert finding.values["wrap_units"] == 4
+
+
+def test_units_larger_than_blocks_are_a_finding() -> None:
+    assert len(findings([*BLOCKS, ""], most=4 * ONE, least=ONE)) == 1
+
+
+def test_weights_that_are_kept_for_the_backward_pass_are_none() -> None:
+    assert findings([*BLOCKS, ""], most=5 * ONE, least=ONE, kept=5 * ONE) == []
+
+
+def test_prefetching_gathers_more_blocks_at_once() -> None:
+    assert findings([*BLOCKS, ""], most=4 * ONE, least=2 * ONE, prefetch=1) == []
+
+
+def test_a_strategy_that_cuts_nothing_is_none() -> None:
+    assert findings([*BLOCKS, ""], most=5 * ONE, least=5 * ONE, shard_size=1) == []
+
+
+def test_without_gathered_weights_nothing_is_judged() -> None:
+    assert findings([*BLOCKS, ""], most=None, least=None) == []

@@ -1,0 +1,70 @@
+from harness.backends.base import Preset
+from harness.judge.comparison import Comparison
+from harness.judge.states import expected_states
+from harness.judge.surprises import Surprise, surprises
+from harness.record import MemoryPart, RankPart, Record
+from tests.harness.judge.surprises.moving import moving
+
+
+def seen(*records: Record) -> dict[str, Surprise]:
+    return {surprise.behaviour.id: surprise for surprise in surprises(Comparison(records), "memory")}
+
+
+def holding(
+    label: str, *, more: int = 0, preset: Preset = "like-for-like", precision: str = "fp32"
+) -> Record:
+    """A run whose ranks hold what is expected of them, and `more` bytes of masters and gradients."""
+    record = moving(label, precision=precision)
+    record = record.model_copy(update={"world": record.world.model_copy(update={"preset": preset})})
+    return record.model_copy(update={"ranks": [_rank(record, part, more) for part in record.ranks]})
+
+
+def _rank(record: Record, part: RankPart, more: int) -> RankPart:
+    states = expected_states(record, part.rank)
+    assert states is not None
+    kinds = states.kinds()
+    kinds |= {kind: kinds.get(kind, 0) + more for kind in ("masters", "gradients") if more}
+    moment = MemoryPart(step=4, moment="after_backward", allocated_bytes=None, peak_bytes=None, kinds=kinds)
+    return part.model_copy(update={"memory": [moment]})
+
+
+def test_fp32_stages_hold_a_second_copy_a_quarter_more_at_stage_3() -> None:
+    surprise = seen(holding("zero3"))["second-fp32-copy"]
+    assert 1.25 <= surprise.figures[0] < 1.27  # pieces are padded
+    assert surprise.origin == "DeepSpeed 0.19.8"
+    assert "second-fp32-copy" not in seen(holding("zero3", precision="bf16-mixed"))
+    assert "second-fp32-copy" not in seen(holding("fsdp"))
+
+
+def test_a_cause_is_named_only_where_its_kind_is_as_expected() -> None:
+    found = seen(holding("zero1", more=40))
+    assert "second-fp32-copy" not in found
+    assert "gradients-cut-at-stage-1" not in found
+
+
+def test_stage_1_leaves_its_part_of_the_gradients_and_stage_2_is_what_the_textbook_says() -> None:
+    assert seen(holding("zero1"))["gradients-cut-at-stage-1"].saves
+    assert "gradients-cut-at-stage-1" not in seen(holding("zero2"))
+
+
+def test_fsdp_shards_weights_between_steps_though_its_stage_keeps_them() -> None:
+    surprise = seen(holding("fsdp-grad-op"))["weights-cut-between-steps"]
+    assert surprise.saves
+    assert "weights-cut-between-steps" not in seen(holding("fsdp"))
+
+
+def test_gradients_in_fp32_are_the_presets() -> None:
+    surprise = seen(holding("zero3", precision="bf16-mixed"))["gradients-add-up-in-fp32"]
+    assert surprise.origin == "The harness's preset"
+    defaults = holding("zero3", precision="bf16-mixed", preset="library-defaults")
+    assert "gradients-add-up-in-fp32" not in seen(defaults)
+
+
+def test_the_default_bucket_comes_first_and_the_presets_after_what_grows_with_the_model() -> None:
+    assert next(iter(seen(holding("zero3", preset="library-defaults")))) == "persistent-reduction-bucket"
+    assert next(iter(seen(holding("zero3")))) == "second-fp32-copy"
+
+
+def test_ddp_holds_gradients_twice_by_default() -> None:
+    assert "gradients-twice" in seen(holding("ddp", preset="library-defaults"))
+    assert "gradients-twice" not in seen(holding("ddp"))

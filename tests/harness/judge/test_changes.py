@@ -1,0 +1,108 @@
+from harness.judge.changes import Change, changes, failures, parse_conditions, settings, shares_occasions
+from harness.judge.comparison import Comparison
+from harness.record import BackendPart, Record
+from tests.records import (
+    ENVIRONMENT,
+    make_communication,
+    make_effective,
+    make_ranks,
+    make_record,
+    make_steps,
+)
+
+
+def side(*seconds: float, label: str = "ddp", **changes: object) -> Comparison:
+    records: list[Record] = [
+        make_record(label=label, repeat=n, run_id=f"{label}-{n}", steps=make_steps(seconds=s), **changes)
+        for n, s in enumerate(seconds)
+    ]
+    return Comparison(records)
+
+
+def change(before: Comparison, after: Comparison, measure: str) -> Change:
+    (found,) = [c for c in changes(before, after) if c.key == measure]
+    return found
+
+
+def test_slower_beyond_the_spread_of_the_runs() -> None:
+    found = change(side(0.50, 0.51, 0.51, 0.52), side(0.60, 0.61, 0.61, 0.62), "step_seconds")
+    assert found.judgement == "beyond noise"
+    assert found.relative is not None
+    assert abs(found.relative - 0.1 / 0.51) < 1e-9
+
+
+def test_slower_within_the_spread_of_the_runs() -> None:
+    found = change(side(0.50, 0.55, 0.60, 0.60), side(0.52, 0.57, 0.62, 0.62), "step_seconds")
+    assert found.judgement == "within noise"
+
+
+def test_single_runs_are_not_judged_in_time_but_in_counts() -> None:
+    more = side(0.6, comm=make_communication(2, payload_bytes=5000), ranks=make_ranks(2, 20_000))
+    assert change(side(0.5), more, "step_seconds").judgement == "not judged"
+    assert change(side(0.5), more, "sent_bytes_per_step").judgement == "beyond noise"
+    assert change(side(0.5), more, "model_state_bytes").judgement == "beyond noise"
+
+
+def test_equal_figures_are_equal() -> None:
+    assert {c.judgement for c in changes(side(0.5), side(0.5))} <= {"equal", "n/a"}
+
+
+def test_versions_and_options_that_differ_are_named() -> None:
+    packages = {"torch": "2.12.0", "deepspeed": "0.19.8"}
+    backend = BackendPart(
+        label="ddp", name="ddp", effective=make_effective(reduce_dtype="bfloat16"), native_config={"a": 1}
+    )
+    after = side(0.5, environment=ENVIRONMENT | {"packages": packages}, backend=backend)
+    found = {(s.backend, s.field): (s.before, s.after) for s in settings(side(0.5), after)}
+    assert found == {
+        ("", "environment.packages.torch"): ("2.11.0", "2.12.0"),
+        ("ddp, 2", "effective.reduce_dtype"): ("float32", "bfloat16"),
+        ("ddp, 2", "native_config.a"): (None, 1),
+    }
+
+
+def test_versions_of_every_run_are_compared() -> None:
+    other = ENVIRONMENT | {"packages": {"torch": "2.12.0", "deepspeed": "0.19.8"}}
+    before = Comparison.of_rows([*side(0.5).rows, *side(0.5, label="fsdp").rows])
+    after = Comparison.of_rows([*side(0.5).rows, *side(0.5, label="fsdp", environment=other).rows])
+    (found,) = settings(before, after)
+    assert (found.field, found.before) == ("environment.packages.torch", "2.11.0")
+    assert found.after == ["2.11.0", "2.12.0"]
+    assert settings(after, after) == []
+
+
+def test_the_number_of_a_job_is_no_setting_that_differs() -> None:
+    sides = [
+        side(0.5, environment=ENVIRONMENT | {"variables": {"SLURM_JOB_ID": job, "NCCL_ALGO": algorithm}})
+        for job, algorithm in (("17", "Ring"), ("18", "Tree"))
+    ]
+    assert [s.field for s in settings(*sides)] == ["environment.variables.NCCL_ALGO"]
+
+
+def test_sides_that_overlap_are_inconclusive_and_still_fail_a_condition() -> None:
+    before = side(*(0.50 + 0.01 * n for n in range(7)))
+    after = side(*(0.55 + 0.01 * n for n in range(7)))
+    assert change(before, after, "step_seconds").judgement == "inconclusive"
+    (line,) = failures(parse_conditions("step_seconds>+5%"), before, after)
+    assert line.endswith("but the runs of both sides overlap")
+
+
+def test_sides_are_compared_within_the_occasions_that_they_share() -> None:
+    """Days differ by more than the change, which holds on each of them."""
+
+    def both_days(first: float, second: float) -> Comparison:
+        days = [
+            row.record.model_copy(update={"created_at": f"2026-01-0{day}T10:00:00+00:00"})
+            for day, seconds in ((1, first), (2, second))
+            for row in side(seconds, seconds + 0.01, seconds + 0.02).rows
+        ]
+        return Comparison(days)
+
+    before, after = both_days(0.5, 0.9), both_days(0.6, 1.0)
+    assert shares_occasions(before, after)
+    assert change(before, after, "step_seconds").judgement == "beyond noise"
+    assert change(before, after, "tokens_per_second").judgement == "beyond noise"
+    apart = Comparison([row.record for row in after.rows if row.run.occasion == 1])
+    earlier = Comparison([row.record for row in before.rows if row.run.occasion == 0])
+    assert not shares_occasions(earlier, apart)
+    assert change(earlier, apart, "step_seconds").judgement == "not judged"

@@ -1,0 +1,112 @@
+"""What is read back from a run goes before what its backend says."""
+
+from typing import Any
+
+import pytest
+
+from harness.judge.comparison import Comparison
+from harness.judge.effective import clipping, reduce_dtypes, setting_differences, synchronisation
+from harness.judge.findings import communication
+from harness.judge.findings.settings import find
+from harness.record import CommunicationPart, ObservedPart, Record
+from tests.records import LOSSES, NORMS, make_effective, make_ranks, make_record, make_steps
+
+
+def clipped(told: float | None, *applied: float) -> Record:
+    changes = {step: {"applied_gradient_norm": norm} for step, norm in enumerate(applied)}
+    record = make_record(label="ddp", steps=make_steps(LOSSES, NORMS, changes=changes))
+    backend = record.backend.model_copy(update={"effective": make_effective(gradient_clipping=told)})
+    return record.model_copy(update={"backend": backend})
+
+
+@pytest.mark.parametrize(
+    ("told", "applied", "value"),
+    [
+        (1.0, (), "1"),
+        (1.0, (1.0, 0.9999993), "1"),
+        (1.0, (2.0, 1.5), "none"),
+        (None, (2.0, 1.5), "none"),
+        (None, (1.0, 1.0), "1"),
+        (1.0, (0.25, 0.25), "0.25"),
+        (5.0, (2.0, 1.5), "5"),
+    ],
+)
+def test_clipping_is_read_from_the_gradients_that_the_optimizer_was_given(
+    told: float | None, applied: tuple[float, ...], value: str
+) -> None:
+    assert clipping(clipped(told, *applied)) == value
+
+
+def synchronised(early: int, told: str | None, label: str = "third-party") -> Record:
+    parts = [part.model_copy(update={"early_reduced_bytes": early}) for part in make_ranks(2)]
+    comm = [
+        CommunicationPart(
+            rank=rank, phase="backward", op="all_reduce", dtype="float32", group="0", group_ranks=[0, 1],
+            group_size=2, calls=4, payload_bytes=16_000,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    record = make_record(label=label, ranks=parts, comm=comm)
+    backend = record.backend.model_copy(update={"effective": make_effective(gradient_synchronisation=told)})
+    return record.model_copy(update={"backend": backend})
+
+
+def test_synchronisation_is_counted() -> None:
+    assert synchronisation(synchronised(12_000, "last micro-step")) == "every micro-step"
+    assert synchronisation(synchronised(4, "last micro-step")) == "last micro-step"
+
+
+def test_a_third_party_that_reduces_in_every_micro_step_is_found() -> None:
+    (found,) = communication.find(Comparison([synchronised(12_000, "last micro-step")]))
+    assert found.id == "synchronised-early"
+    assert "12,000 of 16,000 reduced bytes" in found.message
+    assert communication.find(Comparison([synchronised(0, "last micro-step")])) == []
+
+
+def test_activations_of_tensor_parallel_ranks_are_no_gradients() -> None:
+    record = synchronised(0, None)
+    gradients = [row.model_copy(update={"role": "shard"}) for row in record.comm]
+    activations = [row.model_copy(update={"role": "tensor", "dtype": "bfloat16"}) for row in record.comm]
+    assert reduce_dtypes(record.model_copy(update={"comm": [*gradients, *activations]})) == ["float32"]
+    low = [row.model_copy(update={"dtype": "bfloat16"}) for row in gradients]
+    assert reduce_dtypes(record.model_copy(update={"comm": [*gradients, *low]})) == ["bfloat16", "float32"]
+
+
+def in_groups(decaying: list[str], rest: list[str], label: str = "ddp") -> Record:
+    def group(decay: float, names: list[str]) -> dict[str, Any]:
+        return {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": decay, "parameters": names}
+
+    seen = ObservedPart(optimizer_groups=[group(0.1, decaying), group(0.0, rest)])
+    return make_record(label=label, observed=seen)
+
+
+def test_groups_are_compared_by_the_names_of_their_parameters() -> None:
+    reference = in_groups(["weight"], ["bias", "norm"], "single")
+    assert setting_differences(reference, in_groups(["weight"], ["norm", "bias"])) == []
+    (found,) = find(Comparison([reference, in_groups(["bias", "norm"], ["weight"])]))
+    assert found.id == "optimizer-differs"
+    assert "bias has betas [0.9, 0.95], eps 1e-08, weight_decay 0.1 against" in found.message
+    assert "2 more parameters" in found.message
+
+
+def test_other_constants_are_told_once_and_not_again_by_parameter() -> None:
+    reference = in_groups(["weight"], ["bias"], "single")
+    (difference,) = setting_differences(reference, in_groups(["weight", "bias"], []).model_copy(
+        update={"observed": ObservedPart(optimizer_groups=[
+            {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.1, "parameters": ["weight", "bias"]}
+        ])}
+    ))  # fmt: skip
+    assert difference.setting == "optimizer constants"
+
+
+def test_of_constants_only_those_that_differ_are_shown() -> None:
+    groups = make_effective().optimizer_groups
+    for changed, texts in (
+        ([group | {"betas": [0.9, 0.999]} for group in groups], ("betas [0.9, 0.999]", "betas [0.9, 0.95]")),
+        (groups[:1], ("weight_decay 0.1", "weight_decay 0.0 and 0.1")),
+    ):
+        reference, record = (
+            make_record(observed=ObservedPart(optimizer_groups=held)) for held in (groups, changed)
+        )
+        (difference,) = setting_differences(reference, record)
+        assert (difference.setting, difference.texts) == ("optimizer constants", texts)

@@ -1,0 +1,85 @@
+"""The table of metrics: each figure has one entry, from which its places follow."""
+
+import json
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.judge import metrics, repeats, rows
+from harness.judge.changes import changes, failures, parse_conditions
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import METRICS, Metric, metrics_in
+from harness.report import figures, tables
+from harness.report.tables import main_table, results_table
+from harness.tracking import scalars
+from tests.records import make_record, make_steps
+
+SHOWN_TO_PEOPLE = [
+    "tokens_per_second", "step_seconds", "peak_bytes", "model_state_bytes", "sent_bytes_per_step",
+    "expected_sent_bytes_per_step", "textbook_sent_bytes_per_step", "max_loss_difference",
+    "max_grad_norm_difference",
+]  # fmt: skip
+LONGEST = Metric(
+    key="longest_step_seconds",
+    title="longest step ms",
+    unit="seconds",
+    read=lambda run, _: max(run.step_seconds, default=None),
+    aggregate=max,
+)
+
+
+def side(seconds: float) -> Comparison:
+    steps = make_steps(seconds=seconds)
+    return Comparison([make_record(steps=steps), make_record(label="ddp", steps=steps)])
+
+
+@pytest.fixture
+def with_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One metric more than the harness has, in every module that took the table by name."""
+    everything = (*METRICS, LONGEST)
+    for module in (metrics, repeats, rows):
+        monkeypatch.setattr(module, "METRICS", everything)
+    for module in (figures, repeats):
+        monkeypatch.setattr(module, "BY_KEY", {metric.key: metric for metric in everything})
+    monkeypatch.setattr(tables, "RESULTS", metrics_in("results", "data"))
+
+
+def test_each_key_stands_once() -> None:
+    keys = [metric.key for metric in METRICS]
+    assert len(keys) == len(set(keys))
+
+
+def test_the_main_table_shows_people_these_figures_only() -> None:
+    assert [metric.key for metric in metrics_in("results")] == SHOWN_TO_PEOPLE
+
+
+def test_what_follows_another_metric_names_one() -> None:
+    keys = {metric.key for metric in METRICS}
+    assert {metric.follows for metric in METRICS if metric.follows} <= keys
+
+
+@pytest.mark.usefixtures("with_longest")
+def test_an_entry_in_the_table_is_all_that_a_metric_needs() -> None:
+    before, after = side(0.5), side(0.75)
+    key = LONGEST.key
+    assert [row[key] for row in json.loads(json.dumps(after.as_json()))["rows"]] == [0.75, 0.75]
+    assert dict(scalars(after.rows[1]))[3][f"run/{key}"] == 0.75
+    (change,) = [c for c in changes(before, after) if c.key == key and c.backend == "ddp"]
+    assert (change.before, change.after, change.is_worse) == (0.5, 0.75, True)
+    assert any(key in line for line in failures(parse_conditions(f"{key}>+40%"), before, after))
+    table = results_table(after)
+    assert table.values()[1][[column.key for column in table.columns].index(key)] == 0.75
+    assert LONGEST.title not in main_table(after)
+
+
+def test_a_metric_that_is_not_compared_is_no_condition() -> None:
+    with pytest.raises(HarnessError, match="expected_sent_bytes_per_step"):
+        parse_conditions("expected_sent_bytes_per_step>+5%")
+
+
+def test_which_direction_is_worse_follows_from_the_metric() -> None:
+    worse = {c.key: c.is_worse for c in changes(side(0.5), side(0.75)) if c.backend == "ddp"}
+    assert (worse["tokens_per_second"], worse["step_seconds"]) == (True, True)
+    better = {c.key: c.is_worse for c in changes(side(0.75), side(0.5)) if c.backend == "ddp"}
+    assert (better["tokens_per_second"], better["step_seconds"]) == (False, False)
+    assert worse["max_loss_difference"] is None

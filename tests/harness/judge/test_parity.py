@@ -1,0 +1,269 @@
+from typing import Any
+
+import pytest
+
+from harness.judge.distance import movement
+from harness.judge.job_equivalence import job_differences
+from harness.judge.noise import Noise, measure_noise
+from harness.judge.parity import Judgement
+from harness.judge.parity import judge as judge_run
+from harness.judge.run import Run
+from harness.record import DimensionPart, Record
+from tests.records import LOSSES, NORMS, make_effective, make_record, make_steps, make_weights
+
+
+def reference(**changes: Any) -> Record:
+    return make_record(label="single", **changes)
+
+
+def judge(reference: Record | None, record: Record, noise: Noise | None = None) -> Judgement:
+    return judge_run(Run.of(reference) if reference else None, Run.of(record), noise)
+
+
+def judged(**changes: Any) -> Judgement:
+    return judge(reference(), make_record(label="ddp", **changes))
+
+
+def shifted(loss: float = 0.0, norm_factor: float = 1.0) -> dict[str, Any]:
+    """Steps beside the reference's, and other final weights."""
+    steps = make_steps([value + loss for value in LOSSES], [value * norm_factor for value in NORMS])
+    return {"steps": steps, "final_weights": make_weights("c" * 64)}
+
+
+def in_precision(precision: str, **steps: float) -> Judgement:
+    training = {"precision": precision}
+    return judge(
+        reference(training=training), make_record(label="ddp", training=training, **shifted(**steps))
+    )
+
+
+def test_equal_losses_norms_and_weights_are_exact() -> None:
+    assert judged() == Judgement(
+        parity="exact",
+        loss_difference=0.0,
+        norm_difference=0.0,
+    )
+
+
+def test_reference_is_exact_beside_itself() -> None:
+    assert judge(reference(), reference()).parity == "exact"
+
+
+def test_equal_losses_with_other_final_weights_are_not_exact() -> None:
+    assert judged(final_weights=make_weights("c" * 64)).parity == "tight"
+
+
+def test_equal_losses_without_weight_digests_are_not_exact() -> None:
+    judgement = judge(reference(final_weights=None), make_record(label="ddp", final_weights=None))
+    assert judgement.parity == "tight"
+
+
+@pytest.mark.parametrize("loss", [4e-5, -4e-5])
+def test_rounding_is_tight(loss: float) -> None:
+    judgement = judged(**shifted(loss))
+    assert judgement.parity == "tight"
+    assert judgement.loss_difference == pytest.approx(4e-5, rel=1e-6)
+    assert judgement.first_divergent_step is None
+
+
+def test_more_than_rounding_has_diverged_in_fp32_and_the_step_is_named() -> None:
+    losses = [*LOSSES[:2], LOSSES[2] + 1e-4, LOSSES[3] + 1e-3]
+    judgement = judged(steps=make_steps(losses), final_weights=make_weights("c" * 64))
+    assert judgement.parity == "diverged"
+    assert judgement.first_divergent_step == 2
+    assert [name for name, _, _ in judgement.exceeded] == ["loss"]
+
+
+def test_what_another_split_of_the_reference_changes_counts_as_rounding() -> None:
+    split = make_record(label="single:micro_batch_size=4", **shifted(1e-5))
+    noise = measure_noise(reference(), [split])
+    for loss, parity in ((9e-5, "tight"), (1.1e-4, "diverged")):
+        assert judge(reference(), make_record(label="ddp", **shifted(loss)), noise).parity == parity
+    assert "single:micro_batch_size=4" in noise.derivation[0]
+
+
+def test_a_plain_repeat_of_the_reference_does_not_measure_rounding() -> None:
+    repeat = reference().model_copy(update={"repeat": 1})
+    alone, beside_it = measure_noise(reference(), []), measure_noise(reference(), [repeat])
+    assert beside_it.tight == alone.tight
+
+
+def weights_that_moved(digest: str, **by_parameter: float) -> dict[str, Any]:
+    sketch = {name: [abs(value), *([value] * 8)] for name, value in by_parameter.items()}
+    return {"final_weights": make_weights(digest * 64, sketch)}
+
+
+def test_a_parameter_that_ends_elsewhere_has_diverged_although_losses_agree() -> None:
+    start = {"initial_weights": make_weights(sketch={"a": [1.0] * 9, "b": [1.0] * 9})}
+    single = reference(**start, **weights_that_moved("c", a=3.0, b=1.01))
+    same = make_record(label="ddp", **start, **weights_that_moved("c", a=3.0, b=1.01))
+    assert judge(single, same).parity == "exact"
+    other = make_record(label="ddp", **start, **weights_that_moved("d", a=3.0, b=1.0))
+    judgement = judge(single, other)
+    assert judgement.parity == "diverged"
+    assert "b" in [name for name, _, _ in judgement.exceeded]
+    assert judgement.loss_difference == 0.0
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed", "fp16-mixed"])
+def test_low_precision_has_a_band(precision: str) -> None:
+    assert in_precision(precision, loss=5e-3).parity == "band"
+    assert in_precision(precision, loss=7e-2).parity == "diverged"
+    assert in_precision(precision, loss=5e-5).parity == "tight"
+
+
+def test_the_band_is_what_the_precision_was_seen_to_change() -> None:
+    training = {"precision": "bf16-mixed"}
+    single = reference(training=training)
+    cast = make_record(label="single:precision=cast", training=training, **shifted(1e-3))
+    noise = measure_noise(single, [cast])
+    for loss, parity in ((2.9e-3, "band"), (3.1e-3, "diverged")):
+        other = make_record(label="ddp", training=training, **shifted(loss))
+        assert judge(single, other, noise).parity == parity
+
+
+def test_the_band_of_a_parameter_is_one_element_that_was_updated_the_other_way() -> None:
+    start = {"initial_weights": make_weights(sketch={"a": [1.0] * 9, "b": [1.0] * 9})}
+    training = {"precision": "bf16-mixed"}
+    single = reference(training=training, **start, **weights_that_moved("c", a=3.0, b=1.01))
+    end = single.final_weights
+    cast = make_record(label="single:precision=cast", training=training, **start, final_weights=end)
+    noise = measure_noise(single, [cast])
+    (moved,) = (distance for name, distance in movement(single).items() if name == "b")
+    rate = max(step.learning_rate for step in single.steps)
+    assert noise.band is not None
+    assert noise.band.parameters["b"] == pytest.approx(1.5 * 2 * rate / moved)
+    for flipped, beyond in ((1, False), (2, True)):
+        final = weights_that_moved("d", a=3.0, b=1.01 + flipped * 2 * rate)
+        other = make_record(label="zero1", training=training, **start, **final)
+        assert ("b" in [name for name, _, _ in judge(single, other, noise).exceeded]) is beyond
+
+
+def test_ranks_that_cut_layers_have_the_band_of_rounded_parts() -> None:
+    training = {"precision": "bf16-mixed"}
+    single = reference(training=training)
+    cast = make_record(label="single:precision=cast", training=training, **shifted(1e-3))
+    parts = make_record(label="single:partial_sums=2", training=training, **shifted(2e-3))
+    noise = measure_noise(single, [cast, parts])
+    whole = make_record(label="ddp", training=training, **shifted(4e-3))
+    tensor = {"dimensions": [DimensionPart(name="tensor", size=2)]}
+    cut = whole.model_copy(update={"world": whole.world.model_copy(update=tensor)})
+    assert judge(single, whole, noise).parity == "diverged"
+    assert judge(single, cut, noise).parity == "band"
+    assert judge(single, cut, measure_noise(single, [cast])).parity == "diverged"
+    assert [level.name for level in noise.levels] == ["tight", "band", "band of cut layers"]
+    assert noise.as_json()["cut_band"]["loss"] == pytest.approx(6e-3)
+    assert "cut_band" not in measure_noise(single, [cast]).as_json()
+
+
+def test_fp32_has_no_band() -> None:
+    assert in_precision("fp32", loss=1e-2).parity == "diverged"
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5, 1.01])
+def test_wrong_gradient_norm_with_the_same_loss_has_diverged(factor: float) -> None:
+    judgement = judged(**shifted(norm_factor=factor))
+    assert judgement.parity == "diverged"
+    assert judgement.loss_difference == 0.0
+    assert judgement.norm_difference == pytest.approx(abs(factor - 1))
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5])
+def test_wrong_gradient_norm_has_diverged_in_low_precision_too(factor: float) -> None:
+    assert in_precision("bf16-mixed", norm_factor=factor).parity == "diverged"
+
+
+def test_missing_gradient_norm_where_the_reference_has_one_has_diverged() -> None:
+    steps = make_steps(LOSSES, (None, *NORMS[1:]))
+    assert judged(steps=steps, final_weights=make_weights("c" * 64)).parity == "diverged"
+
+
+def test_lost_loss_has_diverged() -> None:
+    steps = make_steps((*LOSSES[:2], None, None), (*NORMS[:2], None, None))
+    judgement = judged(status="diverged", steps=steps)
+    assert judgement.parity == "diverged"
+    assert judgement.loss_difference == 0.0
+
+
+def unjudged(judgement: Judgement) -> str:
+    assert judgement.parity == "unjudged"
+    assert judgement.loss_difference is None
+    assert judgement.norm_difference is None
+    assert judgement.reason is not None
+    return judgement.reason
+
+
+def test_other_initial_weights_are_named() -> None:
+    judgement = judged(initial_weights=make_weights("d" * 64))
+    assert "initial weights" in unjudged(judgement)
+    assert [d.field for d in judgement.not_same_job] == ["initial weights"]
+    assert judgement.not_same_job[0].reference == "a" * 64
+    assert judgement.not_same_job[0].given == "d" * 64
+
+
+def test_other_parameter_count_is_named() -> None:
+    weights = make_weights().model_copy(update={"parameter_count": 999})
+    judgement = judged(initial_weights=weights)
+    assert "parameter count is 999, the reference has 1000" in unjudged(judgement)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("sample_hashes", "f" * 16),
+        ("samples", 7),
+        ("target_tokens", 1000),
+        ("learning_rate", 0.5),
+        ("applied_learning_rate", 0.5),
+    ],
+)
+def test_other_samples_or_learning_rate_are_named_with_their_step(field: str, value: object) -> None:
+    judgement = judged(steps=make_steps(changes={2: {field: value}, 3: {field: value}}))
+    named = "learning rate" if "learning_rate" in field else field
+    assert f"{named} of step 2" in unjudged(judgement)
+    assert [d.field for d in judgement.not_same_job] == [f"{named} of step 2"]
+
+
+def test_other_job_is_named() -> None:
+    judgement = judged(job_id="b" * 12)
+    assert "job_id is bbbbbbbbbbbb, the reference has 0123456789ab" in unjudged(judgement)
+
+
+def test_other_number_of_steps_is_named() -> None:
+    assert "number of steps is 3" in unjudged(judged(steps=make_steps(LOSSES[:3], NORMS[:3])))
+
+
+def test_same_job_has_no_differences() -> None:
+    assert job_differences(reference(), make_record(label="ddp")) == []
+
+
+@pytest.mark.parametrize("dropout", [0.1, None])
+def test_dropout_is_unjudged(dropout: float | None) -> None:
+    model = {"dropout": dropout}
+    judgement = judge(reference(model=model), make_record(label="ddp", model=model))
+    assert "dropout" in unjudged(judgement)
+
+
+@pytest.mark.parametrize("status", ["failed", "oom", "timeout", "unsupported"])
+def test_run_without_result_is_unjudged(status: str) -> None:
+    assert unjudged(judged(status=status)) == f"the run ended as {status}"
+
+
+@pytest.mark.parametrize("other", [None, make_record(status="failed"), make_record(status="diverged")])
+def test_without_a_reference_is_unjudged(other: Record | None) -> None:
+    assert unjudged(judge(other, make_record(label="ddp"))) == "the reference has no result"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"gradient_clipping": None}, "gradient clipping"),
+        ({"optimizer_groups": [{"betas": [0.9, 0.999], "eps": 1e-8}]}, "optimizer constants"),
+    ],
+)
+def test_other_settings_in_force_are_told_beside_the_level(changes: dict, named: str) -> None:
+    record = make_record(label="ddp")
+    backend = record.backend.model_copy(update={"effective": make_effective(**changes)})
+    judgement = judge(reference(), record.model_copy(update={"backend": backend}))
+    assert judgement.parity == "exact"
+    assert [(s.setting, s.effect) for s in judgement.settings] == [(named, "mathematics")]

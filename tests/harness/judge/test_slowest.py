@@ -1,0 +1,160 @@
+from collections.abc import Sequence
+
+import pytest
+
+from harness.judge.comparison import Comparison
+from harness.judge.slowest import SlowestExplanation, explain_slowest
+from harness.record import CommunicationPart, Record
+from tests.records import make_effective, make_record, make_steps
+
+NOISE = (0.99, 1.0, 1.01, 0.995, 1.005, 1.002)
+"""Repeats of one cell, relative."""
+
+
+def run(
+    label: str, seconds: float, repeat: int, *, calls: int = 10, units: int = 5, prefetch: str | None = None
+) -> Record:
+    """One run whose timed steps last `seconds`, with `calls` gathers in its one probed step."""
+    ranks = 1 if label == "single" else 2
+    record = make_record(
+        label=label, world_size=ranks, repeat=repeat, run_id=f"{label}-{repeat}",
+        steps=make_steps(seconds=seconds),
+        comm=[gathers(rank, calls) for rank in range(ranks)] if ranks > 1 else [],
+    )  # fmt: skip
+    effective = make_effective(wrap_units=[f"unit {n}" for n in range(units)], prefetch=prefetch)
+    backend = record.backend.model_copy(update={"effective": effective})
+    return record.model_copy(update={"backend": backend})
+
+
+def gathers(rank: int, calls: int) -> CommunicationPart:
+    return CommunicationPart(
+        rank=rank, phase="forward", op="all_gather", dtype="float32", group="0", group_ranks=[0, 1],
+        group_size=2, calls=calls, payload_bytes=4_000_000,
+    )  # fmt: skip
+
+
+def runs(label: str, seconds: float, repeats: int = 6, **facts: object) -> list[Record]:
+    return [run(label, seconds * NOISE[n], n, **facts) for n in range(repeats)]  # type: ignore[arg-type]
+
+
+def base(repeats: int = 6) -> list[Record]:
+    """zero3 takes twice the time of fsdp."""
+    return [
+        *runs("single", 1.0, 1),
+        *runs("ddp", 0.5, repeats, calls=1, units=1),
+        *runs("fsdp", 1.0, repeats, calls=15),
+        *runs("zero3", 2.0, repeats, calls=83, units=39, prefetch="none"),
+    ]
+
+
+def explained(records: Sequence[Record]) -> SlowestExplanation:
+    found = explain_slowest(Comparison(records))
+    assert found is not None
+    return found
+
+
+def test_without_variants_facts_are_stated_and_no_cause() -> None:
+    found = explained(base())
+    assert (found.slowest.label, found.fastest.label) == ("zero3", "fsdp")
+    assert found.ratio == pytest.approx(2.0)
+    assert found.gap == "beyond noise"
+    assert (found.slowest.collectives, found.fastest.collectives) == (83, 15)
+    assert (found.slowest.gathers, found.slowest.units, found.slowest.prefetch) == (83, 39, "none")
+    assert found.effects == ()
+    assert not found.is_tested
+    assert found.sentence == (
+        "zero3 takes 2.00 x the time of fsdp, which shards the same states. zero3 starts 83 collectives "
+        "per step (fsdp: 15), gathers 39 units (fsdp: 5), sends 2.00 MB (fsdp: 2.00) and "
+        "gathers nothing ahead. No setting was changed by itself, so the cause is not tested."
+    )
+
+
+def test_the_share_of_the_gap_that_a_setting_closes_is_measured() -> None:
+    """The truth: blocks close 60 % of the gap, prefetch nothing, and reuse makes it worse by a quarter."""
+    found = explained(
+        [
+            *base(),
+            *runs("zero3:leaf_module=blocks", 1.4, calls=15),
+            *runs("zero3:stage3_max_live_parameters=1000", 2.0),
+            *runs("zero3:stage3_max_reuse_distance=1000", 2.25),
+        ]
+    )
+    shares = {effect.changed: effect.closed for effect in found.effects}
+    assert shares["leaf_module=blocks"] == pytest.approx(0.6)
+    assert shares["stage3_max_live_parameters=1000"] == pytest.approx(0.0, abs=1e-9)
+    assert shares["stage3_max_reuse_distance=1000"] == pytest.approx(-0.25)
+    assert [effect.difference for effect in found.effects] == ["beyond noise", "within noise", "beyond noise"]
+    assert found.is_tested
+    assert found.sentence.endswith(
+        "leaf_module=blocks closes 60 % of the gap. stage3_max_reuse_distance=1000 made it slower. "
+        "stage3_max_live_parameters=1000 changed nothing beyond noise."
+    )
+
+
+def test_settings_that_change_nothing_leave_the_gap_unexplained() -> None:
+    found = explained([*base(), *runs("zero3:stage3_max_live_parameters=1000", 2.0)])
+    assert found.sentence.endswith("So none of the settings that were changed explains the gap.")
+    assert "closes" not in found.sentence
+
+
+def test_too_few_runs_show_no_cause_however_large_the_difference() -> None:
+    found = explained([*base(3), *runs("zero3:leaf_module=blocks", 1.0, 3)])
+    assert (found.gap, found.effects[0].difference) == ("not judged", "not judged")
+    assert found.effects[0].closed == pytest.approx(1.0)
+    assert not found.is_tested
+    assert "not tested against noise" in found.sentence
+    assert "fewer than 5 runs of each cell cannot show" in found.sentence
+    assert "closes" not in found.sentence
+
+
+def test_more_settings_need_more_runs() -> None:
+    variants = [f"zero3:stage3_max_live_parameters={n}" for n in range(1, 9)]
+    found = explained([*base(), *(record for label in variants for record in runs(label, 2.0))])
+    assert found.runs_needed > explained(base()).runs_needed
+
+
+def test_a_preset_is_said_to_change_several_settings() -> None:
+    found = explained([*base(), *runs("zero3:preset=library-defaults", 1.5)])
+    (effect,) = found.effects
+    assert effect.is_preset
+    assert effect.closed == pytest.approx(0.5)
+    assert found.sentence.endswith(
+        "preset=library-defaults (several settings at once) closes 50 % of the gap. "
+        "No setting was changed by itself, so the cause is not tested."
+    )
+
+
+def test_a_variant_is_no_candidate_for_the_slowest() -> None:
+    found = explained([*base(), *runs("zero3:stage3_max_reuse_distance=1000", 9.0)])
+    assert found.slowest.label == "zero3"
+
+
+def test_a_tie_is_no_gap() -> None:
+    level = [*runs("single", 1.0, 1), *runs("fsdp", 1.0), *runs("zero3", 1.0001)]
+    found = explained([*level, *runs("zero3:leaf_module=blocks", 0.5)])
+    assert found.gap == "within noise"
+    assert found.sentence.startswith("zero3 is statistically tied with fsdp")
+    assert "closes" not in found.sentence
+
+
+def test_of_twins_through_accelerate_the_one_with_variants_is_explained() -> None:
+    twin = runs("accelerate-zero3", 2.001, calls=83, units=39, prefetch="none")
+    found = explained([*base(), *twin, *runs("zero3:leaf_module=blocks", 1.5)])
+    assert found.slowest.label == "zero3"
+    assert [effect.changed for effect in found.effects] == ["leaf_module=blocks"]
+
+
+def test_the_slowest_alone_in_what_it_shards_has_nothing_to_be_compared_with() -> None:
+    assert (
+        explain_slowest(Comparison([*runs("single", 1.0, 1), *runs("ddp", 1.0), *runs("zero3", 2.0)])) is None
+    )
+
+
+def test_a_diverged_cell_is_not_explained() -> None:
+    broken = [
+        record.model_copy(update={"steps": make_steps(seconds=9.0, losses=[9.0, 9.0, 9.0, 9.0])})
+        for record in runs("fsdp1", 9.0)
+    ]
+    found = explain_slowest(Comparison([*base(), *broken]))
+    assert found is not None
+    assert found.slowest.label == "zero3"

@@ -1,0 +1,158 @@
+from typing import TypeAlias
+
+import numpy as np
+import pytest
+from numpy.typing import ArrayLike
+from scipy.stats import permutation_test
+
+from harness.judge.statistics import (
+    LEVEL,
+    Interval,
+    chance,
+    median_interval,
+    pairs_among,
+    percentile_95,
+    runs_to_judge,
+    significance,
+    stratified_significance,
+    value_range,
+)
+
+Floats: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+def chances(values: ArrayLike, base: ArrayLike) -> Floats:
+    """By scipy: the share of all divisions of the runs into two such sets that are at least so far apart.
+
+    `values` and `base` have a row per comparison and a column per run.
+    """
+
+    def far(left: Floats, right: Floats, axis: int) -> Floats:
+        return np.asarray(np.abs(left.mean(axis=axis) - right.mean(axis=axis)))
+
+    sides = np.asarray(values, float), np.asarray(base, float)
+    test = permutation_test(sides, far, vectorized=True, axis=1, n_resamples=20_000, alternative="greater")
+    return np.asarray(test.pvalue)
+
+
+def test_fewer_than_six_runs_have_a_range_and_no_interval() -> None:
+    assert median_interval([3.0, 1.0, 2.0, 5.0, 4.0]) is None
+    assert value_range([3.0, 1.0, 2.0]) == Interval(1.0, 3.0)
+    assert value_range([]) is None
+
+
+def test_interval_of_the_median_is_that_of_published_tables() -> None:
+    """Conover, Practical Nonparametric Statistics: of 10 values the 2nd and 9th, of 20 the 6th and 15th."""
+    assert median_interval(range(1, 7)) == Interval(1, 6)
+    assert median_interval(range(1, 11)) == Interval(2, 9)
+    assert median_interval(range(1, 21)) == Interval(6, 15)
+
+
+@pytest.mark.parametrize("runs", [6, 9, 15])
+def test_interval_holds_the_true_median_as_often_as_it_says(runs: int) -> None:
+    drawn = np.random.default_rng(7).lognormal(0, 1, (2000, runs))
+    intervals = [median_interval(list(values)) for values in drawn]
+    held = sum(interval is not None and interval.low <= 1 <= interval.high for interval in intervals)
+    assert held / 2000 >= 0.95 - 3 * (0.95 * 0.05 / 2000) ** 0.5
+
+
+@pytest.mark.parametrize(("cells", "runs"), [(2, 4), (2, 6), (3, 5), (5, 6), (5, 7)])
+def test_equal_cells_raise_a_false_alarm_in_at_most_one_of_twenty_comparisons(cells: int, runs: int) -> None:
+    """The fastest is chosen after the fact, as the report does, and all others stand beside it."""
+    generator = np.random.default_rng(11)
+    tries = 1000
+    drawn = generator.lognormal(0, 0.1, (tries, cells, runs))
+    drawn = np.take_along_axis(drawn, np.argsort(np.median(drawn, axis=2))[:, :, np.newaxis], axis=1)
+    others, fastest = drawn[:, :-1], np.repeat(drawn[:, -1:], cells - 1, axis=1)
+    found = chances(others.reshape(-1, runs), fastest.reshape(-1, runs)).reshape(tries, cells - 1)
+    assert significance(others[0, 0].tolist(), fastest[0, 0].tolist(), pairs_among(cells)) == (
+        "beyond noise" if found[0, 0] <= (1 - LEVEL) / pairs_among(cells) else "within noise"
+    )
+    alarms = np.count_nonzero(found.min(axis=1) <= (1 - LEVEL) / pairs_among(cells))
+    assert alarms / tries <= 0.05 + 3 * (0.05 * 0.95 / tries) ** 0.5
+
+
+@pytest.mark.parametrize(("cells", "runs"), [(2, 4), (3, 5), (5, 6), (19, 8)])
+def test_runs_that_are_apart_differ_once_there_are_enough(cells: int, runs: int) -> None:
+    pairs = pairs_among(cells)
+    slow, fast = [1.0 + 0.01 * n for n in range(runs)], [2.0 + 0.01 * n for n in range(runs)]
+    assert runs_to_judge(pairs) == runs
+    assert significance(slow, fast, pairs) == "beyond noise"
+    assert significance(slow[1:], fast[1:], pairs) == "not judged"
+
+
+def test_chance_is_the_share_of_divisions_at_least_so_far_apart() -> None:
+    """Of 70 divisions of 8 runs 2 are as far apart as can be, 2 come next: 0.029 and 0.057."""
+    assert significance([1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]) == "beyond noise"
+    assert significance([1.0, 2.0, 3.0, 5.0], [4.0, 6.0, 7.0, 8.0]) == "within noise"
+
+
+def test_three_runs_of_two_cells_are_not_judged_however_far_apart() -> None:
+    assert significance([1.0, 1.1, 1.2], [9.0, 9.1, 9.2]) == "not judged"
+    assert significance([], [9.0]) == "not judged"
+
+
+def test_one_run_is_judged_against_many() -> None:
+    others = [1.0 + 0.01 * number for number in range(39)]
+    assert significance([9.0], others) == significance(others, [9.0]) == "beyond noise"
+    assert significance([1.1], others) == "within noise"
+    assert significance([9.0], others[1:]) == "not judged"
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_divisions_that_lie_equally_far_apart_count_whatever_their_rounding(offset: float) -> None:
+    """Of the 20 divisions of 0 to 5, 2 are as far apart as 0, 1, 2 and 14 at least as far as 0, 4, 5."""
+    low, high, mixed, others = (
+        tuple(offset + 0.1 * number for number in of) for of in ((0, 1, 2), (3, 4, 5), (0, 4, 5), (1, 2, 3))
+    )
+    assert chance(((low, high),)) == pytest.approx(2 / 20)
+    assert chance(((mixed, others),)) == pytest.approx(14 / 20)
+
+
+def test_many_runs_are_judged_by_a_fixed_sample_of_divisions() -> None:
+    generator = np.random.default_rng(3)
+    left, right = list(generator.normal(10, 1, 20)), list(generator.normal(13, 1, 20))
+    assert significance(left, right) == "beyond noise"
+    assert significance(left, left[::-1]) == "within noise"
+
+
+def test_percentile_is_interpolated() -> None:
+    assert percentile_95([float(value) for value in range(21)]) == pytest.approx(19.0)
+    assert percentile_95([float(value) for value in range(19)]) is None
+    assert percentile_95([]) is None
+
+
+def test_one_occasion_is_tested_as_runs_of_one_occasion_are() -> None:
+    generator = np.random.default_rng(3)
+    for sizes in ((5, 6), (4, 4), (7, 7), (2, 9)):
+        left, right = (
+            generator.lognormal(shift, 0.1, size) for shift, size in zip((0, 0.1), sizes, strict=True)
+        )
+        alone = chance(((tuple(left), tuple(right)),))
+        assert alone == pytest.approx(float(chances([left], [right])[0]))
+
+
+def test_runs_of_several_occasions_are_exchanged_within_each() -> None:
+    """Three days with a run of each: of eight ways two are as far apart, the one seen and its mirror."""
+    days = [([1.0], [1.1]), ([5.0], [5.1]), ([9.0], [9.1])]
+    assert chance(tuple((tuple(a), tuple(b)) for a, b in days)) == 2 / 8
+    assert stratified_significance(days) == "not judged"
+    assert stratified_significance([*days, *days]) == "beyond noise"
+    assert stratified_significance([([1.0], []), ([], [2.0])]) == "not judged"
+
+
+def test_a_sample_of_divisions_stands_for_very_many() -> None:
+    day = tuple(float(n) for n in range(7)), tuple(n + 0.5 for n in range(7))
+    assert 0.3 < chance((day, day)) < 0.9
+    apart = tuple(float(n) for n in range(7)), tuple(n + 20.0 for n in range(7))
+    assert chance((apart, apart)) < 1e-4
+
+
+@pytest.mark.parametrize("runs", [(4, 4), (1, 1, 1, 1, 1, 1), (2, 3)])
+def test_days_that_differ_raise_no_more_false_alarms(runs: tuple[int, ...]) -> None:
+    generator = np.random.default_rng(5)
+    alarms = 0
+    for _ in range(400):
+        days = [generator.lognormal(day, 0.1, (2, count)).tolist() for day, count in enumerate(runs)]
+        alarms += stratified_significance([(left, right) for left, right in days]) == "beyond noise"
+    assert alarms / 400 <= 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5
