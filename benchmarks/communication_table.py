@@ -27,8 +27,8 @@ from harness.judge.volume import (
     volume_of,
 )
 from harness.record import Record
-from harness.report.sections.machine import commit_words
 from harness.store import read_runs
+from harness.tell.sections.machine import commit_words
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "communication.md"
 GEOMETRIES = {

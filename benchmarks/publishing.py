@@ -12,10 +12,10 @@ from pathlib import Path
 from benchmarks.published_reports import SUBJECTS, question_of
 from harness.record import Record
 from harness.record_files import ARCHIVE_NAME
-from harness.report.manifest import read_manifest
-from harness.report.report import write_report
-from harness.report.verify import verify
 from harness.store import read_runs
+from harness.tell.manifest import read_manifest
+from harness.tell.report import write_report
+from harness.tell.verify import verify
 
 REPORTS = ("report.md", "report.html")
 """The second is optional."""

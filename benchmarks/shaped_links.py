@@ -24,13 +24,13 @@ from harness.errors import HarnessError
 from harness.fabric.result import read_fabric
 from harness.forms.network import crossover_bandwidth, seconds_over_link
 from harness.judge.measures import step_seconds
-from harness.judge.nodes import node_volumes
-from harness.judge.order_words import unranked_words
 from harness.judge.ranking import Ranking, ranking
 from harness.judge.statistics import pairs_among, runs_to_judge
 from harness.record import Record
 from harness.record_files import ARCHIVE_NAME
 from harness.store import read_runs
+from harness.tell.order_words import unranked_words
+from harness.tell.sections.communication import node_volumes
 from tests.cluster.fabric import measured_fabric
 from tests.cluster.slurm import SlurmCluster
 

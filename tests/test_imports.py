@@ -13,8 +13,8 @@ WITHOUT_TORCH = [
     "harness.judge.comparison",
     "harness.judge.findings.catalogue", "harness.judge.measures", "harness.judge.parity",
     "harness.judge.rows", "harness.config", "harness.run_directory.assemble", "harness.launch.local",
-    "harness.provenance", "harness.record", "harness.report.report", "harness.report.drawing",
-    "harness.report.tables", "harness.launch.cell", "harness.spec", "harness.store",
+    "harness.provenance", "harness.record", "harness.tell.report", "harness.tell.pictures.drawing",
+    "harness.tell.tables", "harness.launch.cell", "harness.spec", "harness.store",
     "harness.forms.families",
     "harness.backends.base", "backends.options", "backends.registry",
 ]  # fmt: skip

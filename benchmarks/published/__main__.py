@@ -14,7 +14,7 @@ from benchmarks.published.judge import judge
 from benchmarks.published.page import render, scatter
 from benchmarks.published.rows import read_rows
 from harness.errors import HarnessError
-from harness.report.drawing import draw
+from harness.tell.pictures.drawing import draw
 
 
 def main(data: Path, folder: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 from tabulate import tabulate
 
 from benchmarks.published.judge import FULLY_SPECIFIED, Judged, Summary, summarize
-from harness.report.document import Picture
-from harness.report.palette import CURVES, GREY
-from harness.report.pictures.curves import SHAPES
+from harness.tell.document import Picture
+from harness.tell.pictures.curves import SHAPES
+from harness.tell.pictures.drawing import CURVES, GREY
 
 INTRODUCTION = """\
 # Predictions for published runs

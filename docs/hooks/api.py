@@ -13,7 +13,7 @@ TOPICS = {
         "harness.judge.metrics",
         "harness.judge.findings.finding",
     ),
-    "Reports": ("harness.report.report", "harness.report.verify"),
+    "Reports": ("harness.tell.report", "harness.tell.verify"),
     "Closed forms": ("harness.forms.workload", "harness.forms.terms", "harness.forms.families"),
     "Predictions": (
         "harness.planning.models",

@@ -65,20 +65,20 @@ class Results:
 
     def report(self, path: str | PathLike[str]) -> Path:
         """Write a report; its format follows from the extension (.md, .html, .csv, .json, .tex)."""
-        from harness.report.report import write_report
+        from harness.tell.report import write_report
 
         return write_report(self.runs, Path(path))
 
     def __str__(self) -> str:
-        from harness.report.terminal import finding_lines, terminal_table
+        from harness.tell.terminal import finding_lines, terminal_table
 
         return "\n".join([terminal_table(self.comparison), *finding_lines(self.comparison)])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from harness.report.tables import main_table
-        from harness.report.terminal import finding_lines
+        from harness.tell.tables import main_table
+        from harness.tell.terminal import finding_lines
 
         found = "".join(f"<li>{escape(line)}</li>" for line in finding_lines(self.comparison, wide=True))
         return main_table(self.comparison, "html") + (f"<ul>{found}</ul>" if found else "")

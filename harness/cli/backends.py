@@ -12,7 +12,7 @@ from harness.backends.not_run import NOT_RUN
 from harness.cli.options import common, json_option
 from harness.cli.output import echo
 from harness.provenance import package_versions
-from harness.report.narrow import fitted
+from harness.tell.narrow import fitted
 
 PRESET, ROW = "preset", "row"
 """The options of all backends."""

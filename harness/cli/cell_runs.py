@@ -173,7 +173,7 @@ def open_store(runs: Path) -> Store:
 def _line(record: Record) -> str:
     """What a person who waits reads of a cell; a record that cannot be shown is still one."""
     from harness.judge.comparison import Comparison
-    from harness.report.tables import cell_line
+    from harness.tell.tables import cell_line
 
     try:
         (row,) = Comparison([record]).rows

@@ -18,9 +18,9 @@ from harness.judge.wording import counted
 from harness.launch.owner import without_record
 from harness.plain_files import read_plain
 from harness.record import Record
-from harness.report.formats import megabytes
-from harness.report.manifest import read_manifest
 from harness.store import Store
+from harness.tell.formats import megabytes
+from harness.tell.manifest import read_manifest
 
 UNFINISHED = ("failed", "timeout")
 MOST_DAYS = 36_500

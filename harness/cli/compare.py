@@ -180,7 +180,7 @@ def _require_no_launcher() -> None:
 
 def _require_writable(report: Path | None) -> None:
     if report is not None:
-        from harness.report.destination import require_writable
+        from harness.tell.report import require_writable
 
         require_writable(report)
 
@@ -189,7 +189,7 @@ def _write_report(runs: Sequence[tuple[Path, Record]], report: Path | None, aske
     """Write the report with a folder of its own records next to it: later runs do not concern it."""
     if report is None:
         return
-    from harness.report.report import write_report
+    from harness.tell.report import write_report
 
     if stream_number(report) is not None:
         write_report(runs, report, question=asked.question, price=asked.price_per_gpu_hour)
@@ -228,8 +228,7 @@ def _show(
     except (HarnessError, OSError):
         raise
     except Exception:
-        from harness.report.odd_runs import without_odd_runs
-        from harness.report.report import prepare_report
+        from harness.tell.report import prepare_report, without_odd_runs
 
         def trial(some: Sequence[tuple[Path, Record]]) -> object:
             return _texts(some, view), prepare_report(some, report) if report is not None else None
@@ -242,7 +241,7 @@ def _show(
 def _present(
     runs: Sequence[tuple[Path, Record]], report: Path | None, asked: CompareSection, as_json: bool, view: View
 ) -> Comparison:
-    from harness.report.terminal import where_to_read
+    from harness.tell.terminal import where_to_read
 
     comparison, table, document = _texts(runs, view)
     _write_report(runs, report, asked)
@@ -260,7 +259,7 @@ def _present(
 def _texts(runs: Sequence[tuple[Path, Record]], view: View) -> tuple[Comparison, str, str]:
     """The comparison, its table and its document."""
     from harness.judge.comparison import Comparison
-    from harness.report.terminal import finding_lines, terminal_table
+    from harness.tell.terminal import finding_lines, terminal_table
 
     comparison = Comparison(record for _, record in runs)
     table = "\n".join(

@@ -24,8 +24,8 @@ from harness.judge.wording import ranks
 from harness.launch.device import device_of
 from harness.launch.libraries import EVERY_RANK, require_libraries
 from harness.provenance import package_versions
-from harness.report.narrow import fitted
 from harness.scratch import scratch_folder
+from harness.tell.narrow import fitted
 
 RANKS = 2
 

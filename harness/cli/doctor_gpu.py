@@ -18,8 +18,8 @@ from harness.doctor.gpu.runs import gather
 from harness.errors import HarnessError
 from harness.gpus.found import Gpus, find_gpus
 from harness.provenance import environment, package_versions
-from harness.report.narrow import fitted
 from harness.scratch import scratch_folder
+from harness.tell.narrow import fitted
 
 PACKAGES = ("sharding-harness", "torch", "transformers", "deepspeed", "accelerate", "nvidia-ml-py")
 

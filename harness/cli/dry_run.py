@@ -22,8 +22,8 @@ from harness.planning.estimate.support import why_not_micro_batched, why_unsuppo
 from harness.planning.wall_time import ASSUMED, assumed_time
 from harness.provenance import package_versions
 from harness.record import Record
-from harness.report.narrow import narrow
 from harness.spec.pairs import why_refused
+from harness.tell.narrow import narrow
 
 MOST_NAMED = 3
 """Settings that one line names."""

@@ -14,7 +14,7 @@ from harness.cli.options import common, json_option
 from harness.cli.output import echo
 from harness.errors import HarnessError
 from harness.judge.findings.catalogue import kinds
-from harness.report.narrow import WIDTH
+from harness.tell.narrow import WIDTH
 
 
 @click.command()

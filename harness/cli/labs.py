@@ -16,8 +16,8 @@ from harness.errors import HarnessError
 from harness.judge.wording import counted
 from harness.labs.catalogue import LABS, Lab, Scale, Variant, find_lab
 from harness.launch.spent import Spent
-from harness.report.narrow import fitted
 from harness.store import read_runs
+from harness.tell.narrow import fitted
 
 ALL = "all"
 FOLDER = Path("runs") / "labs"

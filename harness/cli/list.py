@@ -16,8 +16,8 @@ from harness.judge.metrics import SPEED, STEP
 from harness.judge.rows import Row, reason
 from harness.record import Record
 from harness.record.run import Status
-from harness.report.formats import megabytes, milliseconds, number
-from harness.report.narrow import narrow
+from harness.tell.formats import megabytes, milliseconds, number
+from harness.tell.narrow import narrow
 
 
 @click.command("list")

@@ -75,7 +75,7 @@ def _present(record: Record, store: Store, as_json: bool, view: View) -> None:
         echo(record.model_dump_json(indent=1))
     elif record.steps:
         from harness.judge.comparison import Comparison
-        from harness.report.terminal import terminal_table
+        from harness.tell.terminal import terminal_table
 
         echo(terminal_table(Comparison([record]), wide=view.wide))
     if record.error is not None:

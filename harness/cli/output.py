@@ -9,8 +9,8 @@ import sys
 import click
 
 from harness.errors import HarnessError
-from harness.report.narrow import folded
 from harness.safe_text import harmless, redacted
+from harness.tell.narrow import folded
 
 
 def echo(text: str, *, err: bool = False) -> None:

@@ -17,12 +17,17 @@ from harness.judge.changes import failures, parse_conditions
 from harness.judge.comparison import Comparison
 from harness.launch.owner import lines_about
 from harness.record_files import ARCHIVE_NAME, is_folder_of_runs, place_of_runs
-from harness.report.destination import require_writable
-from harness.report.manifest import Format
-from harness.report.odd_runs import without_odd_runs
-from harness.report.report import Run, format_of, prepare_report, write_report
 from harness.spec import Price, Question
 from harness.store import archive_runs, read_runs, without_collection
+from harness.tell.manifest import Format
+from harness.tell.report import (
+    Run,
+    format_of,
+    prepare_report,
+    require_writable,
+    without_odd_runs,
+    write_report,
+)
 
 
 @click.command()

@@ -224,7 +224,7 @@ def _present_run(record: Record, store: Store, as_json: bool, view: View) -> int
     if not as_json:
         from harness.judge.comparison import Comparison
         from harness.judge.findings.launcher import overridden_text
-        from harness.report.terminal import terminal_table
+        from harness.tell.terminal import terminal_table
 
         echo(terminal_table(Comparison([record]), wide=view.wide))
         if (text := overridden_text(record)) is not None:

@@ -19,11 +19,11 @@ from harness.judge.metrics import METRICS
 from harness.judge.rows import reason
 from harness.nested import leaves
 from harness.record import ObservationPart, Record
-from harness.report.figures import figure_text
-from harness.report.formats import megabytes
-from harness.report.narrow import WIDTH
-from harness.report.terminal import finding_lines
 from harness.spec import Experiment
+from harness.tell.formats import megabytes
+from harness.tell.narrow import WIDTH
+from harness.tell.tables import figure_text
+from harness.tell.terminal import finding_lines
 
 UNITS = {"bytes": "MB", "seconds": "ms"}
 

@@ -33,7 +33,6 @@ from harness.errors import HarnessError
 from harness.judge.wording import counted
 from harness.planning.forecast import Forecast
 from harness.planning.limits import Limits
-from harness.report.narrow import fitted
 from harness.shipped import resolve
 from harness.slurm import client
 from harness.slurm.collection import RunState, look, records_of_cells
@@ -51,6 +50,7 @@ from harness.slurm.preflight import foresee_runs, forget_refused, record_refused
 from harness.slurm.site import load_site, with_time_limit
 from harness.slurm.submission import AnotherSubmission, alone, read_jobs, submit_runs, unsubmitted
 from harness.store import Store
+from harness.tell.narrow import fitted
 
 _folder = click.argument("folder", type=PATH)
 
@@ -181,7 +181,7 @@ def collect(folder: Path, report: Path | None, as_json: bool) -> int:
     states = collect_records(folder, matrix)
     _present(folder, states, as_json)
     if report is not None:
-        from harness.report.report import write_report
+        from harness.tell.report import write_report
 
         write_report(records_of_cells(matrix, states), report)
         echo(f"report: {report}", err=True)

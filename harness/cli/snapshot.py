@@ -23,10 +23,10 @@ def snapshot(files: tuple[Path, ...], as_json: bool) -> int:
     same as JSON. Shows fragmentation and blocks held for other streams too.
     """
     from harness.errors import HarnessError
-    from harness.report.snapshots import snapshot_document
-    from harness.report.traces import terminal_lines
     from harness.snapshots.account import accounts
     from harness.snapshots.reading import read_snapshot
+    from harness.tell.snapshots import snapshot_document
+    from harness.tell.traces import terminal_lines
 
     begin("reading snapshots")
     found = []

@@ -14,7 +14,7 @@ from harness.errors import HarnessError
 from harness.nested import finite
 
 if TYPE_CHECKING:
-    from harness.report.document import Document
+    from harness.tell.document import Document
 
 FORMATS = (".md", ".html")
 
@@ -46,7 +46,7 @@ def trace(
     several. Lists collectives with bytes and bus bandwidth, who waits for whom, and which strategy they
     look like.
     """
-    from harness.report.traces import terminal_lines, trace_document
+    from harness.tell.traces import terminal_lines, trace_document
     from harness.traces.analysis import read_traces
     from harness.traces.document import changes_of, document
     from harness.traces.skew import skew_of
@@ -73,6 +73,6 @@ def trace(
 
 def _write(shown: Document, output: Path) -> None:
     """The document with its pictures next to it, or in it."""
-    from harness.report.loose import write_document
+    from harness.tell.loose import write_document
 
     write_document(shown, output, "harness trace")

@@ -12,10 +12,10 @@ from harness.atomic_write import write_atomically
 from harness.errors import HarnessError
 from harness.fabric.result import FabricResult, FabricRow
 from harness.judge.wording import listed
-from harness.report.document import Picture
-from harness.report.drawing import draw
-from harness.report.formats import number
-from harness.report.pictures.curves import Panel, decades, plain_look
+from harness.tell.document import Picture
+from harness.tell.formats import number
+from harness.tell.pictures.curves import Panel, decades, plain_look
+from harness.tell.pictures.drawing import draw
 
 WIDTH, HEIGHT = 460, 240
 

@@ -6,7 +6,7 @@ from tabulate import tabulate
 
 from harness.fabric.result import FabricResult, FabricRow
 from harness.judge.wording import counted
-from harness.report.formats import NOT_AVAILABLE, gigabytes, number
+from harness.tell.formats import NOT_AVAILABLE, gigabytes, number
 
 HEADERS = ("operation", "ranks", "bytes", "repeats", "time us (best..worst)", "algbw GB/s", "busbw GB/s")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tabulate import tabulate
 
-from harness.report.narrow import fitted, folded
+from harness.tell.narrow import fitted, folded
 
 MISSING = "n/a"
 GB = 1e9

@@ -14,7 +14,7 @@ from harness.errors import HarnessError
 from harness.forms.flops import find_peak
 from harness.planning.catalogue import read_file
 from harness.planning.device import Device, Fabric
-from harness.report.narrow import fitted
+from harness.tell.narrow import fitted
 from harness.yaml_files import read_yaml_file
 
 USER_FILE = Path(".config", "harness", "hardware.yaml")

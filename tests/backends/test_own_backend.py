@@ -13,8 +13,8 @@ from harness.config import load_experiment
 from harness.doctor.check import ABOUT_TIME
 from harness.judge.comparison import Comparison
 from harness.provenance import module_fingerprint
-from harness.report.tables import WITHOUT_FORM, WITHOUT_FORM_MEANS
-from harness.report.terminal import terminal_table
+from harness.tell.tables import WITHOUT_FORM, WITHOUT_FORM_MEANS
+from harness.tell.terminal import terminal_table
 from tests.harness.cli.command_line import SMALL, harness, harness_process, records
 from tests.plugins import register
 

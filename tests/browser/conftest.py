@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from harness.report.report import write_report
 from harness.store import write_record
+from harness.tell.report import write_report
 
 from .report import records
 

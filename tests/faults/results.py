@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from harness.report.formats import markdown_text, shortened
+from harness.tell.formats import markdown_text, shortened
 from tests.faults.injection import BACKENDS, KINDS, kind_of
 from tests.faults.judge import untruths
 from tests.faults.scene import PHASE_SECONDS, STUCK_SECONDS, Seen

@@ -16,7 +16,7 @@ from harness.fabric.result import FabricResult, FabricRow
 from harness.planning.calibration.document import Calibration, CellFit
 from harness.record.text import record_text
 from tests.harness.brought.files import every_file
-from tests.harness.report.hostile import hostile_records
+from tests.harness.tell.hostile import hostile_records
 from tests.records import JOB, make_record
 
 ROOT = Path(__file__).parents[2]

@@ -19,12 +19,12 @@ from harness.judge.comparison import Comparison
 from harness.planning.calibration.document import read_calibration
 from harness.planning.hardware import load_hardware
 from harness.record.text import record_text
-from harness.report.terminal import finding_lines, terminal_table
 from harness.resume import find_checkpoint
 from harness.slurm.matrix import plan_nodes, render_matrix, write_matrix
 from harness.slurm.site import Site, load_site
 from harness.spec import Experiment
 from harness.store import read_runs
+from harness.tell.terminal import finding_lines, terminal_table
 from tests.fuzz import files
 from tests.fuzz.command_lines import command_lines, invoke
 from tests.fuzz.documents import mutated, of_schema, settings

@@ -24,8 +24,8 @@ from harness.judge.metrics import BY_KEY
 from harness.judge.rows import Row
 from harness.judge.wording import listed
 from harness.record_files import ARCHIVE_NAME, RECORD_NAME
-from harness.report.report import write_report
 from harness.store import read_runs
+from harness.tell.report import write_report
 from tests.gpu_stub.log import Bytes, counted_collectives, told_collectives
 from tests.gpu_stub.machine import Machine
 from tests.gpu_stub.matrix import PRECISIONS, RANKS, clean_comparison, findings

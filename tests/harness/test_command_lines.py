@@ -4,8 +4,8 @@ import pytest
 
 from harness.command_lines import by_name, inside, without_passwords
 from harness.judge.comparison import Comparison
-from harness.report.document import Code, Folded, Paragraph
-from harness.report.sections.reproduce import reproduce_section
+from harness.tell.document import Code, Folded, Paragraph
+from harness.tell.sections.reproduce import reproduce_section
 from tests.records import make_record
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from harness.record import ErrorPart
-from harness.report.report import write_report
 from harness.store import write_record
+from harness.tell.report import write_report
 from tests.records import ENVIRONMENT, JOB, make_record
 
 PLACES = {

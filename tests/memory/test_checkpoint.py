@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.report.document import Folded, Table
-from harness.report.sections.communication import communication_section
-from harness.report.sections.memory import memory_section
 from harness.store import read_runs
+from harness.tell.document import Folded, Table
+from harness.tell.sections.communication import communication_section
+from harness.tell.sections.memory import memory_section
 from tests.memory.runs import LLAMA, Outcome, compare
 
 BACKENDS = ("ddp", "zero1", "zero3", "fsdp", "fsdp1")

@@ -13,12 +13,10 @@ from harness.errors import HarnessError
 from harness.judge.wording import listed
 from harness.planning.estimate.question import Question
 from harness.planning.estimate.row import EstimateRow, estimate
-from harness.report.document import Picture
-from harness.report.drawing import draw
-from harness.report.formats import number
-from harness.report.palette import LIMIT, look_of
-from harness.report.pictures.curves import Panel, decades
-from harness.report.pictures.labels import LINE
+from harness.tell.document import Picture
+from harness.tell.formats import number
+from harness.tell.pictures.curves import LINE, Panel, decades
+from harness.tell.pictures.drawing import LIMIT, draw, look_of
 
 FORMATS = {".svg": "svg", ".png": "png"}
 WIDTH, HEIGHT = 460, 240

@@ -11,8 +11,8 @@ from harness.planning.estimate.document import formulae
 from harness.planning.estimate.question import Question
 from harness.planning.estimate.row import EstimateRow
 from harness.planning.estimate.twins import twins_line, without_twins
-from harness.report.formats import NOT_AVAILABLE
-from harness.report.narrow import WIDTH, fitted, narrow
+from harness.tell.formats import NOT_AVAILABLE
+from harness.tell.narrow import WIDTH, fitted, narrow
 
 MEMORY = (
     ("weights", ("weights",)), ("gath.", ("gathered",)), ("grads", ("gradients",)),

@@ -9,8 +9,8 @@ from harness.judge.wording import counted, listed, percent
 from harness.planning.fit.answer import Found
 from harness.planning.fit.limit import Limit
 from harness.planning.fit.trial import Trial
-from harness.report.formats import NOT_AVAILABLE, megabytes
-from harness.report.narrow import fitted
+from harness.tell.formats import NOT_AVAILABLE, megabytes
+from harness.tell.narrow import fitted
 
 HEADERS = (
     "micro-batch", "accumulation", "sequence", "predicted MB", "measured MB", "error", "status", "tokens/s",

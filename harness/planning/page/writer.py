@@ -44,7 +44,7 @@ def page(data: dict[str, Any]) -> str:
     """The text of the page."""
     folder = files(__package__)
     scripts = [folder.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS]
-    report_style = files("harness.report.writers").joinpath("report.css").read_text(encoding="utf-8")
+    report_style = files("harness.tell.writers").joinpath("report.css").read_text(encoding="utf-8")
     template = Environment(autoescape=True, trim_blocks=True).from_string(
         folder.joinpath("page.html.jinja").read_text(encoding="utf-8")
     )

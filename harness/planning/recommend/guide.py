@@ -23,7 +23,7 @@ from harness.planning.recommend.remedies import (
     predicted_remedies,
     tool_of,
 )
-from harness.report.formats import gigabytes, number
+from harness.tell.formats import gigabytes, number
 
 GUIDE_GPUS = 512
 """From here on the guide calls pure ZeRO-3 communication-bound."""

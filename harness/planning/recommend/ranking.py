@@ -21,7 +21,7 @@ from harness.planning.recommend.predict import (
 )
 from harness.planning.recommend.question import Question
 from harness.planning.recommend.variants import NOT_TRIED, Variant, distinct_backends, variants
-from harness.report.formats import gigabytes
+from harness.tell.formats import gigabytes
 
 CLOSE_SHARE = 0.05
 """Of the better rate: nearer than that only a measurement ranks."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 from harness.planning.recommend.predict import Configuration, Predictors, best_configuration
 from harness.planning.recommend.question import Question
-from harness.report.formats import gigabytes
+from harness.tell.formats import gigabytes
 
 Tool = Literal[
     "more GPUs", "fewer GPUs", "larger batch", "smaller batch", "tensor", "pipeline", "context", "expert",

@@ -12,8 +12,8 @@ from harness.planning.recommend.recommendation import Recommendation
 from harness.planning.recommend.remedies import Remedy
 from harness.planning.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
 from harness.planning.verdict import TIGHT_SHARE
-from harness.report.formats import NOT_AVAILABLE, gigabytes, number, percent
-from harness.report.narrow import fitted
+from harness.tell.formats import NOT_AVAILABLE, gigabytes, number, percent
+from harness.tell.narrow import fitted
 
 PLANNED_WITH = {
     "library-defaults": "each library's own defaults (runtime.preset=library-defaults)",

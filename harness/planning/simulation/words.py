@@ -9,7 +9,7 @@ from typing import Any
 from tabulate import tabulate
 
 from harness.planning.simulation.comparison import BytesRow, CollectiveRow, SimulatedRow
-from harness.report.formats import NOT_AVAILABLE, megabytes
+from harness.tell.formats import NOT_AVAILABLE, megabytes
 
 COLLECTIVES = (
     "phase", "collective", "dtype", "group", "ranks", "calls", "closed form", "payload MB", "closed form",

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.record import ErrorPart
-from harness.report.narrow import WIDTH
 from harness.store import write_record
+from harness.tell.narrow import WIDTH
 from tests.records import make_record
 
 from .command_line import harness, refused

@@ -6,8 +6,8 @@ from unittest.mock import patch
 import pytest
 
 from harness.cli import COMMANDS, output
-from harness.report.narrow import WIDTH, fitted, folded
 from harness.store import write_record
+from harness.tell.narrow import WIDTH, fitted, folded
 from tests.records import make_record, make_steps
 
 from .command_line import harness

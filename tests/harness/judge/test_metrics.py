@@ -9,8 +9,8 @@ from harness.judge import metrics, repeats, rows
 from harness.judge.changes import changes, failures, parse_conditions
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import METRICS, Metric, metrics_in
-from harness.report import figures, tables
-from harness.report.tables import main_table, results_table
+from harness.tell import tables
+from harness.tell.tables import main_table, results_table
 from harness.tracking import scalars
 from tests.records import make_record, make_steps
 
@@ -39,7 +39,7 @@ def with_longest(monkeypatch: pytest.MonkeyPatch) -> None:
     everything = (*METRICS, LONGEST)
     for module in (metrics, repeats, rows):
         monkeypatch.setattr(module, "METRICS", everything)
-    for module in (figures, repeats):
+    for module in (tables, repeats):
         monkeypatch.setattr(module, "BY_KEY", {metric.key: metric for metric in everything})
     monkeypatch.setattr(tables, "RESULTS", metrics_in("results", "data"))
 

@@ -6,9 +6,8 @@ import pytest
 
 from harness.forms.network import NodeTraffic, node_traffic
 from harness.judge.comparison import Comparison
-from harness.judge.nodes import node_volumes
 from harness.record import CommunicationPart, Record
-from harness.report.sections.nodes import nodes_section
+from harness.tell.sections.communication import node_volumes, nodes_section
 from tests.records import make_ranks, make_record
 
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "b"}

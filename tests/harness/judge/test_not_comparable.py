@@ -3,11 +3,11 @@
 from harness.judge.comparison import Comparison
 from harness.judge.scaling import strong_scaling, weak_scaling
 from harness.record import Record
-from harness.report.before_after import before_after
-from harness.report.outline import details_document
-from harness.report.short.outline import short_document
-from harness.report.tables import main_table, not_comparable_table
-from harness.report.writers.markdown import render_details, render_markdown
+from harness.tell.before_after import before_after
+from harness.tell.outline import details_document
+from harness.tell.short.outline import short_document
+from harness.tell.tables import main_table, not_comparable_table
+from harness.tell.writers.markdown import render_details, render_markdown
 from tests.records import make_record, make_steps, make_weights
 
 OTHER_WEIGHTS = {"initial_weights": make_weights("d" * 64)}

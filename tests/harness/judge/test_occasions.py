@@ -4,9 +4,9 @@ import pytest
 
 from harness.judge.comparison import Comparison
 from harness.judge.occasions import Spread, occasions, spread
-from harness.judge.order_words import ONE_OCCASION, occasions_words
 from harness.record import Record
 from harness.record.environment import SlurmPart
+from harness.tell.order_words import ONE_OCCASION, occasions_words
 from tests.records import ENVIRONMENT, make_record, make_steps
 
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from harness.judge.comparison import Comparison
 from harness.judge.metrics import SPEED, STEP
-from harness.judge.order_words import runs_needed_words, slowest_words, unranked_words
 from harness.judge.ranking import difference, frontier, ranking
 from harness.record import Record
+from harness.tell.order_words import runs_needed_words, slowest_words, unranked_words
 from tests.records import make_record, make_steps
 
 FAST, SLOW = [1.0, 1.01, 1.02, 1.03, 1.04], [2.0, 2.01, 2.02, 2.03, 2.04]

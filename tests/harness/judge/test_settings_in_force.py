@@ -2,8 +2,8 @@ import json
 
 from harness.judge.comparison import Comparison, DifferingSetting
 from harness.record import BackendPart, Record
-from harness.report.sections.settings import settings_section
-from harness.report.terminal import where_to_read
+from harness.tell.sections.settings import settings_section
+from harness.tell.terminal import where_to_read
 from tests.records import make_effective, make_record, make_weights
 
 

@@ -3,8 +3,8 @@ from collections.abc import Sequence
 import pytest
 
 from harness.judge.comparison import Comparison
-from harness.judge.slowest import SlowestExplanation, explain_slowest
 from harness.record import CommunicationPart, Record
+from harness.tell.short.choice import SlowestExplanation, explain_slowest
 from tests.records import make_effective, make_record, make_steps
 
 NOISE = (0.99, 1.0, 1.01, 0.995, 1.005, 1.002)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.judge.slowest import sent_with, states_on
 from harness.judge.states import expected_model_state_bytes
 from harness.judge.volume import expected_sent_bytes_per_step
 from harness.record import Record
 from harness.record_files import ARCHIVE_NAME
 from harness.store import read_runs
+from harness.tell.short.choice import sent_with, states_on
 from tests.records import make_record
 
 REPORTS = Path(__file__).resolve().parents[3] / "reports"

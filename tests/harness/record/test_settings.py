@@ -12,9 +12,9 @@ from harness.errors import HarnessError
 from harness.judge.comparison import Comparison
 from harness.record import ObservationPart, Record
 from harness.record.settings import seen_job
-from harness.report.outline import details_document
 from harness.spec import Job
 from harness.store import read_record
+from harness.tell.outline import details_document
 from tests.records import make_model, make_record
 
 PART = ObservationPart(command=["torchrun", "train.py"], frameworks=[], base="ddp")

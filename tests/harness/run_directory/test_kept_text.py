@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from harness.record import ErrorPart, Record
-from harness.report.report import write_report
 from harness.run_directory.assemble import assemble
 from harness.run_directory.events import FailureEvent
 from harness.run_directory.outcome import Outcome
 from harness.run_directory.request import rank_file, rank_log
 from harness.safe_text import described
 from harness.store import keep_record, read_record, write_record
+from harness.tell.report import write_report
 from harness.worker.events import EventWriter
 from tests.fake_ranks import a_request
 from tests.records import make_record

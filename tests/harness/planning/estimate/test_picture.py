@@ -13,7 +13,7 @@ from harness.planning.estimate.picture import (
     sizes_to_draw,
     write_picture,
 )
-from harness.report.drawing import draw
+from harness.tell.pictures.drawing import draw
 from tests.harness.planning.estimate.asking import ask
 
 MIXED = "training.precision=bf16-mixed"

@@ -1,1 +1,0 @@
-"""Tables, plots and markdown: pure functions of records, no torch."""

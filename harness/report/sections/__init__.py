@@ -1,1 +1,0 @@
-"""The sections of the report: one module each, a pure function of rows that returns a `Section`."""

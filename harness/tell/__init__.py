@@ -1,0 +1,1 @@
+"""Words, tables, sections, pictures, writers: pure functions of a comparison; no torch."""

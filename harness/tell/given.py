@@ -1,0 +1,90 @@
+"""What became of each key of a configuration file, for a terminal and for a report."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from harness.record import GivenPart, GivenSettingPart
+from harness.tell.document import Column, Table
+from harness.tell.narrow import WIDTH, narrow
+
+COLUMNS = (
+    Column("key", "key", align="left"),
+    Column("handling", "handling", align="left"),
+    Column("given", "given", align="left"),
+    Column("used", "used", align="left"),
+    Column("setting", "setting", align="left"),
+    Column("reason", "why", align="left"),
+)
+
+
+def summary(label: str, part: GivenPart) -> str:
+    """'ds.json (deepspeed, like-for-like) is row zero3: 9 keys taken, 3 pinned, 4 without a part...'."""
+    pinned, idle = _pinned(part), _idle(part)
+    absent = [setting for setting in part.settings if setting.given is None and setting.handling == "taken"]
+    taken = len(part.settings) - len(pinned) - len(idle) - len(absent)
+    return (
+        f"{part.file} ({part.kind}, {part.mode}) is row {label}: {taken} keys taken, {len(pinned)} pinned, "
+        f"{len(idle)} without a part in a run"
+    )
+
+
+def given_lines(label: str, part: GivenPart) -> list[str]:
+    """What differs from the file, key by key with the reason; then every key that has a part in a run."""
+    lines = [summary(label, part)]
+    for reason, settings in _by_reason(_pinned(part)).items():
+        keys = ", ".join(f"{s.key} {text(s.used)} instead of {text(s.given)}" for s in settings)
+        lines += _wrapped(f"differs ({reason}): {keys}")
+    taken = [s for s in part.settings if s.handling == "taken"]
+    rows = [[s.key, text(s.given), text(s.used)] for s in taken]
+    if rows:
+        lines.append(narrow(rows, ["key", "given", "used"], shrinks=["given", "used", "key"]))
+    for reason, settings in _by_reason(_idle(part)).items():
+        keys = ", ".join(f"{s.key}={text(s.given)}" for s in settings)
+        lines += _wrapped(f"without a part ({reason}): {keys}")
+    return lines
+
+
+def _by_reason(settings: Sequence[GivenSettingPart]) -> dict[str, list[GivenSettingPart]]:
+    found: dict[str, list[GivenSettingPart]] = {}
+    for setting in settings:
+        found.setdefault(setting.reason or "", []).append(setting)
+    return found
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(
+        line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )  # fmt: skip
+
+
+def given_table(part: GivenPart, number: int) -> Table:
+    """Every key of a file; `number` tells the tables of a report apart."""
+    rows = [[s.key, s.handling, text(s.given), text(s.used), s.setting or "", s.reason or ""]
+            for s in part.settings]  # fmt: skip
+    return Table(key=f"given_{number}", columns=COLUMNS, rows=rows)
+
+
+def text(value: Any) -> str:
+    """A value as the file's own language writes it; '-' for none."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
+        return str(int(value))
+    return str(value)
+
+
+def _is_idle(setting: GivenSettingPart) -> bool:
+    return setting.handling == "pinned" and setting.used is None
+
+
+def _idle(part: GivenPart) -> Sequence[GivenSettingPart]:
+    return [setting for setting in part.settings if _is_idle(setting)]
+
+
+def _pinned(part: GivenPart) -> Sequence[GivenSettingPart]:
+    return [setting for setting in part.pinned if not _is_idle(setting)]

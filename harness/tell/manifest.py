@@ -1,0 +1,175 @@
+"""What a report carries so that it can be computed again: one line of JSON, hidden in its text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from harness.errors import HarnessError
+from harness.record import Record
+from harness.record_files import RecordFiles
+from harness.spec import Price, Question
+from harness.tell.pictures.drawing import renderer
+
+Format = Literal["md", "html", "csv", "json", "latex"]
+Kind = Literal["comparison", "baseline"]
+MARK = "harness-report: "
+_LINE = re.compile(r'(?:<!-- |% | ")?harness-report"?: (\{.*\})(?: -->)?')
+
+
+class RecordEntry(BaseModel):
+    """A record of the report, by its path from the report's folder."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str
+    sha256: str
+    run_id: str
+    status: str
+    before: bool = False
+    """Of a report with a baseline: whether it belongs to the baseline."""
+
+
+class Manifest(BaseModel):
+    """Options and inputs of one report."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    """Of the report's file, from which those of its pictures are made."""
+    format: Format
+    kind: Kind = "comparison"
+    question: Question = "all"
+    """What the report answers."""
+    subject: str = ""
+    """What its title adds to the job; empty: nothing."""
+    price_per_gpu_hour: Price | None = None
+    """What replaces the price of the records; None: nothing."""
+    harness: str
+    drawing: str
+    """Name and version of what drew the pictures; another draws other bytes."""
+    records: list[RecordEntry]
+    folders: list[str] = []
+    """Folders of which every record is in the report."""
+    left_out: list[str] = []
+    """Records that lay next to those of the report and are not part of it."""
+    pictures: dict[str, str] = {}
+    """SHA-256 of each picture, by file name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drawn_by_matplotlib(cls, values: Any) -> Any:
+        """Reports that matplotlib drew name it by its version alone."""
+        if isinstance(values, dict) and "matplotlib" in values and "drawing" not in values:
+            values = dict(values)
+            values["drawing"] = f"matplotlib {values.pop('matplotlib')}"
+        return values
+
+    def line(self) -> str:
+        """The line that a writer hides; nothing in it can end a comment or begin a tag."""
+        unset = {"price_per_gpu_hour"} if self.price_per_gpu_hour is None else set()
+        text = json.dumps(self.model_dump(exclude=unset), separators=(",", ":"))
+        for character, code in (("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("--", "-\\u002d")):
+            text = text.replace(character, code)
+        return MARK + text
+
+
+def digest(data: bytes) -> str:
+    """SHA-256 as hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def make_manifest(
+    runs: Sequence[tuple[Path, Record]],
+    output: Path,
+    *,
+    form: Format,
+    question: Question | None = None,
+    subject: str = "",
+    price: Price | None = None,
+    baseline: Sequence[tuple[Path, Record]] = (),
+    folders: Sequence[Path] = (),
+) -> Manifest:
+    """Describe a report of `runs`, in their order, that will be written to `output`.
+
+    `question` None: that of the records. `folders`: those whose every record was asked for. Other records
+    next to these are named as left out.
+    """
+    folder = output.parent
+    files = RecordFiles()
+    relative = paths_from(folder)
+    entries = [
+        RecordEntry(
+            path=relative(path),
+            sha256=digest(files.read(path)),
+            run_id=record.run_id,
+            status=record.status,
+            before=before,
+        )
+        for of_side, before in ((baseline, True), (runs, False))
+        for path, record in of_side
+    ]
+    listed = {entry.path for entry in entries}
+    return Manifest(
+        name=output.name,
+        format=form,
+        kind="baseline" if baseline else "comparison",
+        question=question or question_of([record for _, record in runs]),
+        subject=subject,
+        price_per_gpu_hour=price,
+        harness=version("sharding-harness"),
+        drawing=renderer(),
+        records=entries,
+        folders=sorted(set(map(relative, folders))),
+        left_out=[path for path in neighbours(entries, folder, files) if path not in listed],
+    )
+
+
+def question_of(records: Sequence[Record]) -> Question:
+    """What all the records were made to answer; 'all' where they differ or do not say."""
+    asked = {record.question for record in records}
+    return (asked.pop() if len(asked) == 1 else None) or "all"
+
+
+def neighbours(entries: Sequence[RecordEntry], folder: Path, files: RecordFiles) -> list[str]:
+    """Paths of all records in the folders or archives of runs from which the listed ones come."""
+    roots = sorted({(folder / entry.path).parent.parent for entry in entries})
+    relative = paths_from(folder)
+    return sorted({relative(path) for root in roots for path in files.of_runs(root)})
+
+
+def paths_from(folder: Path) -> Callable[[Path], str]:
+    """Gives a path as it is from a report's folder, with forward slashes."""
+    start = os.path.realpath(folder)
+    return lambda path: os.path.relpath(os.path.realpath(path), start).replace(os.sep, "/")
+
+
+def read_manifest(text: str, report: Path) -> tuple[Manifest, int]:
+    """The manifest in a report's text, and its line number, counted from 1.
+
+    Raises HarnessError if there is none: the file is no report, or the line was removed.
+    """
+    lines = text.split("\n")
+    candidates = [(n, found[1]) for n, line in enumerate(lines, 1) if (found := _LINE.fullmatch(line))]
+    if not candidates:
+        raise HarnessError(
+            f"'{report}' carries no list of its records: it is no report of this harness, or the line was "
+            "removed; write it with `harness report`"
+        )
+    # LaTeX has it first, the others last: a name within a command may hold such a line too.
+    number, values = candidates[0 if candidates[0][0] == 1 else -1]
+    try:
+        return Manifest.model_validate(json.loads(values)), number
+    except (json.JSONDecodeError, ValidationError) as error:
+        raise HarnessError(
+            f"report '{report}', line {number}: the list of its records cannot be read; "
+            "write the report again with `harness report`"
+        ) from error

@@ -1,0 +1,142 @@
+"""What the details hold, in their order. A new section is a function of a comparison and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.judge.comparison import Comparison
+from harness.spec import Question
+from harness.tell.document import Block, Document, Folded, Picture, Section, Table
+from harness.tell.pictures.memory import memory_picture
+from harness.tell.pictures.time import overlap_picture, phases_picture
+from harness.tell.pictures.volume import volume_picture
+from harness.tell.sections.checkpoints import checkpoints_section
+from harness.tell.sections.communication import communication_section, nodes_section, volume_section
+from harness.tell.sections.findings import findings_section
+from harness.tell.sections.job import (
+    configuration_section,
+    given_section,
+    job_section,
+    measurement_section,
+    not_comparable_section,
+    presets_section,
+)
+from harness.tell.sections.machine import machine_section, observed_section
+from harness.tell.sections.memory import memory_section, prediction_section, states_section
+from harness.tell.sections.overlap import overlap_section
+from harness.tell.sections.parity import levels_section, library_alone_section, loss_section
+from harness.tell.sections.pipeline import pipeline_section
+from harness.tell.sections.records import reading_section, reading_without_speeds
+from harness.tell.sections.reproduce import reproduce_section
+from harness.tell.sections.results import (
+    failures_section,
+    results_section,
+    results_without_speeds,
+    surprises_all_section,
+)
+from harness.tell.sections.scaling import scaling_section
+from harness.tell.sections.settings import settings_section
+from harness.tell.sections.time import energy_section, time_section
+
+TITLE = "Details of the comparison"
+SECTIONS: tuple[Callable[[Comparison], Section | None], ...] = (
+    job_section,
+    machine_section,
+    measurement_section,
+    results_section,
+    not_comparable_section,
+    loss_section,
+    levels_section,
+    memory_section,
+    prediction_section,
+    states_section,
+    volume_section,
+    communication_section,
+    checkpoints_section,
+    surprises_all_section,
+    nodes_section,
+    time_section,
+    pipeline_section,
+    energy_section,
+    overlap_section,
+    scaling_section,
+    findings_section,
+    failures_section,
+    given_section,
+    observed_section,
+    presets_section,
+    settings_section,
+    library_alone_section,
+    reading_section,
+    reproduce_section,
+    configuration_section,
+)
+
+OF_EVERY_RUN = {
+    job_section,
+    not_comparable_section,
+    scaling_section,
+    findings_section,
+    failures_section,
+    given_section,
+    observed_section,
+    configuration_section,
+}
+"""Sections that look at each run by itself, or that leave out themselves what is not the same job. The
+others compare runs, and get only comparable ones."""
+OF_SPEED = {time_section, energy_section, overlap_section, scaling_section}
+"""Sections that a report leaves out whose question is neither speed nor scaling."""
+WITHOUT_SPEEDS: dict[Callable[[Comparison], Section | None], Callable[[Comparison], Section | None]] = {
+    results_section: results_without_speeds,
+    reading_section: reading_without_speeds,
+}
+"""Sections that such a report replaces."""
+PICTURES: dict[str, tuple[Callable[[Comparison], Picture | None], ...]] = {
+    "time": (phases_picture,),
+    "overlap": (overlap_picture,),
+    "memory": (memory_picture,),
+    "communication_volume": (volume_picture,),
+}
+"""Pictures that open a section, by its key."""
+PICTURE_KEYS = (
+    "throughput", "loss", "trade-off", "memory", "communication", "time", "overlap", "strong-scaling",
+    "weak-scaling",
+)  # fmt: skip
+"""Of every picture that a report may hold."""
+LONGEST_OPEN_TABLE = 30
+"""Lines of a table that stands open; the results always do."""
+
+
+def speeds_are_asked(question: Question) -> bool:
+    """Whether a report that answers this question may print a figure of speed."""
+    return question in ("all", "speed", "scaling")
+
+
+def details_document(comparison: Comparison, *last: Section, question: Question = "all") -> Document:
+    """Everything about a comparison that its question asks for; `last` follows what is computed from it."""
+    makers = SECTIONS
+    if not speeds_are_asked(question):
+        makers = tuple(WITHOUT_SPEEDS.get(make, make) for make in SECTIONS if make not in OF_SPEED)
+    sections = [
+        _illustrated(section, comparison.comparable)
+        for make in makers
+        if (section := make(comparison if make in OF_EVERY_RUN else comparison.comparable)) is not None
+    ]
+    return Document(TITLE, [_folded(section) for section in (*sections, *last)])
+
+
+def _illustrated(section: Section, comparison: Comparison) -> Section:
+    makers = PICTURES.get(section.key, ())
+    pictures = [picture for make in makers if (picture := make(comparison)) is not None]
+    return Section(section.key, section.title, [*pictures, *section.blocks])
+
+
+def _folded(section: Section) -> Section:
+    """The same with its long tables behind a title each, so that what comes after them is found."""
+    blocks: list[Block] = [
+        Folded(f"{block.key.replace('_', ' ').capitalize()}: {len(block.rows)} lines", [block])
+        if isinstance(block, Table) and len(block.rows) > LONGEST_OPEN_TABLE and block.key != "results"
+        else block
+        for block in section.blocks
+    ]
+    return Section(section.key, section.title, blocks)

@@ -1,0 +1,1 @@
+"""Pictures of the report: functions of rows that give a Vega-Lite specification."""

@@ -1,0 +1,204 @@
+"""Pictures to SVG and PNG: a Vega-Lite specification in, one style for all, equal data give equal bytes.
+
+Needs no network and no browser: vl-convert carries Vega, Vega-Lite and the fonts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from harness.backends.strategy import Sharding, StrategyKind
+from harness.record import Record
+from harness.record.workload import known_strategy
+from harness.tell.document import Picture
+
+GREY = "#7A7A7A"
+"""Text and axes: above 4:1 in contrast on white and on black, as the background is transparent."""
+FAINT = "rgba(122,122,122,0.25)"
+"""What recedes, on any page."""
+LIMIT = "#D9483B"
+"""Lines that must not be crossed."""
+FAMILIES = {
+    "single": ("reference", "#8C8C8C"),
+    "ddp": ("DDP", "#0A74B8"),
+    "zero0": ("ZeRO-0", "#D69A1E"),
+    "zero1": ("ZeRO-1", "#CC8400"),
+    "zero2": ("ZeRO-2", "#B26800"),
+    "zero3": ("ZeRO-3", "#9C5300"),
+    "fsdp2": ("FSDP2", "#00966C"),
+    "fsdp1": ("FSDP1", "#B8569A"),
+    "pipeline": ("pipeline", "#7A4A2B"),
+    "tensor": ("tensor parallel", "#7A5CC2"),
+    "fsdp2-tensor": ("FSDP2 with tensor parallel", "#4C8F3A"),
+    "other": ("other", "#5D7F99"),
+}
+"""Name and colour of each family of strategies; ZeRO's stages are shades of one hue."""
+KINDS = {
+    "weights": "#4E41A8",
+    "gradients": "#766AC8",
+    "masters": "#9E95DC",
+    "optimizer": "#C6C0EE",
+    "activations": FAINT,
+}
+"""Kinds of memory in the order of a bar: model states in shades of one hue, then what is none."""
+PHASES = {
+    "data": "#0D3B4A",
+    "forward": "#1B7391",
+    "backward": "#4A9AB5",
+    "clipping and update": "#A5D3E2",
+}
+EXPOSED = "exposed communication"
+ACTIVITIES = {"computing": "#14607A", EXPOSED: "#E58A2E", "idle": FAINT}
+COPIES_ALONE = "copies alone"
+DEVICE_ACTIVITIES = {
+    "computing": ACTIVITIES["computing"],
+    EXPOSED: ACTIVITIES[EXPOSED],
+    COPIES_ALONE: "#8C6BB1",
+    "idle": FAINT,
+}
+"""Of a device, whose copies are neither."""
+VERDICTS = {"agrees": GREY, "not judged": "#ABABAB"}
+"""Of loss curves that are drawn as one band."""
+CURVES = ("#0A74B8", "#CC8400", "#00966C", "#B8569A", "#4FA6D8", "#C4511A", "#8A6D00")
+"""For curves that belong to no family."""
+SHAPES: dict[Sharding, str] = {
+    "single": "circle", "none": "triangle-up", "grad-op": "square", "full-shard": "circle",
+    "hybrid": "diamond", "hybrid-grad-op": "cross", "pipeline": "triangle-right",
+}  # fmt: skip
+NATIVE_OPACITY, WRAPPED_OPACITY = 0.62, 0.14
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How a strategy is drawn in every picture."""
+
+    family: str
+    colour: str
+    is_wrapped: bool
+    """Through Accelerate: the colour of what it wraps, but only outlined, or dashed."""
+    shape: str
+
+    def fields(self) -> dict[str, Any]:
+        """The same as fields of a row."""
+        return {
+            "family": self.family,
+            "colour": self.colour,
+            "opacity": WRAPPED_OPACITY if self.is_wrapped else NATIVE_OPACITY,
+            "dash": [5, 3] if self.is_wrapped else [1, 0],
+            "shape": self.shape,
+        }
+
+
+def look_of(strategy: StrategyKind | None) -> Look:
+    """The look of a strategy; None: of one that nothing is known of."""
+    if strategy is None:
+        return Look(family="other", colour=FAMILIES["other"][1], is_wrapped=False, shape="triangle-down")
+    key = strategy.family if strategy.zero_stage is None else f"zero{strategy.zero_stage}"
+    family, colour = FAMILIES.get(key, FAMILIES["other"])
+    wrapped = strategy.through_accelerate
+    return Look(family=family, colour=colour, is_wrapped=wrapped, shape=SHAPES[strategy.sharding])
+
+
+def look_of_record(record: Record) -> Look:
+    """The look of the strategy that a run used."""
+    return look_of(known_strategy(record))
+
+
+Spec = dict[str, Any]
+Row = dict[str, Any]
+RENDERER = "vl-convert-python"
+VEGA_LITE = "5.21"
+"""Version of Vega-Lite that draws, here and in a page that draws again."""
+SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
+# Liberation Sans comes with the renderer and has the widths of Arial, which browsers have.
+FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
+SIZE = 12
+CONFIG: Spec = {
+    "aria": False,
+    "font": FONT,
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": GREY, "titleColor": GREY, "tickColor": GREY, "gridColor": GREY, "domainColor": GREY,
+        "gridOpacity": 0.25, "domain": False, "labelFontSize": SIZE, "titleFontSize": SIZE,
+        "titleFontWeight": "normal", "labelLimit": 280, "titlePadding": 8, "labelFlush": False,
+    },
+    "axisY": {"ticks": False},
+    "text": {"color": GREY, "fontSize": SIZE},
+    "rule": {"color": GREY},
+    "title": {"color": GREY, "fontSize": SIZE, "anchor": "start", "offset": 6},
+    "header": {
+        "labelColor": GREY, "titleColor": GREY, "labelFontSize": SIZE + 1, "labelFontWeight": "bold",
+        "labelLimit": 400,
+    },
+    "legend": {
+        "labelColor": GREY, "titleColor": GREY, "labelFontSize": SIZE, "titleFontSize": SIZE,
+        "titleFontWeight": "normal", "labelLimit": 280, "symbolStrokeWidth": 0,
+    },
+}  # fmt: skip
+"""The style; a page that draws for a dark background overrides its greys."""
+PNG_SCALE = 2.0
+_TAG = re.compile(r"<[^>]*>")
+_FRACTION = re.compile(r"-?\d+\.\d{3,}(?:e-?\d+)?")
+
+
+def renderer() -> str:
+    """Name and version of what draws; another draws other bytes."""
+    return f"{RENDERER} {version(RENDERER)}"
+
+
+def complete(picture: Picture) -> Spec:
+    """The specification of a picture with all that it needs to be drawn anywhere, and with all its cells."""
+    return {
+        "$schema": SCHEMA,
+        "description": picture.alt,
+        "background": None,
+        "padding": 8,
+        **picture.chart(),
+        "config": CONFIG,
+    }
+
+
+def only_drawn(rows: Sequence[Row]) -> list[Row]:
+    """The rows without those of cells that only a filter of a page may show."""
+    return [row for row in rows if row.get("is_drawn", True)]
+
+
+def first_drawn(picture: Picture) -> Spec:
+    """The same without the rows of cells that are not drawn at first."""
+    spec = complete(picture)
+    data = spec.get("data", {})
+    if "values" not in data:
+        return spec
+    return {**spec, "data": {**data, "values": only_drawn(data["values"])}}
+
+
+def draw(picture: Picture, formats: tuple[str, ...] = ("svg", "png")) -> dict[str, bytes]:
+    """Draw a picture; returns its bytes by format."""
+    import vl_convert  # type: ignore[import-untyped, unused-ignore]
+
+    drawn = vl_convert.vegalite_to_svg(first_drawn(picture), vl_version=VEGA_LITE, allowed_base_urls=[])
+    svg = _rounded(drawn)
+    images = {
+        "svg": lambda: f"{svg}\n".encode(),
+        "png": lambda: vl_convert.svg_to_png(on_page(svg, "white"), scale=PNG_SCALE),
+    }
+    return {form: images[form]() for form in formats}
+
+
+def on_page(svg: str, colour: str) -> str:
+    """The picture on a page: vl-convert 1.9 writes half-transparent pixels of a PNG too dark."""
+    return svg.replace(">", f'><rect width="100%" height="100%" fill="{colour}"/>', 1)
+
+
+def _rounded(svg: str) -> str:
+    """The same picture with coordinates of 0.01 pixel, so without rounding noise and in fewer bytes."""
+    return _TAG.sub(lambda tag: _FRACTION.sub(_hundredths, tag[0]), svg)
+
+
+def _hundredths(number: re.Match[str]) -> str:
+    rounded = f"{float(number[0]):.2f}".rstrip("0").rstrip(".")
+    return "0" if rounded == "-0" else rounded

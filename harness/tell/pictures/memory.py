@@ -1,0 +1,143 @@
+"""Peak memory of a rank: model states by kind against all else, with what is expected and the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from harness.forms.terms import STATE_KINDS
+from harness.judge import measures
+from harness.judge.comparison import Comparison
+from harness.judge.repeats import Repeats
+from harness.judge.states import largest, rank_states
+from harness.tell.document import Picture
+from harness.tell.formats import number
+from harness.tell.pictures.bars import Layer, bar_chart, quantity, stack, text_after, tick
+from harness.tell.pictures.cells import Row, caption, cell_row, drawable, rows_of_all, told
+from harness.tell.pictures.drawing import KINDS, LIMIT, only_drawn
+
+REST = "activations"
+LABELS = {**{kind: kind for kind in STATE_KINDS}, REST: "activations and buffers, up to the peak"}
+FARTHEST_LIMIT = 4.0
+"""Times the largest peak; a limit beyond it is told, since its line would make the bars short."""
+FARTHEST_PEAK = 4.0
+"""Times the median peak; a bar beyond it is cut, since it would make the others short."""
+ROOM = 1.15
+"""A cut bar is longer than the largest whole one by this factor."""
+TITLE = "peak memory of a rank, MB"
+
+
+def memory_picture(comparison: Comparison) -> Picture | None:
+    """None where no peak was measured."""
+    known = [group for group in comparison.groups if group.rank_peaks]
+    drawn = drawable(known)
+    if not drawn:
+        return None
+    cells = [_Cell(group) for group in drawn]
+    limit = min((cell.limit for cell in cells if cell.limit is not None), default=None)
+    near = limit is not None and limit <= FARTHEST_LIMIT * max(cell.peak for cell in cells)
+    cut = _cut([cell.peak for cell in cells])
+    every = rows_of_all(known, drawn, lambda group: _Cell(group).rows(known, near, cut))
+    rows = only_drawn(every)
+    ends = [row for row in rows if row["kind"] == LABELS[REST]]
+    text = (
+        "Peak memory of the rank that needs most. Coloured: model states after the backward pass; grey: all "
+        "else that the peak holds."
+    )
+    if any(row["expected"] is not None for row in ends):
+        text += " Upright strokes: model states expected in closed form."
+    if limit is not None:
+        text += f" Device limit: {number(limit)} MB."
+    if cut is not None:
+        text += f" Cut: bars beyond {number(cut)} MB."
+    return Picture(
+        key="memory",
+        caption=caption(text, drawn, known),
+        alt=f"Stacked bars of {TITLE}, peak and model states. {told(ends)}.",
+        chart=lambda: _chart(every, limit if near else None),
+    )
+
+
+class _Cell:
+    """Figures of one bar, in MB."""
+
+    def __init__(self, group: Repeats) -> None:
+        record = group.record
+        kinds = measures.kinds_at(record, "after_backward")
+        self.group = group
+        self.states = {kind: kinds[kind] / 1e6 for kind in STATE_KINDS if kinds.get(kind)}
+        self.peak = max(group.rank_peaks) / 1e6
+        self.expected = _expected(group)
+        limit = record.world.memory_limit_bytes or (
+            record.prediction.device_limit_bytes if record.prediction else None
+        )
+        self.limit = None if limit is None else limit / 1e6
+
+    def rows(self, groups: Sequence[Repeats], near: bool, cut: float | None) -> list[Row]:
+        """One for each kind; the last, which is always there, holds what belongs to the cell."""
+        held = sum(self.states.values())
+        is_cut = cut is not None and self.peak > cut
+        end = cut if cut is not None and is_cut else self.peak
+        parts = {**self.states, REST: max(0.0, end - held)}
+        of_cell = {
+            "peak": self.peak,
+            "end": end,
+            "expected": self.expected,
+            "limit": self.limit if near else None,
+            "text": f"{number(self.peak)} MB"
+            + (f", states {number(held)}" if self.states else "")
+            + (" (bar cut)" if is_cut else ""),
+        }
+        return [
+            cell_row(
+                self.group, groups, kind=LABELS[kind], megabytes=size, order=list(KINDS).index(kind),
+                **(of_cell if kind == REST else dict.fromkeys(of_cell)),
+            )
+            for kind, size in parts.items()
+        ]  # fmt: skip
+
+
+def _cut(peaks: Sequence[float]) -> float | None:
+    """Where bars are cut, in MB; None: none is far beyond the others."""
+    most = FARTHEST_PEAK * median(peaks)
+    if max(peaks) <= most:
+        return None
+    return ROOM * max(peak for peak in peaks if peak <= most)
+
+
+def _expected(group: Repeats) -> float | None:
+    """Closed form of the model states on the device, of the rank that holds most."""
+    states = largest(rank_states(group.record))
+    if states is None or states.expected is None:
+        return None
+    kinds = states.expected.kinds(host=False)
+    return sum(kinds.get(kind, 0) for kind in STATE_KINDS) / 1e6
+
+
+def _chart(rows: Sequence[Row], limit: float | None) -> dict[str, Any]:
+    used = {row["kind"] for row in rows}
+    colours = {LABELS[kind]: colour for kind, colour in KINDS.items() if LABELS[kind] in used}
+    layers = [stack("megabytes", TITLE, "kind", colours), tick("expected"), text_after("end")]
+    if limit is not None:
+        layers += _limit(limit)
+    return bar_chart(rows, layers)
+
+
+def _limit(limit: float) -> list[Layer]:
+    """A line over all bars of a panel, with its name above them."""
+    known = [{"filter": "isValid(datum.limit)"}]
+    at = {"x": {**quantity("limit"), "aggregate": "min"}}
+    name = {"type": "text", "align": "right", "baseline": "bottom", "dx": 4, "dy": -3, "color": LIMIT}
+    return [
+        {
+            "transform": known,
+            "mark": {"type": "rule", "strokeWidth": 2, "strokeDash": [6, 3], "color": LIMIT},
+            "encoding": {**at, "y": None},
+        },
+        {
+            "transform": known,
+            "mark": name,
+            "encoding": {**at, "y": {"value": 0}, "text": {"value": f"device limit {number(limit)} MB"}},
+        },
+    ]

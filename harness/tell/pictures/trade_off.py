@@ -1,0 +1,189 @@
+"""Memory against throughput, and the Pareto frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import SPEED
+from harness.judge.ranking import Ranking, frontier
+from harness.judge.repeats import Repeats, place_to_compare, rank_speeds
+from harness.judge.wording import listed, ranks
+from harness.tell.document import Picture
+from harness.tell.formats import number
+from harness.tell.order_words import unranked_words
+from harness.tell.pictures.bars import as_given
+from harness.tell.pictures.cells import MOST_CELLS, MOST_NAMED, Row, cell_row
+from harness.tell.pictures.curves import LINE, along, beside
+from harness.tell.pictures.drawing import GREY
+
+BASE = "ddp"
+WIDTH, HEIGHT = 600, 360
+MARGIN = 0.08
+Point = tuple[float, float]
+
+
+def trade_off_picture(comparison: Comparison) -> Picture | None:
+    """Each backend where the verdict compares them; None below two of them.
+
+    What left its reference does other work and is not shown.
+    """
+    known = [
+        group
+        for group in comparison.groups
+        if group.succeeded and group.parity != "diverged" and group.rank_peaks and group.values(SPEED)
+    ]
+    place = place_to_compare(known)
+    groups = [group for group in known if group.place == place]
+    if place is None or len(groups) < 2:
+        return None
+    order = comparison.rankings.get(place) or rank_speeds(groups)
+    peaks = {group.label: float(max(group.rank_peaks)) for group in groups}
+    best = frontier(peaks, order)
+    base = next((_point(group) for group in groups if group.backend == BASE), None)
+    drawn = _drawn(groups, best)
+    rows = [_row(group, drawn, base, best) for group in drawn]
+    unit = f", % of {BASE}" if base else ""
+    titles = (f"peak memory of a rank{unit or ', MB'}", f"throughput{unit or ', tokens/s'}")
+    where = ranks(place[1])
+    return Picture(
+        key="trade-off",
+        caption=(
+            f"Throughput against peak memory on {where}, medians: up and left is better. "
+            f"{_frontier_words(best, order)}"
+            + (
+                f" Drawn: {len(drawn)} of {len(groups)} cells, those of highest median throughput."
+                if len(drawn) < len(groups)
+                else ""
+            )
+        ),
+        alt=f"Scatter of {titles[1]} over {titles[0]} on {where}. {_told(rows)}.",
+        chart=lambda: _chart(rows, titles, from_zero=base is None),
+    )
+
+
+def _frontier_words(best: Sequence[str], order: Ranking) -> str:
+    if not order.is_judged:
+        return f"No frontier is drawn: {unranked_words(order)}."
+    if len(best) == 1:
+        return f"No cell that needs more memory than {best[0]} is faster beyond noise."
+    return f"Dashed: Pareto frontier, each step faster beyond noise: {listed(best, len(best))}."
+
+
+def _drawn(groups: Sequence[Repeats], best: Sequence[str]) -> list[Repeats]:
+    """All, or of many those of the frontier and of highest throughput, in their order."""
+    importance = sorted(groups, key=lambda group: (group.label not in best, -_point(group)[1]))
+    kept = {group.label for group in importance[:MOST_CELLS]}
+    return [group for group in groups if group.label in kept]
+
+
+def _point(group: Repeats) -> Point:
+    return max(group.rank_peaks) / 1e6, group.median(SPEED) or 0.0
+
+
+def _row(group: Repeats, groups: Sequence[Repeats], base: Point | None, best: Sequence[str]) -> Row:
+    memory, rate = _point(group)
+    return cell_row(
+        group, groups, megabytes=memory, tokens_per_second=rate, on_frontier=group.label in best,
+        memory=100 * memory / base[0] if base else memory, rate=100 * rate / base[1] if base else rate,
+    )  # fmt: skip
+
+
+def _told(rows: Sequence[Row]) -> str:
+    figures = [
+        f"{row['name']} {number(row['megabytes'])} MB, {number(row['tokens_per_second'])} tokens/s"
+        for row in sorted(rows, key=lambda row: -row["rate"])
+    ]
+    return "; ".join(figures[:MOST_NAMED]) + ("; ..." if len(figures) > MOST_NAMED else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Panel:
+    """Both axes of the picture, and where a pixel of the panel lies on them."""
+
+    across: Point
+    up: Point
+
+    def pixel(self, x: float, y: float) -> Point:
+        right = (x - self.across[0]) / (self.across[1] - self.across[0])
+        return WIDTH * right, HEIGHT * (1 - y / self.up[1])
+
+    def x(self, pixel: float) -> float:
+        return self.across[0] + pixel / WIDTH * (self.across[1] - self.across[0])
+
+    def y(self, pixel: float) -> float:
+        return self.up[1] * (1 - pixel / HEIGHT)
+
+    def channels(self, x: str, y: str, titles: tuple[str, str]) -> dict[str, Any]:
+        fields = zip("xy", (x, y), titles, (self.across, self.up), strict=True)
+        return {
+            channel: {
+                "field": field,
+                "type": "quantitative",
+                "title": title,
+                "scale": {"domain": list(domain), "nice": False, "zero": False},
+            }
+            for channel, field, title, domain in fields
+        }
+
+
+def _panel(rows: Sequence[Row], *, from_zero: bool) -> _Panel:
+    memories = [row["memory"] for row in rows]
+    margin = MARGIN * ((max(memories) - min(memories)) or max(memories) or 1.0)
+    low = 0.0 if from_zero else min(memories) - margin
+    return _Panel(across=(low, max(memories) + margin), up=(0.0, (1 + MARGIN) * max(r["rate"] for r in rows)))
+
+
+def _named(rows: Sequence[Row], panel: _Panel) -> list[Row]:
+    """The rows with the place of their name, and of the end of a line that leads to it."""
+    pixels = [panel.pixel(row["memory"], row["rate"]) for row in rows]
+    front = sorted(pixel for row, pixel in zip(rows, pixels, strict=True) if row["on_frontier"])
+    steps = [corner for (x0, y0), (x1, y1) in pairwise(front) for corner in ((x0, y0), (x1, y0), (x1, y1))]
+    boxes = beside(pixels, [row["name"] for row in rows], WIDTH, HEIGHT, along(steps))
+    placed = []
+    for row, box, (x, y) in zip(rows, boxes, pixels, strict=True):
+        edge = min(max(x, box.left), box.left + box.width)
+        led = abs(box.middle - y) > 1
+        placed.append(
+            row
+            | {
+                "label_x": panel.x(box.left + box.width / 2),
+                "label_y": panel.y(box.middle),
+                "leader_x": panel.x(edge if led else x),
+                "leader_y": panel.y(box.middle + (LINE / 2 if box.middle < y else -LINE / 2) if led else y),
+            }
+        )
+    return placed
+
+
+def _chart(rows: Sequence[Row], titles: tuple[str, str], *, from_zero: bool) -> dict[str, Any]:
+    panel = _panel(rows, from_zero=from_zero)
+    leader = {"x2": {"field": "leader_x"}, "y2": {"field": "leader_y"}}
+    look = {"fill": as_given("colour"), "stroke": as_given("colour"), "fillOpacity": as_given("opacity")}
+    return {
+        "data": {"values": _named(rows, panel)},
+        "width": WIDTH,
+        "height": HEIGHT,
+        "layer": [
+            {
+                "transform": [{"filter": "datum.on_frontier"}],
+                "mark": {"type": "line", "interpolate": "step-after", "strokeDash": [5, 4], "color": GREY},
+                "encoding": panel.channels("memory", "rate", titles) | {"order": {"field": "memory"}},
+            },
+            {
+                "mark": {"type": "rule", "strokeWidth": 0.8},
+                "encoding": panel.channels("memory", "rate", titles) | leader,
+            },
+            {
+                "mark": {"type": "point", "size": 110, "strokeWidth": 1.6, "opacity": 1},
+                "encoding": panel.channels("memory", "rate", titles) | look | {"shape": as_given("shape")},
+            },
+            {
+                "mark": {"type": "text", "align": "center", "baseline": "middle", "fontWeight": "bold"},
+                "encoding": panel.channels("label_x", "label_y", titles) | {"text": {"field": "name"}},
+            },
+        ],
+    }

@@ -1,0 +1,289 @@
+"""Renders and writes the report of a set of records. The same records give the same bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.atomic_write import stream_number, write_all_atomically
+from harness.bounds import MOST_REPORT_BYTES
+from harness.errors import HarnessError
+from harness.judge.comparison import Comparison
+from harness.plain_files import read_plain, require_plain_output
+from harness.record import Record
+from harness.record_files import RECORD_NAME
+from harness.safe_text import described
+from harness.spec import Price, Question
+from harness.store import try_writing
+from harness.tell.document import Document
+from harness.tell.manifest import Format, Manifest, digest, make_manifest, read_manifest
+from harness.tell.outline import details_document
+from harness.tell.pictures.drawing import draw
+from harness.tell.sections.records import records_section
+from harness.tell.short.outline import short_document
+from harness.tell.writers.csv import render_csv
+from harness.tell.writers.html import data_address, render_html
+from harness.tell.writers.json import render_json
+from harness.tell.writers.latex import render_latex
+from harness.tell.writers.markdown import render_details, render_markdown
+
+Run = tuple[Path, Record]
+Images = Mapping[str, Mapping[str, bytes]]
+"""Bytes of each picture by its key, then by image format."""
+SUFFIXES: dict[str, Format] = {
+    ".md": "md", ".markdown": "md", ".html": "html", ".htm": "html", ".csv": "csv", ".json": "json",
+    ".tex": "latex",
+}  # fmt: skip
+IMAGE_FORMATS: dict[Format, tuple[str, ...]] = {
+    "md": ("svg",), "html": ("svg",), "latex": ("png",), "csv": (), "json": (),
+}  # fmt: skip
+"""LaTeX cannot include SVG."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendered:
+    """A report as it is written: its text, and the files next to it by name."""
+
+    text: str
+    files: Mapping[str, bytes]
+
+
+def write_report(
+    runs: Sequence[Run],
+    output: Path,
+    *,
+    form: Format | None = None,
+    question: Question | None = None,
+    subject: str = "",
+    price: Price | None = None,
+    baseline: Sequence[Run] = (),
+    folders: Sequence[Path] = (),
+) -> Path:
+    """Write the report and the files that belong to it, for /dev/stdout none; return the report's path.
+
+    `form` None: it follows from the extension. `question` None: that of the records. `subject`: what the
+    title adds to the job. `price`: of an hour of one GPU, in place of that of the records.
+    `folders`: those whose every record was asked for.
+    """
+    manifest, rendered = prepare_report(
+        runs,
+        output,
+        form=form,
+        question=question,
+        subject=subject,
+        price=price,
+        baseline=baseline,
+        folders=folders,
+    )
+    output.parent.mkdir(parents=True, exist_ok=True)
+    stale = _earlier_pictures(output, manifest)
+    # A stream has no folder of its own, so the report's text alone goes there.
+    beside = {} if stream_number(output) is not None else rendered.files
+    try:
+        write_all_atomically(
+            {output.parent / name: data for name, data in beside.items()} | {output: rendered.text}
+        )
+    except OSError as error:
+        raise HarnessError(f"report '{error.filename}' cannot be written: {error.strerror}") from error
+    for picture in stale:
+        picture.unlink(missing_ok=True)
+    return output
+
+
+def prepare_report(
+    runs: Sequence[Run],
+    output: Path,
+    *,
+    form: Format | None = None,
+    question: Question | None = None,
+    subject: str = "",
+    price: Price | None = None,
+    baseline: Sequence[Run] = (),
+    folders: Sequence[Path] = (),
+) -> tuple[Manifest, Rendered]:
+    """All that `write_report` writes, without writing it."""
+    form = form or format_of(output)
+    manifest = make_manifest(
+        runs,
+        output,
+        form=form,
+        question=question,
+        subject=subject,
+        price=price,
+        baseline=baseline,
+        folders=folders,
+    )
+    records = {entry.path: r for entry, (_, r) in zip(manifest.records, (*baseline, *runs), strict=True)}
+    document = make_document(manifest, records)
+    images = draw_all(document, form)
+    names = picture_names(images, output)
+    manifest = manifest.model_copy(
+        update={"pictures": {names[key, f]: digest(b) for key, of in images.items() for f, b in of.items()}}
+    )
+    return manifest, render(document, manifest, images, output)
+
+
+def _earlier_pictures(output: Path, manifest: Manifest) -> list[Path]:
+    """The pictures of the report that stands there which this one does not have."""
+    if stream_number(output) is not None or not output.is_file():
+        return []
+    try:
+        earlier, _ = read_manifest(read_plain(output, MOST_REPORT_BYTES).decode(), output)
+    except (OSError, UnicodeDecodeError, HarnessError):
+        return []
+    found = []
+    for name in earlier.pictures.keys() - manifest.pictures.keys():
+        picture = output.parent / name
+        if (
+            Path(name).name == name
+            and picture.is_file()
+            and digest(read_plain(picture, MOST_REPORT_BYTES)) == earlier.pictures[name]
+        ):
+            found.append(picture)
+    return found
+
+
+def format_of(output: Path) -> Format:
+    """The format follows from the extension; markdown if there is none. Raises HarnessError."""
+    form = SUFFIXES.get(output.suffix.lower() or ".md")
+    if form is None:
+        raise HarnessError(
+            f"report '{output}': '{output.suffix}' names no format; end its name in {', '.join(SUFFIXES)}"
+        )
+    return form
+
+
+def make_document(manifest: Manifest, records: Mapping[str, Record]) -> Document:
+    """The document that a manifest describes; `records` holds its records by their paths."""
+    last = records_section(manifest)
+    after = [records[entry.path] for entry in manifest.records if not entry.before]
+    if manifest.kind == "baseline":
+        from harness.tell.before_after import before_after
+
+        before = [records[entry.path] for entry in manifest.records if entry.before]
+        return before_after(Comparison(before), Comparison(after), last)
+    comparison = Comparison(_priced(after, manifest.price_per_gpu_hour))
+    details = details_document(comparison, last, question=manifest.question)
+    return short_document(comparison, manifest.question, details, subject=manifest.subject)
+
+
+def _priced(records: Sequence[Record], price: Price | None) -> Sequence[Record]:
+    if price is None:
+        return records
+    return [record.model_copy(update={"price_per_gpu_hour": price}) for record in records]
+
+
+def draw_all(document: Document, form: Format) -> dict[str, dict[str, bytes]]:
+    """Every picture in the image formats that a report of this format needs."""
+    wanted = IMAGE_FORMATS[form]
+    return {picture.key: draw(picture, wanted) for picture in document.pictures()} if wanted else {}
+
+
+def picture_names(images: Images, output: Path) -> dict[tuple[str, str], str]:
+    """File name of each picture by its key and image format."""
+    return {
+        (key, form): output.with_suffix(f".{key}.{form}").name for key, of in images.items() for form in of
+    }
+
+
+def details_name(output: Path) -> str:
+    """File name of the details of a markdown report."""
+    return f"{output.stem}.details{output.suffix}"
+
+
+def render(document: Document, manifest: Manifest, images: Images, output: Path) -> Rendered:
+    """The bytes of the report and of the files next to it."""
+    names = picture_names(images, output)
+    pictures = {names[key, form]: data for key, of in images.items() for form, data in of.items()}
+    match manifest.format:
+        case "md":
+            shown = {key: names[key, "svg"] for key in images}
+            details = details_name(output)
+            text = render_markdown(document, shown, manifest.line(), details)
+            if document.details is None:
+                return Rendered(text=text, files=pictures)
+            beside = render_details(document.details, shown, output.name).encode()
+            return Rendered(text=text, files={**pictures, details: beside})
+        case "html":
+            shown = {key: data_address(of["svg"]) for key, of in images.items()}
+            return Rendered(text=render_html(document, shown, manifest.line()), files={})
+        case "latex":
+            shown = {key: names[key, "png"] for key in images}
+            return Rendered(text=render_latex(document, shown, manifest.line()), files=pictures)
+        case "json":
+            return Rendered(text=render_json(document, manifest.line()), files={})
+        case "csv":
+            main, tables = render_csv(document, manifest.line())
+            others = {output.with_suffix(f".{key}.csv").name: t.encode() for key, t in tables.items()}
+            return Rendered(text=main, files=others)
+
+
+Trial = Callable[[Sequence[Run]], object]
+"""Computes what will be shown of these runs, and writes nothing."""
+
+
+def without_odd_runs(runs: Sequence[Run], trial: Trial) -> tuple[list[Run], list[str]]:
+    """The runs that can be shown together, and why each of the others cannot.
+
+    Each is tried by itself, then by leaving it out. Raises HarnessError if neither helps.
+    """
+    problem = _problem(runs, trial)
+    if problem is None:
+        return list(runs), []
+    alone = {path: why for path, record in runs if (why := _problem([(path, record)], trial)) is not None}
+    sound = [run for run in runs if run[0] not in alone]
+    if not alone or (sound and _problem(sound, trial) is not None):
+        path = next((p for p, _ in sound if _problem([r for r in sound if r[0] != p], trial) is None), None)
+        if path is None:
+            raise HarnessError(f"these records cannot be shown together: {problem}")
+        alone[path] = problem
+        sound = [run for run in sound if run[0] != path]
+    if not sound:
+        raise HarnessError(f"no record can be shown: {problem}")
+    return sound, [f"record {path} is valid but cannot be shown: {why}" for path, why in alone.items()]
+
+
+def _problem(runs: Sequence[Run], trial: Trial) -> str | None:
+    """Why these runs cannot be shown; None: they can."""
+    try:
+        trial(runs)
+    except (HarnessError, OSError):
+        raise
+    except Exception as error:  # an odd value may break any figure
+        return f"{type(error).__name__}: {described(error)}"
+    return None
+
+
+LONGEST_NAME = 200
+"""Bytes of a report's file name; file systems allow 255, of which names of tables and pictures need some."""
+FILES_OF_RUNS = (RECORD_NAME, "request.json", "matrix.json", "slurm.json")
+NOT_IN_TEX = '{}%#\\"\n'
+
+
+def require_writable(report: Path, form: Format | None = None) -> None:
+    """Raise HarnessError if a report cannot be written there."""
+    form = form or format_of(report)
+    length = len(os.fsencode(report.name))
+    if length > LONGEST_NAME:
+        raise HarnessError(
+            f"report's file name has {length} bytes; at most {LONGEST_NAME} are allowed, as its pictures "
+            "have longer names; give a shorter one"
+        )
+    refused = [character for character in NOT_IN_TEX if character in report.name]
+    if refused and form == "latex":
+        raise HarnessError(
+            f"report's file name {report.name!r} holds {' '.join(map(repr, refused))}, which LaTeX does not "
+            "allow in names of pictures; give another name"
+        )
+    require_plain_output(report, "report")
+    if report.name in FILES_OF_RUNS:
+        raise HarnessError(
+            f"report '{report}' would replace {report.name}, a file of a run; give another name"
+        )
+    try:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        try_writing(report)
+    except OSError as error:
+        raise HarnessError(f"report '{report}' cannot be written: {error.strerror}") from error

@@ -1,0 +1,290 @@
+"""Memory by moment and kind, of processes and devices, model states, and predicted peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import mean
+from typing import Any
+
+from harness.forms.terms import STATE_KINDS
+from harness.judge import measures
+from harness.judge.comparison import Comparison
+from harness.judge.repeats import Repeats
+from harness.judge.states import largest, rank_states, textbook
+from harness.record import MemoryPart, Record
+from harness.tell.document import Block, Column, Folded, Paragraph, Section, Table, plain
+from harness.tell.formats import megabytes, percent, signed_percent
+from harness.tell.tables import LABELS
+
+
+def fragmentation_bytes(moment: MemoryPart) -> int | None:
+    """What the caching allocator holds of the device and serves to nobody."""
+    if moment.reserved_bytes is None or moment.allocated_bytes is None:
+        return None
+    return moment.reserved_bytes - moment.allocated_bytes
+
+
+FIGURES: tuple[tuple[str, str, str, Callable[[MemoryPart], int | None]], ...] = (
+    ("reserved", "reserved", "what the caching allocator holds of the device", lambda m: m.reserved_bytes),
+    ("fragmentation", "fragmented", "reserved, but served to nobody at that moment", fragmentation_bytes),
+    (
+        "device_used",
+        "driver",
+        "the process's device memory as the driver counts it, context and NCCL included",
+        lambda m: m.device_used_bytes,
+    ),
+    ("pinned", "pinned", "page-locked host memory that torch allocated", lambda m: m.pinned_bytes),
+    ("file", "files", "into which states are swapped", lambda m: m.file_bytes),
+    (
+        "host_resident",
+        "resident",
+        "the process's resident set on the host, libraries included",
+        lambda m: m.host_resident_bytes,
+    ),
+)
+"""Key, title, meaning and value at one moment."""
+
+
+def process_memory_blocks(comparison: Comparison) -> list[Block]:
+    """A table of those figures that any record has, and why the driver's is missing; [] without any."""
+    groups = comparison.groups
+    records = [group.record for group in groups]
+    known = [figure for figure in FIGURES if any(_by_rank(record, figure[3]) for record in records)]
+    if not known:
+        return []
+    columns = [*LABELS]
+    for key, title, _, _ in known:
+        columns.append(Column(f"least_{key}_bytes", f"{title} MB, least", megabytes))
+        columns.append(Column(f"most_{key}_bytes", f"{title} MB, most", megabytes))
+    body: list[list[Any]] = []
+    for group in groups:
+        line: list[Any] = [*group.cell]
+        for _, _, _, value in known:
+            sizes = _by_rank(group.record, value)
+            line += [min(sizes, default=None), max(sizes, default=None)]
+        if any(size is not None for size in line[2:]):
+            body.append(line)
+    meanings = "; ".join(f"{title}: {meaning}" for _, title, meaning, _ in known)
+    text = (
+        "Beyond live tensors. Of each rank the largest figure over all moments recorded; least and most: on "
+        f"the rank where that is smallest and largest. {meanings}."
+    )
+    unknown = _unknown(records)
+    return [
+        Paragraph(text),
+        Table(key="process_memory", columns=columns, rows=body),
+        *([Paragraph(f"The driver's figure is not known: {'; '.join(unknown)}.")] if unknown else []),
+    ]
+
+
+def _by_rank(record: Record, value: Callable[[MemoryPart], int | None]) -> list[int]:
+    """The largest over a rank's moments, of each rank that has any."""
+    found = ([size for m in part.memory if (size := value(m)) is not None] for part in record.ranks)
+    return [max(sizes) for sizes in found if sizes]
+
+
+def _unknown(records: Sequence[Record]) -> list[str]:
+    """Reasons, each once."""
+    moments = (m for record in records for part in record.ranks for m in part.memory)
+    return sorted({m.device_used_unknown for m in moments if m.device_used_unknown})
+
+
+KINDS = (
+    "weights", "gathered", "gradients", "masters", "optimizer", "activations", "communication", "buffers",
+    "data", "other",
+)  # fmt: skip
+MOMENTS = {
+    "after_setup": "after setup",
+    "after_forward": "after forward",
+    "after_backward": "after backward",
+    "after_step": "after step",
+    "during_evaluation": "evaluation",
+    "during_checkpoint": "checkpoint",
+    "during_checkpoint_load": "checkpoint loaded",
+}
+TEXT = (
+    "Of the first repeat: live tensors of the rank that holds most at that moment, in the last probed "
+    "step; each storage counts once. activations: what the last forward pass left behind for the backward "
+    "pass. gathered: full weights gathered from the shards of several ranks, the own part included. "
+    "communication: buffers that a library sends from or receives into. buffers: the model's own. data: "
+    "samples held in memory. other: the allocator's rest. least and most: bytes that the allocator served "
+    "then, on the rank with least and with most. peak: the most since the previous moment, on the rank where "
+    "it is largest; of an evaluation, during one batch; of a checkpoint, while it is saved. Empty columns "
+    "are left out."
+)
+
+
+def memory_section(comparison: Comparison) -> Section | None:
+    """Live bytes by kind after the backward pass, and at the others; None if nothing was counted."""
+    after_backward: list[list[Any]] = []
+    others: list[list[Any]] = []
+    for group in comparison.groups:
+        head = group.cell
+        for moment, title in MOMENTS.items():
+            line = _line(group.record, moment)
+            if line is not None:
+                if moment == "after_backward":
+                    after_backward.append([*head, *line])
+                else:
+                    others.append([*head, title, *line])
+    if not others and not after_backward:
+        return None
+    columns = [
+        *(Column(f"{kind}_bytes", f"{kind} MB", megabytes) for kind in KINDS),
+        Column("least_allocated_bytes", "least MB", megabytes),
+        Column("most_allocated_bytes", "most MB", megabytes),
+        Column("peak_bytes", "peak MB", megabytes),
+    ]
+    table = _table("memory_after_backward", [*LABELS, *columns], after_backward)
+    moments = _table(
+        "memory_by_moment", [*LABELS, Column("moment", "moment", align="left"), *columns], others
+    )
+    blocks: list[Block] = [
+        Paragraph(TEXT),
+        table,
+        *([Folded("Memory at the other moments", [moments])] if others else []),
+        *process_memory_blocks(comparison),
+    ]
+    return Section("memory", "Memory after the backward pass, by kind", blocks)
+
+
+def _table(key: str, columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> Table:
+    """Without the kinds that hold nothing in any line."""
+    kinds = {f"{kind}_bytes" for kind in KINDS}
+    kept = [
+        index
+        for index, column in enumerate(columns)
+        if column.key not in kinds or any(row[index] != 0 for row in rows)
+    ]
+    return Table(
+        key=key, columns=[columns[index] for index in kept], rows=[[row[i] for i in kept] for row in rows]
+    )
+
+
+def _line(record: Record, moment: str) -> list[int | None] | None:
+    """Kinds of the largest rank, then least, most and peak over the ranks; None: not measured."""
+    parts = measures.memory_at(record, moment)
+    if not parts:
+        return None
+    kinds = measures.kinds_at(record, moment)
+    allocated = [part.allocated_bytes for part in parts if part.allocated_bytes is not None]
+    peaks = [part.peak_bytes for part in parts if part.peak_bytes is not None]
+    sizes: list[int | None] = [kinds.get(kind, 0) if kinds else None for kind in KINDS]
+    return [
+        *sizes,
+        min(allocated, default=None),
+        max(allocated, default=None),
+        max(peaks, default=None),
+    ]
+
+
+TEXT_STATES = (
+    "Of the first repeat, after a backward pass, on the rank that holds most of them. expected: the closed "
+    "form of this library's "
+    "own layout, from its source, with padding and copies; off: measured minus expected in bytes. textbook: "
+    "the ZeRO paper with Adam (arXiv 1910.02054): 2 + 2 + 12 bytes per parameter at mixed precision, "
+    "4 + 4 + 8 in fp32, divided by the ranks that share what the strategy shards."
+)
+COLUMNS = (
+    *LABELS,
+    Column("kind", "kind", align="left"),
+    Column("measured_bytes", "measured MB", megabytes),
+    Column("expected_bytes", "expected MB", megabytes),
+    Column("off_bytes", "off, bytes", plain),
+    Column("textbook_bytes", "textbook MB", megabytes),
+)
+KIND = [column.key for column in COLUMNS].index("kind")
+ALL = "all"
+"""The kind of the line that sums up the others."""
+TERM_COLUMNS = (
+    *LABELS,
+    Column("kind", "kind", align="left"),
+    Column("term", "term", align="left"),
+    Column("bytes", "bytes", plain),
+    Column("where", "where", align="left"),
+)
+
+
+def states_section(comparison: Comparison) -> Section | None:
+    """A table of kinds and one of terms; None where no model states were measured."""
+    kinds: list[list[Any]] = []
+    terms: list[list[Any]] = []
+    for group in comparison.groups:
+        kinds += _kinds(group)
+        terms += _terms(group)
+    if not kinds:
+        return None
+    totals = [[*line[:KIND], *line[KIND + 1 :]] for line in kinds if line[KIND] == ALL]
+    table = Table(key="model_state_totals", columns=[*COLUMNS[:KIND], *COLUMNS[KIND + 1 :]], rows=totals)
+    by_kind = Table(key="model_states", columns=COLUMNS, rows=[line for line in kinds if line[KIND] != ALL])
+    by_term = Table(key="model_state_terms", columns=TERM_COLUMNS, rows=terms)
+    blocks: list[Block] = [
+        Paragraph(TEXT_STATES),
+        table,
+        Folded("Weights, gradients, masters and optimizer states separately", [by_kind]),
+        *([Folded("Terms of the closed forms", [by_term])] if terms else []),
+    ]
+    return Section("model_states", "Model states: measured, expected, textbook", blocks)
+
+
+def _kinds(group: Repeats) -> list[list[Any]]:
+    held = largest(rank_states(group.record))
+    if held is None:
+        return []
+    expected = held.expected.kinds() if held.expected else None
+    book = textbook(group.record)
+    lines = []
+    for kind in STATE_KINDS:
+        measured = held.measured.get(kind, 0)
+        form = expected.get(kind, 0) if expected is not None else None
+        counted = book[kind] if book is not None else None
+        if measured or form or counted:
+            off = None if form is None else measured - form
+            lines.append([*group.cell, kind, measured, form, off, counted])
+    total = held.expected.model_state_bytes if held.expected else None
+    off = None if total is None else held.measured_bytes - total
+    by_the_book = sum(book.values()) if book is not None else None
+    return [*lines, [*group.cell, ALL, held.measured_bytes, total, off, by_the_book]]
+
+
+def _terms(group: Repeats) -> list[list[Any]]:
+    held = largest(rank_states(group.record))
+    if held is None or held.expected is None:
+        return []
+    return [
+        [*group.cell, term.kind, term.name, term.bytes, "host" if term.host else "device"]
+        for term in held.expected.terms
+    ] + [[*group.cell, term.kind, term.name, term.bytes, "files"] for term in held.expected.files]
+
+
+COLUMNS_PREDICTION = [
+    Column("backend", "backend", align="left"),
+    Column("world_size", "ranks"),
+    Column("predicted_peak_bytes", "predicted peak MB", megabytes),
+    Column("peak_bytes", "measured peak MB", megabytes),
+    Column("prediction_error", "error", signed_percent),
+    Column("moment", "predicted moment", align="left"),
+]
+MEANING = (
+    "Peak of torch's allocator on the rank that needs most, predicted before the ranks started, and measured "
+    "in the probed steps. Error: predicted over measured, minus one; over all cells {mean} on average and "
+    "{worst} at most, regardless of sign."
+)
+
+
+def prediction_section(comparison: Comparison) -> Section | None:
+    """The error of every prediction that a measurement belongs to; None without any."""
+    lines: list[list[Any]] = []
+    errors = []
+    for group in comparison.groups:
+        predicted, measured = group.figures["predicted_peak_bytes"], group.figures["peak_bytes"]
+        if group.record.prediction is None or predicted is None or not measured:
+            continue
+        error = predicted / measured - 1
+        errors.append(abs(error))
+        lines.append([*group.cell, predicted, measured, error, group.record.prediction.moment])
+    if not errors:
+        return None
+    text = MEANING.format(mean=percent(mean(errors)), worst=percent(max(errors)))
+    table = Table(key="predictions", columns=COLUMNS_PREDICTION, rows=lines)
+    return Section("prediction", "Predicted memory", [Paragraph(text), table])

@@ -1,0 +1,130 @@
+"""Strong and weak scaling: the tables that compute-time proposals ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.judge.comparison import Comparison
+from harness.judge.scaling import Point, run_seconds, strong_scaling, weak_scaling
+from harness.tell.document import Block, Column, Heading, Paragraph, Section, Table
+from harness.tell.formats import milliseconds, number, percent
+from harness.tell.pictures.scaling import strong_picture, weak_picture
+from harness.tell.tables import figure_column
+
+HEAD = (
+    Column("backend", "backend", align="left"),
+    Column("nodes", "nodes"),
+    Column("world_size", "ranks"),
+    Column("threads_per_rank", "threads"),
+    Column("runs", "runs"),
+    Column("step_seconds_smallest_run", "least mean step ms", milliseconds),
+    Column("step_seconds_largest_run", "most mean step ms", milliseconds),
+)
+DETAILS = (
+    figure_column("samples_per_second"),
+    figure_column("peak_bytes"),
+    Column("training_loss", "last loss", number),
+    Column("evaluation_loss", "held-out loss", number, optional=True),
+    figure_column("evaluation_samples_per_second", optional=True),
+)
+STRONG = (
+    *HEAD,
+    Column("training_seconds", "training time s", number),
+    Column("speed_up", "speed-up", number),
+    Column("efficiency", "efficiency", percent),
+    Column("base", "of", align="left"),
+    *DETAILS,
+)
+WEAK = (
+    *HEAD,
+    Column("parameters", "parameters", number),
+    Column("global_batch_size", "batch", number),
+    Column("work_per_rank", "work per rank", percent),
+    figure_column("step_seconds"),
+    Column("efficiency", "efficiency", percent),
+    *DETAILS,
+)
+STRONG_TEXT = (
+    "One job on more ranks. T: the median over runs of the mean timed step, from which throughput follows; "
+    "least and most are those of the runs. training time: T x the steps of the job, without set-up and "
+    "evaluations. speed-up, or scale factor: T(N0) / T(N); efficiency: speed-up / (N / N0). N0 is the "
+    "smallest number of ranks of the backend, or the reference on one process if the backend did not run on "
+    "one rank; the column 'of' names it. One rank has nothing to shard, and FSDP1 runs there as NO_SHARD. "
+    "If one number of ranks ran on several numbers of nodes, each has its own curve. On the CPU a curve has "
+    "one number of threads per rank, since more ranks with fewer threads have no more processors; a machine "
+    "with fewer cores than ranks x threads cannot show scaling. Runs that diverged are left out. No scaling "
+    "figure is judged against noise."
+)
+WEAK_TEXT = (
+    "Jobs that grow with the ranks. efficiency: T(N0) / T(N) of one step, 100 % if N ranks take no longer "
+    "for N / N0 times the work; N0 is the smallest number of ranks. work per rank: parameters x tokens of a "
+    "step / ranks, relative to that on N0; if it is not 100 %, the work did not grow with the ranks, and the "
+    "efficiency says less."
+)
+
+
+def scaling_section(comparison: Comparison) -> Section | None:
+    """None where nothing was run on several numbers of ranks."""
+    strong, weak = strong_scaling(comparison), weak_scaling(comparison)
+    blocks: list[Block] = []
+    for curves, heading, text, table, picture in (
+        (strong, "Strong scaling", STRONG_TEXT, _strong_table(strong), strong_picture(strong)),
+        (weak, "Weak scaling", WEAK_TEXT, _weak_table(weak), weak_picture(weak)),
+    ):
+        if curves and picture is not None:
+            blocks += [Heading(heading), picture, table, Paragraph(text)]
+    return Section("scaling", "Scaling", blocks) if blocks else None
+
+
+def _strong_table(curves: Sequence[Sequence[Point]]) -> Table:
+    """Every point once: a reference that is the base of many stands before them."""
+    points = {point.group.key: point for curve in curves for point in curve}
+    ordered = sorted(points.values(), key=lambda point: not point.group.is_reference)
+    body = []
+    for point in ordered:
+        figures = [point.training_seconds, point.speed_up, point.strong_efficiency]
+        body.append([*_head(point), *figures, _base(point), *_details(point)])
+    return Table(key="strong_scaling", columns=STRONG, rows=body)
+
+
+def _base(point: Point) -> str:
+    """'itself, 1' where the backend is its own base and has there but one layout, else by its name."""
+    own = point.base.label in (point.group.label, point.group.backend)
+    return f"{'itself' if own else point.base.label}, {point.base.world_size}"
+
+
+def _weak_table(curves: Sequence[Sequence[Point]]) -> Table:
+    body = []
+    for curve in curves:
+        for point in curve:
+            record = point.group.record
+            weights = record.initial_weights
+            line = [
+                weights.parameter_count if weights else None,
+                record.job.training.global_batch_size,
+                point.work_ratio,
+                point.step_seconds,
+                point.weak_efficiency,
+            ]
+            body.append([*_head(point), *line, *_details(point)])
+    return Table(key="weak_scaling", columns=WEAK, rows=body)
+
+
+def _head(point: Point) -> list[Any]:
+    world = point.group.record.world
+    steps = run_seconds(point.group)
+    sizes = [world.nodes, world.world_size, world.threads_per_rank]
+    return [point.group.label, *sizes, len(steps), min(steps), max(steps)]
+
+
+def _details(point: Point) -> list[Any]:
+    group = point.group
+    record = group.record
+    return [
+        group.figures["samples_per_second"],
+        group.figures["peak_bytes"],
+        record.steps[-1].loss if record.steps else None,
+        record.eval[-1].loss if record.eval else None,
+        group.figures["evaluation_samples_per_second"],
+    ]

@@ -1,0 +1,459 @@
+"""Which strategy to use and why: does it fit, then the links, then accumulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import Any
+
+from harness.forms import families
+from harness.forms.terms import STEP_PHASES
+from harness.forms.workload import Window, Workload
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import SENT, SPEED
+from harness.judge.pipeline import pipeline_use
+from harness.judge.ranking import difference, frontier
+from harness.judge.repeats import Repeats, place_to_compare, rivals
+from harness.judge.statistics import Significance, runs_to_judge
+from harness.judge.volume import sent_per_step
+from harness.judge.wording import counted, listed, percent, ranks
+from harness.record import Record
+from harness.record.workload import known_strategy, of_record
+from harness.spec import Question
+from harness.tell.document import Items, Line, Section
+from harness.tell.formats import megabytes
+from harness.tell.formats import percent as formats_percent
+from harness.tell.short.stage import Stage, bytes_frontier, peak, sent_once, stage
+from harness.tell.short.words import ends, levels, names, ratio, sentence
+
+GATHER = "all_gather"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellFacts:
+    """What a cell does in a step, per rank."""
+
+    label: str
+    runs: int
+    token_seconds: float
+    """Seconds per token over all ranks, median over the runs."""
+    collectives: float | None
+    """Calls per step among several ranks, mean over ranks; None: not counted."""
+    gathers: float | None
+    """Of them those that gather weights."""
+    sent_bytes: float | None
+    """Per step, as on a ring."""
+    units: int | None
+    """Groups of parameters that are gathered at once; None: the backend does not say."""
+    prefetch: str | None
+    """How gathering runs ahead, in the library's words; 'none': not at all; None: it does not say."""
+
+
+def cell_facts(group: Repeats) -> CellFacts:
+    """The facts of a timed cell. Its collectives and settings are those of the first run."""
+    record = group.record
+    effective = record.backend.effective
+    return CellFacts(
+        label=group.label,
+        runs=len(group.values(SPEED)),
+        token_seconds=median(second for seconds in group.clock(SPEED).values() for second in seconds),
+        collectives=calls_per_step(record),
+        gathers=calls_per_step(record, GATHER),
+        sent_bytes=group.median(SENT),
+        units=len(effective.wrap_units) if effective else None,
+        prefetch=effective.prefetch if effective else None,
+    )
+
+
+def calls_per_step(record: Record, op: str | None = None) -> float | None:
+    """Collectives among several ranks that a rank starts per probed step, mean over ranks; `op`: of one sort.
+
+    None where no step was probed.
+    """
+    probed = record.windows.probed if record.windows else 0
+    if not probed or not record.ranks:
+        return None
+    counted_rows = (
+        row for row in record.comm
+        if row.phase in STEP_PHASES and row.group_size > 1 and op in (None, row.op)
+    )  # fmt: skip
+    return sum(row.calls for row in counted_rows) / probed / len(record.ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingEffect:
+    """The slowest backend with settings of its own changed."""
+
+    facts: CellFacts
+    changed: str
+    """'stage3_max_live_parameters=1000000000'; a preset changes several settings at once."""
+    closed: float | None
+    """Share of the gap to the fastest that it closes: 1 closes it, below 0 widens it; None: no gap."""
+    difference: Significance
+    """Of its throughput to the slowest cell's, over all effects and the gap together."""
+
+    @property
+    def is_preset(self) -> bool:
+        """Whether it changes what a preset changes, not one setting."""
+        return self.changed.startswith("preset=")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowestExplanation:
+    """The slowest cell next to the fastest one that shards the same states."""
+
+    slowest: CellFacts
+    fastest: CellFacts
+    ratio: float
+    """Time per token of the slowest over that of the fastest."""
+    gap: Significance
+    """Whether their throughputs differ by more than noise."""
+    effects: tuple[SettingEffect, ...]
+    """Largest share first; empty: no setting was varied."""
+    runs_needed: int
+    """Of each cell, to judge all of these differences."""
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether any setting was varied and could be judged."""
+        return self.gap == "beyond noise" and any(e.difference != "not judged" for e in self.effects)
+
+    @property
+    def sentence(self) -> str:
+        """One to four sentences."""
+        return " ".join([_gap(self), *_facts(self), *_effects(self)])
+
+
+def explain_slowest(comparison: Comparison) -> SlowestExplanation | None:
+    """Explain the slowest cell of the place where most cells are compared.
+
+    Cells that change one setting of another cell are its variants and not candidates. None: fewer than two
+    timed cells shard the same states as the slowest one does.
+    """
+    groups = comparison.comparable.groups
+    place = place_to_compare(groups)
+    compared = rivals(groups).get(place, []) if place is not None else []
+    variants = {id(group): base for group in compared if (base := _base(group, compared)) is not None}
+    candidates = [group for group in compared if id(group) not in variants]
+    if len(candidates) < 2:
+        return None
+    slowest = _slowest_slowest(candidates, list(variants.values()))
+    alike = [g for g in candidates if g is not slowest and _states(g.record) == _states(slowest.record)]
+    if not alike:
+        return None
+    fastest = max(alike, key=_throughput)
+    own = [group for group in compared if variants.get(id(group)) is slowest]
+    return _explanation(slowest, fastest, own)
+
+
+def _explanation(slowest: Repeats, fastest: Repeats, own: Sequence[Repeats]) -> SlowestExplanation:
+    tests = len(own) + 1
+    gap = _difference(fastest, slowest, tests)
+    slow, fast = cell_facts(slowest), cell_facts(fastest)
+    behind = slow.token_seconds - fast.token_seconds
+    effects = [
+        SettingEffect(
+            facts=(facts := cell_facts(group)),
+            changed=_changed(slowest.record, group.record),
+            closed=(slow.token_seconds - facts.token_seconds) / behind if behind > 0 else None,
+            difference=_difference(group, slowest, tests),
+        )
+        for group in own
+    ]
+    return SlowestExplanation(
+        slowest=slow, fastest=fast, ratio=slow.token_seconds / fast.token_seconds, gap=gap,
+        effects=tuple(sorted(effects, key=lambda effect: effect.facts.token_seconds)),
+        runs_needed=runs_to_judge(tests),
+    )  # fmt: skip
+
+
+def _difference(group: Repeats, base: Repeats, comparisons: int = 1) -> Significance:
+    """Of seconds per token, by the test that every order of cells rests on."""
+    return difference(group.clock(SPEED), base.clock(SPEED), comparisons)
+
+
+def _throughput(group: Repeats) -> float:
+    return group.median(SPEED) or 0.0
+
+
+def _states(record: Record) -> tuple[Any, ...] | None:
+    """Equal for cells that divide the same states among the same ranks."""
+    strategy = known_strategy(record)
+    if strategy is None:
+        return None
+    return strategy.stage, strategy.facts.has_replicas, strategy.facts.reshards
+
+
+def _slowest_slowest(candidates: Sequence[Repeats], bases: Sequence[Repeats]) -> Repeats:
+    """The slowest cell, or one of its implementation that is tied with it and whose settings were varied."""
+    slowest = min(candidates, key=_throughput)
+    varied = [
+        group
+        for group in candidates
+        if any(group is base for base in bases)
+        and _implementation(group.record) == _implementation(slowest.record)
+        and _difference(group, slowest) != "beyond noise"
+    ]
+    return slowest if slowest in varied or not varied else min(varied, key=_throughput)
+
+
+def _implementation(record: Record) -> tuple[Any, ...]:
+    strategy = known_strategy(record)
+    return (
+        (record.backend.name,) if strategy is None else (strategy.family, strategy.sharding, strategy.stage)
+    )
+
+
+def _base(group: Repeats, compared: Sequence[Repeats]) -> Repeats | None:
+    """The cell of which this one changes one setting: the same backend without that option."""
+    given = _given(group.record)
+    for other in compared:
+        if other.record.backend.name != group.record.backend.name:
+            continue
+        if (
+            len(given.items() - _given(other.record).items()) == 1
+            and len(given) == len(_given(other.record)) + 1
+        ):
+            return other
+    return None
+
+
+def _given(record: Record) -> dict[str, str]:
+    """Options in the label, as they are typed there."""
+    pairs = (pair.partition("=") for pair in record.backend.label.partition(":")[2].split(",") if pair)
+    return {name: value for name, _, value in pairs}
+
+
+def _changed(base: Record, record: Record) -> str:
+    """The option of the second that the first lacks."""
+    ((name, value),) = _given(record).items() - _given(base).items()
+    return f"{name}={value}"
+
+
+def _gap(found: SlowestExplanation) -> str:
+    slow, fast = found.slowest.label, found.fastest.label
+    if found.gap == "within noise":
+        return f"{slow} is statistically tied with {fast}, which shards the same states."
+    untested = ", not tested against noise" if found.gap == "not judged" else ""
+    return f"{slow} takes {found.ratio:.2f} x the time of {fast}, which shards the same states{untested}."
+
+
+def _facts(found: SlowestExplanation) -> list[str]:
+    """What differs between the two, as counted."""
+    slow, fast = found.slowest, found.fastest
+    parts = []
+    if slow.collectives is not None and fast.collectives is not None:
+        parts.append(
+            f"starts {slow.collectives:,.0f} collectives per step ({fast.label}: {fast.collectives:,.0f})"
+        )
+    if slow.units is not None and fast.units is not None:
+        parts.append(f"gathers {counted(slow.units, 'unit')} ({fast.label}: {fast.units:,})")
+    if slow.sent_bytes is not None and fast.sent_bytes is not None:
+        parts.append(f"sends {slow.sent_bytes / 1e6:,.2f} MB ({fast.label}: {fast.sent_bytes / 1e6:,.2f})")
+    if slow.prefetch is not None:
+        parts.append("gathers nothing ahead" if slow.prefetch == "none" else f"gathers {slow.prefetch} ahead")
+    return [f"{slow.label} {listed(parts)}."] if parts else []
+
+
+def _effects(found: SlowestExplanation) -> list[str]:
+    if found.gap == "within noise":
+        return []
+    if not found.effects:
+        return ["No setting was changed by itself, so the cause is not tested."]
+    if not found.is_tested:
+        return [
+            f"Its settings were changed one at a time, but fewer than {found.runs_needed} runs of each cell "
+            "cannot show what the gap comes from."
+        ]
+    judged = [effect for effect in found.effects if effect.difference == "beyond noise"]
+    alone = [effect for effect in found.effects if not effect.is_preset]
+    closing = [e for e in judged if e.closed is not None and e.closed > 0]
+    widening = [e for e in judged if e.closed is not None and e.closed <= 0]
+    none = [effect for effect in found.effects if effect.difference == "within noise"]
+    sentences = []
+    if closing:
+        shares = [f"{_name(effect)} closes {percent(effect.closed or 0.0)} of the gap" for effect in closing]
+        sentences.append(f"{listed(shares)}.")
+    if widening:
+        sentences.append(f"{listed([_name(e) for e in widening])} made it slower.")
+    if none:
+        sentences.append(f"{listed([_name(e) for e in none])} changed nothing beyond noise.")
+    if not alone:
+        sentences.append("No setting was changed by itself, so the cause is not tested.")
+    elif not closing:
+        sentences.append("So none of the settings that were changed explains the gap.")
+    return sentences
+
+
+def _name(effect: SettingEffect) -> str:
+    several = " (several settings at once)" if effect.is_preset else ""
+    return f"{effect.changed}{several}"
+
+
+def states_on(record: Record, world_size: int) -> int | None:
+    """Bytes of model states of the rank that would hold most on so many ranks; None: no closed form.
+
+    Hybrid strategies and meshes have none: their groups may stay as they are or grow.
+    """
+    workload = _built_in(record)
+    if workload is None or workload.strategy.facts.has_replicas or record.world.dimensions:
+        return None
+    other = replace(workload, world_size=world_size, shard_size=world_size, ranks_per_node=None)
+    return max(
+        families.model_states(replace(other, rank=rank)).model_state_bytes for rank in range(world_size)
+    )
+
+
+def sent_with(record: Record, accumulation_steps: int) -> float | None:
+    """Ring bytes that a rank sends in an ordinary step of so many micro-steps, mean over the ranks; None: no
+    closed form."""
+    workload = _built_in(record)
+    if workload is None:
+        return None
+    other = replace(workload, accumulation_steps=accumulation_steps, window=Window())
+    ranks = record.world.world_size if record.world.dimensions else 1  # of which one stands for all
+    sent = [
+        sent_per_step(of_rank, families.collectives(of_rank))
+        for of_rank in (replace(other, rank=rank) for rank in range(ranks))
+    ]
+    return None if None in sent else fmean(part for part in sent if part is not None)
+
+
+def _built_in(record: Record) -> Workload | None:
+    """The workload of a built-in backend; a third party's own forms hold for its run alone."""
+    if record.backend.own_forms is not None or record.backend.effective is None:
+        return None
+    workload = of_record(record)
+    if workload is None or workload.strategy.family not in families.FAMILIES:
+        return None
+    return workload
+
+
+Traffic = Callable[[Repeats], float | None]
+ASKED: tuple[Question, ...] = ("all", "speed", "memory", "footprint")
+SPEEDS: tuple[Question, ...] = ("all", "speed")
+MANY_RANKS = 64
+MICRO_STEPS = 8
+MOST_LEVELS = 4
+MOST_STEPS = 3
+
+
+def choice_section(comparison: Comparison, question: Question) -> Section | None:
+    """None where nothing is to be chosen: another question, one rank, or a single cell."""
+    where = stage(comparison)
+    if question not in ASKED or where is None or where.size == 1 or len(where.groups) < 2:
+        return None
+    lines = [Line(_growth(where), "Does it fit", "model_states")]
+    speeds = [Line(_speed(where), "Speed here", "time"), Line(_slowest(comparison), "Slowest", "time")]
+    if question != "memory":
+        lines = [
+            Line(_ladder(where), "Take", "results"),
+            *(speeds if question in SPEEDS else []),
+            *lines,
+            Line(_links(where), "Slow links", "communication_volume"),
+            Line(_accumulation(where), "Accumulation", "communication_volume"),
+        ]
+    found = [line for line in lines if line.text]
+    return Section("choice", "Which to use", [Items(found)]) if found else None
+
+
+def _ladder(where: Stage) -> str:
+    """The cells to try in turn without accumulation and with it: the first that fits."""
+    least = min(where.figures(sent_once).values(), default=0.0)
+    if not least:
+        return ""
+    once, several = (_steps(where, traffic, least) for traffic in (sent_once, _accumulated))
+    text = f"the first whose peak per rank fits, with its traffic: {once}"
+    if several not in ("", once):
+        text = f"{text}; with {MICRO_STEPS} micro-steps per update {several}"
+    return "; ".join(filter(None, (text, _bubbles(where)))) + "."
+
+
+def _bubbles(where: Stage) -> str:
+    """What neither peak nor traffic shows of pipelines: how long their ranks wait by the schedule alone."""
+    found = {
+        group.label: use.expected_bubble
+        for group in where.groups
+        if (use := pipeline_use(group.record)) is not None
+    }
+    if not found:
+        return ""
+    waits = ", ".join(
+        f"{names(labels)} {formats_percent(share)}" for labels, share in levels(found, formats_percent)
+    )
+    return f"not in these figures: the bubble, in which ranks of a pipeline wait: {waits} of the passes"
+
+
+def _steps(where: Stage, traffic: Traffic, least: float) -> str:
+    """'ddp 38.5 MB (1 x), fsdp 31.3 MB (1.5 x)': peak, and traffic over the least of one micro-step."""
+    return ", ".join(
+        f"{group.label} {megabytes(peak(group))} MB ({ratio(traffic(group) or 0.0, least)})"
+        for group in bytes_frontier(where, traffic)[:MOST_STEPS]
+    )
+
+
+def _accumulated(group: Repeats) -> float | None:
+    return sent_with(group.record, MICRO_STEPS)
+
+
+def _speed(where: Stage) -> str:
+    """The same by speed, as far as the runs support an order, and whether it carries over."""
+    order, peaks = where.order, where.figures(peak)
+    if order is None or not order.is_judged or len(order.names) < 2:
+        return ""
+    best = order.names[0]
+    steps = frontier(peaks, order)
+    shares = ", ".join(
+        f"{label} {formats_percent(order.median(best) / order.median(label))} at {megabytes(peaks[label])} MB"
+        for label in reversed(steps)
+    )
+    text = f"Pareto frontier of speed, relative to {best}, and peak memory: {shares}"
+    return sentence(text, "measure speed again on your GPUs" if where.on_cpu else "")
+
+
+def _slowest(comparison: Comparison) -> str:
+    """How the slowest cell differs from the fastest that shards alike, and the cause if it was tested.
+
+    Empty where the runs do not show that it is slower.
+    """
+    found = explain_slowest(comparison)
+    return found.sentence if found is not None and found.gap == "beyond noise" else ""
+
+
+def _growth(where: Stage) -> str:
+    """Closed-form model states on more ranks."""
+    found = where.figures(lambda group: states_on(group.record, MANY_RANKS))
+    shown = levels(found, megabytes)
+    if not shown:
+        return ""
+    parts = [f"{names(labels)} {megabytes(value)} MB" for labels, value in ends(shown, MOST_LEVELS)]
+    open_ends = [group.label for group in where.groups if group.record.world.dimensions]
+    return sentence(
+        f"model states per rank on {ranks(MANY_RANKS)}, calculated: {', '.join(parts)}",
+        f"not of {names(open_ends)}: they depend on how many ranks share samples" if open_ends else "",
+    )
+
+
+def _links(where: Stage) -> str:
+    """Who sends least and how much more the others send."""
+    found = where.figures(sent_once)
+    value = min(found.values(), default=0.0)
+    shown = levels(found, lambda sent: ratio(sent, value)) if value else []
+    if len(shown) < 2:
+        return ""
+    (least, _), *others = shown
+    more = ", ".join(
+        f"{names(labels)} {ratio(sent, value)}" for labels, sent in ends(others, MOST_LEVELS - 1)
+    )
+    verb = "sends" if len(least) == 1 else "send"
+    return f"{names(least)} {verb} least ({megabytes(value)} MB per rank and step); {more} of that."
+
+
+def _accumulation(where: Stage) -> str:
+    """Closed-form traffic with several micro-steps per update: who gathers or reduces in each."""
+    shown = levels(where.figures(_accumulated), megabytes)
+    if len(shown) < 2:
+        return ""
+    parts = [f"{names(labels)} {megabytes(value)} MB" for labels, value in ends(shown, MOST_LEVELS + 1)]
+    return sentence(f"with {MICRO_STEPS} micro-steps per update a rank sends, calculated: {', '.join(parts)}")

@@ -1,0 +1,122 @@
+"""The cells that the short report compares: of one job, on one number of ranks, under the same conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from harness.backends.registry import PLANTED
+from harness.judge.comparison import Comparison
+from harness.judge.metrics import SENT, SPEED
+from harness.judge.ranking import Ranking
+from harness.judge.repeats import Place, Repeats, place_to_compare
+from harness.tell.tables import BASE
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Cells of one place that succeeded, the reference left out where others ran beside it."""
+
+    comparison: Comparison
+    place: Place
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.place[1]
+
+    @cached_property
+    def groups(self) -> list[Repeats]:
+        """Those that agree with the reference, or cannot be judged; never one that is wrong on purpose."""
+        found = [
+            group
+            for group in self.comparison.groups
+            if group.place == self.place
+            and group.succeeded
+            and group.parity != "diverged"
+            and group.record.backend.name not in PLANTED
+        ]
+        return [group for group in found if not group.is_reference] or found
+
+    @cached_property
+    def base(self) -> Repeats | None:
+        """DDP, which the others are related to; None where it did not run."""
+        return next((group for group in self.groups if group.label == BASE), None)
+
+    @property
+    def order(self) -> Ranking | None:
+        """The order by speed, as far as the runs support one; None where nothing but the reference ran."""
+        return self.comparison.rankings.get(self.place)
+
+    @cached_property
+    def timed(self) -> dict[str, Repeats]:
+        """The cells that are in the order, by label; the reference where it ran alone."""
+        here = [g for g in self.comparison.groups if g.place == self.place and g.succeeded]
+        names = [group.label for group in self.groups] if self.order is None else self.order.names
+        return {group.label: group for group in here if group.label in names and group.values(SPEED)}
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether its only cell ran under other conditions than all others on as many ranks."""
+        here = [g for g in self.comparison.groups if g.record.job_id == self.place[0]]
+        return len(self.groups) == 1 and any(
+            g.world_size == self.size and g.place != self.place and g.step_seconds for g in here
+        )
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether speeds say nothing of GPUs."""
+        return any(group.record.world.device == "cpu" or group.record.on_stub for group in self.groups)
+
+    def figures(self, read: Callable[[Repeats], float | None]) -> dict[str, float]:
+        """A figure of each cell that has it, by label, least first."""
+        found = {group.label: value for group in self.groups if (value := read(group)) is not None}
+        return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def stage(comparison: Comparison) -> Stage | None:
+    """Where most backends were compared; None where nothing succeeded."""
+    comparable = comparison.comparable
+    place = place_to_compare(comparable.groups) or _any_place(comparable)
+    return None if place is None else Stage(comparable, place)
+
+
+def peak(group: Repeats) -> float | None:
+    """Largest allocator peak of any rank, in bytes."""
+    return max(group.rank_peaks, default=None)
+
+
+def sent_once(group: Repeats) -> float | None:
+    """Ring bytes that a rank sends per step, as counted."""
+    return group.median(SENT)
+
+
+def bytes_frontier(where: Stage, traffic: Callable[[Repeats], float | None] = sent_once) -> list[Repeats]:
+    """Cells in rising traffic and falling peak memory: each needs less memory than all that send no more.
+
+    Both figures are counts, which other machines share; of equal cells the first of the comparison is kept.
+    """
+    known = [
+        (_rounded(sent), _rounded(most), number, group)
+        for number, group in enumerate(where.groups)
+        if (sent := traffic(group)) is not None and (most := peak(group)) is not None
+    ]
+    found: list[Repeats] = []
+    least: float | None = None
+    for _, most, _, group in sorted(known, key=lambda part: part[:3]):
+        if least is None or most < least:
+            found.append(group)
+            least = most
+    return found
+
+
+def _rounded(value: float) -> float:
+    """As it is shown, so that figures that read alike are alike."""
+    return float(f"{value:.3g}")
+
+
+def _any_place(comparison: Comparison) -> Place | None:
+    """The largest number of ranks of runs that were not timed."""
+    succeeded = [group for group in comparison.groups if group.succeeded]
+    return max(succeeded, key=lambda group: group.world_size).place if succeeded else None

@@ -1,0 +1,196 @@
+"""The results in at most eight columns, relative to DDP on the same ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.judge.comparison import Comparison
+from harness.judge.expected import unjudged_amounts
+from harness.judge.metrics import SENT, SPEED, STEP
+from harness.judge.repeats import Repeats, job_marks
+from harness.judge.wording import ranks
+from harness.spec import Question
+from harness.tell.document import Block, Column, Heading, Line, Section, Shown, Table
+from harness.tell.formats import NOT_AVAILABLE, percent
+from harness.tell.sections.parity import dash
+from harness.tell.short.stage import bytes_frontier, peak, stage
+from harness.tell.short.words import unwrapped
+from harness.tell.tables import BASE, LABELS, WITHOUT_FORM, WITHOUT_FORM_MEANS, figure_column
+
+MOST_ROWS = 16
+"""Beyond these only cells that the verdict compares are shown."""
+TIED, UNTESTED = "≈", "?"
+Read = Callable[[Repeats], float | None]
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """A column of the summary; a ratio is shown next to the figure where there is a base."""
+
+    key: str
+    title: str
+    read: Read
+    show: Callable[[Any], str]
+    is_ratio: bool = False
+    is_time: bool = False
+
+
+def _median(key: str) -> Read:
+    return lambda group: group.median(key)
+
+
+def _figure(key: str, read: Read | None = None) -> _Figure:
+    column = figure_column(key)
+    return _Figure(key, column.title, read or _largest(key), column.show)
+
+
+def _largest(key: str) -> Read:
+    return lambda group: group.figures[key]
+
+
+def _of_base(key: str, title: str, read: Read, *, is_time: bool = False) -> _Figure:
+    return _Figure(f"{key}_of_{BASE}", f"{title} / {BASE}", read, percent, True, is_time)
+
+
+SPEED_RATIO = _of_base(SPEED, "speed", _median(SPEED), is_time=True)
+PEAK_RATIO = _of_base("peak_bytes", "peak", peak)
+STATES_RATIO = _of_base("model_state_bytes", "states", _median("model_state_bytes"))
+SENT_RATIO = _of_base(SENT, "sent", _median(SENT))
+PEAK, STATES, BYTES = _figure("peak_bytes", peak), _figure("model_state_bytes"), _figure(SENT)
+FIRST_BEYOND = replace(_figure("first_divergent_step"), show=dash)
+AMOUNTS = (PEAK, STATES, BYTES)
+"""What closed forms judge."""
+FIGURES: dict[Question, tuple[_Figure, ...]] = {
+    "all": (SPEED_RATIO, PEAK_RATIO, SENT_RATIO, PEAK, STATES, BYTES),
+    "speed": (SPEED_RATIO, SENT_RATIO, _figure(SPEED), _figure("step_seconds"), BYTES, PEAK),
+    "memory": (PEAK_RATIO, STATES_RATIO, PEAK, STATES, _figure("expected_model_state_bytes")),
+    "footprint": (PEAK_RATIO, STATES_RATIO, SENT_RATIO, PEAK, STATES, BYTES),
+    "parity": (
+        _figure("max_loss_difference"), _figure("max_grad_norm_difference"),
+        _figure("final_weights_difference"), FIRST_BEYOND,
+    ),
+    "scaling": (SPEED_RATIO, _figure(SPEED), _figure("step_seconds"), SENT_RATIO, BYTES, PEAK),
+}  # fmt: skip
+
+
+def summary_section(comparison: Comparison, question: Question, most_rows: int = MOST_ROWS) -> Section | None:
+    """A table for each number of ranks, and for each job if there are several; None without runs."""
+    groups = summary_cells(comparison, most_rows)
+    if not groups:
+        return None
+    members_of: dict[tuple[int, str], list[Repeats]] = {}
+    for group in groups:
+        members_of.setdefault((group.world_size, group.record.job_id), []).append(group)
+    named = comparison.comparable.groups
+    several = len({group.world_size for group in named if not group.is_reference}) > 1
+    marks = job_marks(groups) if len(members_of) > len({size for size, _ in members_of}) else {}
+    blocks: list[Block] = []
+    for (size, job), members in sorted(members_of.items(), key=lambda item: item[0][0]):
+        heading = f"{ranks(size)}{marks.get(job, '')}"
+        blocks += [Heading(heading)] if several or marks else []
+        key = f"summary_{size}{f'_{job}' if marks else ''}"
+        blocks.append(_table(key, comparison, members, FIGURES[question]))
+    left = len([group for group in comparison.groups if not group.is_reference]) - len(groups)
+    note = _note([block for block in blocks if isinstance(block, Table)], left)
+    note = note or "Every figure of every cell:"
+    return Section("summary", "Results", [*blocks, Line(note, details="results")])
+
+
+def summary_cells(comparison: Comparison, most: int) -> list[Repeats]:
+    """All cells but the reference; of too many those where the verdict compares, the telling ones first.
+
+    Telling are DDP, cells that diverged, and those that no other beats in bytes.
+    """
+    groups = comparison.comparable.groups
+    groups = [group for group in groups if not group.is_reference] or list(groups)
+    where = stage(comparison)
+    if len(groups) <= most or where is None:
+        return groups[:most]
+    labels = {group.label: group for group in where.groups}
+    here = [
+        group
+        for group in groups
+        if group.place == where.place and not _repeats(group, labels.get(unwrapped(group.label)))
+    ]
+    if len(here) <= most:
+        return here
+    telling = {
+        BASE,
+        *(g.label for g in here if g.parity == "diverged"),
+        *(g.label for g in bytes_frontier(where)),
+    }
+    chosen = sorted(here, key=lambda group: group.label not in telling)[:most]
+    return [group for group in here if group in chosen]
+
+
+def _repeats(group: Repeats, native: Repeats | None) -> bool:
+    """Whether a cell is another one, wrapped, and shows the same figures but for time."""
+    if native is None or native is group or group.parity != native.parity:
+        return False
+    return all(f.show(f.read(group)) == f.show(f.read(native)) for f in AMOUNTS)
+
+
+def _table(key: str, comparison: Comparison, groups: Sequence[Repeats], wanted: Sequence[_Figure]) -> Table:
+    bases = {group.place: group for group in groups if group.label == BASE and group.succeeded}
+    figures = [f for f in wanted if bases or not f.is_ratio]
+    columns = [
+        LABELS[0],
+        replace(LABELS[1], only_values=True),
+        *(Column(f.key, f.title, f.show) for f in figures),
+        Column("parity", "parity", align="left"),
+    ]
+    rows = [
+        [*group.cell, *(_value(comparison, group, f, bases.get(group.place)) for f in figures), _state(group)]
+        for group in groups
+    ]
+    return Table(key=key, columns=columns, rows=rows)
+
+
+def _value(comparison: Comparison, group: Repeats, figure: _Figure, base: Repeats | None) -> Any:
+    is_other_work = group.parity == "diverged" and figure.key in (SPEED, STEP)
+    value = figure.read(group) if group.succeeded and not is_other_work else None
+    if not figure.is_ratio:
+        has_no_form = value is not None and figure in AMOUNTS and unjudged_amounts(group.record)
+        return Shown(value, f"{figure.show(value)}{WITHOUT_FORM}") if has_no_form else value
+    divisor = figure.read(base) if base is not None else None
+    if value is None or not divisor:
+        return None
+    if not figure.is_time:
+        return value / divisor
+    return _speed(comparison, group, base, value / divisor)
+
+
+def _speed(
+    comparison: Comparison, group: Repeats, base: Repeats | None, share: float
+) -> Shown | float | None:
+    """The share with a mark where the runs show no difference to the base; None for other work."""
+    order = comparison.comparable.rankings.get(group.place)
+    if order is None or base is None or not {group.label, base.label} <= set(order.names):
+        return None
+    if group is base:
+        return share
+    judged = order.judgement(group.label, base.label)
+    mark = {"within noise": f" {TIED}", "not judged": f" {UNTESTED}"}.get(judged, "")
+    return Shown(share, f"{percent(share)}{mark}")
+
+
+def _state(group: Repeats) -> str:
+    """Its parity, or how it ended."""
+    return group.parity if group.succeeded else group.status
+
+
+def _note(tables: Sequence[Table], left: int) -> str:
+    """What the ratios and marks in the tables mean, and how many cells are not in them."""
+    texts = [text for table in tables for row in table.texts() for text in row]
+    keys = {column.key for table in tables for column in table.columns}
+    notes = {
+        f"Ratios are to {BASE} on the same ranks.": any(key.endswith(f"_of_{BASE}") for key in keys),
+        f"{NOT_AVAILABLE}: not measured or not comparable.": NOT_AVAILABLE in texts,
+        f"{TIED}: no difference to {BASE} beyond noise.": any(text.endswith(f" {TIED}") for text in texts),
+        f"{UNTESTED}: too few runs to test.": any(text.endswith(f" {UNTESTED}") for text in texts),
+        f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS}.": any(text.endswith(WITHOUT_FORM) for text in texts),
+        f"{left} more rows.": left > 0,
+    }
+    return " ".join(note for note, applies in notes.items() if applies)

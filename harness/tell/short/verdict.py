@@ -1,0 +1,417 @@
+"""The verdict: three to six sentences that answer the question, each with where its evidence is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from harness.backends.registry import PLANTED
+from harness.forms.network import EMULATED
+from harness.judge.cell import Cell, name_cells
+from harness.judge.comparison import Comparison
+from harness.judge.expected import unjudged_amounts
+from harness.judge.findings.catalogue import kinds
+from harness.judge.findings.groups import statements
+from harness.judge.metrics import EXPECTED_SENT, SENT, SPEED, TRANSPORT_SENT
+from harness.judge.ranking import Ranking
+from harness.judge.repeats import Repeats, rank_speeds
+from harness.judge.scaling import Point, strong_scaling, weak_scaling
+from harness.judge.speed import shares_cores
+from harness.judge.statistics import LEVEL, median_interval
+from harness.judge.wording import counted, listed, ranks
+from harness.spec import Question
+from harness.tell.document import Items, Line, Section
+from harness.tell.formats import megabytes, number, percent, scientific
+from harness.tell.order_words import ONE_OCCASION, slowest_words, unranked_words
+from harness.tell.short.stage import Stage, peak, sent_once, stage
+from harness.tell.short.words import levels, names, ratio, sentence, shortened
+
+
+def memory_sentence(stage: Stage) -> str:
+    """Peak and model states per rank, as far as they were measured."""
+    return sentence(*_peaks(stage), *_states(stage))
+
+
+def _peaks(stage: Stage) -> list[str]:
+    found = levels(stage.figures(peak), megabytes)
+    if not found:
+        return ["peak memory was not measured"]
+    (least, value), (most, largest) = found[0], found[-1]
+    if len(found) == 1:
+        return [f"every cell peaks at {megabytes(value)} MB per rank on {ranks(stage.size)}"]
+    verb = "peaks" if len(least) == 1 else "peak"
+    base = stage.base and peak(stage.base)
+    related = f", {percent(value / base)} of ddp's {megabytes(base)} MB" if base and base != value else ""
+    return [
+        f"least memory on {ranks(stage.size)}: {names(least)} {verb} at {megabytes(value)} MB per rank"
+        f"{related}",
+        *([f"most: {names(most)} at {megabytes(largest)} MB"] if base != largest else []),
+    ]
+
+
+def _states(stage: Stage) -> list[str]:
+    found = levels(stage.figures(lambda group: group.median("model_state_bytes")), megabytes)
+    if not found:
+        return []
+    least, value = found[0]
+    groups = [g for g in stage.groups if g.median("expected_model_state_bytes") is not None]
+    off = [
+        group.label
+        for group in groups
+        if group.median("expected_model_state_bytes") != group.median("model_state_bytes")
+    ]
+    text = f"model states are smallest under {names(least)}, {megabytes(value)} MB"
+    if len(found) == 1:
+        text = f"model states are {megabytes(value)} MB"
+    if off:
+        return [text, f"states differ from the closed form in {names(off)}"]
+    without = [group.label for group in stage.groups if unjudged_amounts(group.record)]
+    equal = f"all {'other ' if without else ''}states equal the closed form to the byte"
+    unknown = [f"no closed form for {names(without)}"] if without else []
+    return [text, *([equal] if groups else []), *unknown]
+
+
+NORM = "max_grad_norm_difference"
+MOST_NAMES = 6
+"""Of backends in a list."""
+ENDINGS = (
+    ("oom", "ran out of memory", "ran out of memory"),
+    ("failed", "failed", "failed"),
+    ("timeout", "ran out of time", "ran out of time"),
+    ("diverged", "has a loss or norm of NaN or infinity", "have a loss or norm of NaN or infinity"),
+    ("unsupported", "is unsupported here", "are unsupported here"),
+)
+"""Status, and what is written of one and of several cells that have it."""
+
+
+def endings_sentence(comparison: Comparison) -> str:
+    """How many cells completed, how the others ended, and what is compared with nothing."""
+    return sentence(*_endings(comparison.comparable.groups), *_excluded(comparison.not_comparable.groups))
+
+
+def parity_sentence(comparison: Comparison) -> str:
+    """Agreement with the reference of everything but itself; empty where the reference ran alone."""
+    others = [group for group in comparison.comparable.groups if not group.is_reference]
+    judged = [group for group in others if group.parity != "unjudged"]
+    if not judged:
+        return "No loss could be compared with a reference." if others else ""
+    off = [group for group in judged if group.parity == "diverged"]
+    return sentence(*_agreement(judged), *_divergence(off), *_unjudged(others))
+
+
+def _endings(groups: Sequence[Repeats]) -> list[str]:
+    if not groups:
+        return []
+    succeeded = sum(group.succeeded for group in groups)
+    if len(groups) == 1:
+        end = "completed" if succeeded else f"did not complete: {groups[0].status}"
+        return [f"the only configuration, {groups[0].cell}, {end}"]
+    number = f"{succeeded or 'none'} of {len(groups)}"
+    if succeeded == len(groups):
+        number = "both" if succeeded == 2 else f"all {succeeded}"
+    parts = [f"{number} configurations completed"]
+    for status, of_one, of_several in ENDINGS:
+        cells = [g.cell for g in groups if any(row.record.status == status for row in g.rows)]
+        if cells:
+            ended = of_one if len(cells) == 1 else of_several
+            parts.append(f"{len(cells)} {ended} ({_where(cells)})")
+    planted = list(dict.fromkeys(g.label for g in groups if g.record.backend.name in PLANTED))
+    verb = "is" if len(planted) == 1 else "are"
+    return [", ".join(parts), *([f"{listed(planted)} {verb} deliberately faulty"] if planted else [])]
+
+
+def _where(cells: Sequence[Cell]) -> str:
+    """One cell with its ranks, of several the backends."""
+    if len(cells) == 1:
+        return str(cells[0])
+    return listed(list(dict.fromkeys(cell.label for cell in cells)), MOST_NAMES)
+
+
+def _agreement(judged: Sequence[Repeats]) -> list[str]:
+    agree = [group for group in judged if group.parity != "diverged"]
+    if not agree:
+        return []
+    largest = max((group.figures["max_loss_difference"] or 0.0 for group in agree), default=0.0)
+    extent = f"within {scientific(largest)} nats per token" if largest else "bit for bit"
+    number = f"all {len(judged)}" if len(agree) == len(judged) else f"{len(agree)} of {len(judged)}"
+    judgement = f"{number} judged configurations train"
+    if len(judged) == 1:
+        judgement = "the one judged configuration trains"
+    return [f"{judgement} the same model as one process: losses agree {extent}"]
+
+
+def _divergence(off: Sequence[Repeats]) -> list[str]:
+    if not off:
+        return []
+    measures = (("loss", "max_loss_difference", scientific), ("gradient norm", NORM, percent))
+    parts = [
+        f"{name} by up to {show(max(found))}"
+        for name, key, show in measures
+        if (found := [value for group in off if (value := group.figures[key])])
+    ]
+    extent = f" ({', '.join(parts)})" if parts else ""
+    cells = name_cells([group.cell for group in off], MOST_NAMES)
+    return [f"{cells} {'diverges' if len(off) == 1 else 'diverge'}{extent}"]
+
+
+def _unjudged(others: Sequence[Repeats]) -> list[str]:
+    cells = [group.cell for group in others if group.parity == "unjudged" and group.succeeded]
+    return [f"{name_cells(cells, MOST_NAMES)} could not be judged"] if cells else []
+
+
+def _excluded(groups: Sequence[Repeats]) -> list[str]:
+    if not groups:
+        return []
+    cells = name_cells([group.cell for group in groups], MOST_NAMES)
+    return [f"not comparable: {cells} ran a different job"]
+
+
+MOST_CURVES = 6
+Curves = Sequence[Sequence[Point]]
+
+
+def scaling_sentences(comparison: Comparison) -> list[str]:
+    """At most one for strong and one for weak scaling."""
+    strong, weak = strong_scaling(comparison), weak_scaling(comparison)
+    return [
+        *(_sentence("strong scaling", "speed-up", strong, _speed_up)),
+        *(_sentence("weak scaling", "efficiency", weak, lambda point: percent(point.weak_efficiency))),
+    ]
+
+
+def _speed_up(point: Point) -> str:
+    return f"{number(point.speed_up)} ({percent(point.strong_efficiency)})"
+
+
+def _sentence(kind: str, figure: str, curves: Curves, show: Callable[[Point], str]) -> list[str]:
+    """Medians of the runs at the most ranks that each backend has, in the order of the records."""
+    if not curves:
+        return []
+    ends = [curve[-1] for curve in curves]
+    size = max(point.group.world_size for point in ends)
+    last = [point for point in ends if point.group.world_size == size]
+    shown = ", ".join(f"{point.curve} {show(point)}" for point in last[:MOST_CURVES])
+    more = f" and {len(last) - MOST_CURVES} more" if len(last) > MOST_CURVES else ""
+    first = min(point.base.world_size for point in last)
+    inside = " (efficiency)" if figure == "speed-up" else ""
+    runs = min(len(point.group.values(SPEED)) for point in last)
+    text = f"{kind} from {first} to {ranks(size)}, {figure}{inside}: {shown}{more}"
+    return [sentence(text, f"medians of {counted(runs, 'run')}, not tested against noise")]
+
+
+FEW_TIMED_STEPS = 8
+"""With fewer per run, speeds are rough."""
+ON_STUB = "No speed to compare: no kernel runs on a CUDA stub, so its durations are left out."
+NOTHING_TIMED = "No speed to compare: no configuration that trains the same model was timed."
+
+
+def speed_sentence(stage: Stage) -> str:
+    """The fastest, those tied with it and the slowest; or why there is no order."""
+    timed = stage.timed
+    if not timed:
+        return ON_STUB if any(group.record.on_stub for group in stage.groups) else NOTHING_TIMED
+    if stage.is_alone:
+        text = "no two cells were measured under the same conditions, so speeds are not compared"
+    else:
+        text = _order(stage.order or rank_speeds(list(timed.values())), timed)
+    alone = reference_words(stage) if len(timed) > 1 else []
+    caveats = _caveats(list(timed.values()))
+    if stage.comparison.occasions == 1 and len(timed) > 1:
+        caveats.append(ONE_OCCASION)
+    return sentence(f"speed on {ranks(stage.size)}: {text}", *alone, *caveats)
+
+
+def _order(order: Ranking, timed: dict[str, Repeats]) -> str:
+    first, last = (timed[order.names[place]] for place in (0, -1))
+    highest, least = number(first.median(SPEED)), number(last.median(SPEED))
+    if len(order.names) == 1:
+        return f"only {first.label} was timed, at {highest} tokens/s"
+    if not order.is_judged:
+        return f"medians are {least} to {highest} tokens/s; {unranked_words(order)}"
+    leaders = [n for n in order.leaders if order.judgement(first.label, n) == "within noise"]
+    slowest = [words for words in (slowest_words(order),) if words]
+    unjudged = [f"too few runs to judge {names(rest)}" for rest in (_speed_words_unjudged(order),) if rest]
+    if len(leaders) == len(order.names):
+        return f"all {len(leaders)} are statistically tied at {least} to {highest} tokens/s"
+    if len(leaders) == 1:
+        claim = "has the highest median," if unjudged else "is fastest at"
+        head = f"{first.label} {claim} {highest} tokens/s{_interval(first)}"
+    else:
+        slowest_leader = min(timed[name].median(SPEED) or 0.0 for name in leaders)
+        head = (
+            f"{names(leaders)} are statistically tied as fastest "
+            f"({number(slowest_leader)} to {highest} tokens/s)"
+        )
+    return "; ".join([head, *slowest, *unjudged])
+
+
+def _speed_words_unjudged(order: Ranking) -> list[str]:
+    """Cells that may be the fastest, since too few runs of them were made."""
+    return [n for n in order.leaders if order.judgement(order.names[0], n) == "not judged"]
+
+
+def reference_words(stage: Stage) -> list[str]:
+    """Throughput of one process on the same job; empty where it was not timed."""
+    timed = [
+        group
+        for group in stage.comparison.groups
+        if group.is_reference
+        and group.record.job_id == stage.place[0]
+        and group.succeeded
+        and group.values(SPEED)
+    ]
+    if len(timed) != 1:
+        return []
+    threads = timed[0].record.world.threads_per_rank
+    others = {group.record.world.threads_per_rank for group in stage.groups}
+    cut = ""
+    if others != {threads}:
+        cut = f" with {counted(threads, 'thread')} (ranks use {listed(sorted(map(str, others)))})"
+    return [f"one process{cut} reaches {number(timed[0].median(SPEED))} tokens/s"]
+
+
+def _interval(group: Repeats) -> str:
+    found = median_interval(group.values(SPEED))
+    if found is None:
+        return ""
+    return f" ({percent(LEVEL)} interval {number(found.low)} to {number(found.high)})"
+
+
+def _caveats(groups: Sequence[Repeats]) -> list[str]:
+    fewest = min(len(steps) for group in groups for steps in group.timed_steps if steps)
+    clauses = []
+    if any(shares_cores(row.record) for group in groups for row in group.rows):
+        clauses.append("ranks share processor cores, so these speeds say little about the strategies")
+    if fewest < FEW_TIMED_STEPS:
+        clauses.append(f"only {counted(fewest, 'timed step')} per run, so speeds are rough")
+    return clauses
+
+
+def traffic_sentence(stage: Stage) -> str:
+    """Empty where one rank has nobody to send to."""
+    if stage.size == 1:
+        return ""
+    found = levels(stage.figures(sent_once), megabytes)
+    if not found:
+        return "Communication was not counted."
+    (least, value), (most, largest) = found[0], found[-1]
+    if len(found) == 1:
+        text = f"every cell sends {megabytes(value)} MB per rank and step on {ranks(stage.size)}"
+    else:
+        verb = "sends" if len(least) == 1 else "send"
+        text = (
+            f"least traffic on {ranks(stage.size)}: {names(least)} {verb} {megabytes(value)} MB per rank and "
+            f"step (ring algorithm); most: {names(most)}, {megabytes(largest)} MB"
+            f"{f' ({ratio(largest, value)})' if value else ''}"
+        )
+    return sentence(text, *_expected(stage), *_emulated(stage))
+
+
+def _expected(stage: Stage) -> list[str]:
+    differences = {group.label: _bytes_off(group) for group in stage.groups}
+    off = [f"{label} ({most:+,.0f} bytes)" for label, most in differences.items() if most and abs(most) >= 1]
+    without = [label for label, most in differences.items() if most is None]
+    unknown = [f"no closed form for {names(without)}"] if without else []
+    if off:
+        return [f"not what the closed form expects: {names(off)}", *unknown]
+    return [*(["as expected to the byte"] if len(without) < len(differences) else []), *unknown]
+
+
+def _bytes_off(group: Repeats) -> float | None:
+    """Sent minus expected per step, of the repeat furthest off; None where no repeat has both."""
+    pairs = [(row.figures[SENT], row.figures[EXPECTED_SENT]) for row in group.rows]
+    found = [sent - expected for sent, expected in pairs if sent is not None and expected is not None]
+    return max(found, key=abs, default=None)
+
+
+def _emulated(stage: Stage) -> list[str]:
+    """What a transport sends that implements a collective as another one; empty where none does."""
+    pairs = [(g.median(SENT), g.median(TRANSPORT_SENT), g) for g in stage.groups]
+    more = [(real, g) for ring, real, g in pairs if ring is not None and real is not None and real != ring]
+    if not more:
+        return []
+    most, group = max(more, key=lambda pair: pair[0])
+    transport = group.record.world.collectives
+    instead = listed([f"{op} as {other}" for op, other in EMULATED[transport].items()]).replace("_", "-")
+    return [f"{transport} implements {instead} and sends up to {megabytes(most)} MB"]
+
+
+PARTS: dict[Question, tuple[str, ...]] = {
+    "all": ("parity", "memory", "speed", "traffic"),
+    "speed": ("speed", "parity", "traffic"),
+    "memory": ("memory", "parity"),
+    "footprint": ("memory", "traffic", "parity"),
+    "parity": ("cause", "parity"),
+    "scaling": ("scaling", "parity"),
+}
+"""What is answered, the answer first."""
+MOST_WARNINGS = 6
+MOST_WORDS = 40
+"""Of a finding that opens the verdict."""
+NOT_SCALED = "No backend ran timed on several numbers of ranks, so there is no scaling to state."
+NOTHING_RAN = "No configuration completed, so there is nothing to compare."
+
+
+def verdict_section(comparison: Comparison, question: Question) -> Section:
+    """What a reader should take away."""
+    lines = [line for part in PARTS[question] for line in _part(comparison, part)]
+    if stage(comparison) is None:
+        lines.append(Line(NOTHING_RAN))
+    elif question != "scaling":
+        lines.append(Line(_one_of_several(comparison)))
+    lines += [Line(endings_sentence(comparison), details="results")]
+    lines += [Line(_warnings(comparison), details="findings")]
+    return Section("verdict", "Verdict", [Items([line for line in lines if line.text])])
+
+
+def _part(comparison: Comparison, part: str) -> list[Line]:
+    where = stage(comparison)
+    match part:
+        case "parity":
+            return [Line(parity_sentence(comparison), details="levels" if comparison.noises else "results")]
+        case "cause":
+            return [Line(text, details="findings") for text in _cause(comparison)]
+        case "memory" if where is not None:
+            return [Line(memory_sentence(where), details="results")]
+        case "speed" if where is not None:
+            return [Line(speed_sentence(where), details="results")]
+        case "traffic" if where is not None:
+            sent = traffic_sentence(where)
+            return [Line(sent, details="communication_volume")] if sent else []
+        case "scaling":
+            found = scaling_sentences(comparison)
+            return [Line(text, details="scaling") for text in found] or [Line(NOT_SCALED)]
+    return []
+
+
+def _one_of_several(comparison: Comparison) -> str:
+    """Which job the figures are of; empty where all runs are one job."""
+    jobs, where = comparison.comparable.by_job, stage(comparison)
+    if len(jobs) == 1 or where is None:
+        return ""
+    return f"Figures above are of job {where.place[0]}, one of {len(jobs)}; results show all."
+
+
+def _cause(comparison: Comparison) -> list[str]:
+    """The finding that explains why losses differ, the one of a run that diverged first, and its cause."""
+    merged = statements(comparison.findings)
+    diverged = {cell for found in merged if found.id == "diverged" for cell in found.cells}
+    causes = [found for found in merged if found.role == "cause"]
+    causes.sort(key=lambda cause: diverged.isdisjoint(cause.cells))
+    if not causes:
+        return ["No cause of a difference was found."] if diverged else []
+    first = causes[0]
+    return [
+        f"{shortened(first.sentence.removesuffix('.'), MOST_WORDS)}.",
+        f"Cause: {kinds()[first.id].cause}",
+    ]
+
+
+def _warnings(comparison: Comparison) -> str:
+    """How many kinds of findings there are, by name."""
+    found = list(dict.fromkeys(statement.id for statement in statements(comparison.findings)))
+    if found:
+        return f"{counted(len(found), 'warning')}: {listed(found, MOST_WARNINGS)}."
+    groups = comparison.groups
+    if any(group.parity != "unjudged" for group in groups if not group.is_reference):
+        return "No warnings."
+    return "No warnings, but no run could be compared with a reference."

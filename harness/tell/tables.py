@@ -1,0 +1,260 @@
+"""The main table: one line per backend and world size, medians over repeats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tabulate import tabulate
+
+from harness.judge.comparison import Comparison
+from harness.judge.expected import unjudged_amounts
+from harness.judge.measures import counts_samples
+from harness.judge.metrics import BY_KEY, RATES, SENT, SPEED, STEP, Metric, Unit, metrics_in
+from harness.judge.ranking import Ranking
+from harness.judge.repeats import Repeats
+from harness.judge.rows import Row, reason
+from harness.judge.statistics import median_interval, percentile_95, value_range
+from harness.judge.wording import both
+from harness.tell.document import Column, Shown, Table
+from harness.tell.formats import megabytes, milliseconds, number, percent, scientific, short
+
+_UNITS: dict[Unit, tuple[str, Callable[[float | None], str]]] = {
+    "tokens/s": ("tokens/s", number),
+    "samples/s": ("samples/s", number),
+    "seconds": ("ms", milliseconds),
+    "bytes": ("MB", megabytes),
+    "nats/token": ("nats per token", scientific),
+    "relative": ("relative", scientific),
+    "step": ("step", short),
+}
+"""The unit that people read, and the text of a value in it."""
+
+
+def figure_text(metric: Metric, value: float | None) -> str:
+    """A value of the metric without its unit; None as n/a."""
+    return _UNITS[metric.unit][1](value)
+
+
+def figure_column(
+    key: str, title: str | None = None, *, optional: bool = False, only_values: bool = False
+) -> Column:
+    """The column of a metric, under the metric's own title where none is given."""
+    metric = BY_KEY[key]
+    show = _UNITS[metric.unit][1]
+    return Column(key, title or metric.title, show, optional=optional, only_values=only_values)
+
+
+def axis_label(key: str) -> str:
+    """'throughput (tokens/s)': the name of a metric and the unit in which it is drawn."""
+    metric = BY_KEY[key]
+    return f"{metric.name} ({_UNITS[metric.unit][0]})"
+
+
+BASE = "ddp"
+"""Ratios are those to this backend on the same ranks."""
+
+
+LABELS = (Column("backend", "backend", align="left"), Column("world_size", "ranks"))
+
+
+RESULTS = metrics_in("results", "data")
+SPEEDS = {"of_fastest", *(metric.key for metric in RESULTS if metric.unit in (*RATES, "seconds"))}
+"""Columns of the results that are figures of speed."""
+AMOUNTS = ("peak_bytes", SENT)
+"""Columns of the results that closed forms judge."""
+SPREAD_COLUMNS = (
+    *LABELS,
+    Column("runs", "runs"),
+    figure_column("samples_per_second"),
+    figure_column(SPEED),
+    Column("tokens_per_second_least", "least", number),
+    Column("tokens_per_second_most", "most", number),
+    Column("tokens_per_second_low", "95 % from", number, optional=True),
+    Column("tokens_per_second_high", "to", number, optional=True),
+    Column("occasions", "occasions"),
+    Column("spread_within_occasion", "within one", percent),
+    Column("spread_between_occasions", "between them", percent),
+    Column("steps", "timed steps"),
+    figure_column(STEP),
+    Column("step_seconds_p95", "p95 ms", milliseconds, optional=True),
+    Column("step_seconds_smallest", "least ms", milliseconds),
+    Column("step_seconds_largest", "most ms", milliseconds),
+)
+NOT_COMPARABLE = "not comparable: these runs are not the same job, so the tables leave them out"
+NOT_COMPARABLE_COLUMNS = (
+    *LABELS,
+    Column("repeat", "repeat"),
+    Column("field", "field that differs", align="left"),
+    Column("given", "this run", align="left"),
+    Column("other", "the other", align="left"),
+    Column("beside", "which is", align="left"),
+)
+WITHIN_NOISE = "≈"
+NOT_JUDGED = "?"
+WITHOUT_FORM = "†"
+WITHOUT_FORM_MEANS = "bytes and memory not judged: the backend claims no closed form"
+MARKS = {"beyond noise": "", "within noise": WITHIN_NOISE, "not judged": NOT_JUDGED}
+
+
+def main_table(comparison: Comparison, style: str = "simple") -> str:
+    """The main table for a terminal, in a style of tabulate, and below it what does not belong in it."""
+    text = _text(results_table(comparison.comparable), style)
+    excluded = not_comparable_table(comparison)
+    return text if excluded is None else f"{text}\n\n{NOT_COMPARABLE}\n{_text(excluded, style)}"
+
+
+def not_comparable_table(comparison: Comparison) -> Table | None:
+    """Every field in which a run is not the same job, with both values; None where all are."""
+    body = []
+    for row in comparison.not_comparable.rows:
+        other = row.same_job_as
+        for difference in row.judgement.not_same_job:
+            given, value = both(difference.given, difference.reference)
+            body.append(
+                [
+                    *row.cell,
+                    row.record.repeat,
+                    difference.field,
+                    Shown(difference.given, given),
+                    Shown(difference.reference, value),
+                    other.label if other is not None else None,
+                ]
+            )
+    return Table(key="not_comparable", columns=NOT_COMPARABLE_COLUMNS, rows=body) if body else None
+
+
+def _text(table: Table, style: str) -> str:
+    table = table.for_people()
+    return tabulate(
+        table.texts(), headers=[column.title for column in table.columns], tablefmt=style,
+        disable_numparse=True, colalign=[column.align for column in table.columns],
+    )  # fmt: skip
+
+
+def results_table(comparison: Comparison, *, speeds: bool = True) -> Table:
+    """One line per job, backend and world size; without `speeds` no figure that a busy machine changes."""
+    groups = comparison.groups
+    jobs = list(dict.fromkeys(group.record.job_id for group in groups))
+    columns = _columns() if len(jobs) < 2 else [Column("job_id", "job", align="left"), *_columns()]
+    body = []
+    for group in groups:
+        line = _line(group, comparison.rankings.get(group.place))
+        body.append(line if len(jobs) < 2 else [group.record.job_id, *line])
+    kept = [n for n, column in enumerate(columns) if speeds or column.key not in SPEEDS]
+    return Table(
+        key="results",
+        columns=[columns[place] for place in kept],
+        rows=[[line[place] for place in kept] for line in body],
+    )
+
+
+def spread_table(comparison: Comparison) -> Table | None:
+    """How far runs and steps spread; None where nothing was timed."""
+    body = []
+    for group in comparison.groups:
+        seconds = group.step_seconds
+        if not seconds:
+            continue
+        rates = group.values(SPEED)
+        interval, extent = median_interval(rates), value_range(rates)
+        body.append(
+            [
+                *group.cell,
+                len(rates),
+                group.figures["samples_per_second"],
+                group.figures[SPEED],
+                extent.low if extent else None,
+                extent.high if extent else None,
+                interval.low if interval else None,
+                interval.high if interval else None,
+                group.spread.occasions,
+                group.spread.within,
+                group.spread.between,
+                len(seconds),
+                group.figures[STEP],
+                percentile_95(seconds),
+                min(seconds),
+                max(seconds),
+            ]
+        )
+    return Table(key="spread", columns=SPREAD_COLUMNS, rows=body) if body else None
+
+
+def cell_line(row: Row) -> str:
+    """One finished cell in one line, for a person who waits."""
+    record = row.record
+    head = f"{row.cell}: {record.status}"
+    why = reason(record)
+    if why:
+        return f"{head}: {why}"
+    values = row.figures
+    loss = record.steps[-1].loss if record.steps else None
+    parts = [head, f"loss {number(loss)}"]
+    if values[STEP] is None:
+        parts.append("not timed")
+    else:
+        parts.append(f"{number(values[SPEED])} {'samples' if counts_samples(record) else 'tokens'}/s")
+        parts.append(f"step {milliseconds(values[STEP])} ms")
+    if values["peak_bytes"] is not None:
+        parts.append(f"peak {megabytes(values['peak_bytes'])} MB")
+    return ", ".join(parts)
+
+
+def _columns() -> list[Column]:
+    """Of the results: the metrics of the main table, then those for programs only."""
+    columns = [*LABELS, Column("status", "status", align="left")]
+    for metric in RESULTS:
+        title = f"{metric.title} (spread)" if _has_spread(metric) else metric.title
+        columns.append(figure_column(metric.key, title, only_values="results" not in metric.shown))
+        if metric.key == SPEED:
+            columns.append(Column("of_fastest", "of highest", percent))
+    return [*columns, Column("parity", "parity", align="left")]
+
+
+def _line(group: Repeats, order: Ranking | None) -> list[Any]:
+    line = [*group.cell, group.status]
+    is_unjudged = bool(unjudged_amounts(group.record))
+    for metric in RESULTS:
+        value = _with_spread(group, metric) if _has_spread(metric) else group.figures[metric.key]
+        line.append(_marked(metric, value) if is_unjudged and metric.key in AMOUNTS else value)
+        if metric.key == SPEED:
+            line.append(_of_highest(group, order))
+    return [*line, group.parity]
+
+
+def _marked(metric: Metric, value: Any) -> Any:
+    """The same figure, marked as one that no closed form judges."""
+    if value is None:
+        return None
+    if isinstance(value, Shown):  # before the spread, which a narrow table leaves out
+        figure, gap, spread = value.text.partition(" ")
+        return Shown(value.value, f"{figure}{WITHOUT_FORM}{gap}{spread}")
+    return Shown(value, f"{figure_text(metric, value)}{WITHOUT_FORM}")
+
+
+def _has_spread(metric: Metric) -> bool:
+    """Whether a cell shows the largest of many values, which says nothing about the others."""
+    return metric.pool is not None and metric.aggregate is max
+
+
+def _with_spread(group: Repeats, metric: Metric) -> Shown | None:
+    """The largest value, and how far the smallest lies below it."""
+    values = group.pool(metric)
+    if not values:
+        return None
+    most, least = max(values), min(values)
+    return Shown(most, f"{figure_text(metric, most)} ({figure_text(metric, most - least)})")
+
+
+def _of_highest(group: Repeats, order: Ranking | None) -> Shown | None:
+    """The median throughput relative to the highest of its place; None where it is compared with none."""
+    if order is None or len(order.names) < 2 or group.label not in order.names:
+        return None
+    highest = order.names[0]
+    ratio = order.median(highest) / order.median(group.label)
+    found = [order.judgement(group.label, n) for n in order.names if n != group.label]
+    judged = (
+        max(found, key=list(MARKS).index) if group.label == highest else order.judgement(group.label, highest)
+    )
+    return Shown(ratio, f"{percent(ratio)} {MARKS[judged]}".rstrip())

@@ -1,0 +1,122 @@
+"""What a terminal shows of a comparison: its table, what its marks mean, findings, and where to read on."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from harness.judge.comparison import Comparison
+from harness.judge.findings.groups import statements
+from harness.judge.metrics import SENT, SPEED
+from harness.tell.document import Column, Table
+from harness.tell.formats import NO_TEXT, of_no_text
+from harness.tell.narrow import WIDTH, narrow
+from harness.tell.sections.settings import TITLE
+from harness.tell.tables import (
+    NOT_COMPARABLE,
+    NOT_JUDGED,
+    WITHIN_NOISE,
+    WITHOUT_FORM,
+    WITHOUT_FORM_MEANS,
+    main_table,
+    not_comparable_table,
+    results_table,
+)
+
+PEAK = "peak_bytes"
+SHOWN = ("job_id", "backend", "world_size", "status", SPEED, "of_fastest", PEAK, SENT, "parity")
+"""Columns without --wide."""
+LEVELS = {
+    "exact": "equal to the reference bit for bit",
+    "tight": "as close as another order of summation",
+    "band": "within what low precision changes",
+    "diverged": "trains something else",
+    "unjudged": "no reference to compare with",
+}
+"""Of parity."""
+MARKS = {
+    WITHIN_NOISE: "no difference beyond noise",
+    NOT_JUDGED: "too few runs to tell from noise, see --repeats",
+}
+
+
+def terminal_table(comparison: Comparison, *, wide: bool = False) -> str:
+    """The main table and a line that explains what stands in it; `wide`: all of its columns."""
+    table = results_table(comparison.comparable).for_people()
+    if wide:
+        shown = main_table(comparison)
+    else:
+        shown = _narrow(table, SHOWN)
+        excluded = not_comparable_table(comparison)
+        if excluded is not None:
+            shown += f"\n\n{NOT_COMPARABLE}\n{_narrow(excluded.for_people())}"
+    return "\n".join([shown, *legend(table, wide=wide, no_text=of_no_text(comparison))])
+
+
+def legend(table: Table, *, wide: bool = False, no_text: bool = False) -> list[str]:
+    """What marks and parity levels of a table mean, only those that it has."""
+    rows = table.texts()
+    columns = [column.key for column in table.columns]
+    found = [*([NO_TEXT] if SPEED in columns and no_text else []), *_found(table, rows)]
+    more = [] if wide else ["--wide: all columns"]
+    text = "; ".join([*found, *more])
+    return textwrap.wrap(text, WIDTH) if rows and text else []
+
+
+def _found(table: Table, rows: list[list[str]]) -> Iterator[str]:
+    keys = [column.key for column in table.columns]
+    if "of_fastest" in keys:
+        texts = [row[keys.index("of_fastest")] for row in rows]
+        for mark, meaning in MARKS.items():
+            if any(text.endswith(mark) for text in texts):
+                yield f"{mark}: {meaning}"
+    if any(text.partition(" ")[0].endswith(WITHOUT_FORM) for row in rows for text in row):
+        yield f"{WITHOUT_FORM}: {WITHOUT_FORM_MEANS}"
+    if "parity" in keys:
+        parities = {row[keys.index("parity")] for row in rows}
+        yield from (f"{level}: {meaning}" for level, meaning in LEVELS.items() if level in parities)
+
+
+def _narrow(table: Table, keys: tuple[str, ...] | None = None) -> str:
+    places = [n for n, column in enumerate(table.columns) if keys is None or column.key in keys]
+    titles = [_brief(table.columns[n]) for n in places]
+    alignments = {_brief(table.columns[n]): table.columns[n].align for n in places}
+    rows = [
+        [_without_spread(row[n]) if table.columns[n].key == PEAK else row[n] for n in places]
+        for row in table.texts()
+    ]
+    cut = [title for title in ("backend", "this run", "the other", "field that differs") if title in titles]
+    return narrow(rows, titles, shrinks=cut, alignments=alignments)
+
+
+def _brief(column: Column) -> str:
+    return _without_spread(column.title) if column.key == PEAK else column.title
+
+
+def _without_spread(text: str) -> str:
+    return text.partition(" (")[0]
+
+
+def finding_lines(comparison: Comparison, *, wide: bool = False) -> list[str]:
+    """One line for what each kind of finding says, causes first; wrapped at the width unless `wide`."""
+    lines = [f"finding {statement.id}: {statement.sentence}" for statement in statements(comparison.findings)]
+    return lines if wide else [_wrapped(line) for line in lines]
+
+
+def _wrapped(line: str) -> str:
+    return line if len(line) <= WIDTH else textwrap.fill(line, WIDTH, subsequent_indent="  ")
+
+
+def where_to_read(comparison: Comparison) -> list[str]:
+    """For the person who watches: where findings are explained, and how many settings differ."""
+    lines = []
+    if comparison.findings:
+        lines.append("`harness explain ID` has cause and fix of a finding, as the report has")
+    settings = comparison.settings
+    if settings:
+        deep = sum(setting.effect == "mathematics" for setting in settings)
+        lines.append(
+            f"settings in force that differ: {len(settings)}, of them {deep} that change the mathematics; "
+            f"--json has them under 'settings', a report under '{TITLE}'"
+        )
+    return lines

@@ -1,0 +1,376 @@
+"""A document about traces: tables, sentences and pictures of what `harness.traces` found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from harness.tell.document import Block, Column, Document, Folded, Items, Paragraph, Picture, Section, Table
+from harness.tell.formats import megabytes, milliseconds, number, percent, shortened, signed_percent
+from harness.tell.narrow import fitted
+from harness.tell.pictures.bars import bar_chart, stack, text_after
+from harness.tell.pictures.drawing import COPIES_ALONE, DEVICE_ACTIVITIES, EXPOSED
+from harness.traces.analysis import Division, RankTrace
+from harness.traces.document import CollectiveRow, collective_rows
+from harness.traces.skew import Skew
+from harness.traces.strategy import Likeness
+
+MOST_BARS = 24
+MOST_ROWS = 20
+"""Of a table for people; --json has all."""
+LONGEST_NAME = 60
+DEVICE_TEXT = (
+    "From the first to the last event of the device. Compute: kernels that do not communicate. "
+    "Communication: "
+    "kernels of NCCL, RCCL and symmetric memory, and copies between devices, waiting for other ranks "
+    "included; "
+    "exposed: while no kernel computes. Copies: copies and memsets. Idle: no event at all."
+)
+HOST_TEXT = (
+    "No device was recorded: from the first to the last event of the host. It computes while the "
+    "innermost operator "
+    "of a thread does, and communicates while the transport works on a collective."
+)
+STEP_TEXT = "A step lasts from its begin to its end on the host; the device may lag behind."
+WAIT_TEXT = (
+    "Of collectives that all ranks given take part in, matched in their order. The rank that runs "
+    "one shortest came "
+    "last; the others waited for it by as much as they ran it longer. No clock is compared."
+)
+TIMES = (
+    Column("seconds", "span ms", milliseconds),
+    Column("compute_seconds", "compute ms", milliseconds),
+    Column("communication_seconds", "communication ms", milliseconds),
+    Column("exposed_seconds", "exposed ms", milliseconds),
+    Column("overlap_share", "overlapped", percent),
+    Column("copy_seconds", "copies ms", milliseconds),
+    Column("idle_seconds", "idle ms", milliseconds),
+)
+COLLECTIVES = (
+    Column("operation", "operation", align="left"),
+    Column("dtype", "dtype", align="left"),
+    Column("bytes", "MB", megabytes),
+    Column("group", "group", align="left"),
+    Column("group_size", "ranks"),
+    Column("calls", "calls"),
+    Column("seconds", "ms", milliseconds),
+    Column(
+        "bus_bytes_per_second", "busbw GB/s", lambda value: number(None if value is None else value / 1e9)
+    ),
+)
+
+
+def trace_document(
+    ranks: Sequence[RankTrace],
+    skew: Skew | None,
+    likeness: Sequence[Likeness],
+    changes: dict[str, Any] | None = None,
+) -> Document:
+    """What was found in traces, for every format."""
+    sections = [
+        _time(ranks),
+        _steps(ranks),
+        _collectives(ranks),
+        _waits(ranks, skew),
+        _strategy(ranks, likeness),
+        _changes(changes),
+    ]
+    world = {rank.world_size for rank in ranks} - {None}
+    names = ", ".join(sorted({rank.device_name for rank in ranks if rank.device_name}))
+    of = f" of {next(iter(world))}" if len(world) == 1 else ""
+    title = f"Trace of {len(ranks)}{of} rank{'s' if len(ranks) > 1 or of not in ('', ' of 1') else ''}"
+    return Document(f"{title}, {names}" if names else title, [section for section in sections if section])
+
+
+def terminal_lines(document: Document) -> list[str]:
+    """The document for a terminal: everything but pictures."""
+    lines = [document.title]
+    for section in document.sections:
+        lines += ["", section.title, *_lines(section.blocks)]
+    return lines
+
+
+def _lines(blocks: Sequence[Block]) -> list[str]:
+    lines: list[str] = []
+    for block in blocks:
+        match block:
+            case Table():
+                shown = block.for_people()
+                titles = [column.title for column in shown.columns]
+                aligned = {column.title: column.align for column in shown.columns}
+                lines += [fitted(shown.texts(), titles, alignments=aligned)]
+            case Paragraph(text):
+                lines.append(text)
+            case Items():
+                lines += [f"- {line.name + ': ' if line.name else ''}{line.text}" for line in block.lines()]
+            case Folded(_, inner):
+                lines += _lines(inner)
+            case _:
+                pass
+    return lines
+
+
+def _values(division: Division | None) -> list[Any]:
+    return [None if division is None else getattr(division, column.key) for column in TIMES]
+
+
+def _time(ranks: Sequence[RankTrace]) -> Section:
+    rows = [[rank.label, *_values(rank.division)] for rank in ranks]
+    texts = [
+        text
+        for text, on_device in ((DEVICE_TEXT, True), (HOST_TEXT, False))
+        if any(rank.on_device is on_device for rank in ranks)
+    ]
+    blocks: list[Block] = [
+        Table(key="ranks", columns=(Column("rank", "rank", align="left"), *TIMES), rows=rows),
+        *(Paragraph(text) for text in texts),
+    ]
+    remarks = [(rank.label, remark) for rank in ranks for remark in rank.remarks]
+    missing = [rank for rank in ranks if rank.world_size and rank.world_size > len(ranks)]
+    if missing:
+        remarks.append(
+            ("ranks", f"{len(ranks)} of {missing[0].world_size} given; who waits for the others is n/a")
+        )
+    if remarks:
+        blocks.append(Items(remarks))
+    if picture := _picture("trace", "time, ms", [(rank.label, rank.division) for rank in ranks]):
+        blocks.append(picture)
+    return Section("trace", "Time", blocks)
+
+
+def _steps(ranks: Sequence[RankTrace]) -> Section | None:
+    steps = [(rank, step) for rank in ranks for step in rank.steps]
+    if not steps:
+        return None
+    rows = [
+        [
+            rank.label,
+            f"{step.step}{'' if step.is_complete or step.division is None else ' *'}",
+            *_values(step.division),
+        ]
+        for rank, step in steps
+    ]
+    columns = (Column("rank", "rank", align="left"), Column("step", "step"), *TIMES)
+    blocks: list[Block] = [Table(key="steps", columns=columns, rows=rows[:MOST_ROWS])]
+    texts = [STEP_TEXT]
+    if len(rows) > MOST_ROWS:
+        texts.append(f"{len(rows) - MOST_ROWS} more steps are under 'steps' of --json.")
+    if any(step.division is None for _, step in steps):
+        texts.append("n/a: no event of the device was recorded in the step.")
+    if any(step.division and not step.is_complete for _, step in steps):
+        texts.append("*: the device was recorded from within the step on.")
+    blocks.append(Paragraph(" ".join(texts)))
+    bars = [(f"{rank.label}, step {step.step}", step.division) for rank, step in steps]
+    if picture := _picture("trace_steps", "time of a step, ms", bars):
+        blocks.append(picture)
+    return Section("trace_steps", "Steps", blocks)
+
+
+def _picture(key: str, title: str, bars: Sequence[tuple[str, Division | None]]) -> Picture | None:
+    """A bar of computing, exposed communication, copies alone and idling for each."""
+    known = [(name, parts) for name, division in bars if (parts := _parts(division)) is not None]
+    drawn = known[:MOST_BARS]
+    if not drawn:
+        return None
+    rows = [
+        {
+            "place": "", "name": shortened(name, LONGEST_NAME), "cell": name, "part": part,
+            "milliseconds": time, "order": list(DEVICE_ACTIVITIES).index(part),
+            "total": sum(parts.values()) if part == "computing" else None,
+            "text": f"{number(sum(parts.values()))} ms" if part == "computing" else None,
+        }
+        for name, parts in drawn
+        for part, time in parts.items()
+    ]  # fmt: skip
+    told = [
+        f"{name} {number(sum(parts.values()))} ms, "
+        f"{percent(parts[EXPOSED] / (sum(parts.values()) or 1))} {EXPOSED}"
+        for name, parts in drawn[:6]
+    ]
+    left = f" {len(known) - len(drawn)} more are not drawn." if len(known) > len(drawn) else ""
+    return Picture(
+        key=key,
+        caption=f"Where the time goes.{left}",
+        alt=f"Stacked bars of {title}. {', '.join(told)}.",
+        chart=lambda: bar_chart(
+            rows, [stack("milliseconds", title, "part", DEVICE_ACTIVITIES), text_after("total")]
+        ),
+    )
+
+
+def _parts(division: Division | None) -> dict[str, float] | None:
+    """Milliseconds that add up to the span."""
+    if division is None or None in (
+        division.compute_seconds,
+        division.exposed_seconds,
+        division.idle_seconds,
+    ):
+        return None
+    compute, exposed, idle = (
+        (value or 0.0) * 1e3
+        for value in (division.compute_seconds, division.exposed_seconds, division.idle_seconds)
+    )
+    alone = max(0.0, division.seconds * 1e3 - compute - exposed - idle)
+    return {"computing": compute, EXPOSED: exposed, COPIES_ALONE: alone, "idle": idle}
+
+
+def _collectives(ranks: Sequence[RankTrace]) -> Section | None:
+    alike: dict[tuple[Any, ...], list[CollectiveRow]] = {}
+    for rank in ranks:
+        for row in collective_rows(rank):
+            group = row.group if row.group_ranks is None else _group(row)
+            alike.setdefault((row.operation, row.dtype, row.bytes, group, row.group_size), []).append(row)
+    if not alike:
+        return None
+    rows = [[*key, *_together(of)] for key, of in alike.items()]
+    rows.sort(key=lambda row: (-(row[-2] or 0.0), -(row[2] or 0)))
+    blocks: list[Block] = [Table(key="trace_collectives", columns=COLLECTIVES, rows=rows[:MOST_ROWS])]
+    texts = [
+        "MB: payload of one call, the complete tensor. ms: all calls of a rank, waiting for others included."
+    ]
+    if len(ranks) > 1:
+        texts.append("Numbers of calls and ms are means of the ranks.")
+    if len(rows) > MOST_ROWS:
+        texts.append(f"{len(rows) - MOST_ROWS} more rows are under 'collectives' of --json.")
+    blocks.append(Paragraph(" ".join(texts)))
+    return Section("trace_collectives", "Collectives", blocks)
+
+
+def _group(row: CollectiveRow) -> str:
+    ranks = row.group_ranks or []
+    shown = ",".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]},{ranks[1]}..{ranks[-1]}"
+    return f"{row.group} [{shown}]" if row.group else f"[{shown}]"
+
+
+def _together(rows: Sequence[CollectiveRow]) -> list[Any]:
+    ranks = len({row.rank for row in rows})
+    seconds = [row.seconds for row in rows]
+    rates = [row.bus_bytes_per_second for row in rows if row.bus_bytes_per_second is not None]
+    calls = sum(row.calls for row in rows) / ranks
+    return [
+        int(calls) if calls.is_integer() else round(calls, 1),
+        None if None in seconds else sum(s for s in seconds if s is not None) / ranks,
+        median(rates) if rates else None,
+    ]
+
+
+def _waits(ranks: Sequence[RankTrace], skew: Skew | None) -> Section | None:
+    if skew is None:
+        return None
+    blocks: list[Block] = []
+    if skew.matched:
+        rows = [[r.label, r.waited_seconds, r.caused_seconds, r.times_last] for r in skew.ranks]
+        columns = (
+            Column("rank", "rank", align="left"),
+            Column("waited_seconds", "waited ms", milliseconds),
+            Column("caused_seconds", "others waited for it ms", milliseconds),
+            Column("times_last", "came last"),
+        )
+        blocks.append(Table(key="trace_waits", columns=columns, rows=rows))
+        worst = max(skew.ranks, key=lambda r: r.caused_seconds)
+        if worst.caused_seconds:
+            blocks.append(
+                Paragraph(
+                    f"{worst.label} comes last in {worst.times_last} of {skew.matched} collectives; "
+                    f"the others wait "
+                    f"{milliseconds(worst.caused_seconds)} ms for it."
+                )
+            )
+        by_kind = (
+            Column("operation", "operation", align="left"), Column("payload_bytes", "MB", megabytes),
+            Column("matched", "matched"), Column("mean_skew_seconds", "mean skew ms", milliseconds),
+            Column("largest_skew_seconds", "largest ms", milliseconds), Column("last_rank", "mostly last"),
+        )  # fmt: skip
+        kinds = [[getattr(c, column.key) for column in by_kind] for c in skew.collectives[:MOST_ROWS]]
+        blocks.append(Table(key="trace_skew", columns=by_kind, rows=kinds))
+    else:
+        blocks.append(Paragraph("n/a: no collective was found on all ranks given."))
+    blocks.append(Paragraph(WAIT_TEXT))
+    if skew.unmatched:
+        blocks.append(Items(list(skew.unmatched)))
+    return Section("trace_waits", "Who waits for whom", blocks)
+
+
+def _strategy(ranks: Sequence[RankTrace], likeness: Sequence[Likeness]) -> Section | None:
+    items: list[tuple[str, str]] = []
+    said: dict[str, list[str]] = {}
+    for rank, like in zip(ranks, likeness, strict=True):
+        said.setdefault(_likeness_words(like), []).append(rank.label)
+    for text, labels in said.items():
+        items.append((labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1} more", text))
+    return Section("trace_strategy", "Strategy", [Items(items)]) if items else None
+
+
+def _likeness_words(like: Likeness) -> str:
+    text = f"looks like {like.strategy}" if like.strategy else "no strategy is recognised"
+    text += f" ({'; '.join(like.evidence)})."
+    if like.unit_bytes:
+        sizes = [number(size / 1e6) for size in like.unit_bytes]
+        shown = ", ".join(sizes[:8]) + (", ..." if len(sizes) > 8 else "")
+        text += f" Reduced per {like.per}, MB: {shown}"
+        text += f"; {like.parameters:,} elements together." if like.parameters is not None else "."
+    if like.sent_bytes is not None:
+        text += f" A rank sends {number(like.sent_bytes / 1e6)} MB per {like.per} on a ring"
+        if like.expected_bytes:
+            text += (
+                f"; {like.expected_by} sends {number(like.expected_bytes / 1e6)} MB "
+                f"({percent(like.sent_bytes / like.expected_bytes)})"
+            )
+        text += "."
+    return text
+
+
+def _changes(changes: dict[str, Any] | None) -> Section | None:
+    if changes is None:
+        return None
+    figures = [
+        [c["figure"], *(_shown(c["figure"], c[k]) for k in ("before", "after")), c["change"]]
+        for c in changes["figures"]
+    ]
+    times = changes["step_seconds"]
+    if None not in (times["before"], times["after"]):
+        change = times["after"] / times["before"] - 1
+        figures.append(["median step", milliseconds(times["before"]), milliseconds(times["after"]), change])
+    collectives = [
+        [c[k] for k in ("operation", "dtype", "calls_before", "calls_after", "bytes_before", "bytes_after",
+                        "seconds_before", "seconds_after")]
+        for c in changes["collectives"]
+    ]  # fmt: skip
+    kernels = [
+        [shortened(c["kernel"], LONGEST_NAME), c["before_seconds"], c["after_seconds"],
+         c["after_seconds"] - c["before_seconds"]]
+        for c in changes["kernels"]
+    ]  # fmt: skip
+    plain = (Column("before", "baseline"), Column("after", "this"))
+    ms = (
+        Column("before_seconds", "baseline ms", milliseconds),
+        Column("after_seconds", "this ms", milliseconds),
+    )
+    blocks: list[Block] = [
+        Table(
+            key="trace_changes", rows=figures,
+            columns=(
+                Column("figure", "figure", align="left"), *plain, Column("change", "change", signed_percent),
+            ),
+        ),
+        Paragraph("Means of the ranks, ms."),
+    ]  # fmt: skip
+    if collectives:
+        columns = (
+            Column("operation", "operation", align="left"), Column("dtype", "dtype", align="left"),
+            Column("calls_before", "calls, baseline", number), Column("calls_after", "calls, this", number),
+            Column("bytes_before", "MB, baseline", megabytes), Column("bytes_after", "MB, this", megabytes),
+            Column("seconds_before", "ms, baseline", milliseconds),
+            Column("seconds_after", "ms, this", milliseconds),
+        )  # fmt: skip
+        blocks.append(Table(key="trace_collective_changes", columns=columns, rows=collectives[:MOST_ROWS]))
+    if kernels:
+        name = Column("kernel", "kernels and copies that changed most", align="left")
+        kernel_columns = (name, *ms, Column("change_seconds", "change ms", milliseconds))
+        blocks.append(Table(key="trace_kernels", columns=kernel_columns, rows=kernels))
+    return Section("trace_changes", "Compared with the baseline", blocks)
+
+
+def _shown(figure: str, value: float | None) -> str:
+    return percent(value) if figure == "overlap_share" else milliseconds(value)

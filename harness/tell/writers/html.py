@@ -1,0 +1,375 @@
+"""A document as one HTML file that needs nothing else: styles, pictures and scripts are within it."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from itertools import groupby
+from typing import Any, get_args
+
+from harness.judge.parity import Parity
+from harness.record.run import Status
+from harness.tell.document import (
+    Align,
+    Block,
+    Code,
+    Document,
+    Folded,
+    Heading,
+    Items,
+    Line,
+    Paragraph,
+    Picture,
+    ReportCell,
+    Section,
+    Table,
+)
+from harness.tell.formats import one_line
+from harness.tell.pictures.drawing import complete
+
+
+def text_html(text: str) -> str:
+    """Plain text on one line, for an element or an attribute."""
+    return html.escape(one_line(text))
+
+
+def lines_html(text: str) -> str:
+    """Plain text with its line breaks and spaces."""
+    return html.escape("\n".join(one_line(line, keep_spaces=True) for line in text.rstrip().split("\n")))
+
+
+def data_script(name: str, value: Any) -> str:
+    """A value as JSON that the page's scripts read by this id, on one line.
+
+    Within a script element only '<' could end it.
+    """
+    text = json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+    return f'<script type="application/json" id="{text_html(name)}">{text}</script>'
+
+
+DIMENSIONS = {"backend": "backend", "ranks": "world_size", "nodes": "nodes", "precision": "precision"}
+"""Name in the page, in its address and in the data of pictures; field of a cell."""
+
+
+def filter_html(cells: Sequence[ReportCell]) -> str:
+    """A menu with a box for each value, which the page's script shows; empty if there is no choice."""
+    facts = [_facts(cell) for cell in cells]
+    choices = {name: list(dict.fromkeys(of[name] for of in facts)) for name in DIMENSIONS}
+    parts = [_choice(name, values) for name, values in choices.items() if len(values) > 1]
+    if not parts:
+        return ""
+    return (
+        '<details class="menu" id="filter" hidden>'
+        '<summary>Filter: <output role="status"></output></summary>\n'
+        f'<form id="choices">\n{"".join(parts)}</form>\n</details>\n'
+        '<button type="reset" form="choices" hidden>Show all</button>'
+    )
+
+
+def cells_script(cells: Sequence[ReportCell]) -> str:
+    """The cells in their order, as the page's script reads them."""
+    return data_script("cells", [_facts(cell) for cell in cells])
+
+
+def _facts(cell: ReportCell) -> dict[str, str]:
+    return {name: one_line(str(getattr(cell, field))) for name, field in DIMENSIONS.items()}
+
+
+def _choice(name: str, values: Sequence[str]) -> str:
+    boxes = "".join(
+        f'<label><input type="checkbox" name="{name}" value="{text_html(value)}" checked> '
+        f"{text_html(value)}</label>\n"
+        for value in values
+    )
+    buttons = " ".join(
+        f'<button type="button" data-choose="{what}" aria-label="{name}: {what}">{what}</button>'
+        for what in ("all", "none")
+    )
+    return f"<fieldset><legend>{name} {buttons}</legend>\n{boxes}</fieldset>\n"
+
+
+LONG_TEXT = 60
+"""Characters of a cell that is given room for several words a line."""
+TOGETHER = ("job_id", "world_size", "nodes")
+"""Columns whose values make a group of rows, which sorting keeps together."""
+CELL_COLUMNS = ("job_id", "backend", "world_size", "nodes", "precision")
+"""Columns that tell which cells a row is about."""
+ORDERS: Mapping[str, Sequence[str]] = {
+    # Where a run did not succeed the summary shows its status instead.
+    "parity": (*get_args(Parity), *get_args(Status)),
+    "status": get_args(Status),
+    "level": get_args(Parity),
+}
+"""Values of a column in the order of their meaning."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    values: Sequence[Any]
+    """Of the columns for people."""
+    texts: Sequence[str]
+    by_key: Mapping[str, Any]
+    """Of all columns."""
+
+    @property
+    def group(self) -> tuple[Any, ...]:
+        return tuple(self.by_key[key] for key in TOGETHER if key in self.by_key)
+
+
+def table_html(table: Table, cells: Sequence[ReportCell]) -> str:
+    """The table in a box that scrolls; `cells`: those of the report, which rows refer to by their number."""
+    shown = table.for_people()
+    keys = [column.key for column in table.columns]
+    everything = [dict(zip(keys, values, strict=True)) for values in table.values()]
+    rows = [_Row(*of) for of in zip(shown.values(), shown.texts(), everything, strict=True)]
+    groups = [list(of) for _, of in groupby(rows, key=lambda row: row.group)]
+    if len(groups) > len({row.group for row in rows}):
+        groups = [rows]
+    head = "".join(
+        f'<th scope="col"{_side(column.align)}{" data-group" if column.key in TOGETHER else ""}>'
+        f'<button type="button">{text_html(column.title)}</button></th>'
+        for column in shown.columns
+    )
+    of_cells = _Finder(cells, [key for key in CELL_COLUMNS if key in keys])
+    bodies = "".join(f"<tbody>\n{_lines(group, shown, of_cells)}\n</tbody>\n" for group in groups or [rows])
+    caption = f"<caption>{text_html(table.caption)}</caption>" if table.caption else ""
+    return f'<div class="table"><table>{caption}\n<thead>\n<tr>{head}</tr>\n</thead>\n{bodies}</table></div>'
+
+
+class _Finder:
+    """Numbers of the cells that a row is about."""
+
+    def __init__(self, cells: Sequence[ReportCell], keys: Sequence[str]) -> None:
+        self._keys = keys
+        self._found: dict[tuple[Any, ...], list[int]] = {}
+        for number, cell in enumerate(cells):
+            self._found.setdefault(tuple(getattr(cell, key) for key in keys), []).append(number)
+
+    def attribute(self, row: _Row) -> str:
+        """Nothing for a row that is about no cell in particular: it is always shown."""
+        if not self._keys:
+            return ""
+        found = self._found.get(tuple(row.by_key[key] for key in self._keys), [])
+        return f' data-cells="{" ".join(map(str, found))}"' if found else ""
+
+
+def _lines(rows: Sequence[_Row], table: Table, of_cells: _Finder) -> str:
+    lines = []
+    for row in rows:
+        cells = "".join(
+            _cell(text, value, column.key, column.align)
+            for text, value, column in zip(row.texts, row.values, table.columns, strict=True)
+        )
+        lines.append(f"<tr{of_cells.attribute(row)}>{cells}</tr>")
+    return "\n".join(lines)
+
+
+def _cell(text: str, value: Any, key: str, side: Align) -> str:
+    shape = ' class="long"' if len(text) > LONG_TEXT else _side(side)
+    return f"<td{shape}{_order(value, key)}>{text_html(text)}</td>"
+
+
+def _order(value: Any, key: str) -> str:
+    """What the page sorts a cell by, unless it is its text; what is not known comes last."""
+    match value:
+        case str() if value in ORDERS.get(key, ()):
+            return f' data-value="{ORDERS[key].index(value)}"'
+        case int() | float() if not isinstance(value, bool) and not math.isnan(value):
+            return f' data-value="{value!r}"'.replace("inf", "Infinity")
+        case None | float():
+            return " data-unknown"
+    return ""
+
+
+def _side(align: Align) -> str:
+    return ' class="number"' if align == "right" else ""
+
+
+# Nothing may be fetched, whatever a record holds.
+POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'none'"
+)
+STYLES = ("report.css", "page/layout.css", "page/print.css")
+SCRIPTS = ("page/navigation.js", "page/sort.js", "page/redraw.js", "page/filter.js")
+VEGA = "page/vega/vega.js.gz"
+DATA_ADDRESS = re.compile(r"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)")
+PLAIN_NAME = re.compile(r"[a-z0-9-]+")
+"""Of an item that a link may lead to, such as a finding."""
+
+
+def render_html(document: Document, pictures: Mapping[str, str], manifest: str) -> str:
+    """The document; `pictures` holds the data address of each picture by its key."""
+    page = _Page(document, pictures)
+    head = (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{text_html(document.title)}</title>\n<style>\n{_assets(STYLES)}</style>\n</head>\n<body>\n"
+    )
+    tail = (
+        f"\n{cells_script(document.cells)}\n{_vega() if document.pictures() else ''}\n"
+        f"<script>\n{_assets(SCRIPTS)}</script>\n"
+        f"<!-- {manifest} -->\n</body>\n</html>\n"
+    )
+    return head + "\n".join(page.body()) + tail
+
+
+def data_address(image: bytes) -> str:
+    """An SVG picture as an address that holds it whole."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(image).decode('ascii')}"
+
+
+def _vega() -> str:
+    """What draws pictures again, packed; the page's script unpacks it when it is needed."""
+    packed = base64.b64encode(files(__package__).joinpath(VEGA).read_bytes()).decode("ascii")
+    return f'<script type="text/plain" id="vega">{packed}</script>'
+
+
+def _assets(names: Sequence[str]) -> str:
+    folder = files(__package__)
+    return "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in names)
+
+
+class _Page:
+    """What stands between the head of a file and its scripts."""
+
+    def __init__(self, document: Document, pictures: Mapping[str, str]) -> None:
+        self._document = document
+        self._pictures = pictures
+        self._titles = document.section_titles()
+        self._shown: set[str] = set()
+        """Keys of the pictures so far; a picture is shown where it comes first."""
+        self._targets = _targets(document.details)
+        self._named: set[str] = set()
+        """Targets so far."""
+
+    def body(self) -> list[str]:
+        """Navigation, the answer on the first screen, the other sections, the details."""
+        document, details = self._document, self._document.details
+        lines = [self._navigation(), "<main>", f"<h1>{text_html(document.title)}</h1>"]
+        lines.append('<p id="filtered" role="status" hidden></p>')
+        if details is None:
+            return [*lines, *map(self._section, document.sections), "</main>"]
+        count = _answer_length(document.sections)
+        answer, more = document.sections[:count], document.sections[count:]
+        own = Document("", answer).pictures() or document.pictures()[:1]
+        pictures = [self._picture(picture) for picture in own]
+        words = [self._section(_without_pictures(section)) for section in answer]
+        lines += ['<div class="answer"><div class="words">', *words, "</div>"]
+        lines += ['<div class="pictures">', *pictures, "</div></div>"]
+        lines += ['<div class="more">', *map(self._section, more), "</div>"]
+        lines += [f'<h1 id="details">{text_html(details.title)}</h1>']
+        return [*lines, *map(self._folded_section, details.sections), "</main>"]
+
+    def _navigation(self) -> str:
+        own, details = self._document.sections, self._document.details
+        links = [_section_link(part) for part in own]
+        inside = (
+            [] if details is None else ["<strong>Details</strong>", *map(_section_link, details.sections)]
+        )
+        unfold = '<button type="button" id="unfold" hidden>Open all</button>'
+        menu = ['<details class="menu"><summary>All sections</summary>', "<div>", unfold, *links, *inside]
+        filters = filter_html(self._document.cells)
+        return "\n".join(
+            ['<nav aria-label="Sections">', *links, *menu, "</div></details>", filters, "</nav>"]
+        )
+
+    def _section(self, section: Section) -> str:
+        blocks = "\n".join(self._block(block) for block in section.blocks)
+        key = text_html(section.key)
+        return f'<section id="{key}"><h2>{text_html(section.title)}</h2>\n{blocks}\n</section>'
+
+    def _folded_section(self, section: Section) -> str:
+        blocks = "\n".join(self._block(block) for block in section.blocks)
+        return (
+            f'<details class="part"><summary><h2>{text_html(section.title)}</h2></summary>\n'
+            f'<section id="{text_html(section.key)}">\n{blocks}\n</section></details>'
+        )
+
+    def _block(self, block: Block) -> str:
+        match block:
+            case Paragraph():
+                return f"<p>{text_html(block.text)}</p>"
+            case Line():
+                return f"<p>{self._line(block)}</p>"
+            case Heading():
+                return f"<h3>{text_html(block.text)}</h3>"
+            case Items():
+                return "<ul>\n" + "\n".join(self._item(line) for line in block.lines()) + "\n</ul>"
+            case Table():
+                return table_html(block, self._document.cells)
+            case Picture() if block.key in self._shown:
+                return f"<p>{_link(f'picture-{block.key}', block.caption)}</p>"
+            case Picture():
+                return self._picture(block)
+            case Code():
+                return f"<pre><code>{lines_html(block.text)}</code></pre>"
+            case Folded():
+                inside = "\n".join(map(self._block, block.blocks))
+                return f"<details><summary>{text_html(block.title)}</summary>\n{inside}\n</details>"
+
+    def _picture(self, picture: Picture) -> str:
+        self._shown.add(picture.key)
+        alt, key = text_html(picture.alt), text_html(picture.key)
+        return (
+            f'<figure id="picture-{key}">'
+            f'<div class="picture"><img src="{self._pictures[picture.key]}" alt="{alt}"></div>'
+            f"<figcaption>{text_html(picture.caption)}</figcaption></figure>\n"
+            f"{data_script(f'picture-{picture.key}.spec', complete(picture))}"
+        )
+
+    def _item(self, line: Line) -> str:
+        """An item of a list; the first of the details with a name that a line refers to is its target."""
+        target = self._targets.get(line.name)
+        if line.details or target is None or target in self._named:
+            return f"<li>{self._line(line)}</li>"
+        self._named.add(target)
+        return f'<li id="{target}">{self._line(line)}</li>'
+
+    def _line(self, line: Line) -> str:
+        name = f"<strong>{text_html(line.name)}</strong>" if line.name else ""
+        if line.details and line.name in self._targets:
+            name = f'<a href="#{self._targets[line.name]}">{name}</a>'
+        text = f"{name}: {text_html(line.text)}" if name else text_html(line.text)
+        title = self._titles.get(line.details)
+        return text if title is None else f"{text} {_link(line.details, title)}"
+
+
+def _section_link(section: Section) -> str:
+    return _link(section.key, section.title)
+
+
+def _link(key: str, title: str) -> str:
+    return f'<a href="#{text_html(key)}">{text_html(title)}</a>'
+
+
+def _answer_length(sections: Sequence[Section]) -> int:
+    """How many sections the first screen holds: up to the first with a table."""
+    lengths = [n for n, part in enumerate(sections, 1) if any(isinstance(b, Table) for b in part.blocks)]
+    return lengths[0] if lengths else len(sections)
+
+
+def _without_pictures(section: Section) -> Section:
+    return replace(section, blocks=[block for block in section.blocks if not isinstance(block, Picture)])
+
+
+def _targets(details: Document | None) -> dict[str, str]:
+    """Where the details say most about a name that a line of the short report may begin with."""
+    if details is None:
+        return {}
+    return {
+        line.name: f"{section.key}.{line.name}"
+        for section in reversed(details.sections)
+        for block in section.blocks
+        if isinstance(block, Items)
+        for line in block.lines()
+        if PLAIN_NAME.fullmatch(line.name)
+    }

@@ -1,0 +1,73 @@
+"""A document as JSON: tables with raw values under their keys, text as it is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from harness.tell.document import (
+    Block,
+    Code,
+    Document,
+    Folded,
+    Heading,
+    Items,
+    Line,
+    Paragraph,
+    Picture,
+    Table,
+)
+
+
+def render_json(document: Document, manifest: str) -> str:
+    """One JSON document; numbers are bytes, seconds and ratios, as the keys of the columns say."""
+    content = _content(document)
+    if document.details is not None:
+        content["details"] = _content(document.details)
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    end = "\n}"
+    name, _, values = manifest.partition(": ")
+    # On a line of its own, as a reader of any format finds it.
+    return f'{text.removesuffix(end)},\n "{name}": {values}{end}\n'
+
+
+def _content(document: Document) -> dict[str, Any]:
+    return {
+        "title": document.title,
+        "sections": [
+            {"key": section.key, "title": section.title, "blocks": [_block(b) for b in section.blocks]}
+            for section in document.sections
+        ],
+    }
+
+
+def _item(item: str | tuple[str, str] | Line) -> Any:
+    return asdict(item) if isinstance(item, Line) else item
+
+
+def _block(block: Block) -> dict[str, Any]:
+    match block:
+        case Paragraph():
+            return {"kind": "paragraph", "text": block.text}
+        case Line():
+            return {"kind": "line", **asdict(block)}
+        case Heading():
+            return {"kind": "heading", "text": block.text}
+        case Items():
+            return {"kind": "items", "items": [_item(item) for item in block.items]}
+        case Table():
+            keys = [column.key for column in block.columns]
+            return {
+                "kind": "table",
+                "key": block.key,
+                "caption": block.caption,
+                "columns": [{"key": column.key, "title": column.title} for column in block.columns],
+                "rows": [dict(zip(keys, row, strict=True)) for row in block.values()],
+            }
+        case Picture():
+            return {"kind": "picture", "key": block.key, "caption": block.caption, "alt": block.alt}
+        case Code():
+            return {"kind": "code", "language": block.language, "text": block.text}
+        case Folded():
+            return {"kind": "folded", "title": block.title, "blocks": [_block(b) for b in block.blocks]}

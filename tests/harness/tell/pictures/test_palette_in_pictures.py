@@ -1,0 +1,69 @@
+"""A family has one colour in every picture, and Accelerate that of what it wraps."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from harness.backends.registry import BUILT_IN
+from harness.judge.comparison import Comparison
+from harness.tell.document import Picture
+from harness.tell.pictures.drawing import FAMILIES, look_of
+from harness.tell.pictures.loss import loss_picture
+from harness.tell.pictures.memory import memory_picture
+from harness.tell.pictures.throughput import throughput_picture
+from harness.tell.pictures.trade_off import trade_off_picture
+from harness.tell.pictures.volume import volume_picture
+from tests.harness.tell.pictures.drawn import compared, rows_of, texts, timed
+
+LABELS = ("ddp", "zero1", "zero3", "fsdp", "fsdp1", "accelerate-zero3")
+MAKERS = (throughput_picture, memory_picture, volume_picture, loss_picture, trade_off_picture)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_every_picture_draws_a_backend_in_the_colour_of_its_family(
+    make: Callable[[Comparison], Picture | None],
+) -> None:
+    picture = make(compared(*(timed(label, 0.5 + n / 10) for n, label in enumerate(LABELS))))
+    colours = {row["backend"]: row["colour"] for row in rows_of(picture) if row["backend"] != "single"}
+    assert colours == {label: look_of(BUILT_IN[label].strategy).colour for label in LABELS}
+
+
+def test_accelerate_has_the_colour_of_what_it_wraps_and_is_outlined() -> None:
+    wrapped, native = (look_of(BUILT_IN[label].strategy) for label in ("accelerate-zero3", "zero3"))
+    assert wrapped.colour == native.colour
+    assert (wrapped.is_wrapped, native.is_wrapped) == (True, False)
+    assert wrapped.fields()["opacity"] < native.fields()["opacity"]
+
+
+def test_families_have_distinct_colours_that_show_on_white_and_on_dark() -> None:
+    colours = [colour for _, colour in FAMILIES.values()]
+    assert len(set(colours)) == len(colours)
+    for colour in colours:
+        for page in ("#ffffff", "#0d1117"):
+            assert contrast(colour, page) > 2.2, (colour, page)
+
+
+def contrast(one: str, other: str) -> float:
+    """Ratio of WCAG 2."""
+    darker, lighter = sorted(map(_luminance, (one, other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("family", ["zero", "nobody"])
+def test_a_page_may_draw_some_of_the_rows(make: Callable[[Comparison], Picture | None], family: str) -> None:
+    picture = make(compared(*(timed(label, 0.5 + n / 10) for n, label in enumerate(LABELS))))
+    assert picture is not None
+    chart = picture.chart()
+    kept = [row for row in chart["data"]["values"] if row["backend"].startswith(family)]
+    chart["data"]["values"] = kept
+    shown = " ".join(texts(replace(picture, chart=lambda: chart)))
+    assert "fsdp" not in shown
+    assert family == "nobody" or "zero" in shown or "agree" in shown

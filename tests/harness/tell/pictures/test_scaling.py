@@ -1,0 +1,35 @@
+"""Scaling: points are speed-ups and efficiencies, each curve is named at its end."""
+
+from harness.judge.scaling import strong_scaling, weak_scaling
+from harness.tell.pictures.scaling import MOST_IN_ONE, strong_picture, weak_picture
+from tests.harness.tell.pictures.drawn import compared, made, rows_of, texts, timed
+
+
+def test_points_are_speed_ups_and_the_last_carries_the_name() -> None:
+    runs = [timed("ddp", 0.5, 1), timed("ddp", 0.25, 2), timed("ddp", 0.2, 4)]
+    picture = strong_picture(strong_scaling(compared(*runs)))
+    points = {row["ranks"]: (row["value"], row["ideal"], row["label"]) for row in rows_of(picture)}
+    assert points == {1: (1.0, 1.0, None), 2: (2.0, 2.0, None), 4: (2.5, 4.0, "ddp 2.5 x")}
+    assert "ddp 2.5 x" in texts(picture)
+    assert "ddp 2.5 x on 4 ranks" in made(picture).alt
+
+
+def test_more_than_eight_curves_get_a_panel_for_each_family() -> None:
+    labels = ["ddp", *(f"zero{n}" for n in range(4)), "fsdp", "fsdp-grad-op", "fsdp1", "fsdp1-grad-op"]
+    runs = [timed(label, 1 / size, size) for label in labels for size in (1, 2)]
+    assert len(labels) > MOST_IN_ONE
+    shown = texts(strong_picture(strong_scaling(compared(*runs))))
+    assert [text for text in shown if text in ("DDP", "ZeRO", "FSDP2", "FSDP1")] == [
+        "DDP", "ZeRO", "FSDP2", "FSDP1",
+    ]  # fmt: skip
+    assert all(any(text.startswith(f"{label} ") for text in shown) for label in labels)
+
+
+def test_weak_scaling_shows_efficiency_in_percent() -> None:
+    runs = [
+        timed("ddp", 0.5, 1, job_id="a" * 12),
+        timed("ddp", 0.625, 2, job_id="b" * 12, training={"global_batch_size": 16}),
+    ]
+    picture = weak_picture(weak_scaling(compared(*runs)))
+    assert [row["value"] for row in rows_of(picture)] == [100, 80]
+    assert "ddp 80 %" in texts(picture)

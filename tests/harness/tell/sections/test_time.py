@@ -1,0 +1,208 @@
+from typing import Any
+
+from harness.judge.comparison import Comparison
+from harness.record import ArtifactPart, EvaluationPart, OverlapPart, Record, WaitPart
+from harness.tell.document import Folded, Heading, Items, Section, Table
+from harness.tell.sections.overlap import overlap_section
+from harness.tell.sections.time import time_section
+from tests.harness.judge.findings.test_time import billion, ranks, run
+from tests.pipelines import make_pipeline
+from tests.records import make_effective
+
+
+def line(section: Section | None, key: str, number: int = 0) -> dict[str, str]:
+    """A line of a table by column, as text."""
+    assert section is not None
+    blocks = [b for block in section.blocks for b in (block.blocks if isinstance(block, Folded) else [block])]
+    (table,) = [block for block in blocks if isinstance(block, Table) and block.key == key]
+    return dict(zip((column.key for column in table.columns), table.texts()[number], strict=True))
+
+
+def test_times_are_of_the_timed_steps() -> None:
+    parts = ranks(step_seconds=[9.0] * 4 + [0.4] * 8)
+    found = line(time_section(Comparison([run(ranks=parts)])), "time")
+    assert found == {
+        "backend": "ddp", "world_size": "2", "median_step_seconds": "500",
+        "rank_spread_seconds": "100.0", "data_seconds": "10.0", "forward_seconds": "100",
+        "backward_seconds": "300", "update_seconds": "50.0", "first_steady_step": "0",
+        "first_timed_step": "4",
+    }  # fmt: skip
+
+
+def test_what_a_pipeline_waits_has_a_column_that_others_lack() -> None:
+    found = line(time_section(Comparison([make_pipeline()])), "time")
+    assert (found["forward_seconds"], found["waiting_seconds"]) == ("1,000", "1,000")
+    assert "waiting_seconds" not in line(time_section(Comparison([run()])), "time")
+
+
+def test_utilisation_is_model_flops_over_the_sheet_of_all_devices() -> None:
+    # 1024 tokens of 6e9 FLOPs each and 12 x 128 for attention, in 0.2 s, on two of 19.5 TFLOP/s.
+    found = line(time_section(Comparison([billion(0.2)])), "utilisation")
+    assert found["model_flops_per_second"] == "30.7"
+    assert found["peak_flops_per_second"] == "39.0"
+    assert found["model_utilisation"] == f"{1024 * (6e9 + 12 * 128) / 0.2 / 39e12 * 100:.1f} %"
+    assert "A100" in found["peak_source"]
+    assert not {"model_utilisation_of_measured", "hardware_utilisation_of_measured"} & set(found)
+
+
+def test_on_a_cpu_utilisation_is_of_the_measured_peak_alone() -> None:
+    record = billion(0.2, device_name="cpu", matmul_flops_per_second={"float32": 40e12})
+    found = line(time_section(Comparison([record])), "utilisation")
+    assert not {"model_utilisation", "peak_source"} & set(found)
+    share = f"{1024 * (6e9 + 12 * 128) / 0.2 / 80e12 * 100:.1f} %"
+    assert found["model_utilisation_of_measured"] == found["hardware_utilisation_of_measured"] == share
+
+
+def test_recomputation_raises_hardware_utilisation_only() -> None:
+    plain = billion(0.2)
+    assert plain.model is not None
+    model = plain.model.model_copy(update={"activation_checkpointing": True})
+    again = plain.model_copy(update={"model": model})
+    without, recomputed = (line(time_section(Comparison([r])), "utilisation") for r in (plain, again))
+    assert without["model_utilisation"] == recomputed["model_utilisation"]
+    assert without["hardware_flops_per_second"] == without["model_flops_per_second"]
+    assert float(recomputed["hardware_flops_per_second"]) > float(without["hardware_flops_per_second"])
+
+
+def test_the_cost_of_each_probe_is_that_of_the_rank_where_it_took_most() -> None:
+    parts = [part.model_copy(update={"probe_seconds": {"counter": 0.001}}) for part in ranks()]
+    parts[1] = parts[1].model_copy(update={"probe_seconds": {"counter": 0.002, "tracer": 0.3}})
+    found = line(time_section(Comparison([run(ranks=parts)])), "probe_cost")
+    assert (found["counter_seconds"], found["tracer_seconds"]) == ("2.00", "300")
+    assert found["probed_extra_seconds"] == "0"
+
+
+def evaluated(*seconds: float) -> Record:
+    parts = [
+        EvaluationPart(step=12 - number, loss=5.0, target_tokens=254, samples=6, seconds=value)
+        for number, value in enumerate(reversed(seconds))
+    ]
+    return run(eval=parts)
+
+
+def test_evaluation_has_its_samples_per_second() -> None:
+    section = time_section(Comparison([evaluated(0.5, 0.75), evaluated(0.5, 1.0)]))
+    assert line(section, "evaluation") == {
+        "backend": "ddp", "world_size": "2", "evaluations": "4", "samples": "6", "evaluation_seconds": "625",
+        "evaluation_samples_per_second": "9.47",
+    }  # fmt: skip
+
+
+def test_without_an_evaluation_nothing_is_said_of_one() -> None:
+    section = time_section(Comparison([run()]))
+    assert section is not None
+    assert Heading("Evaluation") not in section.blocks
+
+
+def test_a_run_without_timed_steps_has_no_times() -> None:
+    assert time_section(Comparison([run(steps=[])])) is None
+
+
+def traced(exposed: float, label: str = "ddp", device: str = "cpu", **details: Any) -> Record:
+    part = OverlapPart(
+        step=3, seconds=0.5, compute_seconds=0.3, communication_seconds=0.1, exposed_seconds=exposed,
+        idle_seconds=0.2 - exposed,
+        waits=[WaitPart(name="gloo:all_reduce", phase="backward", seconds=exposed)],
+    )  # fmt: skip
+    record = run(label, ranks=[rank.model_copy(update={"overlap": [part]}) for rank in ranks()])
+    effective = make_effective(details=details)
+    changes = {
+        "backend": record.backend.model_copy(update={"effective": effective}),
+        "world": record.world.model_copy(update={"device": device}),
+    }
+    return record.model_copy(update=changes)
+
+
+def said(record: Record) -> str:
+    section = overlap_section(Comparison([record]))
+    assert section is not None
+    (items,) = [block for block in section.blocks if isinstance(block, Items)]
+    return str(items.items[0])
+
+
+def test_cells_of_which_the_same_is_said_stand_together() -> None:
+    section = overlap_section(Comparison([traced(0.1), traced(0.1, "zero1"), traced(0.05, "zero2")]))
+    assert section is not None
+    (items,) = [block for block in section.blocks if isinstance(block, Items)]
+    cells = [str(item).split(":")[0] for item in items.items]
+    assert cells == ["ddp and zero1 on 2 ranks", "zero2 on 2 ranks"]
+
+
+def test_a_trace_without_the_gpu_is_not_available_and_says_why() -> None:
+    changes = {"overlap": [], "overlap_missing": "no kernel was seen"}
+    record = traced(0.1)
+    record = record.model_copy(update={"ranks": [r.model_copy(update=changes) for r in record.ranks]})
+    section = overlap_section(Comparison([record]))
+    assert section is not None
+    assert section.blocks == [Items(["ddp on 2 ranks: n/a: no kernel was seen."])]
+
+
+def test_one_rank_waits_for_nobody() -> None:
+    record = traced(0.1)
+    alone = record.model_copy(update={"world": record.world.model_copy(update={"world_size": 1})})
+    section = overlap_section(Comparison([alone]))
+    assert section is not None
+    assert not [block for block in section.blocks if isinstance(block, Items)]
+
+
+def test_each_rank_has_its_line_and_the_share_that_is_hidden() -> None:
+    section = overlap_section(Comparison([traced(0.025)]))
+    assert line(section, "overlap", 1) == {
+        "backend": "ddp", "world_size": "2", "rank": "1", "seconds": "500", "compute_seconds": "300",
+        "communication_seconds": "100", "exposed_seconds": "25.0", "idle_seconds": "175",
+        "hidden_share": "75 %",
+    }  # fmt: skip
+    assert line(section, "longest_waits")["collective"] == "gloo:all_reduce"
+
+
+def test_words_say_how_much_is_hidden_and_nothing_of_prefetch_where_there_is_none() -> None:
+    words = {0.01: "90 % of the communication is hidden: it overlaps with computation.",
+             0.05: "50 % of the communication is hidden: overlap works partly.",
+             0.1: "0 % of the communication is hidden: ranks wait for it."}  # fmt: skip
+    for label in ("ddp", "zero2", "accelerate-zero1"):
+        for exposed, text in words.items():
+            assert said(traced(exposed, label)) == f"{label} on 2 ranks: {text}"
+
+
+def test_on_a_device_words_say_whether_prefetch_works_and_under_which_settings() -> None:
+    settings = {"forward_prefetch": False, "backward_prefetch": "BACKWARD_PRE", "shard_size": 2}
+    in_force = "(in force: forward_prefetch False, backward_prefetch BACKWARD_PRE)."
+    for exposed, text in ((0.01, "works"), (0.05, "works partly"), (0.1, "does not help")):
+        for label in ("fsdp", "fsdp1", "accelerate-fsdp"):
+            assert said(traced(exposed, label, "cuda", **settings)).endswith(f"Prefetch {text} {in_force}")
+    off = {"forward_prefetch": False, "backward_prefetch": "none"}
+    assert "Prefetch is off (in force" in said(traced(0.1, "fsdp1", "cuda", **off))
+    assert "refetch" not in said(traced(0.1, "fsdp1-no-shard", "cuda", **settings))
+
+
+def test_on_the_cpu_nothing_is_claimed_of_the_prefetch_of_fsdp() -> None:
+    text = said(traced(0.1, "fsdp", forward_prefetch="implicit"))
+    assert "ranks wait for it. What overlap or prefetch could hide cannot be measured on this machine" in text
+    assert text.endswith("the CPU has none (in force: forward_prefetch implicit).")
+
+
+def test_zero3_gathers_nothing_ahead_like_for_like() -> None:
+    record = traced(0.1, "zero3")
+    assert "Prefetch is off: the preset like-for-like" in said(record)
+    effective = make_effective(prefetch="50000000 elements")
+    defaults = record.model_copy(
+        update={
+            "backend": record.backend.model_copy(update={"effective": effective}),
+            "world": record.world.model_copy(update={"preset": "library-defaults"}),
+        }
+    )
+    assert said(defaults).endswith("Prefetch does not help (in force: up to 50000000 elements ahead).")
+
+
+def test_traces_are_named() -> None:
+    record = traced(0.1).model_copy(
+        update={"artifacts": [ArtifactPart(kind="trace", rank=0, path="trace-00000.json.gz")]}
+    )
+    section = overlap_section(Comparison([record]))
+    assert section is not None
+    (folded,) = [block for block in section.blocks if isinstance(block, Folded) and block.title == "Traces"]
+    assert folded.blocks[1] == Items([f"{record.run_id}/trace-00000.json.gz"])
+
+
+def test_without_a_traced_step_there_is_no_section() -> None:
+    assert overlap_section(Comparison([run()])) is None

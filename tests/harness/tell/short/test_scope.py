@@ -1,0 +1,31 @@
+from harness.judge.comparison import Comparison
+from harness.record import Record
+from harness.tell.document import Line
+from harness.tell.short.outline import scope_section
+from tests.harness.tell.short.records import repeats
+from tests.records import make_record
+
+
+def scope(*records: Record) -> str:
+    section = scope_section(Comparison(records), "all")
+    assert section is not None
+    (line,) = section.blocks
+    assert isinstance(line, Line)
+    return line.text
+
+
+def test_machine_job_versions_and_runs_are_one_line() -> None:
+    text = scope(make_record(), *repeats("ddp", 0.5, 0.6, 0.7))
+    assert text.startswith("2 CPU ranks over gloo, model with 0.001 M parameters, fp32, preset like-for-like")
+    assert "torch 2.11.0, deepspeed 0.19.8, 1 to 3 runs of each cell" in text
+
+
+def test_what_cpu_ranks_do_not_show_is_said_of_them_alone() -> None:
+    here = make_record(label="ddp")
+    assert scope(here).endswith(": bytes, states and parity carry over to GPUs, peaks and speeds do not.")
+    world = here.world.model_copy(update={"device": "cuda", "collectives": "nccl"})
+    assert scope(here.model_copy(update={"world": world})).endswith("one run of each cell.")
+
+
+def test_without_runs_there_is_no_scope() -> None:
+    assert scope_section(Comparison([]), "all") is None

@@ -1,0 +1,127 @@
+from random import Random
+
+import pytest
+
+from harness.judge.comparison import Comparison
+from harness.record import Record
+from harness.tell.short.stage import stage
+from harness.tell.short.verdict import NOTHING_TIMED, speed_sentence
+from tests.harness.tell.short.records import repeats, stage_of
+from tests.records import NORMS, make_record, make_steps, make_weights
+
+
+def speed(*records: Record) -> str:
+    return speed_sentence(stage_of(*records))
+
+
+def test_fastest_and_slowest_are_named_where_the_runs_show_them() -> None:
+    text = speed(*repeats("ddp", 0.5, 0.51, 0.51, 0.52), *repeats("zero3", 1.0, 1.1, 1.1, 1.2))
+    assert text.startswith("Speed on 2 ranks: ddp is fastest at 2,008 tokens/s")
+    assert "zero3 slowest at 46 % of ddp" in text
+    assert "tied" not in text
+
+
+def test_the_interval_is_told_where_there_are_runs_enough_for_one() -> None:
+    text = speed(
+        *repeats("ddp", *(0.5 + 0.001 * n for n in range(8))),
+        *repeats("zero3", *(1.0 + 0.001 * n for n in range(8))),
+    )
+    assert "ddp is fastest at 2,034 tokens/s (95 % interval 2,020 to 2,048)" in text
+
+
+def test_cells_that_are_tied_as_fastest_are_named_together() -> None:
+    text = speed(
+        *repeats("ddp", 0.5, 0.5, 0.51, 0.52, 0.52),
+        *repeats("fsdp", 0.505, 0.505, 0.515, 0.525, 0.525),
+        *repeats("zero3", 1.0, 1.0, 1.1, 1.2, 1.2),
+    )
+    assert "ddp and fsdp are statistically tied as fastest (1,988 to 2,008 tokens/s)" in text
+    assert "zero3 slowest at 46 % of ddp" in text
+
+
+def test_those_that_runs_do_not_tell_from_the_slowest_are_named_with_it() -> None:
+    text = speed(
+        *repeats("ddp", 0.5, 0.5, 0.51, 0.52, 0.52),
+        *repeats("fsdp", 0.99, 1.0, 1.08, 1.19, 1.2),
+        *repeats("zero3", 1.0, 1.0, 1.1, 1.2, 1.2),
+    )
+    assert "; zero3 lowest at 46 % of ddp, statistically tied with fsdp" in text
+
+
+def test_cells_that_are_all_tied_have_no_fastest() -> None:
+    text = speed(*repeats("ddp", 0.5, 0.5, 0.51, 0.52), *repeats("fsdp", 0.505, 0.505, 0.515, 0.525))
+    assert "all 2 are statistically tied at 2,008 to 2,028 tokens/s" in text
+    assert "fastest" not in text
+
+
+def test_single_runs_have_a_range_and_no_order() -> None:
+    text = speed(*repeats("ddp", 0.5), *repeats("fsdp", 0.9), *repeats("zero3", 1.0))
+    assert "medians are 1,024 to 2,048 tokens/s; too few runs to rank 3 cells: each needs 5" in text
+    assert "fastest" not in text
+    assert "slowest" not in text
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_order_is_claimed_only_where_the_comparison_has_one(seed: int) -> None:
+    draw = Random(seed)
+    middles = {label: draw.choice((0.5, 0.52, 0.6, 1.0)) for label in ("ddp", "zero1", "zero3", "fsdp")}
+    spread = draw.choice((0.001, 0.05, 0.4))
+    records = [
+        record
+        for label, middle in middles.items()
+        for record in repeats(label, *(middle * (1 + spread * draw.random()) for _ in range(6)))
+    ]
+    comparison = Comparison(records)
+    where = stage(comparison)
+    assert where is not None
+    text = speed_sentence(where)
+    order = comparison.rankings[where.place]
+    fastest = [name for name in order.names if f"{name} is fastest" in text]
+    assert fastest == (list(order.leaders) if len(order.leaders) == 1 and "tied at" not in text else [])
+    if " slowest at " in text:
+        assert all(order.is_ahead(other, order.names[-1]) for other in order.names[:-1])
+    if len(order.leaders) == len(order.names):
+        assert "fastest" not in text
+
+
+def test_a_cell_that_was_timed_alone_is_not_called_fastest() -> None:
+    text = speed(make_record(label="ddp"))
+    assert "only ddp was timed, at 2,048 tokens/s" in text
+    assert "fastest" not in text
+
+
+def test_the_reference_alone_is_told() -> None:
+    assert "Speed on 1 rank: only single was timed, at 2,048 tokens/s" in speed(make_record())
+
+
+def test_the_speed_of_one_process_is_told_next_to_that_of_several() -> None:
+    alone = make_record(steps=make_steps(seconds=0.25))
+    cells = [*repeats("ddp", 0.5), *repeats("fsdp", 0.9)]
+    assert "; one process reaches 4,096 tokens/s" in speed(alone, *cells)
+    alone = alone.model_copy(update={"world": alone.world.model_copy(update={"threads_per_rank": 2})})
+    assert "; one process with 2 threads (ranks use 1) reaches 4,096 tokens/s" in speed(alone, *cells)
+
+
+def test_ranks_that_take_turns_on_cores_are_said_where_speed_is() -> None:
+    wide = [make_record(label=label, world_size=16) for label in ("ddp", "fsdp")]
+    two = [make_record(label=label) for label in ("ddp", "fsdp")]
+    assert "ranks share processor cores, so these speeds say little" in speed(make_record(), *wide)
+    assert "share processor" not in speed(make_record(), *two)
+
+
+def test_runs_of_few_timed_steps_say_little() -> None:
+    assert "; only 2 timed steps per run, so speeds are rough." in speed(*repeats("ddp", 0.5))
+
+
+def test_cells_that_were_measured_otherwise_are_not_called_alone() -> None:
+    other = make_record(label="fsdp")
+    other = other.model_copy(update={"world": other.world.model_copy(update={"micro_batch_size": 1})})
+    text = speed(make_record(), make_record(label="ddp"), other)
+    assert "Speed on 2 ranks: no two cells were measured under the same conditions" in text
+    assert "only ddp" not in text
+
+
+def test_where_every_cell_diverged_there_is_no_speed_to_compare() -> None:
+    doubled = make_steps(norms=[norm * 2 for norm in NORMS])
+    wrong = make_record(label="zero1", steps=doubled, final_weights=make_weights("c" * 64))
+    assert speed(make_record(), wrong) == NOTHING_TIMED

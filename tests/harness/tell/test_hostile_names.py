@@ -1,0 +1,245 @@
+"""Names of models, data and files are text in every format, whatever characters they hold."""
+
+import csv
+import html.parser
+import io
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from harness.judge.comparison import Comparison
+from harness.record import EnvironmentPart
+from harness.store import write_record
+from harness.tell.before_after import before_after
+from harness.tell.document import Document
+from harness.tell.outline import SECTIONS, details_document
+from harness.tell.pictures.drawing import draw
+from harness.tell.report import write_report
+from harness.tell.sections.pipeline import pipeline_section
+from harness.tell.short.outline import short_document
+from harness.tell.verify import verify
+from harness.tell.writers.csv import render_csv
+from harness.tell.writers.html import render_html
+from harness.tell.writers.json import render_json
+from harness.tell.writers.latex import render_latex
+from harness.tell.writers.markdown import render_details, render_markdown
+from tests.harness.tell.hostile import NAMES, hostile_records
+from tests.pipelines import make_pipeline
+from tests.records import ENVIRONMENT
+
+HOSTILE_FILE = "a|b`c`<b>\n$d$ 模型 %20 \"e\" 'f' (g) [h] {i} #j \\k &amp;"
+KINDS = ("comparison", "baseline")
+
+
+@lru_cache(maxsize=8)
+def document(name: str, kind: str) -> Document:
+    comparison = Comparison(hostile_records(name))
+    if kind == "comparison":
+        return short_document(comparison, "all", details_document(comparison))
+    kept = [record for record in hostile_records(name) if record.run_id != "third"]
+    environment = EnvironmentPart.model_validate(ENVIRONMENT)
+    changed = [record.model_copy(update={"environment": environment}) for record in kept]
+    return before_after(comparison, Comparison(changed))
+
+
+def report(name: str, form: str, kind: str = "comparison") -> str:
+    """The text of a report; its pictures are not drawn."""
+    shown = document(name, kind)
+    pictures = {picture.key: "picture" for picture in shown.pictures()}
+    match form:
+        case "html":
+            return render_html(shown, pictures, "manifest")
+        case "md":
+            text = render_markdown(shown, pictures, "manifest", "report.details.md")
+            return text + (render_details(shown.details, pictures, "report.md") if shown.details else "")
+        case "latex":
+            return render_latex(shown, pictures, "manifest")
+        case "json":
+            return render_json(shown, "manifest: {}")
+        case _:
+            return render_csv(shown, "manifest")[0]
+
+
+@pytest.fixture(params=range(len(NAMES)))
+def name(request: pytest.FixtureRequest) -> str:
+    return NAMES[request.param]
+
+
+class Tags(html.parser.HTMLParser):
+    """Tags and text of a document."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in ("meta", "img", "input"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def visible(name: str) -> str:
+    """The name as a writer shows it on one line."""
+    flat = " ".join(name.split())
+    return "".join("\ufffd" if c in "\u202e\u2066\x00\x07" else c for c in flat)
+
+
+def test_html_has_no_tag_that_a_name_brought_and_shows_the_name(name: str, kind: str) -> None:
+    tags = Tags()
+    tags.feed(report(name, "html", kind))
+    harmless = Tags()
+    harmless.feed(report("plain", "html", kind))
+    assert tags.tags == harmless.tags
+    assert tags.open == []
+    assert visible(name) in tags.text
+
+
+def test_markdown_rows_keep_their_columns_and_html_stays_text(name: str, kind: str) -> None:
+    from markdown_it import MarkdownIt
+
+    parser = MarkdownIt("commonmark").enable("table")
+    tokens = parser.parse(report(name, "md", kind))
+    harmless = parser.parse(report("plain", "md", kind))
+
+    def shape(of: list) -> list[str]:  # type: ignore[type-arg]
+        kinds = ("fence" if token.content.startswith("<pre>") else token.type for token in of)
+        return [kind for kind in kinds if kind not in ("inline", "text")]
+
+    assert shape(tokens) == shape(harmless)
+    inline = [child for token in tokens for child in token.children or [] if token.type == "inline"]
+    plain = [child for token in harmless for child in token.children or [] if token.type == "inline"]
+    kinds = ("html_inline", "link_open", "em_open", "strong_open", "code_inline", "image", "s_open")
+    for kind in kinds:
+        assert sum(c.type == kind for c in inline) == sum(c.type == kind for c in plain), kind
+    cells = "".join(child.content for child in inline if child.type == "text")
+    assert visible(name).replace(" ", "") in cells.replace(" ", "")
+
+
+class Parts(html.parser.HTMLParser):
+    """Tags with the names of their attributes, and where links lead."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.parts: set[tuple[str, ...]] = set()
+        self.links: list[str | None] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.parts.add((tag, *(key for key, _ in attributes)))
+        self.links += [value for key, value in attributes if key in ("href", "src")]
+
+
+LIVE = [name for name in NAMES if "alert(" in name or "-->" in name or "todo" in name]
+"""Of the names, those that one of these readers once took for markup."""
+OF_CODE = {("pre",), ("code",), ("p",), ("br",)}
+"""Code without a language, as follows where a name in it needs that."""
+
+
+@pytest.mark.parametrize("extensions", [[], ["extra", "toc", "admonition"]])
+@pytest.mark.parametrize("name", LIVE)
+def test_markdown_stays_text_under_python_markdown(name: str, extensions: list[str]) -> None:
+    import markdown
+
+    found, harmless = (
+        Parts(markdown.markdown(report(of, "md"), extensions=extensions)) for of in (name, "plain")
+    )
+    assert found.parts - harmless.parts <= OF_CODE
+    assert found.links == harmless.links
+
+
+def test_markdown_stays_text_where_no_html_is_allowed(name: str) -> None:
+    from markdown_it import MarkdownIt
+
+    parser = MarkdownIt("js-default")
+    found, harmless = (Parts(parser.render(report(of, "md"))) for of in (name, "plain"))
+    assert found.parts - harmless.parts <= OF_CODE
+    assert found.links == harmless.links
+
+
+def test_csv_reads_back_as_written(name: str) -> None:
+    lines = list(csv.DictReader(io.StringIO(report(name, "csv"), newline="")))
+    assert lines[1]["backend"] == f"ddp:{name}"
+    assert not any(value.startswith("=") for value in lines[1].values() if value)
+
+
+def test_json_reads_back_as_written(name: str) -> None:
+    content = json.loads(report(name, "json"))
+    tables = [b for s in content["details"]["sections"] for b in s["blocks"] if b["kind"] == "table"]
+    assert next(t for t in tables if t["key"] == "results")["rows"][1]["backend"] == f"ddp:{name}"
+
+
+def test_latex_has_no_command_that_a_name_brought(name: str, kind: str) -> None:
+    def commands(text: str) -> set[str]:
+        body = text.partition("\\begin{document}")[2]
+        return set(re.findall(r"\\(?:begin|end|input|write|include)\{?\w*", body))
+
+    text = report(name, "latex", kind)
+    assert commands(text) == commands(report("plain", "latex", kind))
+    body = text.partition("\\begin{document}")[2]
+    for line in body.splitlines():
+        assert not re.search(r"(?<!\\)(?:\\\\)*[%#]", line), line
+        if line.endswith(r" \\") and "&" in line:
+            assert len(re.findall(r"(?<!\\)&", line)) >= 2
+
+
+def test_picture_is_well_formed_and_shows_the_name(name: str) -> None:
+    (picture,) = [p for p in document(name, "comparison").pictures() if p.key == "loss"]
+    root = ElementTree.fromstring(draw(picture, ("svg",))["svg"])
+    text = "".join(root.itertext())
+    assert visible(name)[:10].strip() in text
+
+
+def test_the_section_of_pipelines_prints_the_name() -> None:
+    """Of names only labels stand in it, as in every other section."""
+    record = make_pipeline()
+    labelled = record.backend.model_copy(update={"label": "pp:n-a-m-e"})
+    section = pipeline_section(Comparison([record.model_copy(update={"backend": labelled})]))
+    assert section is not None
+    assert "n-a-m-e" in render_json(Document("", [section]), "manifest: {}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_section_is_there_and_prints_the_name(kind: str) -> None:
+    """What is missing here is not tried by the tests above."""
+    shown = document("n-a-m-e", kind)
+    sections = (shown.details or shown).sections
+    assert kind == "baseline" or len(sections) == len(SECTIONS) - 1  # pipelines: below
+    without = [s.key for s in sections if "n-a-m-e" not in render_json(Document("", [s]), "manifest: {}")]
+    assert without == ["reading"]
+
+
+def test_report_with_all_names_at_once_is_verified(tmp_path: Path) -> None:
+    runs = []
+    for number, record in enumerate(hostile_records("".join(NAMES))):
+        directory = tmp_path / "runs" / f"{number} {HOSTILE_FILE}"
+        directory.mkdir(parents=True)
+        runs.append((write_record(directory, record), record))
+    for suffix in ("md", "html", "csv", "json", "tex"):
+        for baseline in ([], runs) if suffix == "html" else ([],):
+            name = f"{HOSTILE_FILE}{len(baseline)}" if suffix != "tex" else f"plain{len(baseline)}"
+            written = write_report(runs, tmp_path / f"{name}.{suffix}", baseline=baseline)
+            assert [str(problem) for problem in verify(written).problems] == []
+
+
+def test_every_picture_is_well_formed_with_all_names_at_once() -> None:
+    pictures = document("".join(NAMES), "comparison").pictures()
+    assert [p.key for p in pictures] == ["memory", "communication", "loss", "overlap", "strong-scaling"]
+    for picture in pictures:
+        ElementTree.fromstring(draw(picture, ("svg",))["svg"])

@@ -1,0 +1,130 @@
+from dataclasses import replace
+
+import pytest
+
+from harness.judge.comparison import Comparison
+from harness.record import ErrorPart, Record
+from harness.tell.tables import cell_line, main_table, results_table, spread_table
+from tests.records import LOSSES, make_record, make_steps, make_weights
+
+
+def lines(*records: Record) -> list[dict[str, str]]:
+    """Lines of the main table by column."""
+    table = results_table(Comparison(records)).for_people()
+    return [dict(zip((c.key for c in table.columns), row, strict=True)) for row in table.texts()]
+
+
+def timed(label: str, *rates: float) -> list[Record]:
+    """Repeats that train so many tokens per second."""
+    return [
+        make_record(label=label, repeat=n, run_id=f"{label}-{n}", steps=make_steps(seconds=1024 / rate))
+        for n, rate in enumerate(rates)
+    ]
+
+
+def test_one_line_per_backend_and_world_in_the_order_given() -> None:
+    found = lines(make_record(), make_record(label="ddp"), make_record(label="ddp", world_size=4))
+    assert [(line["backend"], line["world_size"]) for line in found] == [
+        ("single", "1"),
+        ("ddp", "2"),
+        ("ddp", "4"),
+    ]
+
+
+def test_figures_of_a_run_are_in_their_columns() -> None:
+    (_, line) = lines(make_record(), make_record(label="ddp"))
+    assert line == {
+        "backend": "ddp", "world_size": "2", "status": "ok", "tokens_per_second": "2,048",
+        "of_fastest": "n/a", "step_seconds": "500", "peak_bytes": "2.00 (0.001)",
+        "model_state_bytes": "0.016", "sent_bytes_per_step": "0.004",
+        "expected_sent_bytes_per_step": line["expected_sent_bytes_per_step"],
+        "textbook_sent_bytes_per_step": "0.004", "max_loss_difference": "0",
+        "max_grad_norm_difference": "0", "parity": "exact",
+    }  # fmt: skip
+
+
+def test_jobs_of_a_report_are_told_apart_in_a_column() -> None:
+    assert [line.get("job_id") for line in lines(make_record(), make_record(job_id="b" * 12))] == [
+        "0123456789ab",
+        "b" * 12,
+    ]
+
+
+def test_repeats_share_a_line_with_medians_and_the_worst_parity() -> None:
+    slow = make_record(label="ddp", repeat=1, steps=make_steps(seconds=1.0))
+    other = make_record(
+        label="ddp", repeat=2, steps=make_steps([loss + 1e-5 for loss in LOSSES]),
+        final_weights=make_weights("c" * 64),
+    )  # fmt: skip
+    (_, line) = lines(make_record(), make_record(label="ddp"), slow, other)
+    assert line["tokens_per_second"] == "2,048"
+    assert line["step_seconds"] == "500"
+    assert line["max_loss_difference"] == "1.0e-05"
+    assert line["parity"] == "tight"
+
+
+def test_difference_within_the_noise_is_marked() -> None:
+    found = lines(
+        *timed("ddp", 1000, 1000, 1100, 1200, 1200), *timed("fsdp", 1050, 1050, 1120, 1150, 1150),
+        *timed("zero3", 5, 5, 6, 7, 7),
+    )  # fmt: skip
+    assert [line["of_fastest"] for line in found] == ["98 % ≈", "0.5 %", "100 % ≈"]
+
+
+def test_difference_of_three_runs_is_not_judged() -> None:
+    found = lines(*timed("ddp", 1000, 1001, 1002), *timed("fsdp", 2000, 2001, 2002))
+    assert [line["of_fastest"] for line in found] == ["50 % ?", "100 % ?"]
+
+
+def test_spread_holds_the_range_of_the_runs_and_the_percentile_of_the_steps() -> None:
+    table = spread_table(Comparison(timed("ddp", 1024, 512, 256)))
+    assert table is not None
+    line = dict(zip((c.key for c in table.columns), table.values()[0], strict=True))
+    assert (line["tokens_per_second_least"], line["tokens_per_second_most"]) == (256, 1024)
+    assert (line["runs"], line["steps"]) == (3, 6)
+    # Three runs give no interval, and of six steps the percentile would be the largest.
+    assert not {"tokens_per_second_low", "tokens_per_second_high", "step_seconds_p95"} & line.keys()
+
+
+def test_percentile_is_told_of_twenty_steps() -> None:
+    table = spread_table(Comparison(timed("ddp", *[1024, 512] * 5)))
+    assert table is not None
+    line = dict(zip((c.key for c in table.columns), table.values()[0], strict=True))
+    assert (line["steps"], line["step_seconds_p95"]) == (20, pytest.approx(2.0))
+
+
+def test_repeats_with_different_ends_are_counted() -> None:
+    failed = make_record(label="ddp", repeat=1, status="failed", steps=[], ranks=[], comm=[])
+    assert lines(make_record(), make_record(label="ddp"), failed, failed)[1]["status"] == "ok x1, failed x2"
+
+
+def test_run_without_result_shows_not_available() -> None:
+    failed = make_record(label="ddp", status="oom", steps=[], ranks=[], comm=[], windows=None)
+    line = lines(make_record(), failed)[1]
+    assert line.pop("parity") == "unjudged"
+    assert line.pop("textbook_sent_bytes_per_step") == "0.004"  # follows from the strategy
+    assert list(line.values()) == ["ddp", "2", "oom", *["n/a"] * 9]
+
+
+def test_terminal_shows_the_same_table() -> None:
+    text = main_table(Comparison([make_record(), make_record(label="ddp")]))
+    assert text.splitlines()[0].split()[:4] == ["backend", "ranks", "status", "tokens/s"]
+    assert text.splitlines()[3].split()[:4] == ["ddp", "2", "ok", "2,048"]
+
+
+def test_finished_cell_is_one_line_with_its_reason() -> None:
+    error = ErrorPart(kind="RuntimeError", message="no\nmemory", rank=1)
+    row = Comparison([make_record(label="ddp", status="failed", error=error)]).rows[0]
+    assert cell_line(row) == "ddp on 2 ranks: failed: RuntimeError (rank 1): no"
+
+
+def test_finished_cell_is_one_line_with_its_figures() -> None:
+    line = cell_line(Comparison([make_record(label="ddp")]).rows[0])
+    assert line == "ddp on 2 ranks: ok, loss 4.75, 2,048 tokens/s, step 500 ms, peak 2.00 MB"
+
+
+def test_finished_cell_that_nothing_timed_says_so() -> None:
+    record = make_record(label="single:micro_batch_size=4", ranks=[])
+    steps = [replace(step, window="warmup") for step in record.steps]
+    line = cell_line(Comparison([record.model_copy(update={"steps": steps})]).rows[0])
+    assert line == "single:micro_batch_size=4 on 1 rank: ok, loss 4.75, not timed"
