@@ -15,9 +15,9 @@ from typing import Any
 
 from harness.errors import HarnessError
 from harness.forms.activations import to_json
-from harness.planning.models import catalogue_names, load_model
-from harness.planning.part import local_config
-from harness.planning.profiles import SHIPPED, config_key, variant_key
+from harness.plan.models import catalogue_names, load_model
+from harness.plan.part import local_config
+from harness.plan.profiles import SHIPPED, config_key, variant_key
 from harness.worker.activation_trace import Variant, trace_profile
 
 CUT = SHIPPED.with_name("activations-cut.json.xz")

@@ -21,7 +21,7 @@ from tabulate import tabulate
 from benchmarks.memory_cases import GEOMETRIES, MemoryCase, divided_cases, memory_cases
 from harness.cells import canonical_label
 from harness.forms.peaks.families import fullest_moments
-from harness.planning.profiles import workload_profile
+from harness.plan.profiles import workload_profile
 from harness.record import Record
 from harness.record.workload import of_record
 from harness.record_files import ARCHIVE_NAME, pack_records

@@ -10,9 +10,9 @@ from statistics import mean, median
 from benchmarks.published.mapping import Mapped, map_row
 from benchmarks.published.rows import Row
 from harness.errors import HarnessError
-from harness.planning.memory import MemoryPrediction, predict_memory
-from harness.planning.speed import predict_speed
-from harness.planning.verdict import Verdict
+from harness.plan.limits import Verdict
+from harness.plan.memory import MemoryPrediction, predict_memory
+from harness.plan.speed import predict_speed
 
 FULLY_SPECIFIED = "A"
 """Tier: memory and throughput measured, all that decides them is said."""
@@ -63,7 +63,7 @@ SEEN_BY_CONSTANTS = frozenset(
         ("ultrascale-playbook", "nanotron llama 1B"),
     }
 )
-"""(source, model) that `harness/planning/constants.py` names."""
+"""(source, model) that `harness/plan/constants.py` names."""
 
 
 def judge(row: Row) -> Judged:

@@ -14,13 +14,13 @@ from benchmarks.published.rows import Row
 from harness.backends.registry import BUILT_IN
 from harness.backends.strategy import StrategyKind
 from harness.errors import HarnessError
-from harness.planning.attention import EAGER_ONLY
-from harness.planning.constants import TimeConstants, default_constants
-from harness.planning.device import Fabric
-from harness.planning.hardware import Hardware, load_hardware
-from harness.planning.model import PlannedModel
-from harness.planning.models import from_config, load_model
-from harness.planning.scenario import Scenario
+from harness.plan.attention import EAGER_ONLY
+from harness.plan.constants import TimeConstants, default_constants
+from harness.plan.device import Fabric
+from harness.plan.hardware import Hardware, load_hardware
+from harness.plan.model import PlannedModel
+from harness.plan.models import from_config, load_model
+from harness.plan.scenario import Scenario
 from harness.spec import Job
 
 STRATEGIES = {"fsdp2": "fsdp", "fsdp2-grad-op": "fsdp-grad-op", "fsdp2-hybrid": "fsdp-hybrid"}

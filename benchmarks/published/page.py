@@ -21,7 +21,7 @@ settings. `{data}` holds the figures with repository, commit, path and line.
 writes this page again.
 
 - Predictions come from the closed forms, the traced activations and the time model of this commit, with
-  published constants of the hardware (`harness/planning/constants.py`). Two of these, the shares of the
+  published constants of the hardware (`harness/plan/constants.py`). Two of these, the shares of the
   matrix rate that training sustains on A100 and H100, were estimated from rows here. Rows of the same source
   and model are marked with * and count in the first line of the summary alone.
 - Memory: the allocator's peak is predicted. A published 'reserved' figure lies 5 to 15 % above it; a

@@ -16,11 +16,11 @@ TOPICS = {
     "Reports": ("harness.tell.report", "harness.tell.verify"),
     "Closed forms": ("harness.forms.workload", "harness.forms.terms", "harness.forms.families"),
     "Predictions": (
-        "harness.planning.models",
-        "harness.planning.estimate.question",
-        "harness.planning.estimate.row",
-        "harness.planning.memory",
-        "harness.planning.speed",
+        "harness.plan.models",
+        "harness.plan.estimate.question",
+        "harness.plan.estimate.row",
+        "harness.plan.memory",
+        "harness.plan.speed",
     ),
 }
 """Modules by topic."""

@@ -11,10 +11,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from docs.hooks import sweep_tables, sweeps
 from docs.hooks.tables import table
 from harness.config import load_experiment
-from harness.planning.defaults import PRESET
-from harness.planning.estimate import EstimateRow, estimate, question
-from harness.planning.hardware import load_hardware
-from harness.planning.models import load_model
+from harness.plan.device import PRESET
+from harness.plan.estimate import question
+from harness.plan.estimate.row import EstimateRow, estimate
+from harness.plan.hardware import load_hardware
+from harness.plan.models import load_model
 
 TEMPLATE = "which-strategy.md.jinja"
 GPU, PER_NODE = "H100-80", 8

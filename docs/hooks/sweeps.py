@@ -10,11 +10,12 @@ from harness.backends import registry
 from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.forms.pipeline import bubble_share
-from harness.planning.defaults import PRESET
-from harness.planning.estimate import EstimateRow, estimate, question
-from harness.planning.hardware import load_hardware
-from harness.planning.model import PlannedModel
-from harness.planning.models import load_model
+from harness.plan.device import PRESET
+from harness.plan.estimate import question
+from harness.plan.estimate.row import EstimateRow, estimate
+from harness.plan.hardware import load_hardware
+from harness.plan.model import PlannedModel
+from harness.plan.models import load_model
 
 GPU, PER_NODE, GPUS = "H100-80", 8, 64
 FABRICS = ("NDR400", "HDR100", "Ethernet-25", "Ethernet-10")

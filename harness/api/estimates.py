@@ -13,8 +13,8 @@ from harness.config import load_experiment
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from harness.planning.estimate import Question
-    from harness.planning.estimate.row import EstimateRow
+    from harness.plan.estimate.question import Question
+    from harness.plan.estimate.row import EstimateRow
 
 
 class Estimate:
@@ -26,7 +26,7 @@ class Estimate:
 
     def as_json(self) -> dict[str, Any]:
         """The document of `harness estimate --json`: per rank, in bytes and seconds."""
-        from harness.planning.estimate import document
+        from harness.plan.estimate import document
 
         return document(self.question, self.rows)
 
@@ -37,7 +37,7 @@ class Estimate:
         return DataFrame(self.as_json()["rows"])
 
     def __str__(self) -> str:
-        from harness.planning.estimate.table import estimate_lines
+        from harness.plan.estimate.table import estimate_lines
 
         return "\n".join(estimate_lines(self.question, self.rows))
 
@@ -62,11 +62,11 @@ def estimate(
     `gpu`, `fabric`: names such as 'H100-80' and 'NDR400'; `hardware`: a YAML file with more of them;
     `settings`: values by dotted name. Raises HarnessError.
     """
-    from harness.planning.defaults import with_training_defaults
-    from harness.planning.estimate import estimate as estimated
-    from harness.planning.estimate import question
-    from harness.planning.hardware import load_hardware
-    from harness.planning.job_model import job_model
+    from harness.plan.device import with_training_defaults
+    from harness.plan.estimate import question
+    from harness.plan.estimate.row import estimate as estimated
+    from harness.plan.hardware import load_hardware
+    from harness.plan.job_model import job_model
     from harness.shipped import resolve
 
     known = load_hardware(None if hardware is None else Path(hardware))

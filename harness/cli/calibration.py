@@ -12,8 +12,8 @@ from harness.cli.options import PATH, notice
 from harness.errors import HarnessError
 
 if TYPE_CHECKING:
-    from harness.planning.constants import TimeConstants
-    from harness.planning.device import Device
+    from harness.plan.constants import TimeConstants
+    from harness.plan.device import Device
 
 
 def calibrate_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,8 +41,8 @@ def calibrated_constants(
 
     Raises HarnessError: no GPU named, another GPU, runs that cannot be used.
     """
-    from harness.planning.calibration import calibrate as fit
-    from harness.planning.calibration import check_device, measured_cells, read_calibration, write_calibration
+    from harness.plan.calibration import calibrate as fit
+    from harness.plan.calibration import check_device, measured_cells, read_calibration, write_calibration
 
     if not calibrate:
         if save is not None:

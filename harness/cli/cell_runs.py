@@ -22,8 +22,8 @@ from harness.spec import Experiment
 from harness.store import Store
 
 if TYPE_CHECKING:
-    from harness.planning.fit.comparison import LargestBatches
-    from harness.planning.forecast import Forecast
+    from harness.plan.fit.comparison import LargestBatches
+    from harness.plan.preflight import Forecast
 
 
 class MissingCells:
@@ -135,8 +135,8 @@ def largest_batches(cells: Sequence[Cell], experiment: Experiment, device: str) 
 
     Raises HarnessError where ranks have no limit of memory.
     """
-    from harness.planning.fit.comparison import LargestBatches, require_limit
-    from harness.planning.limits import limits_here
+    from harness.plan.fit.comparison import LargestBatches, require_limit
+    from harness.plan.limits import limits_here
 
     limits = limits_here(device, experiment.runtime.memory_limit)
     require_limit(limits)

@@ -53,7 +53,7 @@ from harness.store import Store, keep_runs
 if TYPE_CHECKING:
     from harness.judge.comparison import Comparison
     from harness.judge.rows import Row
-    from harness.planning.fit.comparison import LargestBatches
+    from harness.plan.fit.comparison import LargestBatches
 
 RECORDS_SUFFIX = ".runs"
 """Of the folder with the records of a report."""
@@ -152,7 +152,7 @@ def _require_equal_batches(batch: str, resumes: bool, given: GivenFiles) -> None
 
 
 def _enlarged(cells: Sequence[Cell], batches: LargestBatches) -> list[Cell]:
-    from harness.planning.fit.comparison import cut_lines
+    from harness.plan.fit.comparison import cut_lines
 
     enlarged = batches.enlarged(cells)
     for line in cut_lines(enlarged):

@@ -18,8 +18,8 @@ from harness.cli.matrix_progress import duration
 from harness.cli.output import echo
 from harness.cli.view import View
 from harness.nested import differences
-from harness.planning.estimate.support import why_not_micro_batched, why_unsupported
-from harness.planning.wall_time import ASSUMED, assumed_time
+from harness.plan.estimate.question import why_not_micro_batched, why_unsupported
+from harness.plan.wall_time import ASSUMED, assumed_time
 from harness.provenance import package_versions
 from harness.record import Record
 from harness.spec.pairs import why_refused

@@ -25,8 +25,8 @@ from harness.cli.output import begin
 from harness.config import load_experiment
 
 if TYPE_CHECKING:
-    from harness.planning.estimate import Question
-    from harness.planning.hardware import Hardware
+    from harness.plan.estimate.question import Question
+    from harness.plan.hardware import Hardware
 
 
 @click.command()
@@ -74,10 +74,10 @@ def estimate(
 
     Sizes come from the model's configuration: no weights and no network are needed.
     """
-    from harness.planning.defaults import with_training_defaults
-    from harness.planning.estimate import question
-    from harness.planning.hardware import load_hardware
-    from harness.planning.job_model import job_model
+    from harness.plan.device import with_training_defaults
+    from harness.plan.estimate import question
+    from harness.plan.hardware import load_hardware
+    from harness.plan.job_model import job_model
 
     known = load_hardware(hardware)
     _check_files(plot, report)
@@ -104,7 +104,7 @@ def estimate(
 
 
 def _list(known: Hardware, *, models: bool) -> int:
-    from harness.planning.models import catalogue_lines
+    from harness.plan.models import catalogue_lines
 
     click.echo("\n".join(catalogue_lines() if models else known.lines()))
     return 0
@@ -113,19 +113,19 @@ def _list(known: Hardware, *, models: bool) -> int:
 def _check_files(plot: Path | None, report: Path | None) -> None:
     """Refuse a format before anything is computed."""
     if plot is not None:
-        from harness.planning.estimate.picture import picture_format
+        from harness.plan.estimate.picture import picture_format
 
         picture_format(plot)
     if report is not None:
-        from harness.planning.page.writer import check_page
+        from harness.plan.page.writer import check_page
 
         check_page(report)
 
 
 def _answer(asked: Question, *, details: bool, as_json: bool) -> None:
-    from harness.planning.estimate import document
-    from harness.planning.estimate import estimate as estimated
-    from harness.planning.estimate.table import estimate_lines
+    from harness.plan.estimate import document
+    from harness.plan.estimate.row import estimate as estimated
+    from harness.plan.estimate.table import estimate_lines
 
     rows = estimated(asked)
     for line in estimate_lines(asked, rows, details=details):
@@ -136,12 +136,12 @@ def _answer(asked: Question, *, details: bool, as_json: bool) -> None:
 
 def _write_files(asked: Question, plot: Path | None, report: Path | None) -> None:
     if plot is not None:
-        from harness.planning.estimate.picture import write_picture
+        from harness.plan.estimate.picture import write_picture
 
         write_picture(asked, plot)
         click.echo(f"picture: {plot}", err=True)
     if report is not None:
-        from harness.planning.page.writer import write_page
+        from harness.plan.page.writer import write_page
 
         write_page(asked, report)
         click.echo(f"page: {report}", err=True)

@@ -31,11 +31,18 @@ from harness.errors import HarnessError
 from harness.launch.cell import modules_to_preload
 from harness.launch.external import started_as_rank
 from harness.launch.local import EventHandler, LocalLauncher
-from harness.planning.fit.answer import Found, find_micro_batch, find_sequence
-from harness.planning.fit.limit import Limit, find_limit
-from harness.planning.fit.question import micro_batches, sequences
-from harness.planning.fit.runner import Runner
-from harness.planning.fit.words import answer_lines, error_line, trial_line, trial_table
+from harness.plan.fit.answer import (
+    Found,
+    answer_lines,
+    error_line,
+    find_micro_batch,
+    find_sequence,
+    trial_line,
+    trial_table,
+)
+from harness.plan.fit.limit import Limit, find_limit
+from harness.plan.fit.runner import Runner
+from harness.plan.fit.search import micro_batches, sequences
 from harness.store import Store
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from harness.cli.options import notice
 
 if TYPE_CHECKING:
-    from harness.planning.device import Fabric
-    from harness.planning.hardware import Hardware
+    from harness.plan.device import Fabric
+    from harness.plan.hardware import Hardware
 
 
 def named_fabric(known: Hardware, name: str | None) -> Fabric | None:

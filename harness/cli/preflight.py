@@ -18,7 +18,7 @@ from harness.run_directory.request import RunRequest
 from harness.spec import Experiment
 
 if TYPE_CHECKING:
-    from harness.planning.forecast import Forecast
+    from harness.plan.preflight import Forecast
 
 force_option = click.option("--force", is_flag=True, help="Start runs that are predicted not to fit.")
 
@@ -35,8 +35,8 @@ def foresee(
 
     `facts`: by job id, what the check of the job returned.
     """
-    from harness.planning.forecast import forecast, of_cells
-    from harness.planning.limits import limits_here
+    from harness.plan.limits import limits_here
+    from harness.plan.preflight import forecast, of_cells
 
     runtime = experiment.runtime
     limits = limits_here(launcher.device, runtime.memory_limit)
@@ -64,8 +64,8 @@ def refuse_as_rank(request: RunRequest, *, force: bool) -> None:
 
     One rank of a node asks, before it meets the others: they wait for it and hold nothing yet.
     """
-    from harness.planning.forecast import forecast, of_requests
-    from harness.planning.limits import limits_here
+    from harness.plan.limits import limits_here
+    from harness.plan.preflight import forecast, of_requests
 
     limits = limits_here(request.device, request.memory_limit_bytes)
     refusal = forecast(of_requests([request], limits), limits, force=force).refusal(request.run_id)

@@ -53,14 +53,13 @@ def recommend(
     called for, and how to measure the best ones.
     """
     begin("tracing the model's activations")
-    from harness.planning.hardware import load_hardware
-    from harness.planning.recommend.commands import Typed
-    from harness.planning.recommend.model import find_model, model_settings
-    from harness.planning.recommend.predict import Predictors
-    from harness.planning.recommend.question import ask, read_count
-    from harness.planning.recommend.recommendation import recommend as recommended
-    from harness.planning.recommend.words import recommendation_lines
-    from harness.planning.speed import predict_speed
+    from harness.plan.hardware import load_hardware
+    from harness.plan.recommend.predict import Predictors
+    from harness.plan.recommend.question import ask, find_model, model_settings, read_count
+    from harness.plan.recommend.recommendation import Typed
+    from harness.plan.recommend.recommendation import recommend as recommended
+    from harness.plan.recommend.words import recommendation_lines
+    from harness.plan.speed import predict_speed
 
     tokens = read_count(tokens_per_step)
     known = load_hardware(hardware)

@@ -14,12 +14,17 @@ from harness.cli.options import common, config_option, json_option, notice, set_
 from harness.cli.output import begin
 from harness.config import load_experiment
 from harness.errors import HarnessError
-from harness.planning.models import load_model
-from harness.planning.simulation.comparison import SimulatedRow, compare_with_closed_forms
-from harness.planning.simulation.process import run_simulations
-from harness.planning.simulation.request import Simulated, plan_simulation, with_model
-from harness.planning.simulation.words import as_json as document
-from harness.planning.simulation.words import row_lines
+from harness.plan.models import load_model
+from harness.plan.simulation import (
+    Simulated,
+    SimulatedRow,
+    compare_with_closed_forms,
+    plan_simulation,
+    row_lines,
+    run_simulations,
+    with_model,
+)
+from harness.plan.simulation import as_json as document
 from harness.run_directory.simulation import Tensors
 
 MOST_RANKS = 4096

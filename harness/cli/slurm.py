@@ -31,8 +31,8 @@ from harness.cli.slurm_job import begin, finish, gate
 from harness.config import load_experiment
 from harness.errors import HarnessError
 from harness.judge.wording import counted
-from harness.planning.forecast import Forecast
-from harness.planning.limits import Limits
+from harness.plan.limits import Limits
+from harness.plan.preflight import Forecast
 from harness.shipped import resolve
 from harness.slurm import client
 from harness.slurm.collection import RunState, look, records_of_cells

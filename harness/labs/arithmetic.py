@@ -6,8 +6,9 @@ from typing import Any
 
 from harness.config import load_experiment
 from harness.labs.document import GB, MIB, LabTable, ratio, scaled, shown
-from harness.planning.estimate import document, estimate, question
-from harness.planning.models import load_model
+from harness.plan.estimate import document, question
+from harness.plan.estimate.row import estimate
+from harness.plan.models import load_model
 
 MODELS = ("bert-base-cased", "llama-3-8b")
 DTYPES = {"float32": 4.0, "float16, bfloat16": 2.0, "int8": 1.0, "int4": 0.5}

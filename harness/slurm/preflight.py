@@ -10,9 +10,9 @@ from harness.cells import is_refused
 from harness.errors import HarnessError
 from harness.gpus.builds import unfit_wheel
 from harness.gpus.wheel import Wheel, read_wheel
-from harness.planning.forecast import Forecast, forecast, of_requests
-from harness.planning.hardware import load_hardware
-from harness.planning.limits import Limits
+from harness.plan.hardware import load_hardware
+from harness.plan.limits import Limits
+from harness.plan.preflight import Forecast, forecast, of_requests
 from harness.record_files import RECORD_NAME
 from harness.run_directory.assemble import assemble_refused
 from harness.slurm.matrix import Matrix, PlannedRun

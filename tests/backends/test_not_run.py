@@ -7,7 +7,7 @@ import pytest
 from harness.backends import registry
 from harness.backends.base import World
 from harness.backends.not_run import NOT_RUN, NotRun
-from tests.harness.planning.estimate.test_question import row
+from tests.harness.plan.estimate.test_question import row
 
 FOUR = World(rank=0, world_size=4, local_rank=0, ranks_per_node=4, device="cpu")
 

@@ -13,7 +13,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from harness.fabric.result import FabricResult, FabricRow
-from harness.planning.calibration.document import Calibration, CellFit
+from harness.plan.calibration import Calibration, CellFit
 from harness.record.text import record_text
 from tests.harness.brought.files import every_file
 from tests.harness.tell.hostile import hostile_records
@@ -47,7 +47,7 @@ def sites() -> list[bytes]:
 @cache
 def hardware() -> list[Any]:
     """Files of a user's own devices and networks."""
-    devices, fabrics = parsed(texts_of("harness/planning/catalogue/hardware"))
+    devices, fabrics = parsed(texts_of("harness/plan/catalogue/hardware"))
     some = [dict(list(entries.items())[:3]) for entries in (devices, fabrics)]
     return [{"devices": some[0], "fabrics": some[1]}]
 

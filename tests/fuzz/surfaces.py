@@ -16,8 +16,8 @@ from harness.cells import plan
 from harness.config import load_experiment
 from harness.fabric.result import read_fabric
 from harness.judge.comparison import Comparison
-from harness.planning.calibration.document import read_calibration
-from harness.planning.hardware import load_hardware
+from harness.plan.calibration import read_calibration
+from harness.plan.hardware import load_hardware
 from harness.record.text import record_text
 from harness.resume import find_checkpoint
 from harness.slurm.matrix import plan_nodes, render_matrix, write_matrix

@@ -3,9 +3,7 @@
 import pytest
 
 from harness.config import load_experiment
-from harness.planning.simulation.comparison import SimulatedRow, compare_with_closed_forms
-from harness.planning.simulation.process import run_simulations
-from harness.planning.simulation.request import plan_simulation
+from harness.plan.simulation import SimulatedRow, compare_with_closed_forms, plan_simulation, run_simulations
 
 pytestmark = pytest.mark.long(seconds=75)
 

@@ -7,9 +7,7 @@ import pytest
 
 from harness.forms.terms import STATE_KINDS, STEP_PHASES
 from harness.judge.states import after_backward, all_kinds
-from harness.planning.simulation.comparison import simulated_peaks
-from harness.planning.simulation.process import run_simulations
-from harness.planning.simulation.request import plan_simulation
+from harness.plan.simulation import plan_simulation, run_simulations, simulated_peaks
 from harness.record import CommunicationPart, Record
 from harness.run_directory.simulation import SimulatedRank, Tensors
 from harness.spec import Experiment

@@ -3,9 +3,7 @@
 import pytest
 
 from harness.config import load_experiment
-from harness.planning.simulation.comparison import simulated_peaks
-from harness.planning.simulation.process import run_simulations
-from harness.planning.simulation.request import plan_simulation
+from harness.plan.simulation import plan_simulation, run_simulations, simulated_peaks
 from harness.run_directory.simulation import SimulatedRank, Tensors
 from harness.worker.simulation.chunks import FEW
 

@@ -20,7 +20,7 @@ class Holding:
     """A cause of bytes."""
 
     kind: str
-    """As in `harness.planning.memory.MemoryTerm`."""
+    """As in `harness.plan.memory.MemoryTerm`."""
     name: str
     formula: str = ""
     source: str = ""

@@ -12,7 +12,7 @@ from harness.forms.families import model_states
 from harness.forms.fullest import fullest_rank
 from harness.forms.workload import Workload
 from tests.geometries import bloom_workload, small_workload, under
-from tests.harness.planning.plans import scenario
+from tests.harness.plan.plans import scenario
 
 SHARDED = ("zero1", "zero2", "zero3", "fsdp", "fsdp1", "fsdp1-grad-op", "fsdp-hybrid", "fsdp1-hybrid")
 SHAPES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=5)

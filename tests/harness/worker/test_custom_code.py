@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import save_file
 
 from harness.errors import HarnessError, JobError
-from harness.planning.job_model import job_model
-from harness.planning.profiles import workload_profile
+from harness.plan.job_model import job_model
+from harness.plan.profiles import workload_profile
 from harness.spec import DataSection, Job, ModelSection
 from harness.worker.dataset import DataFacts
 from harness.worker.model import build_model, draw_model, model_config

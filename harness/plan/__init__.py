@@ -1,0 +1,1 @@
+"""What a job will need and how fast it will be, predicted before it runs; no torch here."""

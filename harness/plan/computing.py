@@ -1,0 +1,315 @@
+"""Seconds that one rank computes: matrix products, attention, what is bound by memory, the optimizer step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.forms.network import host_link_bytes
+from harness.forms.optimizer_step import implementation
+from harness.forms.part import within
+from harness.forms.pipeline import bubble_of
+from harness.plan.attention import (
+    EAGER_FORMULA,
+    EAGER_SOURCE,
+    FUSED_FORMULA,
+    AttentionTime,
+    attention_kernel,
+    eager_attention,
+    fused_attention,
+)
+from harness.plan.constants import TimeConstants, TimeTerm
+from harness.plan.device import Device
+from harness.plan.model import Matrix
+from harness.plan.profiles import AUTOCAST
+from harness.plan.work import Work
+
+ADAM_BYTES = {"foreach": 80, "for-loop": 80, "fused": 28}
+"""Per fp32 element that AdamW reads and writes: fused 4 reads and 3 writes; else a pass per operation:
+decay 8, first moment 12, second 8 + 12, root 8, correction 8, epsilon 8, update 16 (torch/optim/adamw.py)."""
+UPDATE_SECONDS = {
+    ("tensor", "for-loop"): 41e-6, ("tensor", "foreach"): 23e-6, ("tensor", "fused"): 2e-6,
+    ("DTensor", "for-loop"): 157e-6, ("DTensor", "foreach"): 35e-6, ("DTensor", "fused"): 35e-6,
+}  # fmt: skip
+"""Per updated tensor, that the host takes in AdamW whatever its size: torch 2.13, 40 tensors of 16 x 16 on a
+CPU, least of four runs; fused was not measured. FSDP2 holds its shards as DTensors."""
+DTENSORS = ("fsdp2", "fsdp2-tensor", "tensor")
+CLIPPING_BYTES = 12
+"""Per fp32 gradient: read for the norm, read and written for the factor."""
+COPY_BYTES = 12
+"""Per element of a low-precision run of DeepSpeed: gradient widened (2 + 4), master narrowed (4 + 2)."""
+
+
+def device_terms(work: Work, bytes_per_second: float, constants: TimeConstants) -> list[TimeTerm]:
+    """Clipping and AdamW on the elements that a rank updates on its device.
+
+    Bytes over memory bandwidth; on CUDA the host starts operators meanwhile, on a CPU it does so in between.
+    """
+    workload, elements = work.workload, work.device_elements
+    kind = implementation(workload)
+    per_element = ADAM_BYTES[kind] + (CLIPPING_BYTES if workload.clips else 0)
+    copies = COPY_BYTES if workload.strategy.zero_stage and workload.compute_bytes < 4 else 0
+    width = per_element * workload.master_bytes / 4 + copies
+    moving = elements * width / bytes_per_second
+    tensor = "DTensor" if workload.strategy.family in DTENSORS else "tensor"
+    starting = (
+        work.updated_tensors * UPDATE_SECONDS[tensor, kind] * constants.host_factor if elements else 0.0
+    )
+    together = max(moving, starting) if workload.device == "cuda" else moving + starting
+    return [
+        TimeTerm(
+            name="optimizer step",
+            seconds=together,
+            formula=f"{width:g} bytes x elements that a rank updates / M, "
+            f"{'or' if workload.device == 'cuda' else 'and'} {work.updated_tensors} {tensor}s x host",
+            source="torch/optim/adamw.py, passes counted",
+        )
+    ]
+
+
+def host_terms(work: Work, constants: TimeConstants) -> list[TimeTerm]:
+    """The update of an offloaded optimizer; gradients down and weights up; offloaded weights at each pass."""
+    workload, elements = work.workload, work.host_elements
+    if workload.offload == "none" or workload.device == "cpu":
+        return []
+    per_element = ADAM_BYTES[implementation(workload)]
+    update = elements * per_element / constants.host_bytes_per_second
+    moved, link = host_link_bytes(workload, elements), constants.host_link_bytes_per_second
+    return [
+        TimeTerm(
+            name="optimizer step on the host",
+            seconds=update,
+            formula=f"{per_element} bytes x elements that a rank updates / host memory",
+            source="torch/optim/adamw.py, passes counted",
+        ),
+        TimeTerm(
+            name="between device and host",
+            seconds=moved / link,
+            formula="gradients down, weights up, offloaded weights at each pass / host link",
+            source="PCIe",
+        ),
+    ]
+
+
+MANY_TOKENS = 2**16
+"""At which the slope of an affine function is read."""
+LOSS_BYTES = 44
+"""Per logit: widened (2 + 4), log-softmax (4 + 4), its backward pass (4 + 4 + 4 + 4), narrowed (4 + 2), and
+gradients of the shifted view (4 + 4), as `summed_cross_entropy` runs them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputingTime:
+    """Of one micro-step in seconds, and of the update after all micro-steps."""
+
+    block_forward: float
+    """All blocks together."""
+    block_backward: float
+    """With recomputation."""
+    head_forward: float
+    """Output projection and loss."""
+    head_backward: float
+    update: float
+    terms: tuple[TimeTerm, ...]
+    """Of the whole step."""
+
+    @property
+    def micro_step(self) -> float:
+        return self.block_forward + self.block_backward + self.head_forward + self.head_backward
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What a device sustains for a job."""
+
+    flops: float
+    """Of matrix products, FLOP/s."""
+    attention_flops: float
+    bytes: float
+    """Per second."""
+    width: int
+    """Bytes of an element of the compute dtype."""
+
+
+def peak_flops(device: Device, dtype: str) -> float:
+    """The dense peak; a device without units for a dtype computes it at its fp32 rate."""
+    return device.peak_flops.get(dtype) or device.peak_flops["float32"]
+
+
+def computing_time(work: Work, device: Device, constants: TimeConstants) -> ComputingTime:
+    """Predict what one rank computes in a step."""
+    scenario, model = work.scenario, work.decoder
+    rates = _rates(work, device, constants)
+    tokens = work.tokens
+    recomputed = 1 if scenario.job.training.activation_checkpointing else 0
+    products = _products(model.matrices, tokens, rates, constants)
+    # torch.utils.checkpoint stops once the last saved tensor is there: the input of a block's last product.
+    again = recomputed * (products - _products(model.last, tokens, rates, constants))
+    attention = _attention(work, rates, constants)
+    length = scenario.job.data.sequence_length
+    most = ring_share(work)
+    attended, returned = most * attention.forward(tokens, length), most * attention.backward(tokens, length)
+    elementwise = tokens * model.layers * rates.width / rates.bytes
+    forward = products + attended + elementwise * model.traffic.forward
+    backward = 2 * products + returned + elementwise * model.traffic.backward
+    launch = constants.dispatch_seconds * constants.host_factor
+    forward = max(forward, model.layers * model.traffic.forward_kernels * launch)
+    backward = max(backward, model.layers * model.traffic.backward_kernels * launch)
+    backward += again + recomputed * (forward - products)
+    head = _product(tokens, model.hidden, model.head_rows, rates, constants) if model.head_rows else 0.0
+    loss = tokens * work.logit_rows * LOSS_BYTES / rates.bytes
+    kept = _gradients_and_casts(work, rates)
+    update_terms = [*device_terms(work, rates.bytes, constants), *host_terms(work, constants)]
+    steps = work.passes
+    terms = (
+        _term("matrix products", steps * (3 * products + again + 3 * head),
+              "3 passes, and recomputation, of 2 T in out / R + bytes / M + k per weight",
+              constants.matrix_source),
+        _term("attention", steps * ((1 + recomputed) * attended + returned),
+              *((FUSED_FORMULA, constants.attention_source) if attention.fused
+                else (EAGER_FORMULA, EAGER_SOURCE))),
+        _term("elementwise kernels", steps * (forward + backward - (3 * products + again)
+              - (1 + recomputed) * attended - returned),
+              "reads and writes of norms, residuals, activations / M", "kernels of transformers 5, counted"),
+        _term("logits and loss", steps * loss, f"{LOSS_BYTES} T V / M", "harness.worker.model, counted"),
+        _term("gradients and casts", steps * kept, "bytes of weights cast and gradients added / M",
+              "torch autocast, accumulate_grad"),
+        *bubble_terms(work, forward + backward + kept + 3 * head + loss),
+        *update_terms,
+    )  # fmt: skip
+    return ComputingTime(
+        block_forward=forward,
+        block_backward=backward + kept,
+        head_forward=head + loss / 3,
+        head_backward=2 * head + 2 * loss / 3,
+        update=sum(term.seconds for term in update_terms),
+        terms=tuple(term for term in terms if term.seconds > 0),
+    )
+
+
+def ring_share(work: Work) -> float:
+    """Attention of the last of s ranks of a ring over the mean: (2 s - 1) / s, since it meets all keys.
+
+    Parts are consecutive and torch's load balancing is off (`backends/context_parallel.py`): all wait for it.
+    """
+    ranks = work.workload.ranks_per_sample
+    return (2 * ranks - 1) / ranks if work.workload.strategy.sequence == "ring" else 1.0
+
+
+def bubble_terms(work: Work, one_pass: float) -> list[TimeTerm]:
+    """Seconds of a step that a rank of a pipeline waits; one_pass: both passes of one micro-batch."""
+    if not work.workload.strategy.facts.cuts_layers:
+        return []
+    share = bubble_of(work.workload)
+    source = "harness.forms.pipeline"
+    formula = "passes x (p - 1) / (v m)"
+    return [_term("bubble", work.passes * one_pass * share / (1 - share), formula, source)]
+
+
+def _term(name: str, seconds: float, formula: str, source: str) -> TimeTerm:
+    return TimeTerm(name=name, seconds=seconds, formula=formula, source=source)
+
+
+def _rates(work: Work, device: Device, constants: TimeConstants) -> Rates:
+    workload = work.workload
+    peak = peak_flops(device, work.rate_name)
+    matrix = peak * constants.matrix_share * constants.sustained_share
+    fused = workload.compute_dtype != "float32"
+    return Rates(
+        flops=matrix,
+        attention_flops=peak * constants.attention_share if fused else matrix,
+        bytes=device.memory_bandwidth * constants.memory_share,
+        width=workload.compute_bytes,
+    )
+
+
+def _product(tokens: int, inputs: int, outputs: int, rates: Rates, constants: TimeConstants) -> float:
+    """Seconds of one product: arithmetic plus reading and writing, so that thin ones are slower."""
+    moved = rates.width * (tokens * (inputs + outputs) + inputs * outputs)
+    return 2 * tokens * inputs * outputs / rates.flops + moved / rates.bytes + constants.kernel_seconds
+
+
+def _products(matrices: tuple[Matrix, ...], tokens: int, rates: Rates, constants: TimeConstants) -> float:
+    return sum(m.count * _product(tokens, m.columns, m.rows, rates, constants) for m in matrices)
+
+
+def _attention(work: Work, rates: Rates, constants: TimeConstants) -> AttentionTime:
+    model = work.decoder
+    if attention_kernel(work.scenario.model, work.scenario.job.model) == "eager":
+        return eager_attention(
+            width=model.attention_width, heads=model.heads, layers=model.layers, flops=rates.flops,
+            bytes_per_second=rates.bytes, element_bytes=rates.width,
+        )  # fmt: skip
+    return fused_attention(
+        width=model.attention_width, layers=model.layers, flops=rates.attention_flops,
+        half_length=constants.attention_half_length,
+    )  # fmt: skip
+
+
+def _gradients_and_casts(work: Work, rates: Rates) -> float:
+    """Seconds of a micro-step: weights that autocast narrows, gradients that it widens, and their sums."""
+    workload, count = work.workload, work.parameters
+    master = workload.master_bytes
+    moved = 0
+    if within(workload).strategy.family in AUTOCAST and workload.compute_bytes < master:
+        moved += 2 * (workload.compute_bytes + master)
+    if work.passes > 1:
+        moved += 3 * master * (work.passes - 1) // work.passes
+    return count * moved / rates.bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputingCoefficients:
+    """What `computing_time` makes of micro-batch and sequence, with T their product and s the sequence.
+
+    Affine in T: products, the last of each block, the output projection. Attention: `attention` T (s + h)
+    times the causal share, or `eager_*` T s. Per token: elementwise kernels and the loss. Least: launching
+    all kernels.
+    """
+
+    products: tuple[float, float]
+    last: tuple[float, float]
+    head: tuple[float, float]
+    attention: float
+    attention_half_length: float
+    eager_forward: float
+    eager_backward: float
+    forward: float
+    backward: float
+    least_forward: float
+    least_backward: float
+    loss: float
+    kept: float
+    update: float
+    recomputed: int
+
+
+def computing_coefficients(work: Work, device: Device, constants: TimeConstants) -> ComputingCoefficients:
+    """The same formulas with micro-batch and sequence left open."""
+    model, rates = work.decoder, _rates(work, device, constants)
+    attention = _attention(work, rates, constants)
+    launch = constants.dispatch_seconds * constants.host_factor
+    elementwise = model.layers * rates.width / rates.bytes
+    head = (Matrix(rows=model.head_rows, columns=model.hidden, count=1),) if model.head_rows else ()
+    updates = [*device_terms(work, rates.bytes, constants), *host_terms(work, constants)]
+
+    def affine(matrices: tuple[Matrix, ...]) -> tuple[float, float]:
+        none = _products(matrices, 0, rates, constants)
+        return none, (_products(matrices, MANY_TOKENS, rates, constants) - none) / MANY_TOKENS
+
+    return ComputingCoefficients(
+        products=affine(model.matrices),
+        last=affine(model.last),
+        head=affine(head),
+        attention=attention.fused,
+        attention_half_length=attention.half_length,
+        eager_forward=attention.eager_forward,
+        eager_backward=attention.eager_backward,
+        forward=elementwise * model.traffic.forward,
+        backward=elementwise * model.traffic.backward,
+        least_forward=model.layers * model.traffic.forward_kernels * launch,
+        least_backward=model.layers * model.traffic.backward_kernels * launch,
+        loss=work.logit_rows * LOSS_BYTES / rates.bytes,
+        kept=_gradients_and_casts(work, rates),
+        update=sum(term.seconds for term in updates),
+        recomputed=1 if work.scenario.job.training.activation_checkpointing else 0,
+    )

@@ -1,0 +1,64 @@
+"""Which jobs have predicted activations and speed; model states and traffic have closed forms for all."""
+
+from __future__ import annotations
+
+from harness.errors import HarnessError
+from harness.forms.peaks.families import has_course
+from harness.plan.architectures.catalogue import find_architecture
+from harness.plan.model import PlannedModel
+from harness.plan.scenario import Scenario
+from harness.spec import Job
+from harness.spec.job import axes_of
+from harness.spec.task import DEFAULT_TASK
+
+
+def why_states_alone(model: PlannedModel, job: Job) -> str | None:
+    """Why neither activations nor speed of a job are predicted; None: they are."""
+    own = [f"{name}.factory" for name in ("model", "data", "loss") if getattr(job, name).factory]
+    architecture = find_architecture(str(model.config.get("model_type")))
+    if job.task != DEFAULT_TASK:
+        what = f"of task {job.task}"
+    elif own:
+        what = f"with {' and '.join(own)}"
+    elif architecture is not None and not architecture.causal:
+        what = f"of {model.architecture}, which is no causal language model,"
+    else:
+        return _why_axes_are_not(job)
+    return (
+        f"activations and speed {what} are not predicted, only those of causal language models of "
+        "transformers; model states and traffic are"
+    )
+
+
+def why_memory_unknown(scenario: Scenario) -> str | None:
+    """Why the memory of a step is not predicted; None: it is."""
+    return _without_course(scenario) or why_states_alone(scenario.model, scenario.job)
+
+
+def _without_course(scenario: Scenario) -> str | None:
+    workload = scenario.workload()
+    if has_course(workload) and not workload.swaps_into_files:
+        return None
+    return f"activations and speed under {scenario.label} are not predicted; model states and traffic are"
+
+
+def require_course(scenario: Scenario) -> None:
+    """Raise HarnessError for a strategy the course of whose step is not modelled."""
+    if (reason := _without_course(scenario)) is not None:
+        raise HarnessError(reason)
+
+
+def require_activations(model: PlannedModel, job: Job) -> None:
+    """Raise HarnessError for a job whose activations and speed are not predicted."""
+    reason = why_states_alone(model, job)
+    if reason is not None:
+        raise HarnessError(reason)
+
+
+def _why_axes_are_not(job: Job) -> str | None:
+    """Settings of a job that change what a step keeps and computes, and that no profile covers."""
+    if not (given := axes_of(job)):
+        return None
+    return (
+        f"activations and speed under {' and '.join(given)} are not predicted; model states and traffic are"
+    )

@@ -1,0 +1,83 @@
+"""What a prediction needs to know of a GPU and of the links between GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from harness.backends.base import Preset
+from harness.plan.model import PlannedModel
+from harness.spec import Experiment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One GPU (or die) as torch sees it."""
+
+    name: str
+    memory_bytes: int
+    """What torch.cuda reports as total."""
+    context_bytes: int
+    """What the CUDA or ROCm context takes of it before the first tensor."""
+    memory_bandwidth: float
+    """Bytes per second."""
+    peak_flops: Mapping[str, float]
+    """Dense FLOP/s by dtype: 'float32', 'tf32', 'bfloat16', 'float16', 'float8'."""
+    link_bandwidth: float
+    """Bytes per second in one direction to the GPUs of the same node together (NVLink, xGMI, PCIe)."""
+    link: str
+    watts: float | None
+    """Board power limit."""
+    source: str
+    capability: tuple[int, int] | None = None
+    """NVIDIA's compute capability; None: AMD's, or not known."""
+
+    @property
+    def usable_bytes(self) -> int:
+        """What an allocator can serve."""
+        return self.memory_bytes - self.context_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fabric:
+    """The network between nodes."""
+
+    name: str
+    bandwidth_per_gpu: float
+    """Bytes per second in one direction for each GPU, when all of a node send."""
+    latency_seconds: float
+    source: str
+
+
+PRESET: Preset = "library-defaults"
+"""What people run who set nothing of a library."""
+LONGEST_DEFAULT_SEQUENCE = 4096
+"""Of a question that names none: the model's context, but no more than this."""
+
+
+def with_training_defaults(
+    model: PlannedModel, experiment: Experiment, device: Device | None
+) -> tuple[Experiment, tuple[str, ...]]:
+    """The experiment with the precision, sequence and preset of ordinary training where it names none, and a
+    remark on each; unchanged without a device."""
+    if device is None:
+        return experiment, ()
+    remarks = []
+    training, data = experiment.training, experiment.data
+    if "precision" not in training.model_fields_set:
+        precision = "bf16-mixed" if "bfloat16" in device.peak_flops else "fp16-mixed"
+        training = training.model_copy(update={"precision": precision})
+        remarks.append(f"training.precision={precision}, since none is given")
+    if data.is_tokenized and "sequence_length" not in data.model_fields_set:
+        context = model.config.get("max_position_embeddings")
+        length = (
+            min(context, LONGEST_DEFAULT_SEQUENCE) if isinstance(context, int) else LONGEST_DEFAULT_SEQUENCE
+        )
+        data = data.model_copy(update={"sequence_length": length})
+        remarks.append(f"data.sequence_length={length}, since none is given")
+    runtime = experiment.runtime
+    if "preset" not in runtime.model_fields_set:
+        runtime = runtime.model_copy(update={"preset": PRESET})
+        remarks.append(f"runtime.preset={PRESET}, since none is given")
+    update = {"training": training, "data": data, "runtime": runtime}
+    return experiment.model_copy(update=update), tuple(remarks)

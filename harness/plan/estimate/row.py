@@ -1,0 +1,303 @@
+"""One strategy on one number of ranks: what it needs, sends and reaches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.errors import HarnessError
+from harness.forms import fsdp, pipeline, zero
+from harness.forms.dtypes import DTYPE_BYTES
+from harness.forms.network import EMULATED, transport_sent_bytes
+from harness.forms.terms import STATE_KINDS, Collective, ModelStates, ring_formula
+from harness.forms.textbook import gathers_updated, textbook_sent_bytes, textbook_states
+from harness.forms.workload import Role, Workload
+from harness.plan.coverage import why_memory_unknown
+from harness.plan.estimate.question import Candidate, Question, candidates
+from harness.plan.limits import Verdict
+from harness.plan.memory import MemoryPrediction, host_bytes, predict_memory
+from harness.plan.scenario import Scenario
+from harness.plan.speed import (
+    SpeedPrediction,
+    hours_per_billion_tokens,
+    kilowatt_hours_per_billion_tokens,
+    predict_speed,
+)
+from harness.plan.work import Work
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrafficLine:
+    """Calls of one kind that have one cause, in one step of one rank."""
+
+    term: str
+    phase: str
+    op: str
+    dtype: str
+    role: Role
+    group_size: int
+    calls: int | None
+    """None: it depends on the order in which gradients become ready. 0: part of the calls of another line."""
+    payload_bytes: int
+    sent_bytes: float
+    between_bytes: float
+    """Of `sent_bytes`, to other nodes; on average over the ranks of a node."""
+    formula: str
+    source: str
+
+
+def step_traffic(scenario: Scenario) -> list[TrafficLine]:
+    """Every collective of an ordinary step; empty on one rank.
+
+    A ring in the order of the ranks sends everything to the next rank (`harness.forms.network`): the last
+    rank of a node that the ring leaves sends it all to another node, the others send it within theirs.
+    """
+    if scenario.world_size == 1:
+        return []
+    work = Work(scenario)
+    workload = work.workload
+    found, source = work.collectives
+    shares = {role: crossing_share(workload, role) for role in {c.role for c in found}}
+    return [_line(c, workload, scenario.transport, shares[c.role], source) for c in found]
+
+
+def _line(
+    collective: Collective, workload: Workload, transport: str, share: float, source: str
+) -> TrafficLine:
+    size = workload.group_size(collective.role)
+    sent = transport_sent_bytes(transport, collective.op, collective.payload_bytes, size)
+    runs = EMULATED.get(transport, {}).get(collective.op, collective.op)
+    return TrafficLine(
+        term=collective.term,
+        phase=collective.phase,
+        op=collective.op,
+        dtype=collective.dtype,
+        role=collective.role,
+        group_size=size,
+        calls=collective.calls,
+        payload_bytes=collective.payload_bytes,
+        sent_bytes=sent,
+        between_bytes=sent * share,
+        formula=ring_formula(runs, collective.payload_bytes, size),
+        source=source,
+    )
+
+
+def communication_dtypes(workload: Workload) -> tuple[str, str]:
+    """Dtypes in which weights are gathered and gradients reduced, as the closed forms have them.
+
+    DDP and a bare replica reduce in the dtype of the weights that train.
+    """
+    if workload.strategy.family in ("single", "ddp", "pipeline"):
+        return workload.master_dtype, workload.master_dtype
+    library = fsdp if workload.strategy.zero_stage is None else zero
+    return workload.compute_dtype, library.reduce_dtype(workload)
+
+
+def crossing_share(workload: Workload, role: Role) -> float:
+    """Ranks whose next rank in the ring of a group is on another node, over all ranks."""
+    world, shards = workload.world_size, workload.group_size("shard")
+    per_node = workload.ranks_per_node or world
+    if per_node >= world:
+        return 0.0
+    if workload.mesh is not None and workload.mesh.shares_samples:
+        rings = workload.mesh.groups(role)
+        hops = (hop for ring in rings for hop in zip(ring, ring[1:] + ring[:1], strict=True))
+        return sum(rank // per_node != after // per_node for rank, after in hops) / world
+    crossing = sum(rank // per_node != _next(rank, role, world, shards) // per_node for rank in range(world))
+    return crossing / world
+
+
+def _next(rank: int, role: Role, world: int, shards: int) -> int:
+    if role == "shard":
+        first = rank - rank % shards
+        return first + (rank - first + 1) % shards
+    return (rank + (shards if role == "replica" else 1)) % world
+
+
+NO_DEVICE = "no GPU was named (--gpu)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateRow:
+    """Predictions for the rank that holds most; None where there is no prediction, with the reason."""
+
+    label: str
+    world_size: int
+    unsupported: str | None = None
+    scenario: Scenario | None = None
+    states: ModelStates | None = None
+    memory: MemoryPrediction | None = None
+    memory_unknown: str | None = None
+    traffic: tuple[TrafficLine, ...] = ()
+    traffic_unknown: str | None = None
+    speed: SpeedPrediction | None = None
+    speed_unknown: str | None = None
+
+    @property
+    def sent_bytes(self) -> float | None:
+        """None: not known."""
+        return None if self.traffic_unknown else sum(line.sent_bytes for line in self.traffic)
+
+    @property
+    def between_bytes(self) -> float | None:
+        """None: not known."""
+        return None if self.traffic_unknown else sum(line.between_bytes for line in self.traffic)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """None: no device, or memory not predicted and model states alone fit."""
+        if self.scenario is None or self.scenario.device is None:
+            return None
+        device = self.scenario.device.memory_bytes
+        if self.memory is not None:
+            return Verdict(needed_bytes=self.memory.device_bytes, device_bytes=device)
+        alone = Verdict(needed_bytes=self.state_bytes(*STATE_KINDS) or 0, device_bytes=device)
+        return None if alone.fits else alone
+
+    @property
+    def hours_per_billion_tokens(self) -> float | None:
+        return None if self.speed is None else hours_per_billion_tokens(self.speed, self.world_size)
+
+    @property
+    def kilowatt_hours_per_billion_tokens(self) -> float | None:
+        if self.speed is None:
+            return None
+        return kilowatt_hours_per_billion_tokens(self.speed, self.world_size)
+
+    @property
+    def textbook_state_bytes(self) -> float | None:
+        """Model states as the ZeRO paper counts them (`harness.forms.textbook`)."""
+        if self.scenario is None or self.scenario.mesh.shares_samples:
+            return None
+        scenario, workload = self.scenario, self.scenario.workload()
+        return sum(
+            textbook_states(
+                scenario.strategy.stage,
+                workload.layout.parameter_count,
+                _parts(scenario),
+                scenario.job.training.held_precision,
+                trained=workload.layout.trained_count,
+            ).values()
+        )
+
+    @property
+    def textbook_sent_bytes(self) -> float | None:
+        """Ring bytes per step as the ZeRO and FSDP papers count them, in the dtypes of this strategy."""
+        if self.scenario is None or self.scenario.mesh.shares_samples:
+            return None
+        workload = self.scenario.workload()
+        weights, reduced = communication_dtypes(workload)
+        return textbook_sent_bytes(
+            workload.strategy.sharding,
+            workload.layout.parameter_count,
+            workload.world_size,
+            weight_bytes=DTYPE_BYTES[weights],
+            reduce_bytes=DTYPE_BYTES[reduced],
+            shard_size=workload.shards,
+            trained=workload.layout.trained_count,
+            after_update=gathers_updated(workload.strategy),
+            second_copy_ranks=workload.second_copy_ranks,
+        )
+
+    @property
+    def bubble(self) -> float | None:
+        """Share of the passes that ranks of a pipeline wait by its schedule; None: it is none."""
+        if self.scenario is None or not self.scenario.strategy.facts.cuts_layers:
+            return None
+        return pipeline.bubble_of(self.scenario.workload())
+
+    def state_bytes(self, *kinds: str) -> int | None:
+        """Model states of some kinds on the device, between backward pass and update."""
+        if self.states is None or self.scenario is None:
+            return None
+        on_host = self.scenario.torch_device == "cpu"
+        by_kind = self.states.kinds() if on_host else self.states.kinds(host=False)
+        return sum(by_kind.get(kind, 0) for kind in kinds)
+
+    @property
+    def swapped_per_node(self) -> tuple[int, int] | None:
+        """Bytes in files, and in host memory, of all ranks of a node; None: nothing lies in files."""
+        if self.states is None or self.scenario is None or not self.states.files:
+            return None
+        ranks = min(self.scenario.ranks_per_node, self.scenario.world_size)
+        return self.states.file_bytes * ranks, host_bytes(self.scenario)
+
+    def most_bytes(self, kind: str) -> int | None:
+        """The most of a kind at any of the three moments."""
+        if self.memory is None:
+            return None
+        return max(
+            sum(term.bytes for term in moment.terms if term.kind == kind and not term.host)
+            for moment in self.memory.moments
+        )
+
+
+def _parts(scenario: Scenario) -> int:
+    """Ranks over which the states of one copy of the model are divided."""
+    if scenario.mesh.model_parts > 1:
+        return scenario.mesh.model_parts
+    return scenario.shard_size or scenario.world_size
+
+
+def estimate(asked: Question) -> list[EstimateRow]:
+    """Every row of a question. A row that cannot be predicted says why.
+
+    Raises HarnessError if no strategy can run the job on any of the numbers of ranks.
+    """
+    rows = list(candidates(asked))
+    if all(row.scenario is None for row in rows):
+        first, more = rows[0], len(rows) - 1
+        raise HarnessError(
+            f"{first.label} cannot run on {first.world_size} ranks: {first.unsupported}"
+            + (f"; nor can any of the {more} others that were asked for" if more else "")
+        )
+    return [_row(candidate) for candidate in rows]
+
+
+def _row(candidate: Candidate) -> EstimateRow:
+    scenario = candidate.scenario
+    if scenario is None:
+        return EstimateRow(
+            label=candidate.label, world_size=candidate.world_size, unsupported=candidate.unsupported
+        )
+    memory, memory_unknown = _memory(scenario)
+    speed, speed_unknown = _speed(scenario)
+    traffic, traffic_unknown = _traffic(scenario)
+    return EstimateRow(
+        label=candidate.label,
+        world_size=candidate.world_size,
+        scenario=scenario,
+        states=scenario.states,
+        memory=memory,
+        memory_unknown=memory_unknown,
+        traffic=traffic,
+        traffic_unknown=traffic_unknown,
+        speed=speed,
+        speed_unknown=speed_unknown,
+    )
+
+
+def _memory(scenario: Scenario) -> tuple[MemoryPrediction | None, str | None]:
+    unknown = why_memory_unknown(scenario)
+    if unknown is not None:
+        return None, unknown
+    try:
+        return predict_memory(scenario), None
+    except HarnessError as error:
+        return None, str(error)
+
+
+def _traffic(scenario: Scenario) -> tuple[tuple[TrafficLine, ...], str | None]:
+    try:
+        return tuple(step_traffic(scenario)), None
+    except HarnessError as error:
+        return (), str(error)
+
+
+def _speed(scenario: Scenario) -> tuple[SpeedPrediction | None, str | None]:
+    if scenario.device is None:
+        return None, NO_DEVICE
+    try:
+        return predict_speed(scenario), None
+    except HarnessError as error:
+        return None, str(error)

@@ -1,0 +1,335 @@
+"""An estimate as lines of text: the answer first, then memory, then communication and speed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from textwrap import wrap
+from typing import Any
+
+from harness.backends.strategy import ROUTE_PREFIXES
+from harness.plan.attention import attention_kernel
+from harness.plan.estimate.document import formulae
+from harness.plan.estimate.question import Question
+from harness.plan.estimate.row import EstimateRow
+from harness.tell.formats import NOT_AVAILABLE
+from harness.tell.narrow import WIDTH, fitted, narrow
+
+NAMES = frozenset({"label", "scenario"})
+"""What of a row is no figure."""
+
+
+def without_twins(rows: Sequence[EstimateRow]) -> tuple[list[EstimateRow], dict[str, str]]:
+    """The rows to show, and the label of each left out -> the native label whose figures it has."""
+    by_label = {row.label: row for row in rows}
+    twins = {label: native for label in by_label if (native := _native(label, by_label)) is not None}
+    return [row for row in rows if row.label not in twins], twins
+
+
+def twins_line(twins: Mapping[str, str]) -> str:
+    """'accelerate-ddp as ddp, accelerate-fsdp as fsdp: the same in all figures'."""
+    return ", ".join(f"{label} as {native}" for label, native in twins.items()) + ": the same in all figures"
+
+
+def _native(label: str, by_label: Mapping[str, EstimateRow]) -> str | None:
+    for prefix in ROUTE_PREFIXES:
+        name = label.removeprefix(prefix)
+        other = by_label.get(name) if name != label else None
+        if other is not None and _figures(other) == _figures(by_label[label]):
+            return name
+    return None
+
+
+def _figures(row: EstimateRow) -> dict[str, Any]:
+    return {field.name: getattr(row, field.name) for field in fields(row) if field.name not in NAMES}
+
+
+MEMORY = (
+    ("weights", ("weights",)), ("gath.", ("gathered",)), ("grads", ("gradients",)),
+    ("mast.", ("masters",)), ("Adam", ("optimizer",)), ("act.", ("activations",)),
+    ("comm.", ("communication",)), ("temp.", ("temporary", "buffers", "data")),
+)  # fmt: skip
+"""Column -> kinds of terms at the decisive moment."""
+MOMENTS = {"forward/backward": "f/b", "gradient reduction": "red", "optimizer step": "upd"}
+LEGEND = (
+    "columns are those of the moment that decides (at: forward/backward, gradient reduction or update); "
+    "-: nothing of the kind then, or less than the last digit; gath.: weights of other ranks; mast.: fp32 "
+    "masters; temp.: temporaries, model buffers and data"
+)
+OUTSIDE = "left: the GPU's memory less the peak and {} outside of the allocator (CUDA context, NCCL)"
+ABSENT = "-"
+STEP_LEGEND = (
+    "nodes: of what a rank sends, to other nodes; exposed: seconds of communication that nothing hides; "
+    "tok/s: per GPU; h and kWh: for 1e9 tokens on all GPUs, at their power limit"
+)
+VERDICTS = {"fits": "fits", "tight": "tight", "does not fit": "no"}
+INDENT = " " * 4
+MEGA, GIGA = 1e6, 1e9
+
+
+def estimate_lines(asked: Question, rows: Sequence[EstimateRow], *, details: bool = False) -> list[str]:
+    """The whole text of `harness estimate`."""
+    lines = [*(part for line in _header(asked) for part in _wrapped(line)), ""]
+    for world_size in asked.world_sizes:
+        of_size = [row for row in rows if row.world_size == world_size]
+        lines += [*_of_size(asked, world_size, of_size), ""]
+    if details:
+        for row in rows:
+            lines += _details(row)
+    return lines
+
+
+def _header(asked: Question) -> list[str]:
+    experiment = asked.experiment
+    training = experiment.training
+    clipping = (
+        "no clipping" if training.gradient_clipping is None else f"clipping {training.gradient_clipping:g}"
+    )
+    checkpointing = "activation checkpointing" if training.activation_checkpointing else "no checkpointing"
+    where = (
+        [] if asked.device is None else [f"{asked.device.name}, {asked.device.memory_bytes / GIGA:.1f} GB"]
+    )
+    where += [] if asked.fabric is None else [asked.fabric.name]
+    # A model of one's own has no configuration that says which.
+    kernel = attention_kernel(asked.model, experiment.model) if asked.model.config else NOT_AVAILABLE
+    sequence = f"sequence {experiment.data.sequence_length}, " if experiment.data.is_tokenized else ""
+    return [
+        f"{asked.model.name}: {asked.model.parameters:,} parameters ({asked.model.source})",
+        f"{sequence}{training.precision}, {clipping}, {checkpointing}, attention: {kernel}, "
+        f"{experiment.runtime.preset}; " + ", ".join([*where, f"{asked.ranks_per_node} GPUs per node"]),
+        *([f"note: {'; '.join(asked.remarks)}"] if asked.remarks else []),
+    ]
+
+
+LOGITS_SHARE = 0.1
+"""Of the activations, from which one copy of the logits is worth a word."""
+
+
+def _of_size(asked: Question, world_size: int, rows: Sequence[EstimateRow]) -> list[str]:
+    known, twins = without_twins([row for row in rows if row.scenario is not None])
+    cut = next((row.scenario for row in known if row.scenario), None)
+    batch = f", micro-batch {cut.micro_batch_size} x {cut.accumulation_steps} accumulated" if cut else ""
+    lines = _wrapped(f"{world_size} ranks{batch}: {_answer(asked, known)}")
+    if known:
+        lines += ["", *_memory_table(asked, known), "", *_step_table(asked, known)]
+    notes = [f"{row.label}: unsupported: {row.unsupported}" for row in rows if row.unsupported]
+    notes = [twins_line(twins), *notes] if twins else notes
+    notes = [*notes, *_about_logits(asked, known)]
+    return lines + [part for note in (*notes, *_reasons(known)) for part in _wrapped(note)]
+
+
+def _about_logits(asked: Question, rows: Sequence[EstimateRow]) -> list[str]:
+    """What removes the logits, where a row does not fit and they are much of what a rank holds."""
+    experiment, vocabulary = asked.experiment, (asked.model.config or {}).get("vocab_size")
+    if experiment.task != "causal-lm" or experiment.loss.chunk_tokens is not None or vocabulary is None:
+        return []
+    for row in rows:
+        held = row.most_bytes("activations")
+        if row.scenario is None or row.verdict is None or row.verdict.fits or not held:
+            continue
+        tokens = row.scenario.micro_batch_size * experiment.data.sequence_length
+        logits = 4 * tokens * vocabulary
+        if logits > LOGITS_SHARE * held:
+            return [
+                f"one copy of the logits in fp32 takes {logits / GIGA:.1f} GB ({tokens:,} tokens x "
+                f"{vocabulary:,}), and the loss holds several: loss.chunk_tokens=1024, or a fused loss in a "
+                "program of your own, removes them"
+            ]
+    return []
+
+
+def _answer(asked: Question, rows: Sequence[EstimateRow]) -> str:
+    """Which strategies fit, and the fastest of them."""
+    if asked.device is None:
+        return "name a GPU with --gpu to learn what fits and how fast it is"
+    judged = [(row, row.verdict) for row in rows if row.verdict is not None]
+    fitting = [row for row, verdict in judged if verdict is not None and verdict.fits]
+    if not fitting:
+        return _answer_of_states(rows) if len(judged) < len(rows) else "nothing fits"
+    text = f"{_names(fitting, rows)} fit"
+    timed = [row for row in fitting if row.speed is not None]
+    if timed:
+        best = max(timed, key=lambda row: row.speed.tokens_per_second_per_gpu if row.speed else 0.0)
+        assert best.speed is not None
+        text += f"; fastest {best.label}, {_figure(best.speed.tokens_per_second_per_gpu)} tokens/s per GPU"
+    return text
+
+
+def _answer_of_states(rows: Sequence[EstimateRow]) -> str:
+    """Where peaks are not predicted: a verdict is there only where model states alone are too large."""
+    too_large = [row.label for row in rows if row.verdict is not None]
+    fit = f"all but {', '.join(too_large)}" if too_large else "all"
+    return f"memory is not predicted; model states of {fit} fit"
+
+
+def _names(fitting: Sequence[EstimateRow], rows: Sequence[EstimateRow]) -> str:
+    """The shorter of those that fit and 'all but' the others."""
+    others = [row.label for row in rows if row not in fitting]
+    if len(rows) > 1 and len(others) < len(fitting) and all(row.memory is not None for row in rows):
+        return f"all but {', '.join(others)}" if others else "all"
+    return ", ".join(row.label for row in fitting)
+
+
+def _memory_table(asked: Question, rows: Sequence[EstimateRow]) -> list[str]:
+    peaks = [row.memory.peak_bytes for row in rows if row.memory is not None]
+    unit, name = (MEGA, "MB") if max(peaks, default=0) < GIGA else (GIGA, "GB")
+    judged = asked.device is not None
+    headers = [f"{name} per rank", *(title for title, _ in MEMORY), "peak", "at"]
+    headers += ["left", "fits"] if judged else []
+    table = []
+    for row in rows:
+        cells = [row.label, *_memory_cells(row, unit)]
+        if judged:
+            verdict = row.verdict
+            cells += [NOT_AVAILABLE] * 2 if verdict is None else [
+                _size(verdict.margin_bytes, unit), VERDICTS[verdict.answer]
+            ]  # fmt: skip
+        table.append(cells)
+    host = [row for row in rows if row.memory is not None and row.memory.host_bytes_per_node > GIGA]
+    return [
+        *_tabulated(table, headers),
+        *_wrapped("; ".join([LEGEND, *_outside(rows)] if judged else [LEGEND])),
+        *(f"{row.label}: {_host(row) / GIGA:,.0f} GB of host memory per node" for row in host),
+        *(part for row in rows if row.swapped_per_node for part in _wrapped(_swapped(row))),
+    ]
+
+
+def _swapped(row: EstimateRow) -> str:
+    """What lies in files, and in host memory for that."""
+    in_files, on_host = (f"{count / GIGA:,.0f} GB" for count in row.swapped_per_node or (0, 0))
+    return f"{row.label}: {in_files} in files and {on_host} of host memory per node"
+
+
+def _outside(rows: Sequence[EstimateRow]) -> list[str]:
+    """What peak and left do not count, of the rows together."""
+    memories = [row.memory for row in rows if row.memory is not None]
+    found = sorted({memory.device_bytes - memory.peak_bytes for memory in memories})
+    ends = dict.fromkeys(f"{count / GIGA:.2f}" for count in (found[:1] + found[-1:]))
+    return [OUTSIDE.format(f"{' to '.join(ends)} GB")] if found else []
+
+
+def _host(row: EstimateRow) -> int:
+    return 0 if row.memory is None else row.memory.host_bytes_per_node
+
+
+def _memory_cells(row: EstimateRow, unit: float) -> list[str]:
+    if row.memory is None:
+        kinds = ("weights", "gathered", "gradients", "masters", "optimizer")
+        return [
+            *(_kind(row.state_bytes(kind), unit) for kind in kinds), *[NOT_AVAILABLE] * 5
+        ]  # fmt: skip
+    terms = [term for term in row.memory.decisive.terms if not term.host]
+    sums = [sum(term.bytes for term in terms if term.kind in kinds) for _, kinds in MEMORY]
+    return [
+        *(_kind(value, unit) for value in sums),
+        _size(row.memory.peak_bytes, unit),
+        MOMENTS[row.memory.decisive.name],
+    ]
+
+
+def _step_table(asked: Question, rows: Sequence[EstimateRow]) -> list[str]:
+    most = max((row.sent_bytes or 0.0 for row in rows), default=0.0)
+    unit, name = (MEGA, "MB") if most < GIGA else (GIGA, "GB")
+    headers = ["per step", f"sent {name}", "nodes"]
+    if asked.device is not None:
+        headers += ["comp. s", "comm. s", "exposed", "step s", "tok/s", "MFU %", "h", "kWh"]
+    table = []
+    for row in rows:
+        cells = [row.label, _size(row.sent_bytes, unit), _size(row.between_bytes, unit)]
+        table.append([*cells, *_speed_cells(row)] if asked.device is not None else cells)
+    legend = STEP_LEGEND if asked.device is not None else STEP_LEGEND.partition(";")[0]
+    return [*_tabulated(table, headers), *_wrapped(legend)]
+
+
+def _speed_cells(row: EstimateRow) -> list[str]:
+    speed = row.speed
+    if speed is None:
+        return [NOT_AVAILABLE] * 8
+    seconds = (
+        speed.computing_seconds,
+        speed.communication_seconds,
+        speed.exposed_seconds,
+        speed.step_seconds,
+    )
+    share = speed.model_flops_utilization
+    energy = row.kilowatt_hours_per_billion_tokens
+    return [
+        *(_figure(value) for value in seconds),
+        _figure(speed.tokens_per_second_per_gpu),
+        NOT_AVAILABLE if share is None else f"{100 * share:.1f}",
+        _figure(row.hours_per_billion_tokens),
+        NOT_AVAILABLE if energy is None else f"{energy:,.0f}",
+    ]
+
+
+def _reasons(rows: Sequence[EstimateRow]) -> list[str]:
+    """Why something is n/a, each reason once with the rows that it holds for."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row.scenario is None:
+            continue
+        lacks: dict[str, list[str]] = {}
+        if row.memory_unknown is not None:
+            lacks.setdefault(row.memory_unknown, []).append("memory")
+        if row.speed_unknown is not None and row.scenario.device is not None:
+            lacks.setdefault(row.speed_unknown, []).append("speed")
+        for reason, what in lacks.items():
+            found.setdefault(f"{' and '.join(what)} n/a: {reason}", []).append(row.label)
+    return [f"{', '.join(labels)}: {reason}" for reason, labels in found.items()]
+
+
+def _details(row: EstimateRow) -> list[str]:
+    if row.scenario is None:
+        return []
+    lines = formulae(row)
+    cells = [[line["quantity"], _detail(line)] for line in lines]
+    head, rule, *values = narrow(cells, ["what", "value"], alignments={"value": "right"}).splitlines()
+    title = f"{row.label} on {row.world_size} ranks, line by line (bytes unless said otherwise)"
+    body = [part for line, text in zip(lines, values, strict=True) for part in (text, *_origin(line))]
+    return [title, head, rule, *body, ""]
+
+
+def _origin(line: Mapping[str, Any]) -> list[str]:
+    """Formula and source of a line, below it."""
+    text = "; source: ".join(filter(None, (line["formula"], line["source"])))
+    return wrap(
+        text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip
+
+
+def _detail(line: Mapping[str, Any]) -> str:
+    if "bytes" in line:
+        return f"{line['bytes']:,}"
+    return f"{line['seconds'] * 1000:,.3f} ms" if "seconds" in line else f"{line['ratio']:.3g}"
+
+
+def _tabulated(table: list[list[str]], headers: list[str]) -> list[str]:
+    """All but the first column are figures."""
+    return fitted(table, headers, alignments=dict.fromkeys(headers[1:], "right")).splitlines()
+
+
+def _wrapped(line: str) -> list[str]:
+    return wrap(line, WIDTH, break_on_hyphens=False, break_long_words=False) or [line]
+
+
+def _kind(count: int | None, unit: float) -> str:
+    """Bytes of a kind of memory; what would read as zero is absent."""
+    text = _size(count, unit)
+    return ABSENT if text in ("0", "0.00") else text
+
+
+def _size(count: float | None, unit: float) -> str:
+    if count is None:
+        return NOT_AVAILABLE
+    value = count / unit
+    if value == 0:
+        return "0"
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}"
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return NOT_AVAILABLE
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -1,0 +1,109 @@
+"""Makes the runs of a search, one per size, through the launcher and the store of every other run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from harness.batch import batch_layout
+from harness.cells import Cell, make_cell, reusable
+from harness.errors import HarnessError
+from harness.judge.rows import reason
+from harness.launch.cell import run_cell
+from harness.launch.local import EventHandler, LocalLauncher
+from harness.plan.coverage import why_memory_unknown
+from harness.plan.fit.limit import Limit
+from harness.plan.fit.search import FITTING, OutOfTrials, Trial, trial_experiment, trial_of
+from harness.plan.job import data_bytes, planned_model, scenario_of
+from harness.plan.memory import predict_memory
+from harness.plan.model import PlannedModel
+from harness.record import Record
+from harness.spec import Experiment
+from harness.store import Store
+
+
+@dataclass(kw_only=True)
+class Runner:
+    """Tries sizes under one backend and remembers each trial."""
+
+    experiment: Experiment
+    label: str
+    world_size: int
+    limit: Limit
+    launcher: LocalLauncher
+    store: Store
+    command: list[str]
+    most_runs: int
+    fresh: bool
+    on_event: Callable[[Cell], EventHandler]
+    """Given a cell, returns what follows the events of its run."""
+    on_trial: Callable[[Trial], None]
+    trials: list[Trial] = field(default_factory=list)
+    _runs: int = 0
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        return self.launcher.check(self._cell(self._trial_experiment(1, None)).job.model_dump_json())
+
+    @cached_property
+    def model(self) -> PlannedModel:
+        """The model of the job. Raises JobError if no backend could run it."""
+        return planned_model(self._facts, self.experiment.job())
+
+    def predicted_bytes(self, micro_batch_size: int, sequence_length: int | None = None) -> int | None:
+        """Predicted peak of the allocator; None where nothing is known of the backend's strategy, and for a
+        job with adapters or whose activations are not predicted."""
+        cell = self._cell(self._trial_experiment(micro_batch_size, sequence_length))
+        scenario = scenario_of(cell, self.model, self.launcher.device)
+        if scenario is None or cell.job.adapter.is_present or why_memory_unknown(scenario):
+            return None
+        data = data_bytes(self._facts, cell.job) if self.launcher.device == "cpu" else 0
+        return predict_memory(scenario, self.launcher.trace).peak_bytes + data
+
+    def run(self, micro_batch_size: int, sequence_length: int | None = None) -> Trial:
+        """Try one size, or return the trial of it. Raises OutOfTrials, and HarnessError if a run fails."""
+        wanted = sequence_length or self.experiment.data.sequence_length
+        for trial in self.trials:
+            if (trial.micro_batch_size, trial.sequence_length) == (micro_batch_size, wanted):
+                return trial
+        if self._runs >= self.most_runs:
+            raise OutOfTrials
+        experiment = self._trial_experiment(micro_batch_size, sequence_length)
+        record = self._record(self._cell(experiment), experiment)
+        if record.status not in (*FITTING, "oom"):
+            raise HarnessError(
+                f"the trial of micro-batch {micro_batch_size} and sequence {wanted} ended as "
+                f"{record.status}: {reason(record)} (record and logs: {self.store.root / record.run_id})"
+            )
+        trial = trial_of(record, self.predicted_bytes(micro_batch_size, sequence_length))
+        self.trials.append(trial)
+        self.on_trial(trial)
+        return trial
+
+    def _record(self, cell: Cell, experiment: Experiment) -> Record:
+        """The run of a cell: one that there is already, or a new one."""
+        known = {} if self.fresh else reusable(self.store.records()[0], cell.key.__eq__)
+        if cell.key in known:
+            return known[cell.key]
+        self._runs += 1
+        on_event = self.on_event(cell)
+        record = run_cell(
+            cell, experiment, self.store, self.launcher, command=self.command, on_event=on_event
+        )
+        if record.error is not None and record.error.kind == "Interrupted":
+            raise KeyboardInterrupt
+        return record
+
+    def _trial_experiment(self, micro_batch_size: int, sequence_length: int | None) -> Experiment:
+        return trial_experiment(
+            self.experiment,
+            micro_batch_size=micro_batch_size,
+            sequence_length=sequence_length,
+            limit_bytes=self.limit.limit_bytes if self.limit.imposed else None,
+        )
+
+    def _cell(self, experiment: Experiment) -> Cell:
+        layout = batch_layout(experiment.training, self.world_size)
+        return make_cell(experiment, self.label, self.world_size, layout, 0, self.launcher.device)

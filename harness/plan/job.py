@@ -1,0 +1,99 @@
+"""Scenarios of runs that this machine is about to make: the model as a check of the job found it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.batch import BatchLayout
+from harness.cells import Cell
+from harness.plan.device import Device
+from harness.plan.model import PlannedModel
+from harness.plan.scenario import Scenario
+from harness.record import DataPart, LayoutPart, ModelPart
+from harness.record.workload import layout_of
+from harness.run_directory.request import RunRequest
+from harness.spec import Job
+
+INT64_BYTES = 8
+
+
+def planned_model(facts: Mapping[str, Any], job: Job) -> PlannedModel:
+    """The model of a job. `facts`: what the check of the job returned (`worker.check`)."""
+    model, layout = ModelPart(**facts["model"]), layout_of(LayoutPart(**facts["layout"]))
+    config: dict[str, Any] = facts["configuration"]
+    geometry = model.geometry
+    return PlannedModel(
+        name=job.model.name or str(config.get("model_type", model.architecture)),
+        source=f"model.factory {job.model.factory}" if job.model.factory else "the configuration of the job",
+        architecture=model.architecture,
+        config=config,
+        layout=layout,
+        multiplying_parameters=geometry.multiplying_parameters if geometry else model.parameters,
+        layers=geometry.layers if geometry else len(layout.blocks),
+        attention_width=geometry.attention_width if geometry else 0,
+        whole_because=model.whole_because,
+    )
+
+
+def data_bytes(facts: Mapping[str, Any], job: Job) -> int:
+    """What the samples of a job keep in torch's memory: two numbers each, and their order of this epoch.
+
+    `worker.samples`: lengths, targets and the permutation, int64; tokens lie outside of the allocator.
+    """
+    data = DataPart(**facts["data"])
+    numbers = 2 * data.samples + (data.training_samples if job.data.shuffle else 0)
+    return INT64_BYTES * numbers
+
+
+def scenario_of(
+    cell: Cell, model: PlannedModel, torch_device: str, *, device: Device | None = None
+) -> Scenario | None:
+    """The scenario of a cell on nodes of equal size; None for a third party's backend."""
+    return _scenario(
+        cell.backend, model, cell.job, cell.layout, world_size=cell.world_size,
+        ranks_per_node=cell.world_size // cell.nodes, torch_device=torch_device, preset=cell.preset,
+        device=device,
+    )  # fmt: skip
+
+
+def scenario_of_request(
+    request: RunRequest, model: PlannedModel, *, device: Device | None = None
+) -> Scenario | None:
+    """The same of a run that is prepared."""
+    layout = BatchLayout(
+        global_batch_size=request.job.training.global_batch_size or 0,
+        micro_batch_size=request.micro_batch_size,
+        accumulation_steps=request.accumulation_steps,
+    )
+    return _scenario(
+        request.backend, model, request.job, layout, world_size=request.world_size,
+        ranks_per_node=request.ranks_per_node, torch_device=request.device, preset=request.preset,
+        device=device,
+    )  # fmt: skip
+
+
+def _scenario(
+    label: str,
+    model: PlannedModel,
+    job: Job,
+    layout: BatchLayout,
+    *,
+    world_size: int,
+    ranks_per_node: int,
+    torch_device: str,
+    preset: str,
+    device: Device | None,
+) -> Scenario | None:
+    return Scenario.of(
+        label,
+        model,
+        job,
+        world_size=world_size,
+        ranks_per_node=ranks_per_node,
+        preset=preset,  # type: ignore[arg-type]
+        micro_batch_size=layout.micro_batch_size,
+        accumulation_steps=layout.accumulation_steps,
+        torch_device=torch_device,
+        device=device,
+    )

@@ -1,0 +1,187 @@
+"""Predicted memory of one rank: what it holds, and its peak at the three moments that can decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.errors import HarnessError
+from harness.forms.activations import ActivationProfile
+from harness.forms.part import samples_at_once
+from harness.forms.peaks.course import Fullest, Phase
+from harness.forms.peaks.families import fullest_moments
+from harness.forms.peaks.walk import TRACED
+from harness.forms.zero3.states import own_settings
+from harness.plan.adapters import require_all_trained
+from harness.plan.coverage import require_activations, require_course
+from harness.plan.part import part_of
+from harness.plan.profiles import Trace, activation_profile
+from harness.plan.scenario import Scenario
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryTerm:
+    """A part of what lies in memory at one moment."""
+
+    kind: str
+    """'weights', 'gathered', 'gradients', 'masters', 'optimizer', 'activations', 'communication', 'buffers',
+    'data' or 'temporary'."""
+    name: str
+    bytes: int
+    formula: str
+    """With the symbols of `docs/estimate.md`, such as '2 b s h L'."""
+    source: str
+    """Paper, or library with version, file and function."""
+    host: bool = False
+
+
+NCCL_CHANNEL_BYTES = 4 * 2**20
+"""NCCL_BUFFSIZE, of one channel to one peer (NCCL 2.2x, user guide, environment variables)."""
+NCCL_CHANNELS = 16
+"""As on NVLink systems; between 2 and 32 by topology."""
+CONNECTIONS = 2
+"""A ring: one peer that sends and one that receives."""
+
+
+def device_overhead(scenario: Scenario) -> Iterator[MemoryTerm]:
+    """CUDA context, NCCL's buffers and fragmentation; nothing on a CPU. Estimates, unlike the peak."""
+    if scenario.torch_device == "cpu":
+        return
+    if scenario.device is not None:
+        yield MemoryTerm(
+            kind="buffers", name="context", bytes=scenario.device.context_bytes, formula="of the device",
+            source=scenario.device.source,
+        )  # fmt: skip
+    if scenario.world_size > 1 and scenario.transport == "nccl":
+        communicators = 2 if scenario.strategy.facts.has_replicas else 1
+        yield MemoryTerm(
+            kind="communication", name="NCCL's buffers",
+            bytes=communicators * NCCL_CHANNELS * CONNECTIONS * NCCL_CHANNEL_BYTES,
+            formula="communicators x 16 channels x 2 x 4 MiB; 2 to 32 channels by topology",
+            source="NCCL user guide, NCCL_BUFFSIZE",
+        )  # fmt: skip
+
+
+MomentName = Literal["forward/backward", "gradient reduction", "optimizer step"]
+
+
+PHASES: dict[MomentName, tuple[Phase, ...]] = {
+    "forward/backward": ("forward", "backward"),
+    "gradient reduction": ("reduction",),
+    "optimizer step": ("step",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """One moment of an ordinary step at its fullest."""
+
+    name: MomentName
+    terms: tuple[MemoryTerm, ...]
+
+    @property
+    def device_bytes(self) -> int:
+        return sum(term.bytes for term in self.terms if not term.host)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPrediction:
+    """Memory of the rank that needs most."""
+
+    moments: tuple[Moment, ...]
+    overhead: tuple[MemoryTerm, ...] = ()
+    """Outside of the allocator's peak: fragmentation, CUDA context, NCCL's buffers."""
+    saved: tuple[MemoryTerm, ...] = ()
+    """Activations that a forward pass leaves for the backward pass, by module; no further bytes."""
+    host_bytes_per_node: int = 0
+
+    @property
+    def decisive(self) -> Moment:
+        """The moment with the highest peak."""
+        return max(self.moments, key=lambda moment: moment.device_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """What the allocator's peak will say (max_memory_allocated)."""
+        return self.decisive.device_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """What nvidia-smi will say."""
+        return self.peak_bytes + sum(term.bytes for term in self.overhead if not term.host)
+
+
+def predict_memory(
+    scenario: Scenario, trace: Trace | None = None, *, rank: int | None = None
+) -> MemoryPrediction:
+    """Predict for a rank; None: the one that needs most. `trace`: how to trace a model of which there is no
+    profile yet.
+
+    Raises HarnessError where a model has to be traced and cannot be, and for settings that no one modelled.
+    """
+    require_course(scenario)
+    require_activations(scenario.model, scenario.job)
+    require_all_trained(scenario.job, "the peak memory")
+    workload = scenario.workload()
+    if scenario.strategy.zero_stage == 3 and (own := own_settings(workload)):
+        raise HarnessError(f"the course of a step of ZeRO-3 with {', '.join(own)} is not modelled")
+    profile = activation_profile(scenario, trace)
+    fullest = max(
+        (
+            fullest_moments(scenario.workload(rank), profile)
+            for rank in (scenario.unlike_ranks if rank is None else (rank,))
+        ),
+        key=lambda moments: max(moment.bytes for moment in moments.values()),
+    )
+    return MemoryPrediction(
+        moments=tuple(
+            Moment(
+                name=name,
+                terms=_terms(max((fullest[p] for p in phases if p in fullest), key=lambda f: f.bytes)),
+            )
+            for name, phases in PHASES.items()
+            if any(phase in fullest for phase in phases)
+        ),
+        overhead=tuple(device_overhead(scenario)),
+        saved=_saved(profile, scenario),
+        host_bytes_per_node=host_bytes(scenario),
+    )
+
+
+def _terms(fullest: Fullest) -> tuple[MemoryTerm, ...]:
+    return tuple(
+        MemoryTerm(kind=h.kind, name=h.name, bytes=count, formula=h.formula, source=h.source)
+        for h, count in fullest.held.items()
+    )
+
+
+def _saved(profile: ActivationProfile, scenario: Scenario) -> tuple[MemoryTerm, ...]:
+    workload = scenario.workload()
+    layers = len(part_of(scenario.model, workload).layout.blocks)
+    b, s = samples_at_once(workload), workload.part_length or 0
+    return tuple(
+        MemoryTerm(
+            kind="activations",
+            name=f"{where}: {saved.module or 'itself'}",
+            bytes=times * saved.size.bytes(b, s),
+            formula=f"({saved.size})" + (f" x {times} blocks" if where == "blocks" else ""),
+            source=TRACED,
+        )
+        for where, segment, times in (
+            ("embedding", profile.embedding, 1),
+            ("blocks", profile.block, layers),
+            ("head", profile.head, 1),
+            ("loss", profile.loss, 1),
+        )
+        for saved in segment.saved
+    )
+
+
+def host_bytes(scenario: Scenario) -> int:
+    """Of all ranks of a node: states that lie in host memory."""
+    if scenario.torch_device == "cpu":
+        return 0
+    terms = scenario.states.terms
+    per_rank = sum(term.bytes for term in terms if term.host)
+    return per_rank * min(scenario.ranks_per_node, scenario.world_size)

@@ -1,0 +1,179 @@
+"""The model of a plan: its tensors and geometry, without weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.forms.layout import Attention, Layout, Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedModel:
+    """A model as its configuration describes it."""
+
+    name: str
+    source: str
+    """Where the configuration comes from: the catalogue's entry, a folder, a file."""
+    architecture: str
+    """Class in transformers, such as 'LlamaForCausalLM'."""
+    config: Mapping[str, Any]
+    """Values of the Hugging Face configuration."""
+    layout: Layout
+    """Parameters in fp32, as every run builds them."""
+    multiplying_parameters: int
+    """Parameters that take part in matrix products: all but embedding tables that are only looked up."""
+    layers: int
+    attention_width: int
+    """Heads times head size."""
+    whole_because: str | None = None
+    """Why every rank builds it whole, whatever `runtime.loading` asks for."""
+
+    @property
+    def parameters(self) -> int:
+        return self.layout.parameter_count
+
+
+HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
+HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+INTERMEDIATE_KEYS = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner", "d_ff")
+
+UNFUSED_GELU = (19, 27)
+"""Reads and writes per element, forward and backward, of transformers' NewGELUActivation: power, tanh, three
+products with a constant, two sums, one product of two tensors. BLOOM's own GELU has as many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """A weight that tokens are multiplied with, as often as it occurs."""
+
+    rows: int
+    columns: int
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Reads and writes of a layer's elementwise kernels per token, in elements of the compute dtype."""
+
+    forward: float
+    backward: float
+    forward_kernels: int
+    backward_kernels: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """A decoder's geometry."""
+
+    hidden: int
+    layers: int
+    attention_width: int
+    heads: int
+    """Of attention."""
+    head_rows: int
+    """Vocabulary of the output projection, or the part of it that a rank multiplies with."""
+    matrices: tuple[Matrix, ...]
+    """Of all blocks together."""
+    last: tuple[Matrix, ...]
+    """The last of each block, whose product recomputation leaves out."""
+    traffic: Traffic
+
+
+def decoder(model: PlannedModel) -> Decoder:
+    """Read a model's geometry from its tensors, and from its configuration what tensors do not tell."""
+    units = [tensors for name, tensors in model.layout.units() if name]
+    by_block = [shapes for tensors in units if (shapes := _shapes(tensors))]
+    inside = [tensor for tensors in units for tensor in tensors]
+    every = Counter(shape for shapes in by_block for shape in shapes)
+    hidden = _first(model.config, HIDDEN_KEYS) or min((min(shape) for shape in every), default=1)
+    others = model.multiplying_parameters - sum(t.numel for t in inside)
+    return Decoder(
+        hidden=hidden,
+        layers=model.layers,
+        attention_width=model.attention_width,
+        heads=_first(model.config, HEAD_KEYS) or 1,
+        head_rows=max(0, round(others / hidden)),
+        matrices=_matrices(every),
+        last=_matrices(Counter(shapes[-1] for shapes in by_block)),
+        traffic=_traffic(model, hidden, [t.name for t in inside]),
+    )
+
+
+def _shapes(block: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Shapes of a block's matrices in the model's order."""
+    return [(t.shape[0], t.shape[1]) for t in block if len(t.shape) == 2]
+
+
+def _matrices(shapes: Counter[tuple[int, int]]) -> tuple[Matrix, ...]:
+    return tuple(Matrix(rows=r, columns=c, count=n) for (r, c), n in sorted(shapes.items()))
+
+
+def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
+    values = (config.get(key) for key in keys)
+    return next((int(value) for value in values if value), None)
+
+
+def _traffic(model: PlannedModel, hidden: int, names: list[str]) -> Traffic:
+    """Count the elementwise kernels of one layer, as transformers 5 runs them without compilation.
+
+    Per token, with h the hidden size, f the width between the MLP's matrices and a the attention's width:
+    residual sums 6 h forward, 6 h backward; the sum of what the projections of attention and MLP give back
+    to one input 9 h; RMSNorm in six kernels with fp32 between 18 h forward and 40 h backward, each twice,
+    LayerNorm in one 2 h and 5 h; rotary embedding 10 a and 12 a, for queries and keys; gated MLP 5 f and 9 f,
+    a plain one 2 f and 3 f.
+    """
+    config, every = model.config, [t.name for t in model.layout.parameters]
+    inner = _first(config, INTERMEDIATE_KEYS) or 4 * hidden
+    width = model.attention_width
+    gated = any("gate" in name or ".w3." in name for name in names)
+    # LayerNorm has a bias, but for that of MPT; positions are learned, or biases of the scores, else rotary.
+    norms = [name for name in names if "norm" in name or ".ln_" in name]
+    rms = not any(name.endswith("bias") for name in norms) and "Mpt" not in model.architecture
+    learned = any(word in name for name in every for word in ("wpe.", "position", "relative_attention_bias"))
+    rotary = not learned and not any(word in model.architecture for word in ("Bloom", "Mpt"))
+    forward, backward = 6.0 * hidden, (15.0 if gated else 12.0) * hidden
+    kernels = [12, 20]
+    forward += (36 if rms else 4) * hidden
+    backward += (80 if rms else 10) * hidden
+    kernels = [kernels[0] + (12 if rms else 2), kernels[1] + (20 if rms else 4)]
+    if rotary:
+        queries_and_keys = width * (1 + _key_share(config))
+        forward, backward = forward + 10 * queries_and_keys, backward + 12 * queries_and_keys
+        kernels = [kernels[0] + 10, kernels[1] + 12]
+    activation = UNFUSED_GELU if _unfused(model) else (2, 3)
+    forward += (5 if gated else activation[0]) * inner
+    backward += (9 if gated else activation[1]) * inner
+    return Traffic(
+        forward=forward, backward=backward, forward_kernels=kernels[0], backward_kernels=kernels[1]
+    )
+
+
+def _unfused(model: PlannedModel) -> bool:
+    """Whether the MLP's activation is written out in several kernels: GPT-2's and BLOOM's by default."""
+    given = model.config.get("activation_function") or model.config.get("hidden_act")
+    if given is None:
+        return any(name in model.architecture for name in ("GPT2", "Bloom"))
+    return given in ("gelu_new", "gelu_fast", "quick_gelu")
+
+
+def heads_of(config: Mapping[str, Any]) -> Attention | None:
+    """Heads by a configuration; None where it does not say."""
+    layers, heads = _first(config, LAYER_KEYS), _first(config, HEAD_KEYS)
+    hidden = _first(config, HIDDEN_KEYS)
+    if layers is None or heads is None or hidden is None:
+        return None
+    return Attention(
+        layers=layers,
+        heads=heads,
+        key_value_heads=config.get("num_key_value_heads") or heads,
+        head_size=config.get("head_dim") or hidden // heads,
+    )
+
+
+def _key_share(config: Mapping[str, Any]) -> float:
+    heads, keys = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    return keys / heads if heads and keys else 1.0

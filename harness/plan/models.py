@@ -1,0 +1,165 @@
+"""Finds the model that a person names: in the catalogue, in a folder or in a file. No weights, no hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from harness.backends.explain import suggestion
+from harness.backends.values import InvalidYaml, parse_value
+from harness.errors import HarnessError
+from harness.launch.libraries import require_libraries
+from harness.plain_files import read_settings
+from harness.plan.architectures.architecture import Architecture, Tensors
+from harness.plan.architectures.catalogue import find_architecture, mixture_of_experts
+from harness.plan.architectures.llama import head_size
+from harness.plan.catalogue import read_entries
+from harness.plan.model import PlannedModel
+
+FOLDER = "models"
+NOT_COVERED = "reason"
+"""Key of an entry that says why no closed form covers the model."""
+
+
+def load_model(text: str) -> PlannedModel:
+    """The model that `--model` names: catalogue entry, folder with config.json, or configuration file.
+
+    Raises HarnessError: unknown, not covered, unreadable, or without a value that decides shapes.
+    """
+    path = Path(text)
+    if path.is_dir():
+        file = path / "config.json"
+        if not file.is_file():
+            raise HarnessError(
+                f"--model {text}: the folder has no config.json; give a model's folder, or its name"
+            )
+        return from_config(_read(file), name=path.resolve().name, source=str(file))
+    if path.is_file():
+        return from_config(_read(path), name=path.stem, source=text)
+    return _from_catalogue(text)
+
+
+def catalogue_names() -> list[str]:
+    """Names of the models that the catalogue covers."""
+    return [name for name, entry in read_entries(FOLDER).items() if NOT_COVERED not in entry]
+
+
+def catalogue_lines() -> list[str]:
+    """The catalogue as a table: name, hub id, published parameters."""
+    rows = [[name, entry.get("hub") or "", _published(entry)] for name, entry in read_entries(FOLDER).items()]
+    headers = ["name", "hub", "parameters"]
+    return tabulate(rows, headers=headers, tablefmt="plain", disable_numparse=True).splitlines()
+
+
+def _published(entry: Mapping[str, Any]) -> str:
+    if NOT_COVERED in entry:
+        return f"not covered: {entry[NOT_COVERED]}"
+    count = entry["published"]
+    return f"{count:,}" if isinstance(count, int) else str(count)
+
+
+def from_config(
+    config: Mapping[str, Any], *, name: str, source: str, given_whole: bool = True
+) -> PlannedModel:
+    """A model from values of its Hugging Face configuration.
+
+    Types without a closed form are built on the meta device, which imports torch. given_whole: values that
+    decide shapes must be given; otherwise transformers' defaults hold, as in a job's `model.config`.
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise HarnessError(f"{source} lacks 'model_type', such as llama; give a Hugging Face config.json")
+    if mixture_of_experts(config):
+        raise HarnessError(f"{name} is not covered: mixture of experts; choose a dense model")
+    architecture = find_architecture(model_type)
+    if architecture is None:
+        return _on_meta_device(config, name, source)
+    return planned(
+        architecture, architecture.values(config, given_whole=given_whole, where=source), name, source
+    )
+
+
+def planned(architecture: Architecture, values: Mapping[str, Any], name: str, source: str) -> PlannedModel:
+    """Build the tensors of an architecture in closed form."""
+    tensors = Tensors()
+    architecture.build(values, tensors)
+    names = {new: old for old, new in architecture.aliases.items()}
+    config = {**values, **{names[key]: value for key, value in values.items() if key in names}}
+    heads = config["num_attention_heads"]
+    return PlannedModel(
+        name=name,
+        source=source,
+        architecture=architecture.class_name,
+        config=config,
+        layout=tensors.layout(),
+        multiplying_parameters=tensors.multiplying,
+        layers=config["num_hidden_layers"],
+        attention_width=heads * head_size(config),
+    )
+
+
+def _from_catalogue(text: str) -> PlannedModel:
+    name, entry = find_entry(text)
+    if NOT_COVERED in entry:
+        raise HarnessError(f"{name} is not covered: {entry[NOT_COVERED]}; choose a dense model")
+    return from_config(entry["config"], name=name, source=f"catalogue: {entry.get('hub') or name}")
+
+
+def find_entry(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and entry of a catalogue's model by name, alias or hub id, in any case.
+
+    Raises HarnessError with the closest names.
+    """
+    entries = read_entries(FOLDER)
+    spellings = {
+        spelling.lower(): name for name, entry in entries.items() for spelling in _spellings(name, entry)
+    }
+    wanted = text.strip().lower()
+    if wanted not in spellings:
+        close = suggestion(wanted.rpartition("/")[2], sorted(spellings), most=3)
+        raise HarnessError(
+            f"model '{text}' is neither in the catalogue nor a folder or file. {close or ''} ".rstrip()
+            + " `harness estimate --list-models` lists the catalogue"
+        )
+    name = spellings[wanted]
+    return name, entries[name]
+
+
+def _spellings(name: str, entry: Mapping[str, Any]) -> list[str]:
+    hub = entry.get("hub")
+    of_hub = [hub, hub.rpartition("/")[2]] if hub else []
+    return [*of_hub, *entry.get("aliases", ()), name]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    text = read_settings(path, "--model")
+    try:
+        document = json.loads(text) if path.suffix == ".json" else parse_value(text)
+    except json.JSONDecodeError as error:
+        raise HarnessError(f"--model {path} is not valid JSON, line {error.lineno}: {error.msg}") from error
+    except InvalidYaml as error:
+        raise HarnessError(f"--model {path} {error}") from error
+    if not isinstance(document, dict):
+        raise HarnessError(f"--model {path} holds no mapping; give a Hugging Face configuration")
+    return document
+
+
+def _on_meta_device(config: Mapping[str, Any], name: str, source: str) -> PlannedModel:
+    require_libraries(f"models of a type without a closed form, such as {name},")
+    from harness.worker.meta_model import describe_on_meta  # loads torch and transformers
+
+    described = describe_on_meta(config, source)
+    return PlannedModel(
+        name=name,
+        source=source,
+        architecture=described.architecture,
+        config=described.config,
+        layout=described.layout,
+        multiplying_parameters=described.multiplying_parameters,
+        layers=described.layers,
+        attention_width=described.attention_width,
+    )

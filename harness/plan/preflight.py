@@ -1,0 +1,426 @@
+"""Whether a run will have the memory that it needs, judged before its ranks start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from harness.backends import registry
+from harness.backends.base import World
+from harness.backends.hybrid import unmet_hybrid, unmet_second_copy
+from harness.backends.unsupported import Unsupported
+from harness.cells import Cell
+from harness.errors import HarnessError
+from harness.forms.dtypes import COMPUTE, DTYPE_BYTES
+from harness.judge.cell import Cell as NamedCell
+from harness.judge.cell import name_cells
+from harness.plan.coverage import why_memory_unknown
+from harness.plan.job import data_bytes, planned_model, scenario_of, scenario_of_request
+from harness.plan.job_model import job_model
+from harness.plan.limits import Answer, Limits, Verdict
+from harness.plan.memory import MemoryPrediction, predict_memory
+from harness.plan.profiles import Trace
+from harness.plan.scenario import Scenario
+from harness.record import PredictionPart
+from harness.run_directory.request import RunRequest
+
+BUILT_BYTES = 4
+"""Per parameter: `worker.model.build_model` builds in fp32."""
+
+
+def setup_bytes(scenario: Scenario) -> int:
+    """Host memory of one rank as it builds the model; what its library adds comes on top.
+
+    At a low precision the weights are rounded one parameter after the other, which holds the largest once in
+    the low precision and once more in fp32.
+    """
+    precision = scenario.job.training.held_precision
+    parameters = scenario.model.layout.parameters
+    built = BUILT_BYTES * sum(parameter.numel for parameter in parameters)
+    if precision == "fp32":
+        return built
+    largest = max(parameter.numel for parameter in parameters)
+    return built + largest * (DTYPE_BYTES[COMPUTE[precision]] + BUILT_BYTES)
+
+
+DISTRIBUTION = "sharding-harness"
+AT_LEAST = "at least"
+"""In place of the moment, where a lower bound is all that is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """Memory that is needed at one place, and what there is."""
+
+    needed_bytes: int
+    limit_bytes: int
+    place: str
+    on_device: bool = False
+    """Of a rank's own; otherwise of the host."""
+
+    @property
+    def share(self) -> float:
+        """Of the limit."""
+        return self.needed_bytes / max(1, self.limit_bytes)
+
+    @property
+    def answer(self) -> Answer:
+        return Verdict(needed_bytes=self.needed_bytes, device_bytes=self.limit_bytes).answer
+
+    def __str__(self) -> str:
+        """'131 GB of 80 GB per rank'."""
+        return f"{size(self.needed_bytes)} of {size(self.limit_bytes)} {self.place}"
+
+
+def predict_run(
+    scenario: Scenario, limits: Limits, *, data_bytes: int = 0, trace: Trace | None = None
+) -> PredictionPart:
+    """The prediction of one run as its record keeps it. Raises HarnessError where none can be made.
+
+    `data_bytes`: what samples hold on the host, where ranks on the CPU have their tensors too.
+    """
+    prediction = predict_memory(scenario, trace)
+    return judged(scenario, prediction, limits, data_bytes if scenario.torch_device == "cpu" else 0)
+
+
+def judged(
+    scenario: Scenario, prediction: MemoryPrediction, limits: Limits, data_bytes: int = 0
+) -> PredictionPart:
+    """A prediction beside the memory that there is."""
+    kinds = {"data": data_bytes} if data_bytes else {}
+    for term in prediction.decisive.terms:
+        if not term.host:
+            kinds[term.kind] = kinds.get(term.kind, 0) + term.bytes
+    part = PredictionPart(
+        peak_bytes=prediction.peak_bytes + data_bytes,
+        moment=prediction.decisive.name,
+        kinds=kinds,
+        device_bytes=prediction.device_bytes + data_bytes,
+        device_limit_bytes=_smallest(limits.device_bytes, limits.imposed_bytes),
+        host_bytes=_host_bytes(scenario, prediction) + data_bytes * _ranks_per_node(scenario),
+        host_limit_bytes=limits.host_bytes,
+        made_by=_made_by(),
+    )
+    return _with_verdict(part, _ranks_per_node(scenario))
+
+
+def least_on_host(
+    parameters: int,
+    precision: str,
+    world_size: int,
+    ranks_per_node: int,
+    limits: Limits,
+    *,
+    trained: int | None = None,
+) -> PredictionPart:
+    """What ranks on the CPU hold under any strategy: each weight and its optimizer states once among all.
+
+    A bound for runs that nothing better is known of, such as those of a third party's backend. `trained`: how
+    many of the parameters have optimizer states; None: all.
+    """
+    kinds = {"weights": parameters, "optimizer": 2 * (parameters if trained is None else trained)}
+    width = DTYPE_BYTES[COMPUTE["bf16" if precision == "bf16" else "fp32"]]
+    shares = {kind: count * width // world_size for kind, count in kinds.items()}
+    rank_bytes = sum(shares.values())
+    part = PredictionPart(
+        peak_bytes=rank_bytes, moment=AT_LEAST, kinds=shares, device_bytes=rank_bytes,
+        device_limit_bytes=limits.imposed_bytes, host_bytes=rank_bytes * min(ranks_per_node, world_size),
+        host_limit_bytes=limits.host_bytes, made_by=_made_by(),
+    )  # fmt: skip
+    return _with_verdict(part, min(ranks_per_node, world_size))
+
+
+def at_least(scenario: Scenario, limits: Limits) -> PredictionPart:
+    """What the model states need, of a job whose activations are not predicted.
+
+    A model from `model.factory` is whole once on a machine, or on each of its ranks before a library cuts it.
+    """
+    terms = [term for term in scenario.states.terms if scenario.torch_device == "cpu" or not term.host]
+    kinds: dict[str, int] = {}
+    for term in terms:
+        kinds[term.kind] = kinds.get(term.kind, 0) + term.bytes
+    held = sum(kinds.values())
+    on_host = (
+        held if scenario.torch_device == "cpu" else sum(t.bytes for t in scenario.states.terms if t.host)
+    )
+    ranks = _ranks_per_node(scenario)
+    built = setup_bytes(scenario) if scenario.job.model.factory else 0
+    builders = ranks if scenario.model.whole_because else 1
+    part = PredictionPart(
+        peak_bytes=held, moment=AT_LEAST, kinds=kinds, device_bytes=held,
+        device_limit_bytes=_smallest(limits.device_bytes, limits.imposed_bytes),
+        host_bytes=max(on_host * ranks, built * builders), host_limit_bytes=limits.host_bytes,
+        made_by=_made_by(),
+    )  # fmt: skip
+    return _with_verdict(part, ranks)
+
+
+def _with_verdict(part: PredictionPart, ranks_per_node: int) -> PredictionPart:
+    tightest = tightest_demand(part, ranks_per_node)
+    return part.model_copy(update={"verdict": tightest.answer if tightest else None})
+
+
+def tightest_demand(part: PredictionPart, ranks_per_node: int) -> Demand | None:
+    """Where least would be left, or most is missing; None: no limit is known."""
+    return max(_demands(part, ranks_per_node), key=lambda demand: demand.share, default=None)
+
+
+def telling_demand(part: PredictionPart, ranks_per_node: int, torch_device: str) -> Demand | None:
+    """What a person wants to know: the device of a run on GPUs, unless the host decides against the run."""
+    tightest = tightest_demand(part, ranks_per_node)
+    if torch_device == "cpu" or tightest is None or tightest.answer != "fits":
+        return tightest
+    return next((demand for demand in _demands(part, ranks_per_node) if demand.on_device), None)
+
+
+def _demands(part: PredictionPart, ranks_per_node: int) -> Iterator[Demand]:
+    if part.device_limit_bytes is not None:
+        yield Demand(
+            needed_bytes=part.device_bytes,
+            limit_bytes=part.device_limit_bytes,
+            place="per rank",
+            on_device=True,
+        )
+    if part.host_limit_bytes is not None:
+        yield Demand(
+            needed_bytes=part.host_bytes // ranks_per_node,
+            limit_bytes=part.host_limit_bytes // ranks_per_node,
+            place="host memory per rank",
+        )
+
+
+def _host_bytes(scenario: Scenario, prediction: MemoryPrediction) -> int:
+    """Of a node: while all of its ranks build the model, or in a step, whichever is more."""
+    ranks = _ranks_per_node(scenario)
+    in_step = prediction.host_bytes_per_node
+    if scenario.torch_device == "cpu":
+        in_step = prediction.peak_bytes * ranks
+    return max(in_step, setup_bytes(scenario) * ranks)
+
+
+def _ranks_per_node(scenario: Scenario) -> int:
+    return min(scenario.ranks_per_node, scenario.world_size)
+
+
+def _made_by() -> str:
+    """'sharding-harness 0.1.0'; a checkout that is not installed has no version."""
+    try:
+        return f"{DISTRIBUTION} {version(DISTRIBUTION)}"
+    except PackageNotFoundError:
+        return f"{DISTRIBUTION}, not installed"
+
+
+def _smallest(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def size(count: float) -> str:
+    """Bytes in GB, or MB below one: '131 GB', '0.62 MB'."""
+    unit, name = (1e9, "GB") if count >= 1e9 else (1e6, "MB")
+    value = count / unit
+    return f"{value:,.0f} {name}" if value >= 100 else f"{value:.3g} {name}"
+
+
+DOES_NOT_FIT: Answer = "does not fit"
+FORCE = "--force starts it all the same"
+UNKNOWN_STRATEGY = "nothing is known of the strategy of a third party's backend"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A run that may start."""
+
+    key: str
+    label: str
+    world_size: int
+    ranks_per_node: int
+    torch_device: str
+    alike: Hashable
+    """Equal for runs that have one prediction."""
+    scenario: Callable[[], Scenario | None]
+    """None: nothing is known of the strategy. May raise."""
+    data_bytes: Callable[[], int] = lambda: 0
+    parameters: int | None = None
+    """Of the model; None: not known."""
+    trained: int | None = None
+    """Those that get gradients; None: all."""
+    precision: str = "fp32"
+    limited: bool = True
+    """Whether `runtime.memory_limit` holds for it."""
+
+    @property
+    def named(self) -> NamedCell:
+        return NamedCell(self.label, self.world_size)
+
+
+@dataclass(kw_only=True)
+class Forecast:
+    """Of each candidate, by its key."""
+
+    parts: dict[str, PredictionPart] = field(default_factory=dict)
+    unknown: dict[str, list[Candidate]] = field(default_factory=dict)
+    """Why there is no prediction -> candidates."""
+    candidates: dict[str, Candidate] = field(default_factory=dict)
+
+    def refusal(self, key: str) -> str | None:
+        """Why a run is not started; None: it is."""
+        part = self.parts.get(key)
+        if part is None or not part.refused:
+            return None
+        return f"{words(part, self.candidates[key])}; {FORCE}"
+
+    def lines(self) -> list[str]:
+        """Runs that fit in one line, then each that is tight or cannot fit, then what is not known."""
+        judged = [(self.candidates[key], part) for key, part in self.parts.items()]
+        distinct = {run.named: (run, part) for run, part in judged}.values()
+        fitting = [(run, part) for run, part in distinct if part.verdict == "fits"]
+        found = []
+        if fitting:
+            run, part = max(fitting, key=lambda pair: pair[1].peak_bytes)
+            names = name_cells([run.named for run, _ in fitting])
+            found.append(f"predicted memory: {names}: {words(part, run, most=len(fitting) > 1)}")
+        found += [
+            f"predicted memory: {run.named}: {words(part, run)}"
+            for run, part in distinct
+            if part.verdict != "fits"
+        ]
+        unknown = ((name_cells([run.named for run in runs]), why) for why, runs in self.unknown.items())
+        return found + [f"no prediction for {names}: {why}" for names, why in unknown]
+
+
+def of_cells(
+    cells: Iterable[Cell],
+    facts: Mapping[str, Mapping[str, Any]],
+    torch_device: str,
+    limits: Limits,
+) -> list[Candidate]:
+    """Cells of this machine. `facts`: by job id, what the check of the job returned (`worker.check`)."""
+    return [
+        Candidate(
+            key=cell.key,
+            label=cell.backend,
+            world_size=cell.world_size,
+            ranks_per_node=cell.world_size // cell.nodes,
+            torch_device=torch_device,
+            alike=(cell.job_id, cell.backend, cell.world_size, cell.nodes, cell.layout),
+            scenario=lambda cell=cell: scenario_of(  # type: ignore[misc]
+                cell, planned_model(facts[cell.job_id], cell.job), torch_device,
+                device=limits.device,
+            ),
+            data_bytes=lambda cell=cell: data_bytes(facts[cell.job_id], cell.job),  # type: ignore[misc]
+            parameters=facts[cell.job_id].get("parameters"),
+            trained=facts[cell.job_id].get("trained_parameters"),
+            precision=cell.job.training.precision,
+            limited=cell.memory_limit_bytes is not None,
+        )
+        for cell in cells
+    ]  # fmt: skip
+
+
+def of_requests(requests: Iterable[RunRequest], limits: Limits) -> list[Candidate]:
+    """Runs of machines that are not here; their data is not known."""
+    return [
+        Candidate(
+            key=request.run_id,
+            label=request.backend,
+            world_size=request.world_size,
+            ranks_per_node=request.ranks_per_node,
+            torch_device=request.device,
+            alike=(
+                request.job_id, request.backend, request.world_size, request.ranks_per_node,
+                request.micro_batch_size, request.accumulation_steps,
+            ),
+            scenario=lambda request=request: scenario_of_request(  # type: ignore[misc]
+                request, job_model(request.job), device=limits.device
+            ),
+        )
+        for request in requests
+    ]  # fmt: skip
+
+
+def forecast(
+    candidates: Iterable[Candidate], limits: Limits, *, force: bool = False, trace: Trace | None = None
+) -> Forecast:
+    """Predict each run. One that cannot fit is refused unless `force`."""
+    found = Forecast()
+    known: dict[Hashable, PredictionPart | str | None] = {}
+    for run in candidates:
+        found.candidates[run.key] = run
+        if run.alike not in known:
+            known[run.alike] = _predict(run, limits, force, trace)
+        outcome = known[run.alike]
+        if isinstance(outcome, str):
+            found.unknown.setdefault(outcome, []).append(run)
+        elif outcome is not None:
+            found.parts[run.key] = outcome
+    return found
+
+
+def _predict(run: Candidate, limits: Limits, force: bool, trace: Trace | None) -> PredictionPart | str | None:
+    """The prediction, or why there is none; None: the backend will refuse by itself.
+
+    Errors of any kind are reasons, since no run may depend on its prediction.
+    """
+    try:
+        if _is_unmet(run):
+            return None
+        scenario = run.scenario()
+        if scenario is None:
+            return _at_least(run, limits, force) or UNKNOWN_STRATEGY
+        own = limits if run.limited else replace(limits, imposed_bytes=None)
+        if (unknown := why_memory_unknown(scenario)) is not None:
+            return _of_states(scenario, own, unknown, force)
+        part = predict_run(scenario, own, data_bytes=run.data_bytes(), trace=trace)
+    except HarnessError as error:
+        return _at_least(run, limits, force) or str(error)
+    except Exception as error:
+        return _at_least(run, limits, force) or f"{type(error).__name__}: {error}"
+    return part.model_copy(update={"refused": part.verdict == DOES_NOT_FIT and not force})
+
+
+def _of_states(scenario: Scenario, limits: Limits, unknown: str, force: bool) -> PredictionPart | str:
+    """A run whose model states alone do not fit is refused; of another one, that nothing more is known."""
+    part = at_least(scenario, limits)
+    if part.verdict == DOES_NOT_FIT:
+        return part.model_copy(update={"refused": not force})
+    return unknown
+
+
+def _at_least(run: Candidate, limits: Limits, force: bool) -> PredictionPart | None:
+    """Where nothing else is known: what cannot fit under any strategy is refused; None: it may fit."""
+    if run.parameters is None or run.torch_device != "cpu":
+        return None
+    part = least_on_host(
+        run.parameters, run.precision, run.world_size, run.ranks_per_node, limits, trained=run.trained
+    )
+    return part.model_copy(update={"refused": not force}) if part.verdict == DOES_NOT_FIT else None
+
+
+def _is_unmet(run: Candidate) -> bool:
+    entry, options = registry.parse(run.label)
+    if entry.strategy is None:
+        return False
+    world = World(
+        rank=0, world_size=run.world_size, local_rank=0, ranks_per_node=run.ranks_per_node,
+        device=run.torch_device,
+    )  # fmt: skip
+    try:
+        options.mesh(run.world_size)
+    except Unsupported:
+        return True
+    if unmet_second_copy(world, options):
+        return True
+    of_replicas = entry.strategy.facts.has_replicas
+    return of_replicas and bool(unmet_hybrid(world, getattr(options, "shard_size", None)))
+
+
+def words(part: PredictionPart, run: Candidate, *, most: bool = False) -> str:
+    """'fits: 1.2 MB of 3.9 GB per rank', 'cannot fit: 131 GB of 80 GB per rank'."""
+    demand = telling_demand(part, min(run.ranks_per_node, run.world_size), run.torch_device)
+    if demand is None:
+        return f"{size(part.peak_bytes)} per rank, of a device whose memory is not known"
+    verdict = "cannot fit" if part.verdict == DOES_NOT_FIT else part.verdict
+    bound = "at most " if most else "at least " if part.moment == AT_LEAST else ""
+    return f"{verdict}: {bound}{demand}"

@@ -1,0 +1,269 @@
+"""Finds the activation profile of a scenario: shipped with the package, traced before, or traced now."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from harness.atomic_write import write_atomically
+from harness.backends.presets import ACCELERATOR_PRECISION, preset_changes
+from harness.errors import HarnessError
+from harness.forms.activations import ActivationProfile, from_json
+from harness.forms.part import samples_at_once, within
+from harness.forms.tensor import ranks_of
+from harness.forms.workload import Workload
+from harness.import_path import module_command, safe_environment
+from harness.launch.libraries import EVERY_RANK, require_libraries
+from harness.plan.part import local_config, local_profile
+from harness.plan.scenario import Scenario
+from harness.spec import ModelSection
+
+TRACER = "harness.worker.activation_trace"
+TRACING_SECONDS = 300
+ERROR_LINE = re.compile(r"[A-Za-z_.]+(Error|Exception)\b: ")
+Trace = Callable[[str], str]
+"""Takes a request and returns a profile, as `worker.activation_trace.profile_text` does; by default in a new
+process, which has to import torch first."""
+
+
+def request_text(config: Mapping[str, Any], variant: Mapping[str, Any]) -> str:
+    """What is asked of a tracer."""
+    return json.dumps({"config": dict(config), "variant": variant}, sort_keys=True, default=str)
+
+
+def traced(request: str, trace: Trace | None = None) -> ActivationProfile:
+    """The profile of a request: kept from before, or traced now. Raises HarnessError if it cannot be."""
+    return _traced(request, trace or _trace)
+
+
+def trace_ahead(requests: Iterable[str]) -> None:
+    """Trace what is not kept yet in one process, which imports torch once; failures come with `traced`."""
+    missing = [request for request in dict.fromkeys(requests) if not _file(request).exists()]
+    if not missing:
+        return
+    with suppress(HarnessError, ValueError):
+        found = json.loads(_trace("[" + ",".join(missing) + "]"))
+        for request, text in zip(missing, found, strict=True):
+            if text is not None:
+                _keep(request, text)
+
+
+@lru_cache(maxsize=256)
+def _traced(request: str, trace: Trace) -> ActivationProfile:
+    file = _file(request)
+    if file.exists():
+        return from_json(json.loads(file.read_text()))
+    text = trace(request)
+    _keep(request, text)
+    return from_json(json.loads(text))
+
+
+def _keep(request: str, text: str) -> None:
+    file = _file(request)
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, text)
+
+
+def _file(request: str) -> Path:
+    """In the user's cache."""
+    key = hashlib.sha256((request + _versions()).encode()).hexdigest()[:24]
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return cache / "sharding-harness" / "activations" / f"{key}.json"
+
+
+def _trace(request: str) -> str:
+    command = module_command(TRACER)
+    environment = safe_environment() | {"CUDA_VISIBLE_DEVICES": ""}
+    try:
+        ran = subprocess.run(
+            command, input=request, capture_output=True, text=True, timeout=TRACING_SECONDS, env=environment
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HarnessError(f"tracing the model's activations took over {TRACING_SECONDS} s") from error
+    if ran.returncode:
+        raise HarnessError(f"the model's activations cannot be traced: {_error_line(ran.stderr)}")
+    return ran.stdout
+
+
+def _error_line(text: str) -> str:
+    """The line that names the error, whose message may have further lines; else the last one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
+    named = [line for line in lines if ERROR_LINE.match(line)]
+    return (named or lines)[-1]
+
+
+@lru_cache(maxsize=1)
+def _versions() -> str:
+    require_libraries("activations of a model whose profile is not shipped")
+    return " ".join([*map(version, EVERY_RANK), _tracer_digest()])
+
+
+def _tracer_digest() -> str:
+    worker = Path(__file__).parents[1] / "worker"
+    files = ("activation_trace.py", "kernel_scratch.py", "storage_events.py", "trace_profile.py")
+    return hashlib.sha256(b"".join((worker / name).read_bytes() for name in files)).hexdigest()
+
+
+SHIPPED = Path(__file__).with_name("data") / "activations.json.xz"
+NOT_IN_A_PROFILE = frozenset({
+    "_name_or_path", "architectures", "bos_token_id", "dtype", "eos_token_id", "initializer_range",
+    "layer_types", "max_window_layers", "n_layer", "n_layers", "num_hidden_layers", "num_layers",
+    "pad_token_id", "rope_parameters", "rope_scaling", "rope_theta", "torch_dtype", "transformers_version",
+    "use_cache",
+})  # fmt: skip
+"""Keys of a configuration that change neither the shapes in a block nor those around the blocks."""
+AUTOCAST = ("single", "ddp", "pipeline")
+"""Families that compute in low precision under torch's autocast."""
+
+
+def activation_profile(scenario: Scenario, trace: Trace | None = None) -> ActivationProfile:
+    """The profile of a scenario's model, precision route, attention kernel, checkpointing and micro-batch.
+
+    Raises HarnessError if the model has to be traced and cannot be.
+    """
+    return workload_profile(scenario.workload(), scenario.model.config, scenario.job.model, trace)
+
+
+def workload_profile(
+    workload: Workload, config: Mapping[str, Any], model: ModelSection, trace: Trace | None = None
+) -> ActivationProfile:
+    """The same for a workload of a Hugging Face configuration, with the job's settings of the model."""
+    if model.trust_remote_code:
+        raise HarnessError("activations are not known: code of the model's folder replaces transformers'")
+    profile = find_profile(_local(workload, config), **_variant(workload, model), trace=trace)
+    return local_profile(profile, workload)
+
+
+def _local(workload: Workload, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    ranks = ranks_of(workload)
+    return config if ranks == 1 else local_config(config, ranks)
+
+
+def _variant(workload: Workload, model: ModelSection) -> dict[str, Any]:
+    return {
+        "route": precision_route(workload),
+        "attention": _kernel(model),
+        "checkpointing": bool(workload.activation_checkpointing),
+        "single_sample": samples_at_once(workload) == 1,
+        "device": workload.device,
+        "dropout": model.dropout,
+    }
+
+
+def precision_route(workload: Workload) -> str:
+    """How low precision comes about: 'autocast' on fp32 weights, or 'cast' weights; 'fp32' without it.
+
+    `backends/single.py`, `backends/ddp.py`: autocast. FSDP casts what it gathers (`mp_policy`), DeepSpeed the
+    whole model. Where Accelerate brings the autocast, it also makes the model's outputs fp32
+    (`Accelerator.prepare_model`); FSDP1 through Accelerate has it on top unless like-for-like turns it off.
+    """
+    strategy, asked = workload.strategy, workload.options.get("precision")
+    if workload.precision == "fp32" or workload.widened:
+        return "fp32"
+    if not workload.mixed or asked == "cast" or strategy.zero_stage is not None:
+        return "cast"
+    outputs = "+outputs" if strategy.through_accelerate else ""
+    if within(workload).strategy.family in AUTOCAST:
+        return f"autocast{outputs}"
+    count = workload.layout.parameter_count
+    changes = preset_changes(strategy, workload.precision, workload.preset, count)
+    # `Accelerator._prepare_fsdp2` does not call `prepare_model`.
+    cast_alone = strategy.family == "fsdp2" or any(c.setting == ACCELERATOR_PRECISION for c in changes)
+    return "cast" if not outputs or cast_alone else f"cast+autocast{outputs}"
+
+
+def _kernel(model: ModelSection) -> str | None:
+    """The kernel that transformers is asked for; None: its own choice."""
+    # FlashAttention's package keeps what the flash kernel behind sdpa keeps.
+    return "sdpa" if model.attention_kernel == "flash_attention_2" else model.attention_kernel
+
+
+def find_profile(
+    config: Mapping[str, Any],
+    *,
+    route: str,
+    attention: str | None,
+    checkpointing: bool,
+    single_sample: bool,
+    device: str,
+    dropout: float | None = 0.0,
+    trace: Trace | None = None,
+) -> ActivationProfile:
+    """The same for a Hugging Face configuration."""
+    found = _shipped_or_request(
+        config, route=route, attention=attention, checkpointing=checkpointing, single_sample=single_sample,
+        device=device, dropout=dropout,
+    )  # fmt: skip
+    return traced(found, trace) if isinstance(found, str) else found
+
+
+def trace_scenarios(scenarios: Iterable[Scenario]) -> None:
+    """Trace the profiles of scenarios that are not there yet, all in one process."""
+    requests = []
+    for scenario in scenarios:
+        workload = scenario.workload()
+        with suppress(HarnessError):
+            found = _shipped_or_request(
+                _local(workload, scenario.model.config), **_variant(workload, scenario.job.model)
+            )
+            requests += [found] if isinstance(found, str) else []
+    trace_ahead(requests)
+
+
+def _shipped_or_request(
+    config: Mapping[str, Any],
+    *,
+    route: str,
+    attention: str | None,
+    checkpointing: bool,
+    single_sample: bool,
+    device: str,
+    dropout: float | None,
+) -> ActivationProfile | str:
+    """The profile, or what to ask of a tracer."""
+    variant: dict[str, Any] = {
+        "route": route, "attention": attention, "checkpointing": checkpointing, "device": device,
+        "single_sample": single_sample,
+    }  # fmt: skip
+    if dropout != 0:  # profiles are shipped without
+        variant["dropout"] = dropout
+    shipped = _shipped().get(config_key(config), {}).get(variant_key(variant))
+    if shipped is not None and dropout == 0:
+        return from_json(shipped)
+    return request_text(config, variant)
+
+
+def config_key(config: Mapping[str, Any]) -> str:
+    """Digest of what decides a profile."""
+    relevant = {key: value for key, value in config.items() if key not in NOT_IN_A_PROFILE}
+    return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def variant_key(variant: Mapping[str, Any]) -> str:
+    """Name of a variant of a model's profile."""
+    flags = [name for name in ("checkpointing", "single_sample") if variant[name]]
+    return " ".join([variant["device"], variant["route"], variant["attention"] or "auto", *flags])
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> dict[str, dict[str, Any]]:
+    """Profiles by configuration and variant; `benchmarks/activation_profiles.py` writes the files.
+
+    Of a configuration that stands in several files, the variants of all of them.
+    """
+    document: dict[str, dict[str, Any]] = {}
+    for file in sorted(SHIPPED.parent.glob("activations*.json.xz")):
+        for key, variants in json.loads(lzma.decompress(file.read_bytes())).items():
+            document[key] = document.get(key, {}) | variants
+    return document

@@ -1,0 +1,341 @@
+"""Says when data parallelism alone is the wrong tool, and which other parallelism is called for.
+
+The steps are those of the Ultra-Scale Playbook (Nouamane Tazi et al., Hugging Face 2025, 'finding the best
+training configuration'): fit the model, reach the global batch, raise throughput. Where the guide names
+numbers of GPUs, what they stand for is computed: bytes that do not fit, communication that nothing hides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Literal
+
+from harness.judge.wording import percent
+from harness.plan.recommend.predict import Configuration, Predictors, best_configuration, smallest_need
+from harness.plan.recommend.question import Question
+from harness.plan.recommend.ranking import CLOSE_SHARE
+from harness.tell.formats import gigabytes, number
+
+Tool = Literal[
+    "more GPUs", "fewer GPUs", "larger batch", "smaller batch", "tensor", "pipeline", "context", "expert",
+]  # fmt: skip
+MOST_GPUS = 16_384
+MOST_CONTEXT = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """One way out and the figure that sizes it."""
+
+    tool: Tool
+    degree: int | None
+    """GPUs that share one copy, or the number of GPUs; None: it has none."""
+    reason: str
+
+
+def predicted_remedies(shared: Sequence[Configuration]) -> Iterator[Remedy]:
+    """The fastest configuration that fits of each way to share samples; `shared`: all such, fastest first."""
+    found: dict[Tool, Configuration] = {}
+    for configuration in shared:
+        if configuration.fits:
+            found.setdefault(tool_of(configuration), configuration)
+    for tool, configuration in found.items():
+        rate = (
+            f", {configuration.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
+            if configuration.speed
+            else ""
+        )
+        yield Remedy(
+            tool=tool,
+            degree=degree_of(configuration),
+            reason=f"{configuration.label} fits at micro-batch {configuration.micro_batch_size}: "
+            f"{gigabytes(configuration.needed_bytes)} GB{rate}",
+        )
+
+
+def tool_of(configuration: Configuration) -> Tool:
+    """How the ranks of a configuration that share samples do so."""
+    strategy = configuration.variant.strategy
+    if strategy.facts.cuts_layers:
+        return "pipeline"
+    return "tensor" if "tensor" in configuration.variant.options else "context"
+
+
+def degree_of(configuration: Configuration) -> int:
+    """Ranks that share samples."""
+    options = configuration.variant.options
+    return int(next(options[name] for name in ("tensor", "sequence", "stages") if options.get(name)))
+
+
+def memory_remedies(
+    question: Question,
+    smallest: Configuration,
+    predictors: Predictors,
+    shared: Sequence[Configuration] = (),
+) -> Iterator[Remedy]:
+    """Ways to make the configuration fit that needs least; each is predicted where a prediction can tell.
+
+    `shared`: configurations whose ranks share samples; what is predicted of them replaces lower bounds.
+    """
+    if _fits_without_accumulation(question, smallest, predictors):
+        tokens = question.gpus * question.sequence_length
+        reason = f"{smallest.label} fits at {tokens:,} tokens: one sample a GPU, no gradients accumulate"
+        yield Remedy(tool="smaller batch", degree=None, reason=reason)
+    gpus = _enough_gpus(question, smallest, predictors)
+    if gpus is not None:
+        yield Remedy(
+            tool="more GPUs", degree=gpus, reason=f"{smallest.label} fits: each holds less of the states"
+        )
+    tried = {tool_of(configuration) for configuration in shared}
+    yield from predicted_remedies(shared)
+    if any(configuration.fits for configuration in shared):
+        return
+    context = _enough_context(question, smallest, predictors)
+    if context is not None and ("context" not in tried or context > question.gpus_per_node):
+        reason = (
+            f"each GPU then holds activations of {question.sequence_length // context:,} tokens of a sample: "
+            f"fsdp-cp:sequence={context} or ulysses-zero3:sequence={context}"
+        )
+        yield Remedy(tool="context", degree=context, reason=reason)
+    yield from (r for r in _model_parallel(question, smallest) if r.tool not in tried)
+
+
+def power_of_two(value: float) -> int:
+    """The smallest power of two that is not below `value`."""
+    power = 1
+    while power < value:
+        power *= 2
+    return power
+
+
+def _fits_without_accumulation(question: Question, smallest: Configuration, predictors: Predictors) -> bool:
+    """Whether one sample a GPU and step fits: gradients that accumulate may not be sharded."""
+    tokens = question.gpus * question.sequence_length
+    return question.samples_per_rank > 1 and _fits(
+        replace(question, tokens_asked=tokens), smallest, predictors
+    )
+
+
+def _enough_gpus(question: Question, smallest: Configuration, predictors: Predictors) -> int | None:
+    """The number of GPUs, doubled, on which it fits with the same tokens per step; None: there is none."""
+    gpus = question.gpus * 2
+    while gpus <= min(MOST_GPUS, question.samples_asked):
+        per_node = question.gpus_per_node if question.nodes > 1 else min(gpus, 8)
+        larger = replace(question, gpus=gpus, gpus_per_node=per_node)
+        if _fits(larger, smallest, predictors):
+            return gpus
+        gpus *= 2
+    return None
+
+
+def _enough_context(question: Question, smallest: Configuration, predictors: Predictors) -> int | None:
+    """Among how many GPUs a sample must be divided, all else equal; None: that is not what is too much."""
+    degree = 2
+    while degree <= MOST_CONTEXT and question.sequence_length // degree >= 2:
+        data = question.job.data.model_copy(update={"sequence_length": question.sequence_length // degree})
+        shorter = replace(
+            question,
+            job=question.job.model_copy(update={"data": data}),
+            tokens_asked=question.samples_asked * data.sequence_length,
+        )
+        if _fits(shorter, smallest, predictors):
+            return degree
+        degree *= 2
+    return None
+
+
+def _fits(question: Question, like: Configuration, predictors: Predictors) -> bool:
+    """Whether the variant fits another question."""
+    return best_configuration(
+        question, like.variant, predictors, checkpointing=like.checkpointing, with_speed=False
+    ).fits
+
+
+def _model_parallel(question: Question, smallest: Configuration) -> Iterator[Remedy]:
+    """Tensor parallelism within a node divides all of it; pipeline stages what is then still too large."""
+    overhead = smallest.needed_bytes - smallest.memory.peak_bytes
+    degree = power_of_two(smallest.memory.peak_bytes / (smallest.memory_bytes - overhead))
+    inside = min(degree, power_of_two(question.gpus_per_node / 2 + 0.5))
+    left = smallest.memory.peak_bytes / inside
+    yield Remedy(
+        tool="tensor",
+        degree=inside,
+        reason=f"divides weights, gathered layers and activations within a node: {gigabytes(left)} GB a GPU",
+    )
+    if degree > inside:
+        stages = ceil(degree / inside)
+        yield Remedy(
+            tool="pipeline", degree=stages, reason="stages divide what tensor parallelism leaves too large"
+        )
+
+
+GUIDE_GPUS = 512
+"""From here on the guide calls pure ZeRO-3 communication-bound."""
+EXPOSED_SHARE = 0.2
+"""Of a step: above it communication decides the speed."""
+
+Case = Literal[
+    "too few samples", "does not fit", "barely fits", "only offload fits", "communication-bound", "slower",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """Why data parallelism alone is the wrong tool, and what would help, the most direct remedy first."""
+
+    case: Case
+    figures: str
+    remedies: tuple[Remedy, ...]
+
+
+def advise(
+    question: Question,
+    fitting: Sequence[Configuration],
+    too_large: Sequence[Configuration],
+    predictors: Predictors,
+    shared: Sequence[Configuration] = (),
+) -> Advice | None:
+    """What else to use; None: data parallelism is the right tool.
+
+    `fitting` is ranked, the best first; `too_large` has what needs least first. `shared`: configurations
+    whose ranks share samples, those that fit first and by speed.
+    """
+    if question.samples_per_rank == 0:
+        return _too_few_samples(question, shared)
+    on_device = [c for c in fitting if c.variant.offload == "none"]
+    with_room = [c for c in shared if c.fits and not c.verdict.barely_fits]
+    if on_device and on_device[0].verdict.barely_fits and with_room:
+        return _barely(on_device[0], with_room)
+    if on_device:
+        faster = [c for c in shared if c.fits and _gain(c, on_device[0]) > CLOSE_SHARE]
+        if faster:
+            return _outrun(on_device[0], faster)
+        return _communication_bound(question, on_device[0], tried={tool_of(c) for c in shared})
+    smallest = smallest_need(c for c in too_large if c.variant.offload == "none")
+    remedies = tuple(memory_remedies(question, smallest, predictors, shared))
+    figures = _needs(smallest)
+    if fitting:
+        figures = f"without offload nothing fits: {figures}"
+        return Advice(case="only offload fits", figures=figures, remedies=remedies)
+    return Advice(case="does not fit", figures=figures, remedies=remedies)
+
+
+def guide_line(question: Question, configurations: Sequence[Configuration]) -> str | None:
+    """The guide's overlap ratio for full sharding over all ranks; None: it is not predicted."""
+    full = next(
+        (c for c in configurations if c.variant.strategy.sharding == "full-shard" and c.speed is not None),
+        None,
+    )
+    if full is None or full.speed is None or full.speed.peak_ratio is None:
+        return None
+    speed = full.speed
+    where = "beyond" if question.gpus > GUIDE_GPUS else "up to"
+    return (
+        f"full sharding over {question.gpus:,} GPUs ({where} the guide's {GUIDE_GPUS}), {full.label}: "
+        f"communication over computing at peak rates {number(speed.peak_ratio)} (above 1 some is exposed "
+        f"whatever overlaps), {percent(speed.exposed_seconds / speed.step_seconds)} of the step exposed; "
+        f"the guide's own ratio {number(speed.guide_ratio)}"
+    )
+
+
+def _gain(shared: Configuration, plain: Configuration) -> float:
+    """By what share of its own rate a configuration is faster than a data-parallel one."""
+    rate = shared.tokens_per_second_per_gpu
+    return 1 - plain.tokens_per_second_per_gpu / rate if rate and plain.speed else 0.0
+
+
+def _outrun(plain: Configuration, faster: Sequence[Configuration]) -> Advice:
+    """Data parallelism fits, but ranks that share samples are faster."""
+    return Advice(
+        case="slower",
+        figures=f"{plain.label}, the fastest of its kind that fits, is {percent(_gain(faster[0], plain))} "
+        f"slower than {faster[0].label}",
+        remedies=tuple(predicted_remedies(faster)),
+    )
+
+
+def _barely(plain: Configuration, roomier: Sequence[Configuration]) -> Advice:
+    """Data parallelism leaves next to nothing of the device, ranks that share samples more."""
+    return Advice(
+        case="barely fits",
+        figures=f"{plain.label}, the fastest of its kind that fits, leaves "
+        f"{percent(plain.margin_bytes / plain.memory_bytes)} of the device free",
+        remedies=tuple(predicted_remedies(roomier)),
+    )
+
+
+def _too_few_samples(question: Question, shared: Sequence[Configuration]) -> Advice:
+    samples = question.samples_asked
+    return Advice(
+        case="too few samples",
+        figures=f"{question.tokens_asked:,} tokens per step are {samples:,} samples of "
+        f"{question.sequence_length:,} tokens, fewer than {question.gpus:,} GPUs",
+        remedies=(
+            *predicted_remedies(shared),
+            Remedy(tool="fewer GPUs", degree=samples, reason="data parallelism can use no more"),
+            Remedy(
+                tool="larger batch",
+                degree=None,
+                reason=f"at least {question.gpus * question.sequence_length:,} tokens per step",
+            ),
+        ),
+    )
+
+
+def _needs(smallest: Configuration) -> str:
+    groups = smallest.memory_groups()
+    checkpointing = ", checkpointing" if smallest.checkpointing else ""
+    return (
+        f"{smallest.label} at micro-batch {smallest.micro_batch_size}{checkpointing} needs least, "
+        f"{gigabytes(smallest.needed_bytes)} GB of {gigabytes(smallest.memory_bytes)}: states "
+        f"{gigabytes(groups['states'])}, gathered weights and buffers {gigabytes(groups['gathered'])}, "
+        f"activations {gigabytes(groups['activations'])} GB at its {smallest.memory.decisive.name}"
+    )
+
+
+def _communication_bound(question: Question, best: Configuration, tried: Collection[Tool]) -> Advice | None:
+    """The best configuration on the device still waits for communication."""
+    speed = best.speed
+    if speed is None or question.gpus == 1:
+        return None
+    exposed = speed.exposed_seconds / speed.step_seconds
+    if exposed <= EXPOSED_SHARE:
+        return None
+    ratio = speed.communication_seconds / speed.computing_seconds
+    figures = (
+        f"{percent(exposed)} of the step of {best.label} is exposed communication: it communicates "
+        f"{number(speed.communication_seconds)} s and computes "
+        f"{number(speed.computing_seconds)} s"
+    )
+    remedies = tuple(r for r in _faster(question, best, ratio) if r.tool not in tried)
+    return Advice(case="communication-bound", figures=figures, remedies=remedies)
+
+
+def _faster(question: Question, best: Configuration, ratio: float) -> list[Remedy]:
+    """More tokens between collectives: a larger batch, or fewer data-parallel ranks."""
+    each_micro_step = best.variant.strategy.stage >= 2
+    tokens = best.micro_batch_size * question.sequence_length
+    tokens *= 1 if each_micro_step else best.accumulation_steps
+    per = "micro-step" if each_micro_step else "step"
+    found = []
+    if ratio > 1:
+        needed = round(tokens * ratio)
+        reason = (
+            f"computing lasts as long as communication at {needed:,} tokens a GPU and {per}, not {tokens:,}"
+        )
+        found.append(Remedy(tool="larger batch", degree=None, reason=reason))
+    degree = min(power_of_two(max(ratio, 2.0)), question.gpus_per_node)
+    if degree > 1:
+        ranks = question.gpus // degree
+        reason = (
+            f"{ranks:,} data-parallel ranks with {degree} x the tokens each: gradients and weights cross the "
+            f"slow links {degree} x less per token"
+        )
+        found.append(Remedy(tool="tensor", degree=degree, reason=reason))
+    if ratio > question.gpus_per_node and question.nodes > 1:
+        stages = min(power_of_two(ratio / question.gpus_per_node), question.nodes)
+        reason = "stages on different nodes send activations between them instead of weights"
+        found.append(Remedy(tool="pipeline", degree=stages, reason=reason))
+    return found

@@ -1,0 +1,374 @@
+"""Predictions for one variant: the largest micro-batch that fits, and the speed near it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from harness.backends import registry
+from harness.backends.entry import Entry
+from harness.backends.hybrid import SECOND_COPY
+from harness.backends.not_run import reasons_not_run
+from harness.backends.pipeline_options import parts_of
+from harness.backends.strategy import StrategyKind
+from harness.errors import HarnessError
+from harness.forms.families import collectives
+from harness.forms.terms import STATE_KINDS
+from harness.plan.fit.search import divisors, largest_predicted
+from harness.plan.limits import Verdict
+from harness.plan.memory import MemoryPrediction, predict_memory
+from harness.plan.profiles import trace_scenarios
+from harness.plan.recommend.question import Question
+from harness.plan.scenario import Scenario
+from harness.plan.speed import SpeedPrediction, predict_speed
+
+NOT_TRIED = {
+    "pp:schedule=gpipe": "the bubble of 1f1b, with the activations of all micro-batches",
+    "tensor and sequence across nodes": "they communicate in every layer",
+    "pipelines of more than 16 stages": "not tried",
+    "offload where ranks share samples": "not tried",
+    "tensor, sequence and pipeline at once": "no backend combines them",
+}
+"""Further ways to divide a model, and why they are left out."""
+MOST_STAGES = 4
+"""Powers of two that are tried: 2 to 16 stages."""
+SHARDING_FAMILIES = ("zero12", "zero3", "fsdp1", "fsdp2")
+GROUPS_OF_NODES = (1, 2, 4)
+"""Shard groups of hybrid strategies, in nodes; on one node half of its ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A backend with options."""
+
+    label: str
+    strategy: StrategyKind
+    options: Mapping[str, Any]
+    shard_size: int | None = None
+
+    @property
+    def offload(self) -> str:
+        """'none', 'optimizer' or 'cpu'."""
+        return str(self.options.get("offload", "none"))
+
+
+def distinct_backends() -> tuple[list[Entry], dict[str, str]]:
+    """Built-in backends that shard differently, and why each of the others is left out, by name.
+
+    Of two libraries with one strategy both stay, since they differ in memory and speed; FSDP2 stands for
+    FSDP1 where it has the strategy, and DDP for everything that shards nothing.
+    """
+    chosen: dict[object, Entry] = {}
+    left_out: dict[str, str] = {}
+    order = sorted(registry.BUILT_IN.values(), key=lambda entry: entry.strategy.family == "fsdp1")  # type: ignore[union-attr]
+    for entry in order:
+        strategy = entry.strategy
+        assert strategy is not None
+        if strategy.sharding == "single":
+            left_out[entry.name] = "one process"
+        elif strategy.through_accelerate:
+            library = "Trainer" if strategy.route == "trainer" else "Accelerate"
+            left_out[entry.name] = f"the same strategy through {library}"
+        elif strategy.multiplies_gradients:
+            left_out[entry.name] = "its gradients are too large by the ranks of a sample unless corrected"
+        elif (key := _kind(strategy)) in chosen:
+            left_out[entry.name] = f"shards like {chosen[key].name}"
+        else:
+            chosen[key] = entry
+    return list(chosen.values()), left_out
+
+
+def variants(entry: Entry, gpus: int, gpus_per_node: int) -> Iterator[Variant]:
+    """A backend with each of its offloads, degrees and groups of ranks that the world allows.
+
+    A second copy of the weights is tried within a node only: what crosses its links is gathered once.
+    """
+    strategy = entry.strategy
+    assert strategy is not None
+    for size in _shard_sizes(gpus, gpus_per_node) if strategy.facts.has_replicas else [None]:
+        for offload in _offloads(entry):
+            for degrees in _degrees(entry, gpus, gpus_per_node, offload):
+                kept = None if offload == "none" else offload
+                yield _variant(entry, offload=kept, shard_size=size, **degrees)
+    for option in _second_copies(entry, gpus) if gpus > gpus_per_node and gpus % gpus_per_node == 0 else ():
+        yield _variant(entry, **{option: gpus_per_node})
+
+
+def _variant(entry: Entry, **given: str | int | None) -> Variant:
+    assert entry.strategy is not None
+    text = ",".join(f"{key}={value}" for key, value in given.items() if value is not None)
+    label = registry.canonical_label(f"{entry.name}:{text}" if text else entry.name)
+    options = registry.parse(label)[1].model_dump(mode="json")
+    return Variant(
+        label=label, strategy=entry.strategy, options=options, shard_size=options.get("shard_size")
+    )
+
+
+def _second_copies(entry: Entry, gpus: int) -> list[str]:
+    """Options that keep a second copy of the weights within a node; only where nobody shares samples."""
+    if registry.mesh_of(entry.name, gpus).shares_samples:
+        return []
+    return [name for name in SECOND_COPY if name in entry.options_class().model_fields]
+
+
+def _kind(strategy: StrategyKind) -> object:
+    """Equal for backends of which one is enough."""
+    if strategy.sequence is not None or strategy.family not in ("ddp", "zero0", *SHARDING_FAMILIES):
+        return (strategy.family, strategy.sequence, strategy.zero_stage)
+    return strategy.sharding if strategy.stage == 0 else (strategy.sharding, strategy.zero_stage)
+
+
+def _degrees(entry: Entry, gpus: int, gpus_per_node: int, offload: str) -> list[dict[str, Any]]:
+    """Options that say how many ranks divide layers, samples or blocks; one empty set where none do.
+
+    What crosses in every layer stays within a node.
+    """
+    fields = entry.options_class().model_fields
+    powers = [2**n for n in range(1, 11) if 2**n <= gpus and gpus % 2**n == 0]
+    inside = [power for power in powers if power <= gpus_per_node]
+    if "micro_batches" in fields:
+        return [degrees for stages in powers[:MOST_STAGES] for degrees in _pipelines(stages)]
+    for name in ("tensor", "sequence"):
+        if name in fields:
+            return [{name: degree} for degree in inside] if offload == "none" else []
+    return [{}]
+
+
+def _pipelines(stages: int) -> list[dict[str, Any]]:
+    """1F1B with as many micro-batches as stages and with four times as many; interleaved with as many."""
+    few, many = {"stages": stages, "micro_batches": stages}, {"stages": stages, "micro_batches": 4 * stages}
+    return [few, many, {"schedule": "interleaved", **few}]
+
+
+def _shard_sizes(gpus: int, gpus_per_node: int) -> list[int]:
+    """Sizes of shard groups with at least two replicas of at least two shards."""
+    sizes = [gpus_per_node * nodes for nodes in GROUPS_OF_NODES] if gpus > gpus_per_node else [gpus // 2]
+    return [size for size in sizes if size > 1 and gpus % size == 0 and gpus // size > 1]
+
+
+def _offloads(entry: Entry) -> list[str]:
+    field = entry.options_class().model_fields.get("offload")
+    offered = [str(value) for value in get_args(field.annotation)] if field else ["none"]
+    # How fast a disk is that NVMe offload would use, no question says.
+    offered = [v for v in offered if not v.startswith("nvme") and not reasons_not_run({"offload": v})]
+    strategy = entry.strategy
+    # Below stage 3 DeepSpeed keeps weights on the device in either case.
+    below_stage_3 = strategy is not None and strategy.zero_stage in (1, 2)
+    return [value for value in offered if not (below_stage_3 and value == "cpu")]
+
+
+OF_SAMPLES = ("activations", "data")
+"""Kinds of memory that grow with the tokens of a sample."""
+SPEEDS = 2
+"""Micro-batches from the largest downwards whose speed is predicted; the fastest is kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictors:
+    """What predicts; others in tests."""
+
+    memory: Callable[[Scenario], MemoryPrediction] = predict_memory
+    speed: Callable[[Scenario], SpeedPrediction | None] = predict_speed
+    ahead: Callable[[Iterable[Scenario]], None] = trace_scenarios
+    """Told what will be asked, so that profiles are traced together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """A variant with all that was open decided, and what is predicted of it."""
+
+    variant: Variant
+    checkpointing: bool | str
+    micro_batch_size: int
+    accumulation_steps: int
+    memory: MemoryPrediction
+    needed_bytes: int
+    """On the device, context and buffers of NCCL included."""
+    memory_bytes: int
+    """Of the device."""
+    speed: SpeedPrediction | None
+    """None: it does not fit, or its communication has no closed form."""
+    unknown: str | None = None
+    """Why there is no speed although it fits."""
+    traffic: str | None = None
+    """Why its speed rests on the papers' count of bytes, not on the library's; None: it does not."""
+
+    @property
+    def label(self) -> str:
+        return self.variant.label
+
+    @property
+    def backend(self) -> str:
+        """The backend without its options."""
+        return self.variant.label.partition(":")[0]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it fits."""
+        return Verdict(needed_bytes=self.needed_bytes, device_bytes=self.memory_bytes)
+
+    @property
+    def margin_bytes(self) -> int:
+        """What stays free of the device; negative: what is missing."""
+        return self.verdict.margin_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.verdict.fits
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether it fits so closely that the error of a prediction may decide."""
+        return self.verdict.answer == "tight"
+
+    def memory_groups(self) -> dict[str, int]:
+        """Device bytes of the fullest moment: 'states' that sharding divides, 'activations' that grow with
+        the tokens of a sample, and 'gathered' for the rest."""
+        sums = {"states": 0, "gathered": 0, "activations": 0}
+        moment = self.memory.decisive
+        for term in moment.terms:
+            if not term.host:
+                is_state = term.kind in STATE_KINDS or moment.name == "optimizer step"
+                group = "activations" if term.kind in OF_SAMPLES else "states" if is_state else "gathered"
+                sums[group] += term.bytes
+        return sums
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        """0 where no speed is predicted."""
+        return self.speed.tokens_per_second_per_gpu if self.speed else 0.0
+
+
+def scenario_of(
+    question: Question, variant: Variant, micro_batch_size: int, *, checkpointing: bool | str
+) -> Scenario:
+    """The scenario of one configuration."""
+    training = question.job.training.model_copy(update={"activation_checkpointing": checkpointing})
+    scenario = Scenario.of(
+        variant.label,
+        question.model,
+        question.job.model_copy(update={"training": training}),
+        world_size=question.gpus,
+        ranks_per_node=question.gpus_per_node,
+        preset=question.preset,
+        micro_batch_size=micro_batch_size,
+        accumulation_steps=max(1, samples_of(question, variant) // micro_batch_size),
+        device=question.device,
+        fabric=question.fabric,
+    )
+    assert scenario is not None  # variants are built-in
+    return scenario
+
+
+def samples_of(question: Question, variant: Variant) -> int:
+    """Samples per step of each rank, or group of ranks, that has samples of its own."""
+    mesh = registry.mesh_of(variant.label, question.gpus)
+    return question.samples // mesh.data_size
+
+
+def micro_batch_sizes(question: Question, variant: Variant) -> list[int]:
+    """Micro-batches that a run of the harness takes: they divide the samples of a rank or of a group.
+
+    Raises HarnessError where the samples do not divide over those, or make no whole micro-batches of a
+    pipeline.
+    """
+    data_ranks = registry.mesh_of(variant.label, question.gpus).data_size
+    if question.samples % data_ranks:
+        raise HarnessError(f"{question.samples:,} samples do not divide over its {data_ranks:,} data ranks")
+    samples = samples_of(question, variant)
+    parts = parts_of(registry.parse(variant.label)[1], question.gpus)
+    sizes = [size for size in divisors(samples) if size % parts == 0]
+    if not sizes:
+        raise HarnessError(f"its micro-batches do not divide the {samples} samples of a pipeline")
+    return sizes
+
+
+def best_configuration(
+    question: Question,
+    variant: Variant,
+    predictors: Predictors,
+    *,
+    checkpointing: bool | str,
+    with_speed: bool = True,
+) -> Configuration:
+    """The fastest split of the global batch that fits; the smallest, if none does."""
+    return fastest(
+        near_largest(question, variant, predictors, checkpointing=checkpointing, with_speed=with_speed)
+    )
+
+
+def fastest(configurations: Sequence[Configuration]) -> Configuration:
+    """The fastest that fits; if none does, what needs least."""
+    fitting = [configuration for configuration in configurations if configuration.fits]
+    if not fitting:
+        return smallest_need(configurations)
+    return max(fitting, key=lambda c: c.tokens_per_second_per_gpu)
+
+
+def near_largest(
+    question: Question,
+    variant: Variant,
+    predictors: Predictors,
+    *,
+    checkpointing: bool | str,
+    with_speed: bool = True,
+) -> list[Configuration]:
+    """Splits of the global batch that fit, from the largest micro-batch down; if none does, what needs least.
+
+    The largest micro-batch by halving, since memory grows with it; then the speed of it and of the next
+    smaller ones that fit. `with_speed` False: the largest.
+    """
+    sizes = micro_batch_sizes(question, variant)
+    known: dict[int, Configuration] = {}
+
+    def predicted(size: int) -> Configuration:
+        if size not in known:
+            scenario = scenario_of(question, variant, size, checkpointing=checkpointing)
+            known[size] = _of_memory(question, variant, scenario, predictors.memory(scenario))
+        return known[size]
+
+    largest = largest_predicted(sizes, lambda size: predicted(size).fits)
+    if largest is None:
+        return [smallest_need(predicted(size) for size in (sizes[0], sizes[-1]))]
+    if not with_speed:
+        return [predicted(largest)]
+    last = sizes.index(largest)
+    near = [predicted(size) for size in reversed(sizes[max(0, last + 1 - SPEEDS) : last + 1])]
+    return [_with_speed(question, configuration, predictors) for configuration in near if configuration.fits]
+
+
+def smallest_need(configurations: Iterable[Configuration]) -> Configuration:
+    """What needs least memory."""
+    return min(configurations, key=lambda configuration: configuration.needed_bytes)
+
+
+def _of_memory(
+    question: Question, variant: Variant, scenario: Scenario, memory: MemoryPrediction
+) -> Configuration:
+    return Configuration(
+        variant=variant,
+        checkpointing=scenario.job.training.activation_checkpointing,
+        micro_batch_size=scenario.micro_batch_size,
+        accumulation_steps=scenario.accumulation_steps,
+        memory=memory,
+        needed_bytes=memory.device_bytes,
+        memory_bytes=question.device.memory_bytes,
+        speed=None,
+    )
+
+
+def _with_speed(question: Question, configuration: Configuration, predictors: Predictors) -> Configuration:
+    scenario = scenario_of(
+        question,
+        configuration.variant,
+        configuration.micro_batch_size,
+        checkpointing=configuration.checkpointing,
+    )
+    unknown = speed = None
+    try:
+        speed = predictors.speed(scenario)
+    except HarnessError as error:
+        unknown = str(error)
+    traffic = collectives(scenario.workload()).unknown if speed else None
+    return replace(configuration, speed=speed, unknown=unknown, traffic=traffic)

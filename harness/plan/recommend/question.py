@@ -1,0 +1,185 @@
+"""What is asked: a model, GPUs and tokens per step; and the job that follows from them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.backends.base import Preset
+from harness.errors import HarnessError
+from harness.plan.adapters import require_all_trained
+from harness.plan.device import Device, Fabric, with_training_defaults
+from harness.plan.model import PlannedModel
+from harness.plan.models import NOT_COVERED, find_entry, load_model
+from harness.spec import Experiment, Job
+
+MOST_SHARING = 16
+"""GPUs that share samples: stages of the longest pipeline that is tried."""
+POWERS = (2, 4, 8, 16)
+_COUNT = re.compile(r"(\d+(?:\.\d+)?(?:[eE]\d+)?)\s*([kKmM]?)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A job on a machine; strategy, micro-batch, checkpointing and offload are open."""
+
+    model: PlannedModel
+    job: Job
+    """Its global batch is resolved; 0 samples a rank are possible, and then said."""
+    preset: Preset
+    """Of the libraries' settings: what plans, and what the printed commands run."""
+    gpus: int
+    gpus_per_node: int
+    device: Device
+    fabric: Fabric | None
+    tokens_asked: int
+    checkpointing: tuple[bool | str, ...]
+    """Choices of activation checkpointing: both, unless the job says which."""
+    remarks: tuple[str, ...] = ()
+    """What was chosen because nothing was given, or rounded."""
+
+    @property
+    def sequence_length(self) -> int:
+        return self.job.data.sequence_length
+
+    @property
+    def samples_asked(self) -> int:
+        """Samples that the tokens of a step make."""
+        return self.tokens_asked // self.sequence_length
+
+    @property
+    def samples_per_rank(self) -> int:
+        """0: there are fewer samples than GPUs."""
+        return self.samples_asked // self.gpus
+
+    @property
+    def samples(self) -> int:
+        """Samples of a step: a multiple of the GPUs, or of groups of GPUs that share them if fewer.
+
+        Groups within a node if there are enough samples for those, else of up to MOST_SHARING; 0: too few.
+        """
+        if self.samples_per_rank:
+            return self.samples_per_rank * self.gpus
+        for most in (self.gpus_per_node, MOST_SHARING):
+            groups = [self.gpus // n for n in POWERS if n <= most and self.gpus % n == 0]
+            if found := max((self.samples_asked // n * n for n in groups), default=0):
+                return found
+        return 0
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.samples * self.sequence_length
+
+    @property
+    def nodes(self) -> int:
+        return self.gpus // self.gpus_per_node
+
+
+def read_count(text: str) -> int:
+    """Tokens of '4194304', '4M' or '5e5'; K and M are 10^3 and 10^6. Raises HarnessError."""
+    match = _COUNT.fullmatch(text.strip())
+    value = float(match[1]) * {"": 1.0, "k": 1e3, "m": 1e6}[match[2].lower()] if match else 0.0
+    if not 1 <= value < 1e15:
+        raise HarnessError(
+            f"--tokens-per-step was given '{text}'; give a number of tokens such as 4194304 or 4M"
+        )
+    return round(value)
+
+
+def ask(
+    model: PlannedModel,
+    experiment: Experiment,
+    *,
+    gpus: int,
+    gpus_per_node: int,
+    device: Device,
+    fabric: Fabric | None,
+    tokens: int,
+) -> Question:
+    """The question for a job and a machine. Raises HarnessError for what contradicts itself."""
+    per_node = min(gpus, gpus_per_node)
+    if gpus % per_node:
+        raise HarnessError(f"--gpus {gpus} is no multiple of --gpus-per-node {per_node}; change one of them")
+    if gpus > per_node and fabric is None:
+        raise HarnessError(f"{gpus // per_node} nodes need the network between them; give it with --fabric")
+    _require_open(experiment)
+    require_all_trained(experiment.job(), "the memory and speed")
+    chosen = experiment.training.model_fields_set
+    experiment, defaults = with_training_defaults(model, experiment, device)
+    _check_sequence(model, experiment)
+    remarks, job = [*defaults], experiment.job()
+    sequence = job.data.sequence_length
+    if tokens < sequence:
+        raise HarnessError(
+            f"--tokens-per-step {tokens} is less than one sample of {sequence} tokens; raise it, or lower "
+            "data.sequence_length"
+        )
+    asked = Question(
+        model=model,
+        job=job,
+        preset=experiment.runtime.preset,
+        gpus=gpus,
+        gpus_per_node=per_node,
+        device=device,
+        fabric=fabric,
+        tokens_asked=tokens,
+        checkpointing=(job.training.activation_checkpointing,)
+        if "activation_checkpointing" in chosen
+        else (False, True),
+    )
+    if asked.samples and asked.tokens_per_step != tokens:
+        whose = f"{gpus} GPUs" if asked.samples_per_rank else "groups of GPUs that share each"
+        remarks.append(
+            f"{asked.tokens_per_step:,} tokens per step instead of {tokens:,}: {asked.samples:,} samples of "
+            f"{sequence:,}, a multiple of {whose}"
+        )
+    training = job.training.model_copy(update={"global_batch_size": asked.samples or gpus})
+    return replace(asked, job=job.model_copy(update={"training": training}), remarks=tuple(remarks))
+
+
+def _require_open(experiment: Experiment) -> None:
+    for name in ("global_batch_size", "micro_batch_size", "accumulation_steps"):
+        if getattr(experiment.training, name) is not None:
+            raise HarnessError(
+                f"training.{name} would be ignored: --tokens-per-step decides the global batch, and the "
+                "recommendation its split; leave it out"
+            )
+
+
+def _check_sequence(model: PlannedModel, experiment: Experiment) -> None:
+    context, length = model.config.get("max_position_embeddings"), experiment.data.sequence_length
+    if isinstance(context, int) and length > context:
+        raise HarnessError(
+            f"data.sequence_length {length} is longer than the context of {model.name}, {context} positions; "
+            "shorten it"
+        )
+
+
+EXPERTS = "mixture of experts"
+
+
+def find_model(text: str) -> PlannedModel:
+    """The model that `--model` names. Raises HarnessError; for a mixture of experts it names the tool."""
+    if not Path(text).exists():
+        name, entry = find_entry(text)
+        if EXPERTS in str(entry.get(NOT_COVERED, "")):
+            raise HarnessError(
+                f"{name} is a mixture of experts: expert parallelism is called for, which puts experts on "
+                "different GPUs; recommend covers data parallelism of dense models"
+            )
+    return load_model(text)
+
+
+def model_settings(text: str) -> tuple[str, ...]:
+    """Assignments for `--set` that make a job of the same model with random weights; no hub is needed."""
+    path = Path(text)
+    if path.is_dir():
+        return (f"model.name={text}", "model.weights=random")
+    config = json.dumps(load_model(text).config, default=str) if path.is_file() else _of_catalogue(text)
+    return (f"model.config={config}",)
+
+
+def _of_catalogue(text: str) -> str:
+    return json.dumps(find_entry(text)[1]["config"])

@@ -1,0 +1,270 @@
+"""Ranks what fits by speed, and says why each of the others loses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.backends import registry
+from harness.backends.entry import Entry
+from harness.backends.hybrid import SECOND_COPY
+from harness.errors import HarnessError
+from harness.judge.wording import percent
+from harness.plan.estimate.question import why_not_divided
+from harness.plan.recommend.predict import (
+    NOT_TRIED,
+    Configuration,
+    Predictors,
+    Variant,
+    distinct_backends,
+    fastest,
+    micro_batch_sizes,
+    near_largest,
+    scenario_of,
+    variants,
+)
+from harness.plan.recommend.question import Question
+from harness.tell.formats import gigabytes
+
+CLOSE_SHARE = 0.05
+"""Of the better rate: nearer than that only a measurement ranks."""
+SIMPLEST = (
+    "ddp", "zero0", "zero1", "zero2", "fsdp-grad-op", "fsdp", "fsdp1-no-shard", "fsdp1-grad-op", "fsdp1",
+    "zero3",
+)  # fmt: skip
+"""Strategies by their moving parts, the fewest first; then come hybrids, then ranks that share samples."""
+SMALL_SHARE = 0.02
+"""Of a step: a smaller part explains nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loser:
+    """A backend with its options that is not among the best, and why."""
+
+    configuration: Configuration
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """Every variant's best configuration: the one to take, then by speed those that fit, then the others."""
+
+    fitting: tuple[Configuration, ...]
+    """First, of those close to the fastest, the one with the fewest moving parts; last what barely fits."""
+    too_large: tuple[Configuration, ...]
+    """With the smallest micro-batch, and checkpointing if it may be chosen; nearest to fitting first."""
+    left_out: dict[str, str]
+    """Backends that were not looked at, and why."""
+    with_room: Configuration | None = None
+    """The one to take of those that are not tight, whichever micro-batch and checkpointing that takes."""
+
+    @property
+    def fastest(self) -> Configuration | None:
+        """The fastest that does not barely fit, if that is not the one to take."""
+        faster = [c for c in self.fitting[1:] if c.verdict.barely_fits == self.fitting[0].verdict.barely_fits]
+        first = max(faster, key=lambda c: c.tokens_per_second_per_gpu, default=None)
+        if first is None or first.tokens_per_second_per_gpu <= self.fitting[0].tokens_per_second_per_gpu:
+            return None
+        return first
+
+    def best_by_backend(self) -> tuple[Configuration, ...]:
+        """The best configuration of each backend that fits, the one to take first."""
+        variants: dict[str, list[Configuration]] = {}
+        for configuration in self.fitting:
+            variants.setdefault(configuration.backend, []).append(configuration)
+        leading = self.fitting[:1]
+        others = [
+            simplest_close(sorted(found, key=_by_speed))
+            for backend, found in variants.items()
+            if backend != leading[0].backend
+        ]
+        return (*leading, *sorted((c for c in others if c), key=_by_speed))
+
+    def losers(self, best: Sequence[Configuration]) -> list[Loser]:
+        """Each backend that is not among the best, with its fastest configuration or what it lacks to fit."""
+        chosen = {configuration.backend for configuration in best}
+        slower = [c for c in self.best_by_backend() if c.backend not in chosen]
+        fit = chosen | {c.backend for c in slower}
+        nearest: dict[str, Configuration] = {}
+        for configuration in self.too_large:
+            if configuration.backend not in fit:
+                nearest.setdefault(configuration.backend, configuration)
+        reasons = [(c, why_slower(c, self.fitting[0])) for c in slower]
+        reasons += [(c, why_too_large(c)) for c in nearest.values()]
+        return [Loser(configuration=configuration, reason=reason) for configuration, reason in reasons]
+
+
+def rank(question: Question, predictors: Predictors) -> Ranking:
+    """Predict every variant with and without checkpointing and rank the best configuration of each."""
+    backends, left_out = distinct_backends()
+    tried = _tried(question, backends if question.samples else [], left_out, predictors)
+    left_out |= NOT_TRIED
+    found: list[Configuration] = []
+    with_room: list[Configuration] = []
+    for variant in tried:
+        try:
+            choices = _choices(question, variant, predictors)
+            found.append(fastest([c for c in choices if c.fits and not c.verdict.barely_fits] or choices))
+            with_room += [c for c in choices if c.fits and not c.is_tight]
+        except Exception as error:  # one that cannot be predicted must not cost the others
+            reason = str(error) if isinstance(error, HarnessError) else f"{type(error).__name__}: {error}"
+            left_out[variant.label] = f"no prediction: {reason}"
+    fitting = sorted((c for c in found if c.fits), key=_by_speed)
+    leader = simplest_close(fitting)
+    too_large = sorted((c for c in found if not c.fits), key=lambda c: c.needed_bytes)
+    return Ranking(
+        fitting=tuple(c for c in (leader, *(c for c in fitting if c is not leader)) if c),
+        too_large=tuple(too_large),
+        left_out=left_out,
+        with_room=simplest_close(sorted(with_room, key=_by_speed)),
+    )
+
+
+def _by_speed(configuration: Configuration) -> tuple[bool, float, int]:
+    return (
+        configuration.verdict.barely_fits,
+        -configuration.tokens_per_second_per_gpu,
+        -configuration.margin_bytes,
+    )
+
+
+def simplest_close(ranked: Sequence[Configuration]) -> Configuration | None:
+    """Of those that predictions cannot tell from the fastest, the one with the fewest moving parts.
+
+    `ranked`: the fastest first; of equal ones the first. None: there are none.
+    """
+    if not ranked:
+        return None
+    least = ranked[0].tokens_per_second_per_gpu * (1 - CLOSE_SHARE)
+    barely = ranked[0].verdict.barely_fits
+    close = [c for c in ranked if c.verdict.barely_fits == barely and c.tokens_per_second_per_gpu >= least]
+    return min(close, key=moving_parts)
+
+
+def moving_parts(configuration: Configuration) -> tuple[bool, int]:
+    """Grows with what has to be set up and can go wrong: offload, ways to shard, groups of ranks."""
+    options, strategy = configuration.variant.options, configuration.variant.strategy
+    offloads = configuration.variant.offload != "none"
+    places = len(SIMPLEST)
+    if strategy.facts.cuts_layers:
+        return offloads, places + 3
+    if options.get("sequence"):
+        return offloads, places + 2
+    if options.get("tensor"):
+        return offloads, places + 1
+    if configuration.backend not in SIMPLEST or any(options.get(name) for name in SECOND_COPY):
+        return offloads, places
+    return offloads, SIMPLEST.index(configuration.backend)
+
+
+def _tried(
+    question: Question, backends: Sequence[Entry], left_out: dict[str, str], predictors: Predictors
+) -> list[Variant]:
+    """Every variant that can divide the model; why the others cannot goes to `left_out`.
+
+    Profiles of divided models that are not there yet are traced together.
+    """
+    found, scenarios = [], []
+    for entry in backends:
+        if not (of_entry := list(variants(entry, question.gpus, question.gpus_per_node))):
+            left_out[entry.name] = f"{question.gpus} GPUs do not make its groups"
+        for variant in of_entry:
+            reason = _why_not_tried(question, variant)
+            if reason is not None:
+                left_out[variant.label] = reason
+                continue
+            found.append(variant)
+            scenarios += [
+                scenario_of(question, variant, size, checkpointing=checkpointing)
+                for checkpointing in question.checkpointing
+                for size in micro_batch_sizes(question, variant)[:2]
+            ]
+    predictors.ahead(scenarios)
+    return found
+
+
+def _why_not_tried(question: Question, variant: Variant) -> str | None:
+    options = registry.parse(variant.label)[1]
+    precision = question.job.training.held_precision
+    try:
+        size = micro_batch_sizes(question, variant)[0]
+    except HarnessError as error:
+        return str(error)
+    return why_not_divided(options, question.model, question.gpus, size, precision)
+
+
+def why_too_large(configuration: Configuration) -> str:
+    """What is missing, at which moment, and the largest part of it."""
+    moment = configuration.memory.decisive
+    kinds: dict[str, int] = {}
+    for term in moment.terms:
+        if not term.host:
+            kinds[term.kind] = kinds.get(term.kind, 0) + term.bytes
+    largest = max(kinds, key=lambda kind: kinds[kind], default=None)
+    how = f"micro-batch {configuration.micro_batch_size}" + (
+        ", checkpointing" if configuration.checkpointing else ""
+    )
+    part = f"; largest part {largest} {gigabytes(kinds[largest])} GB" if largest else ""
+    if configuration.accumulation_steps == 1 and configuration.micro_batch_size > 1:
+        part += "; a smaller micro-batch needs more, since gradients that accumulate are not sharded"
+    return (
+        f"does not fit: {gigabytes(configuration.needed_bytes)} GB of "
+        f"{gigabytes(configuration.memory_bytes)} ({gigabytes(-configuration.margin_bytes)} GB too much) "
+        f"at {how}, {moment.name}{part}"
+    )
+
+
+def why_slower(configuration: Configuration, best: Configuration) -> str:
+    """By how much it is slower than the best, and what of the step explains most of that."""
+    if configuration.speed is None or best.speed is None:
+        return f"no speed predicted: {configuration.unknown or best.unknown or 'unknown'}"
+    if configuration.verdict.barely_fits:
+        free = 1 - configuration.needed_bytes / configuration.memory_bytes
+        return f"barely fits: {percent(free)} of the device is free"
+    slower = 1 - configuration.tokens_per_second_per_gpu / best.tokens_per_second_per_gpu
+    if slower <= 0:
+        return f"faster by {percent(-slower)}, within what predictions can tell, with more moving parts"
+    step = configuration.speed.step_seconds
+    exposed = (configuration.speed.exposed_seconds - best.speed.exposed_seconds) / step
+    computing = (configuration.speed.computing_seconds - best.speed.computing_seconds) / step
+    reasons = []
+    if exposed > SMALL_SHARE:
+        reasons.append((exposed, _exposed(configuration)))
+    if computing > SMALL_SHARE:
+        reasons.append((computing, _more_computing(configuration, best)))
+    text = " and ".join(reason for _, reason in sorted(reasons, key=lambda pair: -pair[0]))
+    return f"slower by {percent(slower)}" + (f": {text}" if text else ", within what predictions can tell")
+
+
+def _exposed(configuration: Configuration) -> str:
+    speed = configuration.speed
+    assert speed is not None
+    longest = max(speed.communication, key=lambda term: term.seconds)
+    share = percent(speed.exposed_seconds / speed.step_seconds)
+    return f"{share} of its step is exposed communication, most of it {longest.name}"
+
+
+def _more_computing(configuration: Configuration, best: Configuration) -> str:
+    """Why it computes longer than the best."""
+    assert configuration.speed is not None
+    assert best.speed is not None
+    if configuration.variant.offload != best.variant.offload:
+        return f"offload={configuration.variant.offload} updates and moves on the host"
+    if configuration.checkpointing and not best.checkpointing:
+        return "it recomputes activations to fit"
+    if configuration.micro_batch_size < best.micro_batch_size:
+        return f"only micro-batch {configuration.micro_batch_size} fits, which computes less efficiently"
+    own, others = configuration.speed.computing, {term.name: term.seconds for term in best.speed.computing}
+    most = max(own, key=lambda term: term.seconds - others.get(term.name, 0.0))
+    return f"'{most.name}' takes longer"
+
+
+def _choices(question: Question, variant: Variant, predictors: Predictors) -> list[Configuration]:
+    """Without checkpointing and with it, those that fit; what needs least where none does."""
+    choices: list[Configuration] = []
+    for checkpointing in question.checkpointing:
+        near = near_largest(question, variant, predictors, checkpointing=checkpointing)
+        choices += near
+        if any(c.fits and not c.is_tight for c in near) and near[0].accumulation_steps == 1:
+            break  # recomputation would make no larger micro-batch fit
+    return choices

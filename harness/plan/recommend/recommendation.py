@@ -1,0 +1,275 @@
+"""The whole answer: the ranking, the best few, what else is called for, and what is uncertain."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from harness.backends import registry
+from harness.backends.base import Preset
+from harness.errors import HarnessError
+from harness.judge.wording import listed, percent
+from harness.plan.limits import TIGHT_SHARE
+from harness.plan.recommend.guide import Advice, advise, guide_line
+from harness.plan.recommend.predict import Configuration, Predictors
+from harness.plan.recommend.question import Question
+from harness.plan.recommend.ranking import CLOSE_SHARE, Ranking, rank
+from harness.plan.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
+
+SITE = "SITE.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Typed:
+    """What the person typed that commands repeat."""
+
+    config: Path | None = None
+    assignments: tuple[str, ...] = ()
+    model_settings: tuple[str, ...] = ()
+    """Assignments that name the model of `--model`; empty: the job has it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commands:
+    """Lines to type, one after the other."""
+
+    compare: tuple[str, ...]
+    """On one node; empty for several."""
+    slurm: tuple[str, ...]
+
+
+def commands(question: Question, chosen: Sequence[Configuration], typed: Typed) -> Commands:
+    """A comparison, and a Slurm matrix, for each set of settings among the chosen configurations.
+
+    Backends of equal micro-batch and checkpointing share one; all of them record into one folder of runs.
+    """
+    groups: dict[tuple[int, bool | str], list[Configuration]] = {}
+    for configuration in chosen:
+        groups.setdefault((configuration.micro_batch_size, configuration.checkpointing), []).append(
+            configuration
+        )
+    compare, slurm = [], []
+    for number, group in enumerate(groups.values(), start=1):
+        shared = [*_config(typed), "--backends", ",".join(c.label for c in group)]
+        settings = _settings(question, group[0], typed)
+        compare.append(shlex.join(["harness", "compare", *shared, "--nproc", str(question.gpus), *settings]))
+        folder = f"jobs-{number}"
+        world = ["--nodes", str(question.nodes), "--nproc", str(question.gpus_per_node)]
+        slurm.append(
+            shlex.join(
+                ["harness", "slurm", "render", "--site", SITE, *shared, *world, *settings, "-o", folder]
+            )
+        )
+        slurm.append(shlex.join(["harness", "slurm", "submit", folder, "--wait"]))
+    if not chosen:
+        return Commands(compare=(), slurm=())
+    report = "harness report runs -o report.md"
+    return Commands(
+        compare=(*compare, report) if question.nodes == 1 else (),
+        slurm=(*slurm, report),
+    )
+
+
+def in_yaml(value: object) -> str:
+    """A value as `--set` reads it."""
+    return json.dumps(value)
+
+
+def _config(typed: Typed) -> list[str]:
+    return ["--config", str(typed.config)] if typed.config is not None else []
+
+
+def _settings(question: Question, configuration: Configuration, typed: Typed) -> list[str]:
+    training = question.job.training
+    decided = {
+        "runtime.preset": question.preset,
+        "data.sequence_length": question.sequence_length,
+        "training.precision": training.precision,
+        "training.global_batch_size": training.global_batch_size,
+        "training.micro_batch_size": configuration.micro_batch_size,
+        "training.activation_checkpointing": configuration.checkpointing,
+        # Repetitions of a reference that one GPU cannot hold tell nothing.
+        "compare.noise_runs": False,
+    }
+    given = [text for text in typed.assignments if text.partition("=")[0].strip() not in decided]
+    settled = [
+        f"{key}={value if isinstance(value, str) else in_yaml(value)}" for key, value in decided.items()
+    ]
+    return [word for text in (*typed.model_settings, *given, *settled) for word in ("--set", text)]
+
+
+TOP = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """What `harness recommend` says."""
+
+    question: Question
+    ranking: Ranking
+    best: tuple[Configuration, ...]
+    """The best configuration of each of the best backends."""
+    advice: Advice | None
+    guide: str | None
+    uncertain: tuple[str, ...]
+    commands: Commands
+    other_preset: Preset
+    other_best: Configuration | None
+    """What would be recommended if that preset planned."""
+
+    def as_json(self) -> dict[str, Any]:
+        question, ranking = self.question, self.ranking
+        return {
+            "model": question.model.name,
+            "parameters": question.model.parameters,
+            "gpus": question.gpus,
+            "gpus_per_node": question.gpus_per_node,
+            "gpu": question.device.name,
+            "fabric": question.fabric.name if question.fabric else None,
+            "tokens_per_step": question.tokens_per_step,
+            "sequence_length": question.sequence_length,
+            "precision": question.job.training.precision,
+            "preset": question.preset,
+            "other_preset": {
+                "preset": self.other_preset,
+                "best": _as_json(question, self.other_best) if self.other_best else None,
+            },
+            "remarks": list(question.remarks),
+            "with_room": _as_json(question, ranking.with_room) if ranking.with_room else None,
+            "best": [_as_json(question, c) for c in self.best],
+            "fitting": [_as_json(question, c) for c in ranking.fitting],
+            "not_chosen": [
+                {
+                    "backend": loser.configuration.label,
+                    "fits": loser.configuration.fits,
+                    "reason": loser.reason,
+                }
+                for loser in ranking.losers(self.best)
+            ],
+            "left_out": ranking.left_out,
+            "data_parallel_is_right": self.advice is None,
+            "advice": None
+            if self.advice is None
+            else {
+                "case": self.advice.case,
+                "figures": self.advice.figures,
+                "remedies": [
+                    {"tool": r.tool, "degree": r.degree, "reason": r.reason} for r in self.advice.remedies
+                ],
+            },
+            "guide": self.guide,
+            "uncertain": list(self.uncertain),
+            "commands": {"compare": list(self.commands.compare), "slurm": list(self.commands.slurm)},
+        }
+
+
+def recommend(question: Question, typed: Typed, predictors: Predictors | None = None) -> Recommendation:
+    """Rank what fits, and say what to measure. Raises HarnessError where nothing can be predicted."""
+    predictors = predictors or Predictors()
+    ranking = rank(question, predictors)
+    if question.samples and not (ranking.fitting or ranking.too_large):
+        reason = list(ranking.left_out.values())[-1].removeprefix("no prediction: ")
+        raise HarnessError(
+            f"no strategy can be recommended: {reason}; `harness estimate` gives its states and traffic"
+        )
+    best = _best(ranking)
+    (other,) = (preset for preset in get_args(Preset) if preset != question.preset)
+    return Recommendation(
+        question=question,
+        ranking=ranking,
+        best=best,
+        advice=advise(
+            question,
+            _data_parallel(question, ranking.fitting),
+            _data_parallel(question, ranking.too_large),
+            predictors,
+            _sharing(question, (*ranking.fitting, *ranking.too_large)),
+        ),
+        guide=guide_line(question, _data_parallel(question, ranking.fitting)),
+        uncertain=tuple(_uncertain(ranking)),
+        commands=commands(question, best, typed),
+        other_preset=other,
+        other_best=next(iter(_best(rank(replace(question, preset=other), predictors))), None),
+    )
+
+
+def _data_parallel(question: Question, found: Sequence[Configuration]) -> list[Configuration]:
+    """Those whose ranks all have samples of their own."""
+    return [c for c in found if not registry.mesh_of(c.label, question.gpus).shares_samples]
+
+
+def _sharing(question: Question, found: Sequence[Configuration]) -> list[Configuration]:
+    """Those whose ranks share samples."""
+    return [c for c in found if registry.mesh_of(c.label, question.gpus).shares_samples]
+
+
+def _best(ranking: Ranking) -> tuple[Configuration, ...]:
+    """The few to measure; what barely fits only where nothing else fits."""
+    fitting = ranking.best_by_backend()
+    return (tuple(c for c in fitting if not c.verdict.barely_fits) or fitting)[:TOP]
+
+
+def _uncertain(ranking: Ranking) -> list[str]:
+    """What a measurement may turn round."""
+    lines = []
+    fitting = ranking.best_by_backend()
+    if len(fitting) > 1 and fitting[0].speed is not None:
+        fastest = ranking.fastest or fitting[0]
+        least = fastest.tokens_per_second_per_gpu * (1 - CLOSE_SHARE)
+        close = [c.label for c in fitting[1:] if c.tokens_per_second_per_gpu >= least]
+        if close:
+            lines.append(
+                f"speed: {listed(close)} {'is' if len(close) == 1 else 'are'} within "
+                f"{percent(CLOSE_SHARE)} of {fitting[0].label}; only a measurement ranks them"
+            )
+    tight = [c.label for c in fitting if c.is_tight]
+    if tight:
+        lines.append(
+            f"memory: {listed(tight)} {'leaves' if len(tight) == 1 else 'leave'} less than "
+            f"{percent(1 - TIGHT_SHARE)} of the device free; `harness fit` finds out"
+        )
+    for said, reasons in (
+        ("no speed of {}: {}", {c.label: c.unknown for c in ranking.fitting}),
+        (
+            "speed of {}: from the bytes of the ZeRO paper, since {}",
+            {c.label: c.traffic for c in ranking.fitting},
+        ),
+    ):
+        by_reason: dict[str, list[str]] = {}
+        for label, reason in reasons.items():
+            if reason is not None:
+                by_reason.setdefault(reason, []).append(label)
+        lines += [said.format(listed(labels), reason) for reason, labels in by_reason.items()]
+    remarks = {remark for c in fitting if c.speed is not None for remark in c.speed.remarks}
+    lines += [f"speed rests on {remark}" for remark in sorted(remarks) if remark.startswith("constants")]
+    return lines
+
+
+def _as_json(question: Question, configuration: Configuration) -> dict[str, Any]:
+    memory, speed = configuration.memory, configuration.speed
+    return {
+        "backend": configuration.label,
+        "micro_batch_size": configuration.micro_batch_size,
+        "accumulation_steps": configuration.accumulation_steps,
+        "activation_checkpointing": configuration.checkpointing,
+        "offload": configuration.variant.offload,
+        "shard_size": configuration.variant.shard_size,
+        "peak_bytes": memory.peak_bytes,
+        "device_bytes": configuration.needed_bytes,
+        "margin_bytes": configuration.margin_bytes,
+        "tight": configuration.is_tight,
+        "host_bytes_per_node": memory.host_bytes_per_node,
+        "decisive_moment": memory.decisive.name,
+        "step_seconds": speed.step_seconds if speed else None,
+        "exposed_seconds": speed.exposed_seconds if speed else None,
+        "tokens_per_second_per_gpu": speed.tokens_per_second_per_gpu if speed else None,
+        "model_flops_utilization": speed.model_flops_utilization if speed else None,
+        "gpu_hours_per_billion_tokens": gpu_hours_per_billion_tokens(speed) if speed else None,
+        "kilowatt_hours_per_billion_tokens": kilowatt_hours_per_billion_tokens(speed, question.gpus)
+        if speed
+        else None,
+    }

@@ -1,0 +1,194 @@
+"""A recommendation for people: the best first, then why not the others, then what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from harness.judge.wording import listed
+from harness.plan.limits import TIGHT_SHARE
+from harness.plan.recommend.guide import Remedy
+from harness.plan.recommend.predict import Configuration
+from harness.plan.recommend.question import Question
+from harness.plan.recommend.ranking import CLOSE_SHARE
+from harness.plan.recommend.recommendation import Recommendation
+from harness.plan.speed import gpu_hours_per_billion_tokens, kilowatt_hours_per_billion_tokens
+from harness.tell.formats import NOT_AVAILABLE, gigabytes, number, percent
+from harness.tell.narrow import fitted
+
+PLANNED_WITH = {
+    "library-defaults": "each library's own defaults (runtime.preset=library-defaults)",
+    "like-for-like": "libraries set alike (runtime.preset=like-for-like)",
+}
+HEADERS = (
+    "", "backend", "batch", "accum.", "ckpt", "GB", "free GB", "fit", "host GB", "tokens/s", "MFU", "step s",
+    "exposed", "GPU h", "kWh",
+)  # fmt: skip
+MEGABYTE = 10**6
+"""Less on the host is counters, not states."""
+TOOLS = {
+    "more GPUs": "{} GPUs", "fewer GPUs": "{} GPUs at most", "larger batch": "more tokens per step",
+    "smaller batch": "fewer tokens per step",
+    "tensor": "tensor parallelism over {}", "pipeline": "{} pipeline stages",
+    "context": "context parallelism over {}", "expert": "expert parallelism",
+}  # fmt: skip
+
+
+def recommendation_lines(answer: Recommendation) -> Iterator[str]:
+    """All that is said, a line each."""
+    question = answer.question
+    yield _title(question)
+    yield from _what_to_use(answer)
+    yield from (f"note: {remark}" for remark in question.remarks)
+    if answer.best:
+        yield ""
+        shown = answer.ranking.best_by_backend()
+        yield table(question, shown, len(answer.best))
+        yield (
+            "batch: micro-batch; accum.: accumulation; ckpt: activation checkpointing; GB: of a GPU; "
+            "host GB: of a node; tokens/s: per GPU; GPU h, kWh: per billion tokens, kWh at the power limit "
+            "of the boards"
+        )
+    losers = answer.ranking.losers(answer.best)
+    if losers:
+        yield ""
+        yield "Why not the others"
+        yield from (f"- {loser.configuration.label}: {loser.reason}" for loser in losers)
+    yield f"- not looked at: {_left_out(answer)}"
+    yield ""
+    yield from _other_parallelism(answer)
+    if answer.uncertain:
+        yield ""
+        yield "Uncertain"
+        yield from (f"- {line}" for line in answer.uncertain)
+    yield from _next_steps(answer)
+
+
+def _what_to_use(answer: Recommendation) -> Iterator[str]:
+    """The answer in a sentence; a second one where it is tight."""
+    if not answer.best:
+        yield "no configuration fits" if answer.ranking.too_large else "no configuration can be ranked"
+        if answer.other_best:
+            yield f"With runtime.preset={answer.other_preset} fits {_in_words(answer.other_best)}"
+        return
+    best, with_room = answer.best[0], answer.ranking.with_room
+    yield f"Use {_in_words(best)}"
+    if best.is_tight:
+        share = percent(1 - TIGHT_SHARE)
+        yield (
+            f"Tight: less than {share} is free. Nothing that fits leaves more"
+            if with_room is None
+            else f"Tight: less than {share} is free. Safe alternative: {_in_words(with_room)}"
+        )
+    if fastest := answer.ranking.fastest:
+        more = percent(fastest.tokens_per_second_per_gpu / best.tokens_per_second_per_gpu - 1)
+        yield (
+            f"Fewest moving parts within {percent(CLOSE_SHARE)} of the fastest: {fastest.label} is predicted "
+            f"{more} faster, which only a measurement can tell"
+        )
+    if answer.other_best is None:
+        yield f"With runtime.preset={answer.other_preset} nothing fits"
+    elif answer.other_best.label != best.label:
+        yield f"With runtime.preset={answer.other_preset} instead: {_in_words(answer.other_best)}"
+
+
+def _in_words(configuration: Configuration) -> str:
+    checkpointing = ", with checkpointing" if configuration.checkpointing else ""
+    rate = (
+        f"{configuration.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
+        if configuration.speed
+        else "no speed predicted"
+    )
+    return (
+        f"{configuration.label}, micro-batch {configuration.micro_batch_size}, accumulation "
+        f"{configuration.accumulation_steps}{checkpointing}: {rate}, {gigabytes(configuration.needed_bytes)} "
+        f"of {gigabytes(configuration.memory_bytes)} GB"
+    )
+
+
+def table(question: Question, configurations: Sequence[Configuration], best: int) -> str:
+    """The best configuration of each backend; `best` of them are numbered."""
+    rows = [
+        [str(place) if place <= best else "", *_row(question, configuration)]
+        for place, configuration in enumerate(configurations, start=1)
+    ]
+    return fitted(rows, HEADERS, alignments=dict.fromkeys(HEADERS, "right") | {"backend": "left"})
+
+
+def _row(question: Question, configuration: Configuration) -> list[str]:
+    speed, memory = configuration.speed, configuration.memory
+    row = [
+        configuration.label,
+        str(configuration.micro_batch_size),
+        str(configuration.accumulation_steps),
+        "yes" if configuration.checkpointing else "no",
+        gigabytes(configuration.needed_bytes),
+        gigabytes(configuration.margin_bytes),
+        configuration.verdict.answer,
+        gigabytes(memory.host_bytes_per_node if memory.host_bytes_per_node >= MEGABYTE else 0),
+    ]
+    if speed is None:
+        return row + [NOT_AVAILABLE] * 6
+    energy = kilowatt_hours_per_billion_tokens(speed, question.gpus)
+    return [
+        *row,
+        f"{speed.tokens_per_second_per_gpu:,.0f}",
+        percent(speed.model_flops_utilization),
+        number(speed.step_seconds),
+        percent(speed.exposed_seconds / speed.step_seconds),
+        number(gpu_hours_per_billion_tokens(speed)),
+        number(energy),
+    ]
+
+
+def _title(question: Question) -> str:
+    fabric = f", {question.fabric.name} between nodes" if question.fabric and question.nodes > 1 else ""
+    return (
+        f"{question.model.name} ({_count(question.model.parameters)} parameters) on {question.gpus:,} x "
+        f"{question.device.name} ({question.gpus_per_node} a node{fabric}), "
+        f"{question.job.training.precision}, {question.tokens_per_step or question.tokens_asked:,} tokens "
+        "per step in samples of "
+        f"{question.sequence_length:,}, {PLANNED_WITH[question.preset]}"
+    )
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.3g}e9" if parameters >= 1e6 else f"{parameters:,}"
+
+
+def _left_out(answer: Recommendation) -> str:
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in answer.ranking.left_out.items():
+        by_reason.setdefault(reason, []).append(name)
+    return "; ".join(f"{listed(names, 10)} ({reason})" for reason, names in by_reason.items())
+
+
+def _other_parallelism(answer: Recommendation) -> Iterator[str]:
+    if answer.advice is None:
+        yield "Data parallelism is the right tool here: the model fits, and little communication is exposed."
+    else:
+        fits = {
+            "slower": "Data parallelism alone fits, but is slower",
+            "barely fits": "Data parallelism alone barely fits",
+        }
+        yield fits.get(answer.advice.case, f"Data parallelism alone is the wrong tool: {answer.advice.case}")
+        yield f"- {answer.advice.figures}"
+        yield from (f"- {remedy_words(remedy)}: {remedy.reason}" for remedy in answer.advice.remedies)
+    if answer.guide is not None:
+        yield f"- {answer.guide}"
+
+
+def remedy_words(remedy: Remedy) -> str:
+    """A remedy with its degree."""
+    return TOOLS[remedy.tool].format("" if remedy.degree is None else f"{remedy.degree:,}")
+
+
+def _next_steps(answer: Recommendation) -> Iterator[str]:
+    lines = answer.commands
+    if lines.compare:
+        yield ""
+        yield "Measure the best ones on one node"
+        yield from (f"  {line}" for line in lines.compare)
+    if lines.slurm:
+        yield ""
+        yield "Measure the best ones under Slurm"
+        yield from (f"  {line}" for line in lines.slurm)

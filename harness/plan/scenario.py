@@ -1,0 +1,175 @@
+"""One row of a plan: a job under one backend on some number of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from harness.backends import registry
+from harness.backends.base import Preset, World
+from harness.backends.hybrid import shard_size as shard_group
+from harness.backends.mesh import Mesh
+from harness.backends.strategy import StrategyKind
+from harness.forms.activations import recomputed_until
+from harness.forms.families import model_states
+from harness.forms.fullest import fullest_rank
+from harness.forms.layout import Layout
+from harness.forms.terms import ModelStates
+from harness.forms.workload import Workload
+from harness.plan.adapters import with_adapters
+from harness.plan.constants import TimeConstants
+from harness.plan.device import Device, Fabric
+from harness.plan.model import PlannedModel, heads_of
+from harness.spec import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """All that decides memory, communication and speed."""
+
+    model: PlannedModel
+    job: Job
+    """With its micro-batch and accumulation resolved (`harness.batch`)."""
+    label: str
+    """The backend with its options, canonical: 'zero3:offload=cpu'."""
+    strategy: StrategyKind
+    options: Mapping[str, Any] = field(default_factory=dict)
+    world_size: int
+    ranks_per_node: int
+    shard_size: int | None = None
+    preset: Preset = "like-for-like"
+    micro_batch_size: int
+    accumulation_steps: int
+    torch_device: str = "cuda"
+    """'cuda' or 'cpu': decides kernels, defaults of the optimizer, and what lies on the host."""
+    transport: str = "nccl"
+    device: Device | None = None
+    """None: not said; then nothing is judged to fit and no time is predicted."""
+    fabric: Fabric | None = None
+    constants: TimeConstants | None = None
+    """Of the time model, by a calibration; None: published ones."""
+
+    @classmethod
+    def of(
+        cls,
+        label: str,
+        model: PlannedModel,
+        job: Job,
+        *,
+        world_size: int,
+        ranks_per_node: int,
+        preset: Preset,
+        micro_batch_size: int,
+        accumulation_steps: int,
+        torch_device: str = "cuda",
+        device: Device | None = None,
+        fabric: Fabric | None = None,
+        constants: TimeConstants | None = None,
+    ) -> Scenario | None:
+        """The scenario of a job under a backend; None: a third party's, which no closed form knows.
+
+        `preset`: of the job; an option of the label goes before it. `job`: with its global batch.
+        """
+        entry, options = registry.parse(label)
+        if entry.strategy is None:
+            return None
+        shards = None
+        if entry.strategy.facts.has_replicas:
+            world = World(
+                rank=0, local_rank=0, world_size=world_size, ranks_per_node=ranks_per_node,
+                device=torch_device,
+            )  # fmt: skip
+            shards = shard_group(world, getattr(options, "shard_size", None))
+        return cls(
+            model=model,
+            job=job,
+            label=label,
+            strategy=entry.strategy,
+            options=options.model_dump(mode="json"),
+            world_size=world_size,
+            ranks_per_node=ranks_per_node,
+            shard_size=shards,
+            preset=options.preset or preset,
+            micro_batch_size=micro_batch_size,
+            accumulation_steps=accumulation_steps,
+            torch_device=torch_device,
+            transport="nccl" if torch_device == "cuda" else "gloo",
+            device=device,
+            fabric=fabric,
+            constants=constants,
+        )
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.world_size // self.ranks_per_node)
+
+    @cached_property
+    def _layout(self) -> Layout:
+        """The model's tensors as this job builds and decays them."""
+        layout = self.model.layout
+        if layout.attention is None:
+            layout = replace(layout, attention=heads_of(self.model.config))
+        if self.job.training.precision == "bf16":
+            layout = layout.in_dtype("bfloat16")
+        layout = with_adapters(layout, self.job.adapter, str(self.model.config.get("model_type")))
+        if self.job.optimizer.decay == "all":
+            layout = replace(layout, decaying=frozenset(tensor.name for tensor in layout.trained))
+        return layout
+
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The dimensions of the ranks."""
+        return registry.mesh_of(self.label, self.world_size)
+
+    @cached_property
+    def fullest_rank(self) -> int:
+        """The rank with the largest model states."""
+        return fullest_rank(self._workload(0))
+
+    @property
+    def unlike_ranks(self) -> tuple[int, ...]:
+        """The rank that holds most; of a pipeline one for each place, since activations decide there."""
+        if not self.strategy.facts.cuts_layers:
+            return (self.fullest_rank,)
+        return tuple(self.mesh.group("pipeline", 0))
+
+    def workload(self, rank: int | None = None) -> Workload:
+        """The same, as closed forms of one rank take it; None: the rank that holds most."""
+        return self._fullest_workload if rank is None else self._workload(rank)
+
+    @cached_property
+    def _fullest_workload(self) -> Workload:
+        return self._workload(self.fullest_rank)
+
+    @cached_property
+    def states(self) -> ModelStates:
+        """Model states of the rank that holds most."""
+        return model_states(self._fullest_workload)
+
+    def _workload(self, rank: int) -> Workload:
+        training = self.job.training
+        return Workload(
+            layout=self._layout,
+            strategy=self.strategy,
+            world_size=self.world_size,
+            mesh=self.mesh,
+            rank=rank,
+            shard_size=self.shard_size,
+            ranks_per_node=self.ranks_per_node,
+            precision=training.held_precision,
+            optimizer=self.job.optimizer.kind,
+            newton_schulz=self.job.optimizer.newton_schulz,
+            preset=self.preset,
+            micro_batch_size=self.micro_batch_size,
+            accumulation_steps=self.accumulation_steps,
+            sequence_length=self.job.data.sequence_length,
+            gradient_clipping=training.gradient_clipping,
+            activation_checkpointing=training.activation_checkpointing,
+            recomputed_until=recomputed_until(self.model.architecture),
+            optimizer_implementation=self.job.optimizer.implementation,
+            device=self.torch_device,
+            transport=self.transport,
+            options=self.options,
+        )

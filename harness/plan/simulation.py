@@ -1,0 +1,470 @@
+"""Simulated ranks: what is asked of them, their figures next to closed forms, as text and JSON."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from harness.cell_layout import job_layout
+from harness.cells import Cell, make_cell, make_request
+from harness.errors import HarnessError
+from harness.forms.families import FAMILIES, collectives, model_states
+from harness.forms.network import NodeTraffic, node_traffic
+from harness.forms.terms import STATE_KINDS, STEP_PHASES, Volume, ring_sent_bytes
+from harness.forms.workload import Role, Workload
+from harness.import_path import module_command, safe_environment
+from harness.launch.libraries import require_libraries
+from harness.plan.job import planned_model, scenario_of
+from harness.plan.memory import MemoryPrediction, MomentName, predict_memory
+from harness.plan.scenario import Scenario
+from harness.run_directory.simulation import (
+    SimulatedRank,
+    SimulationRequest,
+    Tensors,
+    read_result,
+    write_requests,
+)
+from harness.scratch import scratch_folder
+from harness.spec import Experiment, ModelSection
+from harness.tell.formats import NOT_AVAILABLE, megabytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """A cell and the rank of it that is simulated."""
+
+    cell: Cell
+    request: SimulationRequest
+
+
+def with_model(experiment: Experiment, config: Mapping[str, Any]) -> Experiment:
+    """The same job for another model, given as values of its Hugging Face configuration."""
+    given = experiment.model
+    section = ModelSection(config=dict(config), attention=given.attention, dropout=given.dropout)
+    return experiment.model_copy(update={"model": section})
+
+
+def plan_simulation(
+    experiment: Experiment,
+    label: str,
+    world_size: int,
+    *,
+    ranks_per_node: int,
+    rank: int = 0,
+    tensors: Tensors = "fake",
+) -> Simulated:
+    """The cell of a backend in a world and what is asked of one of its ranks.
+
+    Without a batch in the job the micro-batch is one sample. Raises HarnessError for a world that nodes or
+    the batch do not divide.
+    """
+    per_node = min(ranks_per_node, world_size)
+    if world_size % per_node:
+        raise HarnessError(
+            f"{world_size} ranks do not fill nodes of {per_node}; give a --world-size that "
+            "--gpus-per-node divides"
+        )
+    if not 0 <= rank < world_size:
+        raise HarnessError(f"rank {rank} is not in a world of {world_size}; give 0 to {world_size - 1}")
+    training = experiment.training
+    if training.global_batch_size is None and training.micro_batch_size is None:
+        training = training.model_copy(update={"micro_batch_size": 1})
+        experiment = experiment.model_copy(update={"training": training})
+    layout = job_layout([label], world_size, training)
+    cell = make_cell(experiment, label, world_size, layout, 0, "cpu", nodes=world_size // per_node)
+    run = make_request(cell, experiment, "cpu", [], ranks_per_node=per_node)
+    return Simulated(cell=cell, request=SimulationRequest(run=run, rank=rank, tensors=tensors))
+
+
+RING = "ring"
+"""In place of a transport: bytes as a ring sends them, and no copies of them, as gloo makes."""
+PEAKS: dict[str, tuple[str, ...]] = {
+    "forward/backward": ("after_forward", "after_backward"),
+    "optimizer step": ("after_step",),
+}
+"""Moment of a prediction -> readings of the simulation that its peak is the highest of. Gradients are reduced
+while the backward pass runs, so one reading has both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveRow:
+    """Collectives of one kind in a step."""
+
+    phase: str
+    op: str
+    dtype: str
+    role: Role
+    group_size: int
+    calls: int
+    payload_bytes: int
+    sent_bytes: float
+    """What this rank sends on a ring."""
+    node_sent_bytes: float
+    """What leaves its node: of all ranks there, each in its own group of this role."""
+    expected_calls: int | None
+    """None: the closed form leaves them open, or there is none."""
+    expected_payload_bytes: int | None
+    """None: there is no closed form."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BytesRow:
+    """One figure in bytes."""
+
+    name: str
+    bytes: int
+    expected_bytes: int | None
+    """None: there is no closed form."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedRow:
+    """One backend in one world."""
+
+    asked: Simulated
+    result: SimulatedRank
+    collectives: tuple[CollectiveRow, ...] = ()
+    states: tuple[BytesRow, ...] = ()
+    peaks: tuple[BytesRow, ...] = ()
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The highest of the step."""
+        return max((row.bytes for row in self.peaks), default=None)
+
+
+def compare_with_closed_forms(asked: Simulated, result: SimulatedRank) -> SimulatedRow:
+    """Lay the figures of a simulated rank next to the closed forms of its family."""
+    if result.status != "ok":
+        return SimulatedRow(asked=asked, result=result)
+    scenario = _scenario(asked, result)
+    workload = scenario.workload(asked.request.rank) if scenario else None
+    known = workload is not None and workload.strategy.family in FAMILIES
+    return SimulatedRow(
+        asked=asked,
+        result=result,
+        collectives=tuple(_collective_rows(asked, result, workload if known else None)),
+        states=tuple(_state_rows(result, workload if known else None)),
+        peaks=tuple(_peak_rows(result, _prediction(scenario, asked.request.rank) if scenario else None)),
+    )
+
+
+def simulated_peaks(result: SimulatedRank) -> dict[str, int]:
+    """Peak bytes since the reading before, by reading: after_forward, after_backward, after_step."""
+    readings = {part.moment: part.peak_bytes for part in result.memory if part.moment != "after_setup"}
+    return {moment: peak for moment, peak in readings.items() if peak is not None}
+
+
+def _scenario(asked: Simulated, result: SimulatedRank) -> Scenario | None:
+    """What closed forms take: the job on the CPU, without a transport that copies what it moves.
+
+    None for a third party's backend.
+    """
+    assert result.model is not None
+    assert result.layout is not None
+    facts = {
+        "model": result.model.model_dump(),
+        "layout": result.layout.model_dump(),
+        "configuration": result.configuration,
+    }
+    model = planned_model(facts, asked.cell.job)
+    scenario = scenario_of(asked.cell, model, "cpu")
+    return replace(scenario, transport=RING) if scenario else None
+
+
+def _prediction(scenario: Scenario, rank: int) -> MemoryPrediction | None:
+    try:
+        return predict_memory(scenario, rank=rank)
+    except HarnessError:
+        return None
+
+
+def _collective_rows(
+    asked: Simulated, result: SimulatedRank, workload: Workload | None
+) -> list[CollectiveRow]:
+    counted: dict[tuple[str, str, str, Role], tuple[int, int, list[int]]] = {}
+    for part in result.communication:
+        key = (part.phase, part.op, part.dtype, part.role)
+        calls, payload, _ = counted.get(key, (0, 0, []))
+        counted[key] = (calls + part.calls, payload + part.payload_bytes, part.group_ranks)
+    expected = _expected(collectives(workload)) if workload is not None else None
+    keys = [*counted, *(key for key in expected or () if key not in counted)]
+    rows = []
+    for key in sorted(keys, key=lambda key: (STEP_PHASES.index(key[0]), *key[1:])):
+        calls, payload, ranks = counted.get(key, (0, 0, []))
+        phase, op, dtype, role = key
+        known_calls, known_payload = (
+            (expected or {}).get(key, (0, 0)) if expected is not None else (None, None)
+        )
+        size = len(ranks) or (workload.group_size(role) if workload else 1)
+        rows.append(
+            CollectiveRow(
+                phase=phase, op=op, dtype=dtype, role=role, group_size=size, calls=calls,
+                payload_bytes=payload, sent_bytes=ring_sent_bytes(op, payload, size),
+                node_sent_bytes=_leaving_node(asked, op, payload, role, ranks),
+                expected_calls=known_calls, expected_payload_bytes=known_payload,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _expected(volume: Volume) -> dict[tuple[str, str, str, Role], tuple[int | None, int]]:
+    """Calls and payload by key of the steps."""
+    sums: dict[tuple[str, str, str, Role], tuple[int | None, int]] = {}
+    for part in volume.collectives:
+        if part.phase in STEP_PHASES:
+            key = (part.phase, part.op, part.dtype, part.role)
+            calls, payload = sums.get(key, (0, 0))
+            both = None if calls is None or part.calls is None else calls + part.calls
+            sums[key] = (both, payload + part.payload_bytes)
+    return sums
+
+
+def _leaving_node(asked: Simulated, op: str, payload: int, role: Role, ranks: list[int]) -> float:
+    """Bytes that the ranks of the simulated rank's node send to others, each in its group of this role.
+
+    Shard groups are rows of ranks in a row, replica groups columns; all do what the simulated one did.
+    """
+    if len(ranks) < 2:
+        return 0.0
+    run = asked.request.run
+    node = asked.request.rank // run.ranks_per_node
+    hosts = {rank: str(rank // run.ranks_per_node) for rank in range(run.world_size)}
+    total = NodeTraffic()
+    for rank in range(node * run.ranks_per_node, (node + 1) * run.ranks_per_node):
+        total += node_traffic(
+            RING, op, payload, _group_of(rank, role, len(ranks), run.world_size), rank, hosts
+        )
+    return total.between
+
+
+def _group_of(rank: int, role: Role, size: int, world_size: int) -> range:
+    if role == "replica":
+        stride = world_size // size
+        return range(rank % stride, world_size, stride)
+    first = rank - rank % size
+    return range(first, first + size)
+
+
+def _state_rows(result: SimulatedRank, workload: Workload | None) -> list[BytesRow]:
+    after = next((p for p in reversed(result.memory) if p.moment == "after_backward"), None)
+    if after is None or after.kinds is None:
+        return []
+    held = {**after.kinds}
+    for kind, size in (after.outside_kinds or {}).items():
+        held[kind] = held.get(kind, 0) + size
+    expected = model_states(workload).kinds() if workload is not None else None
+    return [
+        BytesRow(
+            name=kind,
+            bytes=held.get(kind, 0),
+            expected_bytes=expected.get(kind, 0) if expected is not None else None,
+        )
+        for kind in STATE_KINDS
+        if held.get(kind) or (expected or {}).get(kind)
+    ]
+
+
+def _peak_rows(result: SimulatedRank, prediction: MemoryPrediction | None) -> list[BytesRow]:
+    peaks = simulated_peaks(result)
+    predicted = {m.name: m.device_bytes for m in prediction.moments} if prediction else {}
+    names: dict[str, tuple[MomentName, ...]] = {
+        "forward/backward": ("forward/backward", "gradient reduction"),
+        "optimizer step": ("optimizer step",),
+    }
+    return [
+        BytesRow(
+            name=name,
+            bytes=max(peaks[reading] for reading in readings),
+            expected_bytes=max((predicted[n] for n in names[name] if n in predicted), default=None),
+        )
+        for name, readings in PEAKS.items()
+        if all(reading in peaks for reading in readings)
+    ]
+
+
+SIMULATOR = "harness.worker.simulation"
+LOOKING_SECONDS = 0.1
+
+
+def run_simulations(requests: Sequence[SimulationRequest]) -> Iterator[SimulatedRank]:
+    """Answers in order, each as soon as it is there.
+
+    Raises HarnessError if the job itself is refused, or the process ends without answers.
+    """
+    require_libraries("simulations")
+    with scratch_folder("simulate") as folder:
+        directory = Path(folder)
+        write_requests(directory, list(requests))
+        log = directory / "simulation.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*module_command(SIMULATOR), str(directory)],
+                env=safe_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # with the forks that simulate, which must end with it
+            )
+        try:
+            for index in range(len(requests)):
+                result = _wait(process, directory, index)
+                if result is None:
+                    raise HarnessError(f"the simulation broke off: {_last_line(log)}")
+                if result.status == "refused":
+                    raise HarnessError(result.reason or "the job is refused")
+                yield result
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], directory: Path, index: int) -> SimulatedRank | None:
+    """The answer to a request; None if the process ended without it."""
+    while process.poll() is None:
+        if (result := read_result(directory, index)) is not None:
+            return result
+        time.sleep(LOOKING_SECONDS)
+    return read_result(directory, index)
+
+
+def _last_line(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "it printed nothing"
+
+
+COLLECTIVES = (
+    "phase", "collective", "dtype", "group", "ranks", "calls", "closed form", "payload MB", "closed form",
+    "difference B", "sent MB", "leaves node MB",
+)  # fmt: skip
+MEMORY = ("memory", "simulated MB", "closed form", "difference B")
+WHAT = {
+    "fake": "tensors without data, of the shapes that torch's CPU kernels return",
+    "real": "tensors with data and torch's CPU kernels",
+}
+
+
+def row_lines(row: SimulatedRow) -> list[str]:
+    """One backend in one world: tables, then what was simulated and what was not."""
+    run = row.asked.request.run
+    title = (
+        f"{run.backend}, rank {row.asked.request.rank} of {run.world_size} "
+        f"({run.world_size // run.ranks_per_node} nodes of {run.ranks_per_node})"
+    )
+    if row.result.status != "ok":
+        return [f"{title}: {status_of(row)}"]
+    assert row.result.model is not None
+    return [
+        f"{title}: {row.result.model.architecture}, {row.result.model.parameters:,} parameters, micro-batch "
+        f"{run.micro_batch_size}, accumulation {run.accumulation_steps}",
+        "",
+        _table(COLLECTIVES, [_collective(part) for part in row.collectives]),
+        "",
+        _table(MEMORY, [_bytes(part) for part in (*row.states, *_peaks(row))]),
+        "",
+        *simulation_lines(row),
+    ]
+
+
+def status_of(row: SimulatedRow) -> str:
+    """'ok', or why there are no figures, with the library's versions."""
+    result = row.result
+    if result.status == "ok":
+        return "ok"
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    return f"unsupported: {result.reason}" + (f" ({versions})" if versions else "")
+
+
+def simulation_lines(row: SimulatedRow) -> list[str]:
+    """What is simulated, what is not, and what was done otherwise than in a run."""
+    result = row.result
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
+    return [
+        f"simulated: the adapter's own code ({versions}) with {WHAT[result.tensors]}, in "
+        f"{result.seconds:.1f} s and {result.host_peak_bytes / 1e9:.1f} GB of this machine's memory",
+        "not simulated: time, the transport's buffers, the data set, a GPU's kernels and allocator",
+        *(f"done otherwise: {text}" for text in result.substitutions),
+    ]
+
+
+def as_json(rows: Sequence[SimulatedRow], model: str) -> dict[str, Any]:
+    """The document of `harness simulate --json`; all per rank, in bytes, of one step."""
+    return {"model": model, "rows": [_row(row) for row in rows]}
+
+
+def _row(row: SimulatedRow) -> dict[str, Any]:
+    run, result = row.asked.request.run, row.result
+    return {
+        "backend": run.backend,
+        "world_size": run.world_size,
+        "ranks_per_node": run.ranks_per_node,
+        "rank": row.asked.request.rank,
+        "micro_batch_size": run.micro_batch_size,
+        "accumulation_steps": run.accumulation_steps,
+        "status": result.status,
+        "reason": result.reason,
+        "parameters": result.model.parameters if result.model else None,
+        "tensors": result.tensors,
+        "versions": result.versions,
+        "substitutions": result.substitutions,
+        "collectives": [asdict(part) for part in row.collectives],
+        "states": [asdict(part) for part in row.states],
+        "peaks": [asdict(part) for part in row.peaks],
+        "peak_bytes": row.peak_bytes,
+        "moments": [part.model_dump(mode="json", exclude_none=True) for part in result.memory],
+        "seconds": result.seconds,
+    }
+
+
+def _collective(row: CollectiveRow) -> list[str]:
+    return [
+        row.phase,
+        row.op,
+        row.dtype,
+        row.role,
+        str(row.group_size),
+        str(row.calls),
+        NOT_AVAILABLE if row.expected_calls is None else str(row.expected_calls),
+        megabytes(row.payload_bytes),
+        megabytes(row.expected_payload_bytes),
+        _difference(row.payload_bytes, row.expected_payload_bytes),
+        megabytes(row.sent_bytes),
+        megabytes(row.node_sent_bytes),
+    ]
+
+
+def _peaks(row: SimulatedRow) -> list[BytesRow]:
+    return [
+        BytesRow(name=f"peak: {part.name}", bytes=part.bytes, expected_bytes=part.expected_bytes)
+        for part in row.peaks
+    ]
+
+
+def _bytes(row: BytesRow) -> list[str]:
+    return [
+        row.name,
+        megabytes(row.bytes),
+        megabytes(row.expected_bytes),
+        _difference(row.bytes, row.expected_bytes),
+    ]
+
+
+def _difference(simulated: int, expected: int | None) -> str:
+    return (
+        NOT_AVAILABLE if expected is None else f"{simulated - expected:+,}" if simulated != expected else "0"
+    )
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    left = 4 if len(headers) > len(MEMORY) else 1
+    align = ["left"] * left + ["right"] * (len(headers) - left)
+    return tabulate(rows, headers=headers, disable_numparse=True, colalign=align) if rows else "none"

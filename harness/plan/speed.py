@@ -1,0 +1,391 @@
+"""Predicted time of a step: computing, communication, and what of it stays exposed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from harness.forms import sequence, tensor
+from harness.forms.flops import ModelGeometry, gpu_hours, kilowatt_hours, model_flops_per_token
+from harness.forms.network import guide_ratio, time_ratio
+from harness.forms.part import within
+from harness.forms.terms import FURTHER_FORWARD, FURTHER_GRADIENTS, PADDING
+from harness.forms.workload import Workload
+from harness.forms.zero3.states import fetching
+from harness.plan.adapters import require_all_trained
+from harness.plan.communicating import Transfer, transfers
+from harness.plan.computing import ComputingTime, computing_time
+from harness.plan.constants import TimeConstants, TimeTerm, default_constants
+from harness.plan.coverage import require_activations, require_course
+from harness.plan.device import Device
+from harness.plan.scenario import Scenario
+from harness.plan.work import Work
+
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+OF_ACTIVATIONS = frozenset({
+    tensor.AGAIN, tensor.FORWARD, tensor.BACKWARD, tensor.LOGITS, sequence.KEYS, sequence.ROTATED,
+    sequence.GRADIENTS_OF_KEYS, sequence.EXCHANGED, sequence.POSITIONS,
+})  # fmt: skip
+"""What the next operator of a pass needs: every rank waits for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlapRule:
+    """What runs at the same time."""
+
+    gathers_ahead: bool
+    """Weights of the next unit are gathered while this one computes."""
+    reduces_beside: bool
+    """Gradients are reduced while the backward pass goes on."""
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One unit in one direction: its weights arrive, it computes, its gradients leave."""
+
+    compute: float
+    gather: float = 0.0
+    reduce: float = 0.0
+
+
+def overlap_rule(workload: Workload) -> OverlapRule:
+    """What the library of a strategy overlaps with these options and this preset."""
+    family, on_gpu = within(workload).strategy.family, workload.device != "cpu"
+    match family:
+        case "ddp":
+            source = "DDP reduces a bucket once it is full (torch, reducer.cpp)"
+            return OverlapRule(gathers_ahead=False, reduces_beside=True, source=source)
+        case "fsdp1" | "fsdp2":
+            ahead = on_gpu and workload.options.get("backward_prefetch") != "none"
+            source = "FSDP gathers the next unit and reduces the last one on streams of their own" + (
+                "" if on_gpu else "; a CPU has no streams, so it waits for each collective"
+            )
+            return OverlapRule(gathers_ahead=ahead, reduces_beside=on_gpu, source=source)
+        case "zero3":
+            how = fetching(workload)
+            source = "DeepSpeed 0.19.8, zero/config.py: overlap_comm is true by default at stage 3" + (
+                "; like for like sets stage3_max_live_parameters to 0: nothing is gathered ahead"
+                if not how.live
+                else ""
+            )
+            ahead = on_gpu and how.live > 0 and how.ahead > 0
+            return OverlapRule(gathers_ahead=ahead, reduces_beside=on_gpu, source=source)
+        case "single" | "pipeline":
+            source = "what layers or stages hand on is waited for, and replicas are averaged after the passes"
+            return OverlapRule(gathers_ahead=False, reduces_beside=False, source=source)
+        case _:
+            source = "DeepSpeed 0.19.8, zero/config.py: overlap_comm is false by default below stage 3"
+            return OverlapRule(gathers_ahead=False, reduces_beside=False, source=source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCommunication:
+    """Seconds of a step's communication by what it could hide behind."""
+
+    always: float
+    """What no library overlaps."""
+    forward: float
+    """Weights gathered in the forward pass of the first micro-step."""
+    gathers_each: bool
+    """Whether every micro-step gathers them in its forward pass."""
+    backward: float
+    """Weights gathered in the backward pass of each micro-step."""
+    reduced: float
+    """Gradients reduced in the last micro-step."""
+    reduces_each: bool
+    """Whether every micro-step reduces them."""
+
+
+def step_communication(work: Work, found: Sequence[Transfer]) -> StepCommunication:
+    """Sort the collectives of a step."""
+    of_states = [t for t in found if t.collective.term not in OF_ACTIVATIONS]
+    gathers = [t for t in of_states if t.collective.op == "all_gather" and t.collective.phase != "step"]
+    reductions = [t for t in of_states if t.collective.op in REDUCTIONS and t.collective.phase == "backward"]
+    hideable = {id(t) for t in (*gathers, *reductions)}
+    count = work.workload.accumulation_steps
+    gathers_each = any(t.collective.term == FURTHER_FORWARD for t in gathers)
+    reduces_each = any(t.collective.term == FURTHER_GRADIENTS for t in reductions)
+    forward = sum(t.seconds for t in gathers if t.collective.phase == "forward")
+    backward = sum(t.seconds for t in gathers if t.collective.phase == "backward")
+    reduced = sum(t.seconds for t in reductions)
+    return StepCommunication(
+        always=sum(t.seconds for t in found if id(t) not in hideable),
+        # Where the weights stay gathered between micro-steps, only the first one gathers in its forward pass.
+        forward=forward / count if gathers_each else forward,
+        gathers_each=gathers_each,
+        backward=backward / count,
+        reduced=reduced / count if reduces_each else reduced,
+        reduces_each=reduces_each,
+    )
+
+
+def exposed_seconds(
+    work: Work, computing: ComputingTime, found: Sequence[Transfer], rule: OverlapRule
+) -> float:
+    """Seconds per step in which a rank communicates and does not compute, if hiding costs nothing."""
+    sent = step_communication(work, found)
+    count = work.workload.accumulation_steps
+
+    def micro_step(*, first: bool, last: bool) -> float:
+        stages = _stages(
+            work,
+            computing,
+            forward=sent.forward if first or sent.gathers_each else 0.0,
+            backward=sent.backward,
+            reduced=sent.reduced if last or sent.reduces_each else 0.0,
+        )
+        return max(0.0, run_time(stages, rule) - computing.micro_step)
+
+    if count == 1:
+        return sent.always + micro_step(first=True, last=True)
+    ends = micro_step(first=True, last=False) + micro_step(first=False, last=True)
+    return sent.always + ends + (count - 2) * (micro_step(first=False, last=False) if count > 2 else 0.0)
+
+
+def run_time(stages: Sequence[Stage], rule: OverlapRule) -> float:
+    """Seconds of stages in order on one device and one network, each of which does one thing at a time.
+
+    Ahead: the gather of a stage begins when the stage before begins to compute, after the network is free.
+    """
+    computed = network = begun = 0.0
+    waiting = 0.0
+    for stage in stages:
+        if stage.gather:
+            start = max(network, begun if rule.gathers_ahead else computed)
+            arrived = network = start + stage.gather
+        else:
+            arrived = 0.0
+        if waiting:
+            # The reduction of the stage before was started after this gather.
+            network = max(network, computed) + waiting
+            waiting = 0.0
+            if not rule.reduces_beside:
+                arrived = max(arrived, network)
+        begun = max(computed, arrived)
+        computed = begun + stage.compute
+        waiting = stage.reduce
+    return max(computed, (max(network, computed) + waiting) if waiting else network)
+
+
+def reduction_shares(work: Work) -> tuple[float, tuple[float, ...], float]:
+    """Shares of the parameters: the root unit's, each block's, and what of the root is reduced early."""
+    root, blocks, behind = work.unit_shares
+    return (
+        root,
+        blocks,
+        behind if within(work.workload).strategy.family in ("ddp", "zero0", "zero12") else 0.0,
+    )
+
+
+def _stages(
+    work: Work, computing: ComputingTime, *, forward: float, backward: float, reduced: float
+) -> list[Stage]:
+    """A micro-step as stages; seconds of communication are divided by the units' elements.
+
+    Buckets of DDP and DeepSpeed hold what is ready: the output projection first, the embedding last. A unit
+    of FSDP and ZeRO-3 that holds both is reduced last.
+    """
+    root, blocks, early = reduction_shares(work)
+    count = max(1, len(blocks))
+    each = [Stage(compute=computing.block_forward / count, gather=share * forward) for share in blocks]
+    found = [Stage(compute=0.0, gather=root * forward), *each, Stage(compute=computing.head_forward)]
+    head = Stage(compute=computing.head_backward, gather=root * backward, reduce=early * reduced)
+    back = [
+        replace(head, compute=computing.block_backward / count, gather=s * backward, reduce=s * reduced)
+        for s in reversed(blocks)
+    ]
+    if not blocks:
+        found.append(Stage(compute=computing.block_forward))
+        back = [Stage(compute=computing.block_backward)]
+    return [*found, head, *back, Stage(compute=0.0, reduce=(root - early) * reduced)]
+
+
+__all__ = ["SpeedPrediction", "TimeTerm", "predict_speed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedPrediction:
+    """One optimizer step of the slowest rank."""
+
+    computing: tuple[TimeTerm, ...]
+    communication: tuple[TimeTerm, ...]
+    exposed_seconds: float
+    """What of the communication does not hide behind computing, and what computing loses to the rest."""
+    step_seconds: float
+    tokens_per_second_per_gpu: float
+    model_flops_utilization: float | None
+    """Of the device's dense peak for the compute dtype, 0 to 1."""
+    joules_per_step: float | None
+    """Of all devices at their power limit: an upper bound."""
+    guide_ratio: float | None = None
+    """What decision guides compute for exposed communication (`harness.forms.network`)."""
+    peak_ratio: float | None = None
+    """Communication over computing, both at the peaks of data sheets: above 1 some is exposed in any case."""
+    remarks: tuple[str, ...] = ()
+    """What overlaps, and where the constants come from."""
+
+    @property
+    def computing_seconds(self) -> float:
+        return sum(term.seconds for term in self.computing)
+
+    @property
+    def communication_seconds(self) -> float:
+        return sum(term.seconds for term in self.communication)
+
+
+def predict_speed(scenario: Scenario, constants: TimeConstants | None = None) -> SpeedPrediction | None:
+    """Predict a step; None without a device. `constants`: in place of the scenario's.
+
+    step = computing + exposed + c (communication - exposed) + o, with c the contention and o the overhead.
+    Raises HarnessError for several nodes without a fabric, and for a job with adapters.
+    """
+    device = scenario.device
+    if device is None:
+        return None
+    require_course(scenario)
+    require_activations(scenario.model, scenario.job)
+    require_all_trained(scenario.job, "the speed")
+    constants = constants or scenario.constants or default_constants(device)
+    found = (predict_work(Work(scenario, rank), device, constants) for rank in scenario.unlike_ranks)
+    return max(found, key=lambda speed: speed.step_seconds)
+
+
+def predict_work(work: Work, device: Device, constants: TimeConstants) -> SpeedPrediction:
+    """The same for a step whose closed forms are there already."""
+    scenario = work.scenario
+    computing, found, exposed = _parts(work, device, constants)
+    terms = computing.terms
+    if constants.step_overhead_seconds > 0:
+        overhead = TimeTerm(
+            name="overhead", seconds=constants.step_overhead_seconds, formula="o", source=constants.origin
+        )
+        terms = (*terms, overhead)
+    step = seconds_of_step(work, device, constants)
+    tokens = work.tokens_per_gpu
+    return SpeedPrediction(
+        computing=terms,
+        communication=_communication(found, work.collectives[1]),
+        exposed_seconds=exposed,
+        step_seconds=step,
+        tokens_per_second_per_gpu=tokens / step,
+        model_flops_utilization=_utilization(work, device, tokens / step),
+        joules_per_step=device.watts * step * scenario.world_size if device.watts else None,
+        guide_ratio=_guide_ratio(work, device),
+        peak_ratio=_peak_ratio(work, device, found),
+        remarks=(*((overlap_rule(work.workload).source,) if found else ()), f"constants: {constants.origin}"),
+    )
+
+
+def seconds_of_step(work: Work, device: Device, constants: TimeConstants) -> float:
+    """The step alone, for fits that evaluate it often."""
+    computing, _, exposed = _parts(work, device, constants)
+    return sum(term.seconds for term in computing.terms) + exposed + constants.step_overhead_seconds
+
+
+def _parts(
+    work: Work, device: Device, constants: TimeConstants
+) -> tuple[ComputingTime, list[Transfer], float]:
+    """Computing, transfers, and the seconds that communication adds to computing."""
+    computing = computing_time(work, device, constants)
+    found = transfers(work, device, constants)
+    if not found:
+        return computing, found, 0.0
+    ideal = exposed_seconds(work, computing, found, overlap_rule(work.workload))
+    hidden = max(0.0, sum(transfer.seconds for transfer in found) - ideal)
+    return computing, found, ideal + constants.contention * hidden
+
+
+def hours_per_billion_tokens(speed: SpeedPrediction, world_size: int) -> float:
+    """Wall-clock hours in which all GPUs together train on 1e9 tokens."""
+    return gpu_hours(speed.tokens_per_second_per_gpu * world_size, 1)
+
+
+def gpu_hours_per_billion_tokens(speed: SpeedPrediction) -> float:
+    """Hours of one GPU for 1e9 tokens: what is paid for."""
+    return gpu_hours(speed.tokens_per_second_per_gpu, 1)
+
+
+def kilowatt_hours_per_billion_tokens(speed: SpeedPrediction, world_size: int) -> float | None:
+    """Energy of the GPUs at their power limit for 1e9 tokens: an upper bound; None: power unknown."""
+    if speed.joules_per_step is None:
+        return None
+    watts = speed.joules_per_step / speed.step_seconds
+    return kilowatt_hours(speed.tokens_per_second_per_gpu * world_size, watts)
+
+
+def _communication(found: Sequence[Transfer], source: str) -> tuple[TimeTerm, ...]:
+    """A line per collective; padding joins what it pads."""
+    terms = []
+    for transfer in found:
+        collective = transfer.collective
+        where = f"{collective.op}, {transfer.path.name}"
+        if collective.term == PADDING:
+            where = f"{collective.phase}, {where}"
+        terms.append(
+            TimeTerm(
+                name=f"{collective.term} ({where})",
+                seconds=transfer.seconds,
+                formula=transfer.formula,
+                source=source,
+            )
+        )
+    return tuple(terms)
+
+
+def _geometry(scenario: Scenario) -> ModelGeometry:
+    model = scenario.model
+    prefixes = tuple(f"{name}." for name in model.layout.blocks)
+    inside = sum(t.numel for t in model.layout.parameters if prefixes and t.name.startswith(prefixes))
+    return ModelGeometry(
+        multiplying_parameters=model.multiplying_parameters,
+        block_parameters=inside,
+        layers=model.layers,
+        attention_width=model.attention_width,
+        sequence_length=scenario.job.data.sequence_length,
+    )
+
+
+def _utilization(work: Work, device: Device, tokens_per_second: float) -> float | None:
+    """Model FLOPs per second over the peak; None: the data sheet has no rate for the dtype."""
+    peak = device.peak_flops.get(work.rate_name)
+    return tokens_per_second * model_flops_per_token(_geometry(work.scenario)) / peak if peak else None
+
+
+def _guide_ratio(work: Work, device: Device) -> float | None:
+    """The ratio of the guides, with the slowest link that the weights or gradients cross."""
+    peak = device.peak_flops.get(work.rate_name)
+    scenario, workload = work.scenario, work.workload
+    ranks = workload.shards if scenario.strategy.facts.has_replicas else scenario.world_size
+    if not peak or scenario.world_size == 1 or scenario.mesh.cuts_model:
+        return None
+    return guide_ratio(
+        scenario.strategy,
+        ranks=ranks,
+        parameters=scenario.model.parameters,
+        sequence_length=scenario.job.data.sequence_length,
+        micro_batch_size=scenario.micro_batch_size,
+        accumulation_steps=scenario.accumulation_steps,
+        peak_flops=peak,
+        bandwidth=_ring_bandwidth(scenario, device, ranks),
+    )
+
+
+def _ring_bandwidth(scenario: Scenario, device: Device, ranks: int) -> float:
+    """Peak of a ring: over nodes all adapters of a node together, but no more than its links."""
+    if ranks <= scenario.ranks_per_node or scenario.fabric is None:
+        return device.link_bandwidth
+    return min(device.link_bandwidth, scenario.fabric.bandwidth_per_gpu * scenario.ranks_per_node)
+
+
+def _peak_ratio(work: Work, device: Device, found: Sequence[Transfer]) -> float | None:
+    peak = device.peak_flops.get(work.rate_name)
+    if not peak or not found:
+        return None
+    # Each transfer over its own path, at the peak of its slowest link.
+    at_peak = sum(
+        t.collective.sent_bytes(work.workload) / _ring_bandwidth(work.scenario, device, t.path.ranks)
+        for t in found
+    )
+    tokens = round(work.tokens_per_gpu)
+    return time_ratio(at_peak, work.scenario.model.multiplying_parameters, tokens, peak, 1.0)

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.plan.calibration import Calibration, MeasuredCell, calibrate, read_calibration, write_calibration
+from harness.plan.constants import TimeConstants, default_constants
+from harness.plan.scenario import Scenario
+from harness.plan.speed import predict_speed
+from tests.harness.plan.plans import A100, INFINIBAND, llama, scenario
+
+SLOWER = replace(
+    default_constants(A100), matrix_share=0.6, memory_share=0.6, fabric_share=0.8, contention=0.3,
+    step_overhead_seconds=0.02,
+)  # fmt: skip
+"""A place where everything is slower than published."""
+BACKENDS = ("ddp", "zero1", "zero3", "fsdp", "fsdp-hybrid")
+SMALL = llama(2048, 4, 5504)
+
+
+def cell(plan: Scenario, constants: TimeConstants, group: str = "here") -> MeasuredCell:
+    """Two runs of two steps around what the constants predict."""
+    speed = predict_speed(plan, constants)
+    assert speed is not None
+    assert plan.device is not None
+    seconds = speed.step_seconds
+    return MeasuredCell(
+        name=f"{group}: {plan.label} on {plan.world_size}",
+        group=group,
+        scenario=plan,
+        device=plan.device,
+        runs=((seconds, seconds * 1.01), (seconds * 0.99, seconds)),
+        latency_seconds=None,
+        exposed_share=None,
+        load_averages=(0.5,),
+    )
+
+
+def plans() -> list[Scenario]:
+    return [
+        scenario(backend, ranks, model=SMALL, shard_size=8 if backend == "fsdp-hybrid" else None)
+        for backend in BACKENDS
+        for ranks in (8, 16)
+        if ranks > 8 or backend in ("ddp", "zero3")
+    ]
+
+
+@pytest.fixture(scope="module")
+def calibration() -> Calibration:
+    return calibrate([cell(plan, SLOWER) for plan in plans()])
+
+
+def test_cells_left_out_are_predicted(calibration: Calibration) -> None:
+    published = predict_speed(plans()[0])
+    assert published is not None
+    assert abs(published.step_seconds / calibration.cells[0].measured_seconds - 1) > 0.2
+    assert max(calibration.errors) < 0.05
+    right, pairs = calibration.order()
+    assert right == pairs > 5
+
+
+def test_the_error_is_that_of_the_cell_that_was_not_fitted() -> None:
+    """One backend that takes twice as long as the model has it is missed by what it took."""
+    cells = [cell(plan, SLOWER) for plan in plans()]
+    odd = replace(cells[0], runs=tuple(tuple(2 * step for step in run) for run in cells[0].runs))
+    found = calibrate([odd, *cells[1:]]).cells[0]
+    assert found.error == pytest.approx(-0.5, abs=0.05)
+
+
+def test_constants_serve_scenarios_that_were_not_measured(calibration: Calibration) -> None:
+    constants = calibration.time_constants(A100)
+    for backend in ("zero2", "fsdp-grad-op"):
+        plan = scenario(backend, 32, model=SMALL, accumulation_steps=2)
+        mine, real = predict_speed(plan, constants), predict_speed(plan, SLOWER)
+        assert mine is not None
+        assert real is not None
+        assert mine.step_seconds == pytest.approx(real.step_seconds, rel=0.08)
+        assert any("calibrated on 7 cells" in remark for remark in mine.remarks)
+
+
+def test_a_file_gives_the_same_constants(calibration: Calibration, tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    write_calibration(calibration, path)
+    assert read_calibration(path).time_constants(A100) == calibration.time_constants(A100)
+
+
+def test_another_device_is_refused(calibration: Calibration) -> None:
+    with pytest.raises(HarnessError, match=r"this calibration is of A100-80, not of H100-80; calibrate with"):
+        calibration.time_constants(replace(A100, name="H100-80"))
+
+
+def test_a_file_that_is_no_calibration_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text("{}")
+    with pytest.raises(HarnessError, match="is no calibration that this version reads"):
+        read_calibration(path)
+
+
+def test_too_few_cells_are_refused() -> None:
+    with pytest.raises(HarnessError, match=r"2 usable cells are too few .* at least 3"):
+        calibrate([cell(plan, SLOWER) for plan in plans()[:2]])
+
+
+def test_cells_of_two_devices_are_refused() -> None:
+    cells = [cell(plan, SLOWER) for plan in plans()]
+    other = replace(cells[0], device=replace(A100, name="H100-80"))
+    with pytest.raises(HarnessError, match=r"several devices \(A100-80, H100-80\)"):
+        calibrate([other, *cells])
+
+
+def test_ranks_that_share_processors_otherwise_are_left_out_and_named() -> None:
+    device = replace(
+        A100, name="CPU", peak_flops={"float32": 1e11}, memory_bandwidth=1e10, link_bandwidth=1e9
+    )
+    cells = [
+        cell(
+            scenario(
+                backend, ranks, model=llama(256, 2, 512, 256), precision="fp32", torch_device="cpu",
+                transport="gloo", device=device, fabric=None, sequence_length=64,
+            ),
+            replace(default_constants(device), matrix_share=0.1),
+        )
+        for backend, ranks in (("single", 1), ("ddp", 2), ("zero1", 2), ("zero3", 2), ("fsdp", 2))
+    ]  # fmt: skip
+    found = calibrate(cells)
+    assert len(found.cells) == 4
+    assert found.not_used == ["here: single on 1: ranks share processors otherwise than on 2 ranks"]
+
+
+def test_nodes_without_a_self_test_are_left_out_and_named() -> None:
+    cells = [cell(plan, SLOWER) for plan in plans()]
+    unknown = replace(cells[1], scenario=replace(cells[1].scenario, fabric=None))
+    assert cells[1].scenario.fabric == INFINIBAND
+    found = calibrate([unknown, *cells[2:]])
+    assert found.not_used[0].startswith("here: ddp on 16: no self-test of its network (fabric-*.json)")

@@ -1,0 +1,72 @@
+"""The text of an estimate: short, and without figures that mislead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from harness.plan.estimate.row import EstimateRow, estimate
+from harness.plan.estimate.table import estimate_lines, without_twins
+from tests.harness.plan.estimate.asking import ask
+
+
+def text(*assignments: str, **asked: Any) -> str:
+    question = ask(*assignments, **asked)
+    return "\n".join(estimate_lines(question, estimate(question)))
+
+
+def cells(table: str, label: str) -> list[str]:
+    return next(line for line in table.splitlines() if line.startswith(f"{label} ")).split()
+
+
+def test_what_is_absent_at_the_deciding_moment_is_no_zero() -> None:
+    shown = text("data.sequence_length=2048", backends="ddp fsdp", gpu="A100-80")
+    assert "-" in cells(shown, "fsdp")
+    assert "0.00" not in shown
+
+
+def test_peak_left_and_what_lies_outside_add_up_to_the_gpu() -> None:
+    shown = text(backends="ddp", gpu="A100-80")
+    *_, peak, _, left, _ = cells(shown, "ddp")
+    outside = float(" ".join(shown.split()).split("less the peak and ")[1].split(" GB")[0])
+    assert abs(float(peak) + float(left) + outside - 85.1) < 0.15
+
+
+def test_rows_through_accelerate_fold_where_all_figures_agree() -> None:
+    shown = text(backends="ddp accelerate-ddp zero1 accelerate-zero1", gpu="A100-80")
+    assert "accelerate-ddp as ddp, accelerate-zero1 as zero1: the same in all figures" in shown
+    assert not any(line.startswith("accelerate-ddp  ") for line in shown.splitlines())
+
+
+def test_rows_through_accelerate_stay_where_a_figure_differs() -> None:
+    native, through = (EstimateRow(label=label, world_size=8) for label in ("ddp", "accelerate-ddp"))
+    other = replace(through, memory_unknown="not traced")
+    assert without_twins([native, through]) == ([native], {"accelerate-ddp": "ddp"})
+    assert without_twins([native, other]) == ([native, other], {})
+    assert without_twins([through]) == ([through], {})
+
+
+def test_the_answer_names_the_few() -> None:
+    asked = {"model": "bloom-7b1", "world_sizes": (8,), "gpu": "A100-80"}
+    shown = text("training.precision=bf16-mixed", backends="ddp fsdp zero2 zero3", **asked)
+    assert "8 ranks, micro-batch 1 x 1 accumulated: all but ddp fit; fastest" in shown
+
+
+def test_slow_steps_keep_three_digits() -> None:
+    shown = text(model="bloom-176b", backends="zero3", world_sizes=(512,), gpu="A100-80", fabric="HDR200")
+    rate = float(cells(shown[shown.index("per step") :], "zero3")[7].replace(",", ""))
+    assert 0 < rate < 100
+    assert rate != round(rate)
+
+
+def test_logits_that_do_not_fit_come_with_what_removes_them() -> None:
+    told = "loss.chunk_tokens=1024, or a fused loss in a program of your own, removes them"
+    long = (
+        "data.sequence_length=131072", "training.activation_checkpointing=true",
+        "training.precision=bf16-mixed",
+    )  # fmt: skip
+    shown = " ".join(text(*long, model="llama-3.1-8b", backends="zero3", gpu="H100-80").split())
+    # 4 bytes x 131,072 tokens x 128,256 words
+    assert "one copy of the logits in fp32 takes 67.2 GB (131,072 tokens x 128,256)" in shown
+    assert told in shown
+    assert told not in " ".join(text(backends="zero3", gpu="A100-80").split())

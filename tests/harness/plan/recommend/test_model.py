@@ -1,0 +1,40 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.config import load_experiment
+from harness.errors import HarnessError
+from harness.plan.recommend.question import find_model, model_settings
+
+TINY = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_a_model_of_the_catalogue_is_run_by_its_configuration_without_the_hub() -> None:
+    job = load_experiment(None, model_settings("llama-3.1-8b"))
+    assert job.model.name is None
+    assert job.model.config is not None
+    assert (job.model.config["model_type"], job.model.config["hidden_size"]) == ("llama", 4096)
+
+
+def test_a_file_is_run_by_its_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.json"
+    file.write_text(json.dumps(TINY))
+    job = load_experiment(None, model_settings(str(file)))
+    assert job.model.config is not None
+    assert TINY.items() <= job.model.config.items()
+    assert find_model(str(file)).layers == 2
+
+
+def test_a_folder_is_run_by_its_path_with_random_weights(tmp_path: Path) -> None:
+    job = load_experiment(None, model_settings(str(tmp_path)))
+    assert (job.model.name, job.model.weights) == (str(tmp_path), "random")
+
+
+def test_a_mixture_of_experts_names_the_tool() -> None:
+    with pytest.raises(HarnessError, match="mixture of experts: expert parallelism is called for"):
+        find_model("mixtral")

@@ -1,0 +1,87 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.config import load_experiment
+from harness.errors import HarnessError
+from harness.plan.recommend.question import ask, read_count
+from tests.harness.plan.recommend.invented import DEVICE, FABRIC, MODEL, question
+
+
+def asked(*settings: str, **changes: Any):
+    values = {"gpus": 8, "gpus_per_node": 8, "device": DEVICE, "fabric": FABRIC, "tokens": 10**6}
+    return ask(MODEL, load_experiment(None, settings), **(values | changes))
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("4194304", 4194304), ("4M", 4_000_000), ("1.5k", 1500), ("5e5", 500_000)]
+)
+def test_tokens_are_read_as_people_write_them(text: str, tokens: int) -> None:
+    assert read_count(text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", "many", "0", "-4M", "4MB", "1e99"])
+def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
+    with pytest.raises(HarnessError, match="--tokens-per-step was given"):
+        read_count(text)
+
+
+def test_a_job_that_names_no_precision_sequence_or_preset_gets_those_of_ordinary_training() -> None:
+    found = asked()
+    assert found.job.training.precision == "bf16-mixed"
+    assert found.sequence_length == 2048
+    assert found.preset == "library-defaults"
+    assert found.remarks[:3] == (
+        "training.precision=bf16-mixed, since none is given",
+        "data.sequence_length=2048, since none is given",
+        "runtime.preset=library-defaults, since none is given",
+    )
+    old = replace(DEVICE, peak_flops={"float32": 1.0, "float16": 2.0})
+    assert asked(device=old).job.training.precision == "fp16-mixed"
+
+
+def test_what_the_job_names_stays() -> None:
+    alike = "runtime.preset=like-for-like"
+    found = asked("training.precision=fp32", "data.sequence_length=1000", alike, tokens=8000)
+    assert found.preset == "like-for-like"
+    assert (found.job.training.precision, found.sequence_length, found.remarks) == ("fp32", 1000, ())
+    assert found.checkpointing == (False, True)
+    assert asked("training.activation_checkpointing=true").checkpointing == (True,)
+
+
+def test_tokens_are_rounded_down_to_whole_samples_of_every_rank() -> None:
+    found = question(tokens=32 * 100 + 799)
+    assert (found.samples_per_rank, found.tokens_per_step) == (4, 3200)
+    assert found.job.training.global_batch_size == 32
+    assert found.remarks[-1].startswith("3,200 tokens per step instead of 3,999")
+
+
+def test_fewer_samples_than_gpus_leave_none_a_rank_but_some_a_group() -> None:
+    found = question(gpus=16, tokens=700)
+    assert (found.samples_per_rank, found.samples, found.tokens_per_step) == (0, 6, 600)
+    assert found.job.training.global_batch_size == 6
+    # 16 stages, the most ranks that share samples, leave 4 pipelines of 64 GPUs.
+    assert question(gpus=64, tokens=300).samples == 0
+    assert question(gpus=64, tokens=500).samples == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes", "problem"),
+    [
+        (["training.micro_batch_size=2"], {}, "training.micro_batch_size would be ignored"),
+        (["training.global_batch_size=2"], {}, "training.global_batch_size would be ignored"),
+        (["data.sequence_length=4096"], {}, "longer than the context of invented, 2048 positions"),
+        (["data.sequence_length=100"], {"tokens": 99}, "less than one sample of 100 tokens"),
+        ([], {"gpus": 12}, "--gpus 12 is no multiple of --gpus-per-node 8"),
+        ([], {"gpus": 16, "fabric": None}, "give it with --fabric"),
+    ],
+)
+def test_contradictions_are_refused(settings: list[str], changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(HarnessError, match=problem):
+        asked(*settings, **changes)
+
+
+def test_part_of_a_node_is_one_node() -> None:
+    found = asked(gpus=4, fabric=None)
+    assert (found.nodes, found.gpus_per_node) == (1, 4)

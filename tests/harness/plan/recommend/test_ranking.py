@@ -1,0 +1,170 @@
+from dataclasses import replace
+
+from harness.backends import registry
+from harness.errors import HarnessError
+from harness.forms.families import model_states
+from harness.plan.memory import MemoryPrediction, Moment
+from harness.plan.recommend.predict import Predictors, distinct_backends, variants
+from harness.plan.recommend.ranking import (
+    CLOSE_SHARE,
+    Ranking,
+    moving_parts,
+    rank,
+    simplest_close,
+    why_slower,
+)
+from harness.plan.scenario import Scenario
+from tests.harness.plan.recommend.invented import memory, predictors, question, speed, term, trace_nothing
+
+
+def ranking(**changes) -> Ranking:
+    return rank(question(), predictors(**changes))
+
+
+def reasons(found: Ranking, top: int = 3) -> dict[str, str]:
+    return {x.configuration.backend: x.reason for x in found.losers(found.best_by_backend()[:top])}
+
+
+def test_what_fits_is_ranked_by_speed() -> None:
+    found = ranking()
+    rates = [c.tokens_per_second_per_gpu for c in found.fitting]
+    assert rates == sorted(rates, reverse=True)
+    # Less communication at a lower stage; DDP's 16 MB do not fit into 10.
+    assert found.fitting[0].label == "zero1"
+    assert {c.backend for c in found.too_large} == {"ddp", "cp"}
+
+
+def test_the_best_of_each_backend_comes_once() -> None:
+    names = [c.backend for c in ranking().best_by_backend()]
+    assert len(names) == len(set(names))
+    assert "zero3" in names
+
+
+def test_a_backend_that_does_not_fit_says_what_is_missing() -> None:
+    assert reasons(ranking())["ddp"] == (
+        "does not fit: 0.016 GB of 0.01 (0.00601 GB too much) at micro-batch 1, checkpointing, "
+        "forward/backward; largest part optimizer 0.016 GB"
+    )
+
+
+def test_a_backend_that_communicates_more_says_so() -> None:
+    assert reasons(ranking())["zero3"].startswith(
+        "slower by 8.2 %: 16 % of its step is exposed communication"
+    )
+    assert "most of it gradients" in reasons(ranking())["zero3"]
+
+
+def test_a_backend_that_must_recompute_says_so() -> None:
+    # 7 MB of activations a sample: hybrid groups of 4 hold 4 MB of states, full sharding 2 MB.
+    # 1.1 s with micro-batch 1 against 1.3 x 1.025 s with recomputation and micro-batch 4.
+    reason = reasons(ranking(per_token=70_000, communication=0.0))["fsdp-hybrid"]
+    assert reason == "slower by 17 %: it recomputes activations to fit"
+
+
+def test_offload_loses_by_the_host() -> None:
+    # 80 MB of states are 10 MB on each of 8 ranks: only offload leaves room for a sample.
+    found = ranking(states=80)
+    assert {c.variant.offload for c in found.fitting} == {"optimizer", "cpu"}
+    assert not any(c.variant.offload != "none" for c in ranking().best_by_backend())
+
+
+def test_a_margin_below_a_tenth_is_tight() -> None:
+    tight = [c for c in ranking(per_token=19_000).fitting if c.is_tight]
+    assert tight
+    assert all(0 <= c.margin_bytes < 1_000_000 for c in tight)
+
+
+def test_a_variant_that_cannot_be_predicted_costs_no_other() -> None:
+    def refuses_zero3(scenario: Scenario) -> MemoryPrediction:
+        if scenario.strategy.family == "zero3":
+            raise HarnessError("no form")
+        return memory()(scenario)
+
+    found = rank(question(), Predictors(memory=refuses_zero3, speed=speed(), ahead=trace_nothing))
+    assert found.left_out["zero3"] == "no prediction: no form"
+    assert "fsdp" in {c.backend for c in found.fitting}
+
+
+def test_with_fewer_samples_than_gpus_only_ranks_that_share_them_are_ranked() -> None:
+    found = rank(question(tokens=400), predictors())
+    assert {c.backend for c in found.fitting} >= {"fsdp-cp", "ulysses-zero3"}
+    for configuration in (*found.fitting, *found.too_large):
+        groups = registry.mesh_of(configuration.label, 8).data_size
+        assert groups * configuration.micro_batch_size * configuration.accumulation_steps == 4
+    assert found.left_out["fsdp"] == "4 samples do not divide over its 8 data ranks"
+
+
+def test_without_a_sample_for_each_group_of_ranks_nothing_is_ranked() -> None:
+    found = rank(question(gpus=64, tokens=300), predictors())
+    assert (found.fitting, found.too_large) == ((), ())
+
+
+def test_states_of_the_zero_paper_decide_what_fits() -> None:
+    """16 P = 16 MB; ZeRO-1 4 P + 12 P / 8 = 5.5; ZeRO-2 2 P + 14 P / 8 = 3.75; ZeRO-3 2, or a little more."""
+
+    def states_only(scenario: Scenario) -> MemoryPrediction:
+        held = model_states(scenario.workload()).model_state_bytes
+        return MemoryPrediction(moments=(Moment(name="forward/backward", terms=(term("weights", held),)),))
+
+    found = rank(question(), Predictors(memory=states_only, speed=speed(), ahead=trace_nothing))
+    needed = {
+        c.label: c.needed_bytes for c in (*found.fitting, *found.too_large) if c.variant.offload == "none"
+    }
+    assert {c.backend for c in found.too_large} == {"ddp", "cp"}
+    assert 2e6 <= needed["zero3"] < needed["zero2"] < needed["zero1"] < 7e6 < 16e6 <= needed["ddp"]
+
+
+def test_of_what_predictions_cannot_tell_apart_the_fewest_moving_parts_lead() -> None:
+    # 1 % of communication for each stage: zero1 is slower than hybrids of stage 2 would be, yet simpler.
+    found = ranking(communication=0.01)
+    rates = {c.label: c.tokens_per_second_per_gpu for c in found.fitting}
+    close = [c for c in found.fitting if rates[c.label] >= (1 - CLOSE_SHARE) * max(rates.values())]
+    assert len(close) > 3
+    assert found.fitting[0].label == "zero1"
+    assert moving_parts(found.fitting[0]) == min(moving_parts(c) for c in close)
+    others = [c.tokens_per_second_per_gpu for c in found.fitting[1:]]
+    assert others == sorted(others, reverse=True)
+
+
+def test_what_is_simpler_but_clearly_slower_does_not_lead() -> None:
+    found = ranking(communication=0.0)
+    simple, rival = (next(c for c in found.fitting if c.backend == name) for name in ("zero1", "fsdp"))
+    assert simple.speed is not None
+    for share, leads in ((0.96, simple), (0.94, rival)):
+        rate = rival.tokens_per_second_per_gpu * share
+        slower = replace(simple, speed=replace(simple.speed, tokens_per_second_per_gpu=rate))
+        leader = simplest_close([rival, slower])
+        assert leader is not None
+        assert leader.label == leads.label
+
+
+def test_every_strategy_that_is_tried_has_its_place() -> None:
+    like = ranking().fitting[0]
+    every = [v for entry in distinct_backends()[0] for v in variants(entry, 8, 8)]
+    found = {v.label: moving_parts(replace(like, variant=v)) for v in every}
+    order = [
+        "ddp",
+        "zero1",
+        "zero2",
+        "fsdp-grad-op",
+        "fsdp",
+        "zero3",
+        "fsdp-hybrid:shard_size=4",
+        "tp:tensor=2",
+    ]
+    order += ["fsdp-cp:sequence=2", "pp:micro_batches=2,stages=2", "zero1:offload=optimizer"]
+    assert [label for label in order if label not in found] == []
+    places = [found[label] for label in order]
+    assert places == sorted(places)
+    assert len(set(places)) == len(places)
+
+
+def test_a_faster_one_that_is_close_is_no_loser() -> None:
+    found = ranking(communication=0.01)
+    leader = found.fitting[0]
+    assert leader.speed is not None
+    rate = leader.tokens_per_second_per_gpu * 1.02
+    faster = replace(found.fitting[1], speed=replace(leader.speed, tokens_per_second_per_gpu=rate))
+    assert why_slower(faster, leader) == (
+        "faster by 2.0 %, within what predictions can tell, with more moving parts"
+    )

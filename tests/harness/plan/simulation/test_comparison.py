@@ -1,0 +1,113 @@
+"""Figures of a simulated rank next to those of closed forms."""
+
+from typing import Any
+
+import pytest
+
+from harness.config import load_experiment
+from harness.plan.simulation import (
+    Simulated,
+    SimulatedRow,
+    as_json,
+    compare_with_closed_forms,
+    plan_simulation,
+    row_lines,
+    simulated_peaks,
+)
+from harness.record import CommunicationPart, MemoryPart
+from harness.run_directory.simulation import SimulatedRank
+from harness.worker.check import check_job
+
+RANKS, PER_NODE, PAYLOAD = 16, 8, 1600
+
+
+@pytest.fixture(scope="module")
+def asked() -> Simulated:
+    return plan_simulation(load_experiment(None), "fsdp-hybrid", RANKS, ranks_per_node=PER_NODE, rank=3)
+
+
+@pytest.fixture(scope="module")
+def facts(asked: Simulated) -> dict[str, Any]:
+    return check_job(asked.cell.job)
+
+
+def counted(op: str, ranks: list[int], role: str, phase: str = "backward") -> CommunicationPart:
+    return CommunicationPart(
+        rank=3, phase=phase, op=op, dtype="float32", group=role, group_ranks=ranks, group_size=len(ranks),
+        calls=2, payload_bytes=PAYLOAD, role=role,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def moment(name: str, peak: int, kinds: dict[str, int] | None = None) -> MemoryPart:
+    return MemoryPart(step=2, moment=name, allocated_bytes=1, peak_bytes=peak, kinds=kinds)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def row(asked: Simulated, facts: dict[str, Any]) -> SimulatedRow:
+    result = SimulatedRank(
+        status="ok", tensors="fake", versions={"torch": "2.13"}, model=facts["model"],
+        layout=facts["layout"], configuration=facts["configuration"],
+        communication=[
+            counted("all_gather", list(range(8)), "shard"),
+            counted("all_reduce", [3, 11], "replica"),
+            counted("all_gather", list(range(RANKS)), "world", phase="forward"),
+        ],
+        memory=[
+            moment("after_setup", 900),
+            moment("after_forward", 500),
+            moment("after_backward", 700, {"weights": 10, "gradients": 20, "other": 5}),
+            moment("after_step", 600),
+        ],
+    )  # fmt: skip
+    return compare_with_closed_forms(asked, result)
+
+
+def test_bytes_leave_a_node_where_the_next_rank_of_a_ring_is_elsewhere(row: SimulatedRow) -> None:
+    sent = {(c.role, c.op): (c.sent_bytes, c.node_sent_bytes) for c in row.collectives if c.calls}
+    # Shard groups are nodes. Every rank's replica is on the other node: all eight send across.
+    assert sent["shard", "all_gather"] == (PAYLOAD * 7 / 8, 0)
+    assert sent["replica", "all_reduce"] == (PAYLOAD, 8 * PAYLOAD)
+    # A ring over all ranks leaves each node once.
+    assert sent["world", "all_gather"] == (PAYLOAD * 15 / 16, PAYLOAD * 15 / 16)
+
+
+def test_collectives_that_only_the_closed_form_has_are_rows_without_calls(row: SimulatedRow) -> None:
+    (missing,) = (c for c in row.collectives if c.op == "reduce_scatter")
+    assert (missing.calls, missing.payload_bytes, missing.group_size) == (0, 0, 8)
+    assert missing.expected_calls == 5
+    assert missing.expected_payload_bytes is not None
+    assert missing.expected_payload_bytes > 0
+    (surplus,) = (c for c in row.collectives if c.role == "world")
+    assert (surplus.expected_calls, surplus.expected_payload_bytes) == (0, 0)
+
+
+def test_states_and_peaks_have_their_prediction(row: SimulatedRow) -> None:
+    states = {part.name: part.bytes for part in row.states}
+    assert states == {"weights": 10, "gradients": 20, "optimizer": 0}
+    assert all(part.expected_bytes for part in row.states)
+    assert simulated_peaks(row.result) == {"after_forward": 500, "after_backward": 700, "after_step": 600}
+    assert [(part.name, part.bytes) for part in row.peaks] == [
+        ("forward/backward", 700),
+        ("optimizer step", 600),
+    ]
+    assert all(part.expected_bytes for part in row.peaks)
+    assert row.peak_bytes == 700
+
+
+def test_text_says_what_is_simulated_and_what_is_not(row: SimulatedRow) -> None:
+    text = "\n".join(row_lines(row))
+    assert text.startswith("fsdp-hybrid, rank 3 of 16 (2 nodes of 8): LlamaForCausalLM, ")
+    assert "simulated: the adapter's own code (torch 2.13) with tensors without data" in text
+    assert "not simulated: time, the transport's buffers" in text
+
+
+def test_what_cannot_be_simulated_is_a_row_with_the_reason(asked: Simulated) -> None:
+    failed = SimulatedRank(
+        status="failed", reason="TypeError: no", tensors="fake", versions={"deepspeed": "0.19.8"}
+    )
+    row = compare_with_closed_forms(asked, failed)
+    assert row_lines(row) == [
+        "fsdp-hybrid, rank 3 of 16 (2 nodes of 8): unsupported: TypeError: no (deepspeed 0.19.8)"
+    ]
+    (document,) = as_json([row], "m")["rows"]
+    assert (document["status"], document["peak_bytes"], document["collectives"]) == ("failed", None, [])

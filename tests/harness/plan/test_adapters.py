@@ -1,0 +1,91 @@
+import pytest
+
+from harness.backends.registry import BUILT_IN
+from harness.errors import HarnessError
+from harness.forms.families import collectives, model_states
+from harness.forms.layout import Layout
+from harness.forms.workload import Workload
+from harness.plan.adapters import with_adapters
+from harness.record.workload import layout_of
+from harness.spec import AdapterSection, OptimizerSection
+from harness.worker.dataset import DataFacts
+from harness.worker.description import describe_layout
+from harness.worker.model import build_model, model_config
+from harness.worker.optimizer import decaying_names
+from tests.harness.forms.layouts import LLAMA_SMALL
+from tests.harness.forms.layouts import layout_of as model_layout
+from tests.harness.worker.loading.models import CONFIGS, VOCABULARY, job_of
+
+TARGETS = {"tied llama": ["q_proj", "down_proj"], "gpt2": ["c_attn", "mlp.c_proj"]}
+
+
+def section(targets: list[str] | None, **values) -> AdapterSection:
+    return AdapterSection(kind="lora", targets=targets, **({"rank": 2} | values))
+
+
+@pytest.mark.parametrize("targets", ["some", "all"])
+@pytest.mark.parametrize("architecture", list(TARGETS))
+def test_the_layout_is_that_of_the_model_that_peft_builds(architecture: str, targets: str) -> None:
+    asked = section(TARGETS[architecture] if targets == "some" else ["all-linear"], base_dtype="bf16")
+    plain, adapted = job_of(CONFIGS[architecture]), job_of(CONFIGS[architecture])
+    adapted = adapted.model_copy(update={"adapter": asked})
+    found = with_adapters(described(plain), asked, str(CONFIGS[architecture]["model_type"]))
+    expected = described(adapted)
+    assert set(found.parameters) == set(expected.parameters)
+    assert (found.frozen, found.decaying) == (expected.frozen, expected.decaying)
+
+
+def described(job) -> Layout:
+    model = build_model(job, model_config(job, DataFacts(vocabulary_size=VOCABULARY)))
+    return layout_of(describe_layout(model, decaying_names(model, OptimizerSection())))
+
+
+def test_targets_must_be_named_and_exist() -> None:
+    layout = model_layout(LLAMA_SMALL)
+    for targets, message in ((None, "null"), (["query"], "no linear layers")):
+        with pytest.raises(HarnessError, match=message):
+            with_adapters(layout, section(targets), "llama")
+
+
+def states(backend: str, layout: Layout, **values) -> dict[str, int]:
+    strategy = BUILT_IN[backend].strategy
+    assert strategy is not None
+    return model_states(Workload(layout=layout, strategy=strategy, world_size=4, **values)).kinds()
+
+
+@pytest.mark.parametrize("backend", ["ddp", "zero2", "zero3", "fsdp"])
+def test_states_of_what_is_trained_are_those_of_the_adapters_alone(backend: str) -> None:
+    layout = with_adapters(model_layout(LLAMA_SMALL), section(["q_proj"], rank=8), "llama")
+    own = states(backend, layout)
+    share = 1 if backend == "ddp" else 4
+    whole = 4 * layout.trained_count
+    if backend != "zero2":  # it keeps whole gradients of what straddles the ends of its partition
+        assert own["gradients"] == pytest.approx(whole / share, rel=0.3)
+    assert own["optimizer"] == pytest.approx(2 * whole / share, rel=0.3)
+    assert own["weights"] == pytest.approx(
+        4 * layout.parameter_count / (4 if backend in ("zero3", "fsdp") else 1), rel=0.05
+    )
+
+
+def test_fsdp1_holds_and_reduces_gradients_of_frozen_neighbours() -> None:
+    """Three blocks of equal size; embedding, last norm and output train nothing."""
+    layout = with_adapters(model_layout(LLAMA_SMALL), section(["q_proj"]), "llama")
+    blocks = 4 * sum(t.numel for name, tensors in layout.units() if name for t in tensors)
+    assert blocks / 4 <= states("fsdp1", layout)["gradients"] <= 1.01 * blocks / 4
+    strategy = BUILT_IN["fsdp1"].strategy
+    assert strategy is not None
+    moved = collectives(Workload(layout=layout, strategy=strategy, world_size=4)).collectives
+    reduced = sum(c.payload_bytes for c in moved if c.op == "reduce_scatter")
+    assert blocks <= reduced <= 1.01 * blocks
+    assert reduced > 10 * 4 * layout.trained_count
+
+
+@pytest.mark.parametrize(("base_dtype", "width"), [("fp32", 4), ("bf16", 2)])
+@pytest.mark.parametrize("backend", ["ddp", "fsdp"])
+def test_frozen_weights_count_in_their_own_dtype(backend: str, base_dtype: str, width: int) -> None:
+    adapter = section(["q_proj"], base_dtype=base_dtype)
+    layout = with_adapters(model_layout(LLAMA_SMALL), adapter, "llama")
+    frozen = layout.parameter_count - layout.trained_count
+    held = states(backend, layout, precision="bf16-mixed")["weights"]
+    share = 4 if backend == "fsdp" else 1
+    assert held == pytest.approx((width * frozen + 4 * layout.trained_count) / share, rel=0.05)

@@ -1,0 +1,137 @@
+"""Jobs whose activations are not predicted: their tensors, what an estimate says, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.backends.registry import BUILT_IN
+from harness.batch import batch_layout, with_global_batch
+from harness.config import load_experiment
+from harness.errors import HarnessError
+from harness.plan.coverage import why_states_alone
+from harness.plan.estimate import question
+from harness.plan.estimate.row import estimate
+from harness.plan.estimate.table import estimate_lines
+from harness.plan.hardware import load_hardware
+from harness.plan.job_model import job_model
+from harness.plan.limits import Limits
+from harness.plan.memory import predict_memory
+from harness.plan.models import load_model
+from harness.plan.preflight import at_least
+from harness.plan.scenario import Scenario
+from harness.plan.speed import predict_speed
+from harness.record.workload import layout_of
+from harness.shipped import resolve
+from harness.spec import Experiment
+from harness.worker.description import describe_layout
+from harness.worker.model import build_model, model_config
+from harness.worker.optimizer import decaying_names
+from harness.worker.samples import load_samples
+
+JOBS = ("vit", "resnet", "t5", "own-model")
+
+
+def experiment(name: str, *settings: str) -> Experiment:
+    return load_experiment(resolve(Path(f"@{name}"), "configs"), settings)
+
+
+def scenario(asked: Experiment, backend: str = "ddp", *, torch_device: str = "cpu") -> Scenario:
+    strategy = BUILT_IN[backend].strategy
+    assert strategy is not None
+    layout = batch_layout(asked.training, 2)
+    return Scenario(
+        model=job_model(asked.job()), job=with_global_batch(asked.job(), layout), label=backend,
+        strategy=strategy, world_size=2, ranks_per_node=2, micro_batch_size=layout.micro_batch_size,
+        accumulation_steps=layout.accumulation_steps, torch_device=torch_device, transport="gloo",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_planned_tensors_are_those_that_a_run_builds(name: str) -> None:
+    job = experiment(name).job()
+    planned, model = job_model(job), build_model(job, model_config(job, load_samples(job).facts))
+    built = layout_of(describe_layout(model, decaying_names(model, job.optimizer)))
+    assert replace(planned.layout, uses=built.uses) == built
+    assert bool(planned.layout.uses) == (name == "t5")  # whose embedding three modules share
+    assert planned.layout.blocks
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_states_and_traffic_are_estimated_and_the_rest_is_not_by_name(name: str) -> None:
+    asked = experiment(name)
+    rows = estimate(
+        asked_of := question(
+            job_model(asked.job()), asked, backends=["ddp", "zero3", "fsdp"], world_sizes=[2],
+            ranks_per_node=2, device=load_hardware().device("H100-80"),
+        )
+    )  # fmt: skip
+    for row in rows:
+        assert row.states is not None
+        assert row.sent_bytes > 0
+        assert row.memory is row.speed is row.verdict is None
+        assert row.memory_unknown == row.speed_unknown
+        assert f"of task {asked.task} are not predicted" in str(row.memory_unknown)
+    text = "\n".join(estimate_lines(asked_of, rows))
+    assert "memory is not predicted; model states of all fit" in text
+
+
+def test_states_that_are_too_large_do_not_fit_whatever_the_activations_are() -> None:
+    asked = experiment("own-model", "model.arguments={width: 40000}")
+    rows = estimate(
+        asked_of := question(
+            job_model(asked.job()), asked, backends=["ddp", "fsdp"], world_sizes=[2], ranks_per_node=2,
+            device=load_hardware().device("A100-40"),
+        )
+    )  # fmt: skip
+    verdicts = {row.label: row.verdict for row in rows}
+    assert verdicts["fsdp"] is None
+    assert verdicts["ddp"] is not None
+    assert not verdicts["ddp"].fits
+    assert "model states of all but ddp fit" in " ".join(estimate_lines(asked_of, rows))
+
+
+def test_a_job_with_a_factory_has_no_predicted_activations() -> None:
+    job = experiment("default", "loss.factory=mine:loss").job()
+    why = why_states_alone(load_model("gpt2"), job)
+    assert why is not None
+    assert "with loss.factory are not predicted" in why
+    assert why_states_alone(load_model("gpt2"), experiment("default").job()) is None
+
+
+@pytest.mark.parametrize("setting", ["model.compile=block", "training.activation_checkpointing=every-2"])
+def test_a_job_whose_step_no_profile_covers_has_states_alone(setting: str) -> None:
+    why = why_states_alone(load_model("gpt2"), experiment("default", setting).job())
+    assert why == f"activations and speed under {setting} are not predicted; model states and traffic are"
+
+
+@pytest.mark.parametrize("predict", [predict_memory, predict_speed])
+def test_an_encoder_has_neither_peak_nor_speed(predict) -> None:
+    asked = question(
+        load_model("t5-3b"), Experiment(), backends=["ddp"], world_sizes=[2], ranks_per_node=2,
+        device=load_hardware().device("H100-80"),
+    )  # fmt: skip
+    (row,) = estimate(asked)
+    assert row.scenario is not None
+    with pytest.raises(HarnessError, match="T5ForConditionalGeneration, which is no causal language model"):
+        predict(row.scenario)
+
+
+@pytest.mark.parametrize(("name", "backend"), [("own-model", "fsdp"), ("vit", "zero3"), ("t5", "ddp")])
+def test_states_bound_what_ranks_on_the_cpu_need(name: str, backend: str) -> None:
+    plan = scenario(experiment(name), backend)
+    need = at_least(plan, Limits(host_bytes=10**12)).host_bytes
+    assert need >= 2 * sum(term.bytes for term in plan.states.terms)
+    assert at_least(plan, Limits(host_bytes=need)).verdict == "tight"
+    assert at_least(plan, Limits(host_bytes=need - 2)).verdict == "does not fit"
+
+
+def test_the_host_must_hold_a_model_of_a_factory_whole_once_or_on_every_rank() -> None:
+    plan = scenario(experiment("own-model"), "fsdp", torch_device="cuda")
+    whole = replace(plan, model=replace(plan.model, whole_because="it reads its weights"))
+    for asked, times in ((plan, 1), (whole, 2)):
+        part = at_least(asked, Limits(device_bytes=10**12, host_bytes=10**12))
+        assert part.host_bytes == times * 4 * plan.model.parameters
+        assert part.verdict == "fits"

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.plan.limits import Limits
+from harness.plan.preflight import FORCE, Candidate, Forecast, forecast
+from harness.plan.scenario import Scenario
+from tests.records import make_prediction
+
+GB = 10**9
+
+
+def candidate(key: str, label: str = "ddp", **changes: Any) -> Candidate:
+    values: dict[str, Any] = {
+        "key": key, "label": label, "world_size": 2, "ranks_per_node": 2, "torch_device": "cuda",
+        "alike": key, "scenario": lambda: None,
+    }  # fmt: skip
+    return Candidate(**(values | changes))
+
+
+def judged(*cases: tuple[str, str, int]) -> Forecast:
+    """(label, verdict, predicted GB) of runs on devices of 80 GB; those that do not fit are refused."""
+    found = Forecast()
+    for label, verdict, peak in cases:
+        found.candidates[label] = candidate(label, label)
+        found.parts[label] = make_prediction(
+            peak * GB, device_limit_bytes=80 * GB, verdict=verdict, refused=verdict == "does not fit"
+        )
+    return found
+
+
+def raising(error: Exception) -> Callable[[], Scenario | None]:
+    def scenario() -> Scenario | None:
+        raise error
+
+    return scenario
+
+
+def test_what_fits_shares_a_line_and_the_rest_has_one_each() -> None:
+    found = judged(
+        ("zero3", "fits", 20), ("fsdp", "fits", 30), ("zero1", "tight", 75), ("ddp", "does not fit", 131)
+    )
+    assert found.lines() == [
+        "predicted memory: zero3 and fsdp on 2 ranks: fits: at most 30 GB of 80 GB per rank",
+        "predicted memory: zero1 on 2 ranks: tight: 75 GB of 80 GB per rank",
+        "predicted memory: ddp on 2 ranks: cannot fit: 131 GB of 80 GB per rank",
+    ]
+
+
+def test_only_what_cannot_fit_is_refused() -> None:
+    found = judged(("zero1", "tight", 75), ("ddp", "does not fit", 131))
+    assert found.refusal("zero1") is None
+    assert found.refusal("ddp") == f"cannot fit: 131 GB of 80 GB per rank; {FORCE}"
+    assert found.refusal("a run that nobody predicted") is None
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(HarnessError("gpt5 is not covered"), "gpt5 is not covered"), (KeyError("depth"), "KeyError: 'depth'")],
+)
+def test_why_there_is_no_prediction_is_shown_once(error: Exception, words: str) -> None:
+    runs = [candidate(label, label, scenario=raising(error)) for label in ("ddp", "fsdp")]
+    found = forecast(runs, Limits())
+    assert found.parts == {}
+    assert found.lines() == [f"no prediction for ddp and fsdp on 2 ranks: {words}"]
+
+
+def test_nothing_is_said_of_what_the_backend_will_refuse() -> None:
+    run = candidate("a", "fsdp-hybrid:shard_size=3", scenario=raising(ZeroDivisionError()))
+    assert forecast([run], Limits()).lines() == []
+
+
+def test_equal_runs_are_predicted_once() -> None:
+    asked: list[str] = []
+    runs = [candidate(str(repeat), alike="ddp", scenario=lambda: asked.append("ddp")) for repeat in range(3)]
+    forecast(runs, Limits())
+    assert asked == ["ddp"]
+
+
+@pytest.mark.parametrize("scenario", [lambda: None, raising(ValueError("no closed form"))])
+def test_what_no_strategy_could_fit_is_refused_without_a_prediction(scenario: Any) -> None:
+    changes = {"torch_device": "cpu", "world_size": 16, "ranks_per_node": 16, "parameters": 70 * GB}
+    run = candidate("big", scenario=scenario, **changes)
+    found = forecast([run], Limits(host_bytes=24 * GB))
+    assert found.refusal("big") == f"cannot fit: at least 52.5 GB of 1.5 GB host memory per rank; {FORCE}"
+    assert found.lines() == [
+        "predicted memory: ddp on 16 ranks: cannot fit: at least 52.5 GB of 1.5 GB host memory per rank"
+    ]
+    assert forecast([run], Limits(host_bytes=24 * GB), force=True).refusal("big") is None
+
+
+def test_what_some_strategy_could_fit_stays_unknown() -> None:
+    run = candidate("small", torch_device="cpu", parameters=GB)
+    found = forecast([run], Limits(host_bytes=24 * GB))
+    assert found.refusal("small") is None
+    assert found.lines() == [
+        "no prediction for ddp on 2 ranks: nothing is known of the strategy of a third party's backend"
+    ]

@@ -1,0 +1,116 @@
+"""GPUs and networks: what ships, what a user adds, and names that nothing has."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.forms.flops import find_peak
+from harness.plan.hardware import Hardware, load_hardware
+
+DEVICES = (
+    "V100-16", "V100-32", "A100-40", "A100-64", "A100-80", "H100-80", "H100-80-PCIe", "H100-96", "H100-NVL",
+    "H200", "B200", "L40S", "A10G", "RTX-4090", "RTX-3090", "MI250X", "MI300X",
+)  # fmt: skip
+FABRICS = ("HDR200", "NDR400", "Slingshot-11", "Ethernet-100")
+
+
+@pytest.fixture(scope="module")
+def hardware() -> Hardware:
+    return load_hardware()
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_shipped_device_has_every_number_and_its_source(hardware: Hardware, name: str) -> None:
+    device = hardware.device(name)
+    assert device.name == name
+    assert 10 * 2**30 < device.usable_bytes < device.memory_bytes
+    assert device.peak_flops["float32"] > 0
+    assert {"bfloat16", "float16"} & set(device.peak_flops)
+    assert device.memory_bandwidth > 1e11
+    assert device.link_bandwidth > 1e10
+    assert device.watts
+    assert device.source
+
+
+def test_memory_stays_below_what_the_name_says(hardware: Hardware) -> None:
+    """A figure in a name counts 1e9 or 2^30 bytes; torch shows at most the larger."""
+    for name in hardware.devices:
+        figure = name.partition("-")[2].partition("-")[0]
+        if figure.isdigit() and int(figure) < 1000:
+            assert 0.94 * int(figure) * 2**30 < hardware.device(name).memory_bytes <= int(figure) * 2**30
+
+
+@pytest.mark.parametrize("name", FABRICS)
+def test_a_shipped_fabric_has_every_number(hardware: Hardware, name: str) -> None:
+    fabric = hardware.fabric(name)
+    assert fabric.bandwidth_per_gpu > 1e9
+    assert 0 < fabric.latency_seconds < 1e-3
+    assert fabric.source
+
+
+def test_the_peak_stands_in_one_place(hardware: Hardware) -> None:
+    found = find_peak("NVIDIA H100 80GB HBM3", "bfloat16")
+    assert found is not None
+    assert hardware.device("H100-80").peak_flops["bfloat16"] == found[0] == 989.5e12
+
+
+@pytest.mark.parametrize("text", ["h100-80", "H100-80GB", "H100 80 GB", "NVIDIA H100 80GB HBM3", "h100_sxm"])
+def test_spelling_does_not_matter(hardware: Hardware, text: str) -> None:
+    assert hardware.device(text).name == "H100-80"
+
+
+def test_unknown_names_show_the_closest(hardware: Hardware) -> None:
+    with pytest.raises(
+        HarnessError, match=r"GPU 'A100-60' is unknown\. Did you mean 'A100-6?.*--hardware FILE"
+    ):
+        hardware.device("A100-60")
+    with pytest.raises(HarnessError, match=r"Did you mean 'A100-40' or 'A100-64' or 'A100-80' or"):
+        hardware.device("a100")
+    with pytest.raises(HarnessError, match=r"fabric 'NDR40' is unknown\. Did you mean 'NDR400'"):
+        hardware.fabric("NDR40")
+
+
+def test_a_file_adds_and_replaces(tmp_path: Path) -> None:
+    file = tmp_path / "hardware.yaml"
+    file.write_text(
+        "devices:\n"
+        "  Ours: {memory_gib: 10, memory_gb_per_second: 100, link_gb_per_second: 8,\n"
+        "    peak_teraflops: {bfloat16: 5}}\n"
+        "  H200: {torch_name: NVIDIA H200, memory_gib: 100, memory_gb_per_second: 1, link_gb_per_second: 2}\n"
+        "fabrics:\n"
+        "  Slow: {gb_per_second: 0.1, latency_microseconds: 100}\n"
+    )
+    hardware = load_hardware(file)
+    assert hardware.device("ours").peak_flops == {"bfloat16": 5e12}
+    assert hardware.device("H200").memory_bytes == 100 * 2**30
+    assert hardware.fabric("slow").bandwidth_per_gpu == pytest.approx(1e8)
+    assert hardware.device("A100-80").name == "A100-80"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("devices: {Ours: {memory_gib: 10}}", "devices.Ours.memory_gb_per_second"),
+        ("gpus: {}", "'gpus' is unknown. Allowed: devices, fabrics"),
+        ("devices: {Ours: {memory_gib: -1}}", "greater than 0"),
+        (
+            "devices: {Ours: {memory_gib: 1, memory_gb_per_second: 1, link_gb_per_second: 1}}",
+            "give `peak_teraflops`, or a `torch_name`",
+        ),
+        ("[1]", "must be a mapping"),
+        ("a: [", "is not valid YAML"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "hardware.yaml"
+    file.write_text(text)
+    with pytest.raises(HarnessError) as caught:
+        load_hardware(file)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match=r"none\.yaml cannot be read: No such file"):
+        load_hardware(tmp_path / "none.yaml")

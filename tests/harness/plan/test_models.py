@@ -1,0 +1,161 @@
+"""The catalogue's models: published sizes, spellings, and what goes wrong around `--model`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.plan.catalogue import read_entries
+from harness.plan.job_model import job_model
+from harness.plan.models import catalogue_names, find_entry, from_config, load_model
+from harness.spec import Job
+from harness.worker.tokens import ByteTokenizer
+
+UNITS = {"M": 1e6, "B": 1e9}
+
+
+@pytest.mark.parametrize("name", catalogue_names())
+def test_parameters_are_as_many_as_published(name: str) -> None:
+    published = find_entry(name)[1]["published"]
+    count = load_model(name).parameters
+    if isinstance(published, int):
+        assert count == published
+    else:
+        digits = len(published[:-1].partition(".")[2])
+        assert round(count / UNITS[published[-1]], digits) == float(published[:-1])
+
+
+def test_every_model_names_the_source_of_its_size() -> None:
+    assert len(catalogue_names()) >= 40
+    assert all(find_entry(name)[1]["source"] for name in catalogue_names())
+
+
+def test_no_spelling_stands_for_two_models() -> None:
+    spellings = [
+        spelling.lower()
+        for name, entry in read_entries("models").items()
+        for spelling in {
+            name.lower(),
+            *(alias.lower() for alias in entry.get("aliases", ())),
+            _hub(entry, name),
+        }
+    ]
+    assert len(spellings) == len(set(spellings))
+
+
+def _hub(entry: dict[str, str], name: str) -> str:
+    return entry.get("hub", name).lower()
+
+
+@pytest.mark.parametrize("text", ["meta-llama/Llama-3.1-8B", "LLAMA-3.1-8b", "llama3.1-8b", " Llama-3.1-8B "])
+def test_a_model_has_a_name_aliases_and_a_hub_id(text: str) -> None:
+    model = load_model(text)
+    assert model.name == "Llama-3.1-8B"
+    assert model.parameters == 8_030_261_248
+    assert model.config["num_key_value_heads"] == 8
+
+
+def test_405_billion_parameters_need_no_torch() -> None:
+    script = (
+        "import sys; from harness.plan.models import load_model; m = load_model('llama-3.1-405b');"
+        "print(m.parameters, len(m.layout.parameters), sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "405853388800 1137 []"
+
+
+def test_unknown_name_shows_the_closest() -> None:
+    with pytest.raises(HarnessError, match=r"model 'llama-3\.1-80b' is neither .* 'llama-3\.1-8b'"):
+        load_model("llama-3.1-80b")
+
+
+@pytest.mark.parametrize("text", ["mixtral", "mistralai/Mixtral-8x7B-v0.1"])
+def test_mixtures_of_experts_are_not_covered_by_name(text: str) -> None:
+    with pytest.raises(HarnessError, match="Mixtral-8x7B is not covered: mixture of experts"):
+        load_model(text)
+
+
+def test_mixture_of_experts_in_a_file_is_not_covered(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "qwen3_moe", "num_experts": 128}))
+    with pytest.raises(HarnessError, match="not covered: mixture of experts"):
+        load_model(str(file))
+
+
+def small_llama() -> dict[str, object]:
+    return {
+        "model_type": "llama", "vocab_size": 97, "hidden_size": 16, "intermediate_size": 40,
+        "num_hidden_layers": 2, "num_attention_heads": 4,
+    }  # fmt: skip
+
+
+def test_a_folder_and_a_file_are_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(small_llama()))
+    (tmp_path / "model.yaml").write_text("\n".join(f"{k}: {v}" for k, v in small_llama().items()))
+    from_folder, from_file = load_model(str(tmp_path)), load_model(str(tmp_path / "model.yaml"))
+    assert from_folder.name == tmp_path.name
+    assert from_folder.layout == from_file.layout
+    assert from_folder.parameters == 2 * 97 * 16 + 2 * (4 * 16 * 16 + 3 * 16 * 40 + 2 * 16) + 16
+
+
+def test_a_folder_without_a_configuration_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match=r"has no config\.json"):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, "lacks 'hidden_size', which a llama needs"),
+        ({"model_type": None}, "lacks 'model_type'"),
+        ({"num_hidden_layers": 0}, "'num_hidden_layers' was given 0; it must be a whole number"),
+        ({"vocab_size": "many"}, "'vocab_size' was given 'many'; it must be a whole number"),
+    ],
+)
+def test_a_configuration_without_a_needed_value_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(HarnessError, match=message):
+        from_config(small_llama() | change, name="mine", source="config.json")
+
+
+def test_text_that_is_no_configuration_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text("{")
+    with pytest.raises(HarnessError, match=r"is not valid JSON, line 1"):
+        load_model(str(file))
+    file.write_text("[1]")
+    with pytest.raises(HarnessError, match="holds no mapping"):
+        load_model(str(file))
+
+
+def test_a_type_without_a_closed_form_is_built_on_the_meta_device() -> None:
+    config = {
+        "model_type": "gptj", "vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 2, "rotary_dim": 8,
+        "n_positions": 64,
+    }  # fmt: skip
+    model = from_config(config, name="mine", source="config.json")
+    assert model.architecture == "GPTJForCausalLM"
+    assert (model.layers, model.attention_width) == (2, 32)
+    assert model.parameters == sum(t.numel for t in model.layout.parameters) > 0
+
+
+def test_a_type_that_transformers_does_not_know_is_named() -> None:
+    with pytest.raises(
+        HarnessError, match=r"model_type 'lama' is unknown to transformers\. Did you mean 'llama'"
+    ):
+        from_config({"model_type": "lama"}, name="mine", source="config.json")
+
+
+def test_the_default_job_has_its_small_llama() -> None:
+    rows = ByteTokenizer.vocabulary_size
+    model = job_model(Job.model_validate({"model": {"config": {"num_hidden_layers": 2}}}))
+    assert model.parameters == 2 * rows * 128 + 2 * (4 * 128**2 + 3 * 128 * 352 + 256) + 128
+
+
+def test_a_tokenizer_whose_vocabulary_is_not_known_needs_one() -> None:
+    with pytest.raises(
+        HarnessError, match=r"model\.config needs vocab_size: only the tokenizer 'mine' knows it"
+    ):
+        job_model(Job.model_validate({"data": {"tokenizer": "mine"}}))

@@ -1,0 +1,62 @@
+"""One question about GPUs has one scenario, whichever command or page asks it."""
+
+import pytest
+
+from docs.hooks import strategies, sweeps
+from harness.config import load_experiment
+from harness.plan.device import PRESET, with_training_defaults
+from harness.plan.estimate import question
+from harness.plan.estimate.question import candidates
+from harness.plan.hardware import load_hardware
+from harness.plan.models import load_model
+from harness.plan.recommend.predict import (
+    distinct_backends,
+    micro_batch_sizes,
+    samples_of,
+    scenario_of,
+    variants,
+)
+from harness.plan.recommend.question import ask
+
+GPUS = 64
+FIELDS = (
+    "label", "strategy", "options", "world_size", "ranks_per_node", "shard_size", "preset",
+    "micro_batch_size", "accumulation_steps", "torch_device", "transport", "device", "fabric", "constants",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", [None, "like-for-like", "library-defaults"])
+def test_recommend_plans_what_estimate_estimates(preset: str | None) -> None:
+    hardware, model = load_hardware(), load_model("llama-3.1-8b")
+    device, fabric = hardware.device("H100-80"), hardware.fabric("NDR400")
+    given = [] if preset is None else [f"runtime.preset={preset}"]
+    asked = ask(
+        model, load_experiment(None, given), gpus=GPUS, gpus_per_node=8, device=device, fabric=fabric,
+        tokens=4_000_000,
+    )  # fmt: skip
+    assert asked.preset == (preset or PRESET)
+    every = [v for entry in distinct_backends()[0] for v in variants(entry, GPUS, 8)]
+    tried = [v for v in every if v.strategy.facts.cuts_layers is False]
+    batch = [f"training.global_batch_size={asked.samples}", "training.activation_checkpointing=true"]
+    for variant in tried:
+        size = micro_batch_sizes(asked, variant)[0]
+        experiment, _ = with_training_defaults(
+            model, load_experiment(None, [*given, *batch, f"training.micro_batch_size={size}"]), device
+        )
+        estimated = question(
+            model, experiment, backends=[variant.label], world_sizes=[GPUS], ranks_per_node=8, device=device,
+            fabric=fabric,
+        )  # fmt: skip
+        (candidate,) = candidates(estimated)
+        if candidate.scenario is None:
+            continue
+        planned = scenario_of(asked, variant, size, checkpointing=True)
+        assert {f: getattr(planned, f) for f in FIELDS} == {f: getattr(candidate.scenario, f) for f in FIELDS}
+        assert planned.job.data == candidate.scenario.job.data
+        assert planned.job.training.precision == candidate.scenario.job.training.precision
+        assert planned.accumulation_steps == samples_of(asked, variant) // size
+
+
+def test_the_page_asks_as_the_commands_do() -> None:
+    for settings in (strategies.SETTINGS, sweeps.COMMON):
+        assert load_experiment(None, settings).runtime.preset == PRESET

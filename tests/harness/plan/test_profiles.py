@@ -1,0 +1,91 @@
+"""Which profile a scenario gets, and that the shipped ones are what tracing gives today."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.backends.registry import strategy_of
+from harness.forms.layout import Layout
+from harness.forms.workload import Workload
+from harness.plan import profiles
+from harness.plan.models import load_model
+from harness.plan.profiles import config_key, find_profile, precision_route
+from harness.worker.activation_trace import Variant, trace_profile
+
+pytestmark = pytest.mark.long(seconds=12)
+
+SHIPPED: dict[str, Any] = {"attention": None, "device": "cuda"}
+
+
+def workload(label: str, **settings: Any) -> Workload:
+    strategy = strategy_of(label)
+    assert strategy is not None
+    return Workload(
+        layout=Layout(parameters=(), decaying=frozenset()), strategy=strategy, world_size=2, **settings
+    )
+
+
+@pytest.mark.parametrize(
+    ("label", "precision", "route"),
+    [
+        ("ddp", "fp32", "fp32"),
+        ("ddp", "bf16-mixed", "autocast"),
+        ("ddp", "bf16", "cast"),
+        ("accelerate-ddp", "bf16-mixed", "autocast+outputs"),
+        ("zero3", "bf16-mixed", "cast"),
+        ("accelerate-zero3", "bf16-mixed", "cast"),
+        ("fsdp", "bf16-mixed", "cast"),
+        ("accelerate-fsdp", "bf16-mixed", "cast"),
+    ],
+)
+def test_low_precision_comes_about_as_the_backend_has_it(label: str, precision: str, route: str) -> None:
+    assert precision_route(workload(label, precision=precision)) == route
+
+
+@pytest.mark.parametrize(
+    ("label", "route"), [("accelerate-fsdp1", "cast+autocast+outputs"), ("accelerate-fsdp", "cast")]
+)
+def test_accelerate_puts_autocast_on_top_of_fsdp1_with_library_defaults(label: str, route: str) -> None:
+    given = workload(label, precision="bf16-mixed", preset="library-defaults")
+    assert precision_route(given) == route
+
+
+def test_the_number_of_blocks_does_not_change_a_profile() -> None:
+    config = load_model("Llama-3.1-8B").config
+    assert config_key(config) == config_key({**config, "num_hidden_layers": 2})
+    assert config_key(config) != config_key({**config, "hidden_size": 8})
+
+
+@pytest.mark.parametrize(
+    ("name", "route", "checkpointing", "single_sample"),
+    [("Llama-3.1-8B", "cast", True, True), ("gpt2", "autocast", False, False)],
+)
+def test_a_shipped_profile_is_what_tracing_gives(
+    monkeypatch: pytest.MonkeyPatch, name: str, route: str, checkpointing: bool, single_sample: bool
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("traced although a profile ships")
+
+    monkeypatch.setattr(profiles, "traced", refuse)
+    config = load_model(name).config
+    flags = {"route": route, "checkpointing": checkpointing, "single_sample": single_sample}
+    shipped = find_profile(config, **SHIPPED, **flags)
+    assert shipped == trace_profile(config, replace(Variant(), **flags))
+
+
+def test_a_block_of_llama_saves_what_counting_by_hand_gives() -> None:
+    """Weights and activations in bf16, bytes per token: h 4096, f 14336, 32 heads, 8 of keys and values.
+
+    Each of two norms: its input in fp32 (4 h), the inverse root (4), the normalised input (2 h), its result,
+    which the products after it need (2 h). Attention: queries, keys, values, its result, and the log-sum-exp
+    of each head in fp32. MLP: gate, activated gate, up and their product (2 f each).
+    """
+    config = load_model("Llama-3.1-8B").config
+    profile = find_profile(config, **SHIPPED, route="cast", checkpointing=False, single_sample=True)
+    h, f, heads, keys = 4096, 14336, 32, 8 * 128
+    norms = 2 * (4 * h + 4 + 2 * h + 2 * h)
+    attention = 2 * h + 2 * keys + 2 * keys + 2 * h + 4 * heads
+    assert str(profile.block.held) == f"{norms + attention + 4 * 2 * f} s"

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.plan.constants import default_constants
+from harness.plan.speed import (
+    SpeedPrediction,
+    gpu_hours_per_billion_tokens,
+    hours_per_billion_tokens,
+    kilowatt_hours_per_billion_tokens,
+    predict_speed,
+)
+from tests.harness.plan.plans import A100, llama, scenario
+
+
+def predicted(backend: str, world_size: int, **changes: object) -> SpeedPrediction:
+    speed = predict_speed(scenario(backend, world_size, **changes))
+    assert speed is not None
+    return speed
+
+
+def test_without_a_device_no_time_is_predicted() -> None:
+    assert predict_speed(scenario("ddp", 8, device=None)) is None
+
+
+def test_a_step_is_computing_and_exposed_communication() -> None:
+    speed = predicted("fsdp", 8)
+    assert speed.step_seconds == pytest.approx(speed.computing_seconds + speed.exposed_seconds)
+    assert 0 < speed.exposed_seconds < speed.communication_seconds
+    assert speed.tokens_per_second_per_gpu == pytest.approx(2 * 4096 / speed.step_seconds)
+
+
+def test_one_rank_communicates_nothing() -> None:
+    speed = predicted("single", 1)
+    assert speed.communication == ()
+    assert speed.exposed_seconds == 0
+
+
+def test_every_term_has_a_formula_and_a_source() -> None:
+    speed = predicted("zero2", 16)
+    assert all(term.formula and term.source for term in (*speed.computing, *speed.communication))
+
+
+def test_matrix_products_take_six_flops_per_parameter_and_token_at_the_sustained_rate() -> None:
+    constants = replace(default_constants(A100), kernel_seconds=0.0)
+    device = replace(A100, memory_bandwidth=1e18)
+    speed = predict_speed(scenario("single", 1, device=device), constants)
+    assert speed is not None
+    products = next(term for term in speed.computing if term.name == "matrix products")
+    norms = 65 * 4096
+    flops = 6 * (llama().multiplying_parameters - norms) * 2 * 4096
+    rate = 312e12 * constants.matrix_share * constants.sustained_share
+    assert products.seconds == pytest.approx(flops / rate, rel=1e-4)
+
+
+def test_utilization_counts_the_model_and_not_recomputation() -> None:
+    plain, recomputed = (predicted("single", 1, activation_checkpointing=on) for on in (False, True))
+    assert plain.model_flops_utilization is not None
+    assert recomputed.model_flops_utilization is not None
+    flops = 6 * llama().multiplying_parameters + 12 * 32 * 4096 * 4096
+    assert plain.model_flops_utilization == pytest.approx(plain.tokens_per_second_per_gpu * flops / 312e12)
+    # The forward pass once more, but for the last product of each block.
+    assert 1.2 < recomputed.step_seconds / plain.step_seconds < 4 / 3
+
+
+def test_thin_products_reach_less_of_the_peak() -> None:
+    shares = [
+        predicted("single", 1, model=llama(hidden, 8, 4 * hidden)).model_flops_utilization
+        for hidden in (512, 1024, 2048, 4096, 8192)
+    ]
+    assert all(narrow is not None and wide is not None and narrow < wide for narrow, wide in pairwise(shares))
+
+
+def test_zero_3_like_for_like_exposes_its_gathers_and_fsdp_does_not() -> None:
+    fsdp, zero = (predicted(name, 8, preset="like-for-like") for name in ("fsdp", "zero3"))
+    gathers = sum(t.seconds for t in zero.communication if "weights gathered" in t.name)
+    assert zero.exposed_seconds > gathers
+    assert fsdp.exposed_seconds < zero.exposed_seconds / 2
+
+
+def test_zero_2_waits_for_its_reductions_and_ddp_hides_them() -> None:
+    assert predicted("ddp", 8).exposed_seconds < predicted("zero2", 8).exposed_seconds / 2
+
+
+def test_accumulation_spreads_the_reduction_of_ddp_but_not_the_gathers_of_fsdp() -> None:
+    for backend, most in (("ddp", 1.01), ("fsdp", 3.0)):
+        once, often = (predicted(backend, 16, accumulation_steps=count) for count in (1, 4))
+        ratio = often.communication_seconds / once.communication_seconds
+        assert (ratio < most) if backend == "ddp" else (2 < ratio < most), backend
+
+
+def test_a_slower_network_never_makes_a_step_faster() -> None:
+    base = scenario("fsdp", 32)
+    assert base.fabric is not None
+    steps = []
+    for bandwidth in (25e9, 12.5e9, 2.5e9, 0.25e9):
+        speed = predict_speed(replace(base, fabric=replace(base.fabric, bandwidth_per_gpu=bandwidth)))
+        assert speed is not None
+        steps.append(speed.step_seconds)
+    assert steps == sorted(steps)
+    assert steps[-1] > 5 * steps[0]
+
+
+def test_hybrid_sharding_wins_where_nodes_are_joined_by_a_slow_network() -> None:
+    base = scenario("fsdp", 64)
+    assert base.fabric is not None
+    slow = replace(base.fabric, bandwidth_per_gpu=1e9)
+    assert (
+        predicted("fsdp-hybrid", 64, shard_size=8, fabric=slow).step_seconds
+        < predicted("fsdp", 64, fabric=slow).step_seconds / 1.3
+    )
+
+
+def test_several_nodes_without_a_network_are_refused_in_one_line() -> None:
+    with pytest.raises(HarnessError, match=r"2 nodes need a network: name one with --fabric"):
+        predict_speed(scenario("ddp", 16, fabric=None))
+
+
+def test_contention_adds_a_share_of_what_is_hidden() -> None:
+    constants = default_constants(A100)
+    ideal, real = (
+        predict_speed(scenario("fsdp", 8), replace(constants, contention=share)) for share in (0.0, 0.5)
+    )
+    assert ideal is not None
+    assert real is not None
+    hidden = ideal.communication_seconds - ideal.exposed_seconds
+    assert real.exposed_seconds == pytest.approx(ideal.exposed_seconds + hidden / 2)
+
+
+def test_hours_and_energy_follow_from_the_throughput() -> None:
+    speed = predicted("fsdp", 16)
+    hours = hours_per_billion_tokens(speed, 16)
+    assert hours == pytest.approx(gpu_hours_per_billion_tokens(speed) / 16)
+    assert hours * 3600 * 16 * speed.tokens_per_second_per_gpu == pytest.approx(1e9)
+    # 16 GPUs of 400 W.
+    assert kilowatt_hours_per_billion_tokens(speed, 16) == pytest.approx(hours * 16 * 0.4)
+
+
+def test_offload_does_not_update_on_the_device() -> None:
+    plain, offloaded = (predicted("zero2", 8, options=options) for options in ({}, {"offload": "optimizer"}))
+    update = {t.name: t.seconds for t in offloaded.computing}
+    assert "optimizer step" not in update
+    assert offloaded.step_seconds > plain.step_seconds
+
+
+def test_a_model_of_405_billion_on_4096_gpus_takes_moments() -> None:
+    model = llama(16384, 126, 53248, 128256)
+    for backend in ("ddp", "zero1", "zero2", "zero3", "fsdp"):
+        speed = predicted(backend, 4096, model=model, micro_batch_size=1)
+        assert speed.step_seconds > 1
